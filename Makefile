@@ -1,0 +1,63 @@
+# One entry point. Every target prepares .venv by itself; the second time that is a stamp check.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes
+RUN    := $(VENV)/.run
+DEV    := $(VENV)/.dev
+IGGY   := $(VENV)/peers/iggy-0.8.0/.done
+
+.PHONY: demo test check format bench soak docs clean
+.DELETE_ON_ERROR:
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "headrace needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN): $(BIN)/python requirements/run.txt pyproject.toml
+	@echo "Installing Spark, Arrow, a Java runtime and the rest into $(VENV) (about 700 MB to download, once)"
+	$(PIP) -r requirements/run.txt
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(DEV): $(RUN) requirements/dev.txt
+	@echo "Installing the development tools into $(VENV)"
+	$(PIP) -r requirements/dev.txt
+	@touch $@
+
+# Real Iggy clients live in environments of their own, as their users have them.
+$(VENV)/peers/iggy-%/.done: $(BIN)/python requirements/iggy-%.txt
+	@echo "Installing apache-iggy $* from PyPI into $(@D)"
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements/iggy-$*.txt
+	@touch $@
+
+demo: $(RUN) $(IGGY)
+	$(BIN)/headrace demo
+
+test: $(DEV) $(IGGY)
+	$(BIN)/python -m pytest tests
+
+check: $(DEV)
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tests.protocol_pages --check
+
+format: $(DEV)
+	$(BIN)/ruff format src tests benchmarks examples
+	$(BIN)/ruff check --fix src tests benchmarks examples
+
+bench: $(DEV) $(IGGY)
+	$(BIN)/python -m benchmarks
+
+soak: $(DEV) $(IGGY)
+	HEADRACE_SOAK=1 $(BIN)/python -m pytest tests -m "soak or not soak" --timeout 7200
+
+docs: $(DEV)
+	$(BIN)/python -m tests.protocol_pages
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

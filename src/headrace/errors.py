@@ -1,0 +1,132 @@
+"""Root of the error taxonomy.
+
+An instance carries its data as keyword arguments and builds its text from them. One table per
+protocol turns these classes into status codes, at the edge; domain code mentions no wire code.
+"""
+
+from typing import ClassVar
+
+
+class HeadraceError(Exception):
+    """Everything this project raises on purpose."""
+
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str = "", /, **data: object) -> None:
+        self.message = message or type(self).__name__
+        self.data = data
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        if not self.data:
+            return self.message
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.data.items())
+        return f"{self.message} ({fields})"
+
+
+class WireError(HeadraceError):
+    """Bytes that do not follow the protocol."""
+
+
+class LocalProtocolError(WireError):
+    """We tried to send something illegal."""
+
+
+class RemoteProtocolError(WireError):
+    """The peer sent something illegal."""
+
+
+class RequestError(HeadraceError):
+    """The caller's fault: repeating the same request cannot help."""
+
+
+class NotFoundError(RequestError): ...
+
+
+class AlreadyExistsError(RequestError): ...
+
+
+class InvalidArgumentError(RequestError): ...
+
+
+class UnauthenticatedError(RequestError): ...
+
+
+class UnauthorizedError(RequestError): ...
+
+
+class TooLargeError(RequestError): ...
+
+
+class OffsetOutOfRangeError(RequestError):
+    """Below the trimmed start, or outside a sealed range."""
+
+
+class StateError(HeadraceError):
+    """True for now: the same request may succeed later or elsewhere."""
+
+    retryable = True
+
+
+class NotLeaderError(StateError): ...
+
+
+class FencedError(StateError):
+    """A higher writer epoch exists. Never retried: this writer is over."""
+
+    retryable = False
+
+
+class SealedError(StateError):
+    """The range takes no more appends; the next range of the stream does."""
+
+
+class RangeNotFoundError(StateError):
+    """This node does not host that range."""
+
+
+class OffsetOverflowError(StateError):
+    """The offset is not written yet."""
+
+
+class UnexpectedOffsetError(StateError):
+    """An owned append whose expected offset is not the next offset of the range."""
+
+    retryable = False
+
+
+class NotEnoughNodesError(StateError): ...
+
+
+class ThrottledError(StateError): ...
+
+
+class UnavailableError(StateError):
+    """The peer cannot be reached, or went away before it answered: the outcome is unknown."""
+
+
+class DeadlineError(StateError):
+    """The deadline passed; the operation may still take effect."""
+
+
+class StorageError(HeadraceError):
+    """The disk failed us. The log it happened on stops."""
+
+
+class CorruptionError(StorageError):
+    """Stored bytes are not what was synced."""
+
+
+class DiskFullError(StorageError): ...
+
+
+class FormatError(StorageError):
+    """The data directory was written by a newer version, or is not ours."""
+
+
+class LockedError(StorageError):
+    """Another process holds the data directory."""
+
+
+class ConfigError(HeadraceError):
+    """Refuse to start; exit code 2."""

@@ -1,0 +1,232 @@
+"""The only door to the outside world.
+
+Everything nondeterministic (time, randomness, threads, files, sockets, child processes) comes from
+one `Runtime`. `system.py` uses the machine; `simulated.py` is deterministic from a seed, so that
+the *real* services run in the simulator. Coroutines may use asyncio's own primitives that only
+wait (futures, events, `asyncio.timeout`): they follow the loop's clock, which the simulator owns.
+
+Disk calls block: services make them through an `Executor`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ParamSpec, Protocol, TypeAlias, TypeVar
+from uuid import UUID
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class Clock(ABC):
+    @abstractmethod
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back; its origin means nothing."""
+
+    @abstractmethod
+    def time_ns(self) -> int:
+        """Wall clock, nanoseconds since the Unix epoch; it may go back."""
+
+    @abstractmethod
+    async def sleep(self, seconds: float) -> None: ...
+
+    def now_ms(self) -> int:
+        return self.time_ns() // 1_000_000
+
+    def now_us(self) -> int:
+        return self.time_ns() // 1_000
+
+
+class Random(ABC):
+    @abstractmethod
+    def bytes(self, length: int) -> bytes:
+        """Fit for secrets on the system runtime."""
+
+    @abstractmethod
+    def below(self, limit: int) -> int:
+        """A uniform integer in [0, limit)."""
+
+    @abstractmethod
+    def uniform(self) -> float:
+        """A uniform float in [0, 1)."""
+
+    def uuid(self) -> UUID:
+        return UUID(bytes=self.bytes(16), version=4)
+
+
+class Executor(Protocol):
+    """Runs blocking functions away from the event loop."""
+
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    def close(self) -> None:
+        """Wait for what runs, then release the threads."""
+
+
+class File(Protocol):
+    """An open file. Errors leave as StorageError (DiskFullError for ENOSPC), never as OSError."""
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file."""
+
+    def pwrite(self, pieces: Sequence[Buffer], offset: int) -> int:
+        """Write all pieces one after the other from `offset` (pwritev); returns the byte count.
+
+        After this returns the bytes are in the page cache: another process sees them, a power cut
+        loses them until `sync_data` returns.
+        """
+
+    def sync_data(self) -> None:
+        """fdatasync: what was written, and the size needed to read it, survives a power cut."""
+
+    def truncate(self, length: int) -> None: ...
+
+    def allocate(self, offset: int, length: int) -> None:
+        """Reserve space without changing the file's size."""
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    def release(self) -> None: ...
+
+
+class Disk(Protocol):
+    """A file tree. Paths are strings with '/', absolute on the system runtime."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open for reading and writing. NotFoundError when absent and not `create`."""
+
+    def read(self, path: str) -> bytes:
+        """The whole file. NotFoundError when absent."""
+
+    def write_atomic(self, path: str, data: Buffer, *, mode: int = 0o600) -> None:
+        """Temporary file, fsync, rename, fsync of the folder: after return it survives."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def list(self, path: str) -> list[str]:
+        """Sorted names in a folder; empty when the folder is absent."""
+
+    def make_folder(self, path: str) -> None:
+        """With parents; synced, so that a file created inside survives with it."""
+
+    def remove(self, path: str) -> None:
+        """Absent is fine."""
+
+    def remove_tree(self, path: str) -> None:
+        """Absent is fine."""
+
+    def sync_folder(self, path: str) -> None:
+        """Makes created, renamed and removed names in it durable."""
+
+    def size(self, path: str) -> int: ...
+
+    def free_bytes(self, path: str) -> int: ...
+
+    def lock(self, path: str) -> Lock:
+        """An exclusive lock held until release or process end; LockedError when taken."""
+
+
+class Connection(Protocol):
+    """A byte stream to a peer."""
+
+    @property
+    def peer(self) -> str:
+        """`host:port` of the other side."""
+
+    @property
+    def local(self) -> str: ...
+
+    async def receive(self) -> bytes:
+        """The next bytes that arrived, b"" at the end. UnavailableError when it broke.
+
+        Reading pauses by itself while received bytes wait here, so a slow reader costs bounded memory.
+        """
+
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        """Queue bytes without waiting. The caller may not change a piece afterwards."""
+
+    async def drain(self) -> None:
+        """Wait until the peer keeps up. UnavailableError when the connection broke."""
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+
+    def abort(self) -> None:
+        """Close at once; queued bytes are dropped."""
+
+    async def wait_closed(self) -> None: ...
+
+
+class Listener(Protocol):
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int:
+        """The real one, also when 0 was asked for."""
+
+    def close(self) -> None:
+        """Stop accepting; open connections go on."""
+
+    async def wait_closed(self) -> None: ...
+
+
+OnConnection: TypeAlias = Callable[[Connection], Awaitable[None]]
+
+
+class Transport(Protocol):
+    async def connect(self, host: str, port: int, *, timeout: float = 1.0) -> Connection:
+        """UnavailableError when nobody answers in time."""
+
+    async def listen(self, host: str, port: int, on_connection: OnConnection) -> Listener:
+        """`on_connection` runs as a task of its own for each accepted connection; when it returns
+        or raises, the connection is closed. ConfigError when the address is taken."""
+
+
+class Process(Protocol):
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs; negative is the signal that ended it."""
+
+    async def wait(self) -> int: ...
+
+    def terminate(self) -> None:
+        """Ask the process group to end."""
+
+    def kill(self) -> None:
+        """End the process group now."""
+
+
+class Processes(Protocol):
+    async def spawn(
+        self,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        folder: str,
+        output: str,
+    ) -> Process:
+        """Start a child in a process group of its own, with stdout and stderr appended to the file
+        `output`. The child ends when this process dies, also by kill -9 (PDEATHSIG)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    clock: Clock
+    random: Random
+    disk: Disk
+    transport: Transport
+    processes: Processes
+    executor: Callable[[str, int], Executor]
+    """`executor(name, threads)` makes one; whoever made it closes it."""

@@ -1,0 +1,478 @@
+"""SBP header tables as frozen dataclasses; the FlatBuffers field id and type stand at each field.
+
+Ids are explicit and only ever appended. Fields marked "ours" are Headrace's extensions: absent
+means the seed's behaviour, scalars default to -1. `flat.py` turns these classes into FlatBuffers and back.
+In one process the objects themselves are handed over and nothing is encoded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from headrace.wire.sbp.flat import (
+    Message,
+    boolean,
+    i8,
+    i16,
+    i32,
+    i64,
+    i64_vector,
+    octets,
+    string,
+    table,
+    tables,
+)
+
+__all__ = ["Message"]
+
+
+class ClientRole(IntEnum):
+    UNSPECIFIED = 0
+    PLACEMENT_MANAGER = 1
+    DATA_NODE = 2
+    CUSTOMER = 3
+
+
+class Durability(IntEnum):
+    """What an acknowledged append promises (Stream.durability; -1 reads as SYNCED)."""
+
+    SYNCED = 0  # fdatasync before the acknowledgement
+    WRITTEN = 1  # in the page cache: survives the process, not a power cut
+
+
+@dataclass(frozen=True, slots=True)
+class Status(Message):
+    code: int = i16(0)
+    message: str = string(1)
+    detail: bytes = octets(2)
+
+
+OK = Status()
+
+
+@dataclass(frozen=True, slots=True)
+class SystemErrorResponse(Message):
+    status: Status | None = table(0, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementManagerNode(Message):
+    name: str = string(0)
+    advertise_addr: str = string(1)
+    is_leader: bool = boolean(2)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementManager(Message):
+    """Root of Status.detail when the code is PM_NOT_LEADER."""
+
+    nodes: tuple[PlacementManagerNode, ...] = tables(0, PlacementManagerNode)
+
+
+@dataclass(frozen=True, slots=True)
+class DataNode(Message):
+    node_id: int = i32(0, -1)
+    advertise_addr: str = string(1)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaNode(Message):
+    data_node: DataNode | None = table(0, DataNode)
+    is_primary: bool = boolean(1)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeId(Message):
+    stream_id: int = i64(0, -1)
+    range_index: int = i32(1, -1)
+    writer_epoch: int = i64(2, -1)  # ours
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState(Message):
+    """Ours: the last sequence of a producer, travels with seal and sync."""
+
+    producer_id: int = i64(0, -1)
+    next_sequence: int = i64(1, -1)
+    last_base_offset: int = i64(2, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Range(Message):
+    stream_id: int = i64(0, -1)
+    range_index: int = i32(1, -1)
+    start_offset: int = i64(2)
+    end_offset: int = i64(3, -1, written=True)  # -1 = open; always written, the seed's default was 0
+    next_offset: int = i64(4)
+    replica_nodes: tuple[ReplicaNode, ...] = tables(5, ReplicaNode)
+    writer_epoch: int = i64(6, -1)  # ours
+    producers: tuple[ProducerState, ...] = tables(7, ProducerState)  # ours
+
+
+@dataclass(frozen=True, slots=True)
+class Stream(Message):
+    stream_id: int = i64(0, -1)
+    replica_nums: int = i8(1)
+    retention_period_ms: int = i64(2)
+    name: str = string(3)  # ours: unique, create-if-absent
+    durability: int = i8(4, -1)  # ours
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatRequest(Message):
+    client_id: str = string(0)
+    client_role: int = i8(1)
+    data_node: DataNode | None = table(2, DataNode)
+    credential: bytes = octets(3)  # ours
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatResponse(Message):
+    client_id: str = string(0)
+    client_role: int = i8(1)
+    data_node: DataNode | None = table(2, DataNode)
+    status: Status | None = table(3, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class IdAllocationRequest(Message):
+    timeout_ms: int = i32(0)
+    host: str = string(1)
+
+
+@dataclass(frozen=True, slots=True)
+class IdAllocationResponse(Message):
+    id: int = i32(0, -1, written=True)
+    status: Status | None = table(1, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendInfo(Message):
+    range: Range | None = table(0, Range)
+    request_index: int = i32(1)
+    batch_length: int = i32(2)
+    writer_epoch: int = i64(3, -1)  # ours
+    expected_offset: int = i64(4, -1)  # ours
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRequest(Message):
+    """Payload: the record batches one after the other, `batch_length` bytes each."""
+
+    timeout_ms: int = i32(0)
+    append_requests: tuple[AppendInfo, ...] = tables(1, AppendInfo)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult(Message):
+    stream_id: int = i64(0, -1)
+    request_index: int = i32(1)
+    base_offset: int = i64(2)
+    stream_append_time_ms: int = i64(3)
+    status: Status | None = table(4, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResponse(Message):
+    throttle_time_ms: int = i32(0)
+    append_responses: tuple[AppendResult, ...] = tables(1, AppendResult)
+    status: Status | None = table(2, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchInfo(Message):
+    stream_id: int = i64(0, -1)
+    request_index: int = i32(1)
+    fetch_offset: int = i64(2)
+    batch_max_bytes: int = i32(3)
+    start_timestamp: int = i64(4, -1)  # ours: ms; the first batch whose max_timestamp reaches it
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest(Message):
+    max_wait_ms: int = i32(0)
+    min_bytes: int = i32(1)
+    fetch_requests: tuple[FetchInfo, ...] = tables(2, FetchInfo)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult(Message):
+    stream_id: int = i64(0, -1)
+    request_index: int = i32(1)
+    batch_length: int = i32(2)  # bytes of this result inside this frame's payload
+    status: Status | None = table(3, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResponse(Message):
+    throttle_time_ms: int = i32(0)
+    fetch_responses: tuple[FetchResult, ...] = tables(1, FetchResult)
+    status: Status | None = table(2, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeCriteria(Message):
+    data_node: DataNode | None = table(0, DataNode)
+    stream_id: int = i64(1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class ListRangesRequest(Message):
+    timeout_ms: int = i32(0)
+    range_criteria: tuple[RangeCriteria, ...] = tables(1, RangeCriteria)
+
+
+@dataclass(frozen=True, slots=True)
+class ListRangesResult(Message):
+    range_criteria: RangeCriteria | None = table(0, RangeCriteria)
+    ranges: tuple[Range, ...] = tables(1, Range)
+    status: Status | None = table(2, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class ListRangesResponse(Message):
+    throttle_time_ms: int = i32(0)
+    list_responses: tuple[ListRangesResult, ...] = tables(1, ListRangesResult)
+    status: Status | None = table(2, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class SealRangesRequest(Message):
+    timeout_ms: int = i32(0)
+    ranges: tuple[RangeId, ...] = tables(1, RangeId)
+
+
+@dataclass(frozen=True, slots=True)
+class SealRangesResult(Message):
+    """From a data node the sealed range, from the placement manager the new writable one."""
+
+    range: Range | None = table(0, Range)
+    status: Status | None = table(1, Status)
+    producers: tuple[ProducerState, ...] = tables(2, ProducerState)  # ours
+
+
+@dataclass(frozen=True, slots=True)
+class SealRangesResponse(Message):
+    throttle_time_ms: int = i32(0)
+    seal_responses: tuple[SealRangesResult, ...] = tables(1, SealRangesResult)
+    status: Status | None = table(2, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRanges(Message):
+    stream_id: int = i64(0, -1)
+    ranges: tuple[Range, ...] = tables(1, Range)
+    durability: int = i8(2, -1)  # ours: the data node must know what its acknowledgement promises
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRangesRequest(Message):
+    timeout_ms: int = i32(0)
+    stream_ranges: tuple[StreamRanges, ...] = tables(1, StreamRanges)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRangesResult(Message):
+    stream_id: int = i64(0, -1)
+    ranges: tuple[Range, ...] = tables(1, Range)
+    status: Status | None = table(2, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRangesResponse(Message):
+    throttle_time_ms: int = i32(0)
+    sync_responses: tuple[SyncRangesResult, ...] = tables(1, SyncRangesResult)
+    status: Status | None = table(2, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeRangesRequest(Message):
+    timeout_ms: int = i32(0)
+    ranges: tuple[RangeId, ...] = tables(1, RangeId)
+    sync: bool = boolean(2)  # ours: make everything written durable before answering
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo(Message):
+    """Ours: one segment file of a range."""
+
+    base: int = i64(0)
+    end: int = i64(1)
+    bytes: int = i64(2)
+    max_timestamp: int = i64(3)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeRangeResult(Message):
+    stream_id: int = i64(0, -1)
+    range: Range | None = table(1, Range)
+    status: Status | None = table(2, Status)
+    segments: tuple[SegmentInfo, ...] = tables(3, SegmentInfo)  # ours
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeRangesResponse(Message):
+    throttle_time_ms: int = i32(0)
+    describe_responses: tuple[DescribeRangeResult, ...] = tables(1, DescribeRangeResult)
+    status: Status | None = table(2, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateStreamsRequest(Message):
+    timeout_ms: int = i32(0)
+    streams: tuple[Stream, ...] = tables(1, Stream)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateStreamResult(Message):
+    stream: Stream | None = table(0, Stream)
+    range: Range | None = table(1, Range)
+    status: Status | None = table(2, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateStreamsResponse(Message):
+    throttle_time_ms: int = i32(0)
+    create_responses: tuple[CreateStreamResult, ...] = tables(1, CreateStreamResult)
+    status: Status | None = table(2, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteStreamsRequest(Message):
+    timeout_ms: int = i32(0)
+    streams: tuple[Stream, ...] = tables(1, Stream)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteStreamResult(Message):
+    deleted_stream: Stream | None = table(0, Stream)
+    status: Status | None = table(1, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteStreamsResponse(Message):
+    throttle_time_ms: int = i32(0)
+    delete_responses: tuple[DeleteStreamResult, ...] = tables(1, DeleteStreamResult)
+    status: Status | None = table(2, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStreamsRequest(Message):
+    timeout_ms: int = i32(0)
+    streams: tuple[Stream, ...] = tables(1, Stream)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStreamResult(Message):
+    stream: Stream | None = table(0, Stream)
+    status: Status | None = table(1, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStreamsResponse(Message):
+    throttle_time_ms: int = i32(0)
+    update_responses: tuple[UpdateStreamResult, ...] = tables(1, UpdateStreamResult)
+    status: Status | None = table(2, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeStreamsRequest(Message):
+    timeout_ms: int = i32(0)
+    stream_ids: tuple[int, ...] = i64_vector(1)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeStreamResult(Message):
+    stream: Stream | None = table(0, Stream)
+    status: Status | None = table(1, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeStreamsResponse(Message):
+    throttle_time_ms: int = i32(0)
+    describe_responses: tuple[DescribeStreamResult, ...] = tables(1, DescribeStreamResult)
+    status: Status | None = table(2, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class TrimmedStream(Message):
+    stream_id: int = i64(0, -1)
+    trim_offset: int = i64(1)
+
+
+@dataclass(frozen=True, slots=True)
+class TrimStreamsRequest(Message):
+    timeout_ms: int = i32(0)
+    trimmed_streams: tuple[TrimmedStream, ...] = tables(1, TrimmedStream)
+
+
+@dataclass(frozen=True, slots=True)
+class TrimStreamResult(Message):
+    trimmed_stream: Stream | None = table(0, Stream)
+    range: Range | None = table(1, Range)
+    status: Status | None = table(2, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class TrimStreamsResponse(Message):
+    throttle_time_ms: int = i32(0)
+    trim_responses: tuple[TrimStreamResult, ...] = tables(1, TrimStreamResult)
+    status: Status | None = table(2, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportMetricsRequest(Message):
+    data_node: DataNode | None = table(0, DataNode)
+    disk_in_rate: int = i64(1)
+    disk_out_rate: int = i64(2)
+    disk_free_space: int = i64(3)
+    disk_unindexed_data_size: int = i64(4)
+    memory_used: int = i64(5)
+    uring_task_rate: int = i16(6)
+    uring_inflight_task_cnt: int = i16(7)
+    uring_pending_task_cnt: int = i32(8)
+    uring_task_avg_latency: int = i16(9)
+    network_append_rate: int = i16(10)
+    network_fetch_rate: int = i16(11)
+    network_failed_append_rate: int = i16(12)
+    network_failed_fetch_rate: int = i16(13)
+    network_append_avg_latency: int = i16(14)
+    network_fetch_avg_latency: int = i16(15)
+    range_missing_replica_cnt: int = i16(16)
+    range_active_cnt: int = i16(17)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportMetricsResponse(Message):
+    data_node: DataNode | None = table(0, DataNode)
+    status: Status | None = table(1, Status)
+
+
+class LeaseAction(IntEnum):
+    ACQUIRE = 0  # also renews when the holder is the same
+    RELEASE = 1
+    QUERY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest(Message):
+    """Ours: leadership by name. The epoch rises whenever the holder changes and never falls."""
+
+    timeout_ms: int = i32(0)
+    action: int = i8(1)
+    name: str = string(2)
+    holder: str = string(3)
+    duration_ms: int = i32(4)
+    address: str = string(5)  # where the holder serves, told to others
+    epoch: int = i64(6, -1)  # of the lease being renewed or released; -1 on first acquire
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseResponse(Message):
+    granted: bool = boolean(0)
+    epoch: int = i64(1, -1)
+    holder: str = string(2)
+    remaining_ms: int = i32(3)
+    address: str = string(4)
+    status: Status | None = table(5, Status)
