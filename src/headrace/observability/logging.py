@@ -1,0 +1,98 @@
+"""Logging set-up: one line per event, fields instead of prose, as console text or JSON lines.
+
+Loggers are named after their modules (`log = get_logger(__name__)`) and hand their events to the
+standard library's logging, so that uvicorn's and asyncio's own records come out in the same form.
+Nothing is configured at import: a program that embeds headrace keeps its own handlers.
+
+Two rules hold whatever a caller passes: a field whose name speaks of a secret is not shown, and of
+bytes only the length is, because bytes in this project are somebody's payload.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Literal, TextIO, cast
+
+import structlog
+
+Format = Literal["console", "json"]
+
+_SECRET_WORDS = ("password", "secret", "token", "credential", "authorization", "private_key")
+_HANDLER_NAME = "headrace"
+
+Event = MutableMapping[str, Any]
+
+
+def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+    """A logger for the module `name`; `log.info("sealed", stream_id=3)`."""
+    return cast(
+        structlog.stdlib.BoundLogger,
+        structlog.wrap_logger(
+            logging.getLogger(name),
+            processors=[
+                structlog.stdlib.filter_by_level,
+                structlog.contextvars.merge_contextvars,
+                structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+            ],
+            wrapper_class=structlog.stdlib.BoundLogger,
+            # A dict, whatever the embedding program set globally.
+            context_class=dict,
+            # Levels may change after import, so nothing about them is frozen at first use.
+            cache_logger_on_first_use=False,
+        ),
+    )
+
+
+def configure_logging(
+    *, format: Format = "console", level: str = "INFO", output: TextIO | None = None
+) -> None:
+    """Send every record of `level` and above to `output` (stderr). May be called again."""
+    stream = sys.stderr if output is None else output
+    handler = logging.StreamHandler(stream)
+    handler.set_name(_HANDLER_NAME)
+    handler.setFormatter(_formatter(format, colors=stream.isatty()))
+    root = logging.getLogger()
+    for old in [each for each in root.handlers if each.get_name() == _HANDLER_NAME]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+
+
+def _formatter(format: Format, *, colors: bool) -> logging.Formatter:
+    shared: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        hide_secrets,
+    ]
+    renderers: list[structlog.typing.Processor]
+    if format == "json":
+        renderers = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    else:
+        # The plain formatter: rich tracebacks print local variables, and those hold secrets.
+        renderers = [
+            structlog.dev.ConsoleRenderer(
+                colors=colors, exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
+        # The logger's name is read from the record, which remove_processors_meta then drops.
+        processors=[
+            *shared,
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            *renderers,
+        ],
+    )
+
+
+def hide_secrets(_logger: object, _method: str, event: Event) -> Event:
+    """Replace secrets and payloads among the fields of an event."""
+    for name, value in event.items():
+        if isinstance(value, bytes | bytearray | memoryview):
+            event[name] = f"<{memoryview(value).nbytes} bytes>"
+        elif any(word in name.lower() for word in _SECRET_WORDS):
+            event[name] = "<hidden>"
+    return event

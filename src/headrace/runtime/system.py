@@ -1,0 +1,86 @@
+"""The Runtime of a real machine: clock, randomness and threads here, files, sockets and processes
+in the modules beside this one. Nothing else in the project may import what these import."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import random
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+from headrace.runtime.interfaces import Clock, Random, Runtime
+from headrace.runtime.system_disk import SystemDisk
+from headrace.runtime.system_network import SystemTransport
+from headrace.runtime.system_processes import SystemProcesses
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class SystemClock(Clock):
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def time_ns(self) -> int:
+        return time.time_ns()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class SystemRandom(Random):
+    """The kernel's generator throughout: nobody then has to ask whether a use is a secret."""
+
+    def __init__(self) -> None:
+        self._random = random.SystemRandom()
+
+    def bytes(self, length: int) -> bytes:
+        return os.urandom(length)
+
+    def below(self, limit: int) -> int:
+        return self._random.randrange(limit)
+
+    def uniform(self) -> float:
+        return self._random.random()
+
+
+class SystemExecutor:
+    """Named threads. A cancelled `run` does not stop a function that has started."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        call = functools.partial(function, *args, **kwargs) if args or kwargs else function
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+
+def system_runtime() -> Runtime:
+    return Runtime(
+        clock=SystemClock(),
+        random=SystemRandom(),
+        disk=SystemDisk(),
+        transport=SystemTransport(),
+        processes=SystemProcesses(),
+        executor=SystemExecutor,
+    )
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a program's main coroutine, on uvloop where it exists (nowhere on Windows)."""
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    try:
+        import uvloop
+    except ImportError:
+        pass
+    else:
+        loop_factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(main)

@@ -1,0 +1,233 @@
+# ruff: noqa: TID251
+"""TCP on asyncio's transports (uvloop's in production): the Transport of the system runtime.
+
+A connection holds at most RECEIVE_BYTES_MAX received bytes (plus one read of the transport) before
+it stops reading from the socket, and `drain` waits while more than WRITE_BYTES_HIGH are queued.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from headrace.errors import ConfigError, UnavailableError
+from headrace.observability.logging import get_logger
+from headrace.runtime.interfaces import Buffer, Connection, OnConnection
+
+log = get_logger(__name__)
+
+RECEIVE_BYTES_MAX = 1 << 20  # received and not yet taken: above it the socket is not read
+WRITE_BYTES_HIGH = 1 << 20  # queued and not yet sent: above it `drain` waits,
+WRITE_BYTES_LOW = 1 << 18  # until it falls below this
+CLOSE_SECONDS_MAX = 10.0  # a closed connection that cannot send what is queued is aborted after it
+BACKLOG = 1024
+
+
+class SystemConnection(asyncio.Protocol):
+    """A Connection that is also its asyncio protocol, so that nothing stands between the two."""
+
+    def __init__(self, on_made: Callable[[SystemConnection], None] | None = None) -> None:
+        self.peer = ""
+        self.local = ""
+        self._loop = asyncio.get_running_loop()
+        self._on_made = on_made
+        self._transport: asyncio.Transport
+        self._chunks: deque[bytes] = deque()
+        self._chunk_bytes = 0
+        self._reading_paused = False
+        self._writing_paused = False
+        self._ended = False  # nothing more arrives
+        self._error: Exception | None = None
+        self._receiver: asyncio.Future[None] | None = None
+        self._drainers: deque[asyncio.Future[None]] = deque()
+        self._closed = asyncio.Event()
+        self._close_timer: asyncio.TimerHandle | None = None
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH, low=WRITE_BYTES_LOW)
+        # Both loops set it by default today; a latency of 40 ms is not worth relying on that.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.local = format_address(transport.get_extra_info("sockname"))
+        self.peer = format_address(transport.get_extra_info("peername"))
+        if self._on_made is not None:
+            self._on_made(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self._chunk_bytes += len(data)
+        if self._chunk_bytes > RECEIVE_BYTES_MAX and not self._reading_paused:
+            self._reading_paused = True
+            self._transport.pause_reading()
+        self._wake_receiver()
+
+    def eof_received(self) -> bool:
+        self._ended = True
+        self._wake_receiver()
+        return True  # keep our half open: the answers to what was read are still to be sent
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self._wake_drainers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended = True
+        self._error = exc
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        self._closed.set()
+        self._wake_receiver()
+        self._wake_drainers()
+
+    # the Connection interface
+
+    async def receive(self) -> bytes:
+        while not self._chunks:
+            if self._error is not None:
+                raise UnavailableError("connection broke", peer=self.peer) from self._error
+            if self._ended:
+                return b""
+            assert self._receiver is None, "one task reads a connection"
+            self._receiver = self._loop.create_future()
+            try:
+                await self._receiver
+            finally:
+                self._receiver = None
+        data = self._chunks.popleft()
+        self._chunk_bytes -= len(data)
+        if self._reading_paused and self._chunk_bytes <= RECEIVE_BYTES_MAX // 2:
+            self._reading_paused = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+        return data
+
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        if self._transport.is_closing():
+            return  # `drain` says so
+        if len(pieces) == 1:
+            self._transport.write(pieces[0])
+        elif pieces:
+            # uvloop hands the pieces to writev as they are; asyncio joins them before 3.12.
+            self._transport.writelines(pieces)
+
+    async def drain(self) -> None:
+        if self._writing_paused and not self._transport.is_closing():
+            drained = self._loop.create_future()
+            self._drainers.append(drained)
+            try:
+                await drained
+            finally:
+                self._drainers.remove(drained)
+        if self._transport.is_closing():
+            raise UnavailableError("connection is closed", peer=self.peer) from self._error
+
+    def close(self) -> None:
+        if self._transport.is_closing():
+            return
+        self._transport.close()
+        self._close_timer = self._loop.call_later(CLOSE_SECONDS_MAX, self._transport.abort)
+        self._wake_drainers()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        await self._closed.wait()
+
+    def _wake_receiver(self) -> None:
+        if self._receiver is not None and not self._receiver.done():
+            self._receiver.set_result(None)
+
+    def _wake_drainers(self) -> None:
+        for drained in self._drainers:
+            if not drained.done():
+                drained.set_result(None)
+
+
+class SystemListener:
+    """Accepts on one address. `wait_closed` also waits for the tasks of accepted connections."""
+
+    def __init__(self, on_connection: OnConnection) -> None:
+        self._on_connection = on_connection
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server
+        self._closed = asyncio.Event()
+        self.host = ""
+        self.port = 0
+
+    async def start(self, family: socket.AddressFamily, address: tuple[str, int]) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: SystemConnection(self._accept), *address, family=family, backlog=BACKLOG
+        )
+        self.host, self.port = self._server.sockets[0].getsockname()[:2]
+
+    def _accept(self, connection: SystemConnection) -> None:
+        if self._closed.is_set():
+            connection.abort()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(connection))
+        self._tasks.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, connection: Connection) -> None:
+        try:
+            await self._on_connection(connection)
+        except Exception as error:
+            log.error("connection handler failed", peer=connection.peer, exc_info=error)
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        self._server.close()
+        self._closed.set()
+
+    async def wait_closed(self) -> None:
+        # Not Server.wait_closed: what it waits for differs between 3.11, 3.12 and uvloop.
+        await self._closed.wait()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+class SystemTransport:
+    async def connect(self, host: str, port: int, *, timeout: float = 1.0) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout):
+                _, connection = await loop.create_connection(SystemConnection, host, port)
+        except TimeoutError as error:
+            raise UnavailableError("no answer in time", host=host, port=port) from error
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UnavailableError(f"cannot connect: {reason}", host=host, port=port) from error
+        return connection
+
+    async def listen(self, host: str, port: int, on_connection: OnConnection) -> SystemListener:
+        """Listens on the first address of `host`, IPv4 before IPv6: one listener has one port."""
+        loop = asyncio.get_running_loop()
+        listener = SystemListener(on_connection)
+        try:
+            found = await loop.getaddrinfo(
+                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+            await listener.start(family, (str(address[0]), port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(f"cannot listen: {reason}", host=host, port=port) from error
+        return listener
+
+
+def format_address(name: tuple[str, int] | tuple[str, int, int, int] | None) -> str:
+    if name is None:  # the peer was gone before anybody asked who it was
+        return "unknown:0"
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

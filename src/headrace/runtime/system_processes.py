@@ -1,0 +1,93 @@
+# ruff: noqa: TID251
+"""Child processes of the system runtime; `launcher` is their first moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from headrace.errors import NotFoundError
+from headrace.runtime.system_disk import storage_error
+
+_LAUNCHER = str(Path(__file__).with_name("launcher.py"))
+
+
+class SystemProcess:
+    """A child that leads a session, and so a process group, of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._watch = asyncio.get_running_loop().create_task(self._wait_and_clean())
+
+    async def _wait_and_clean(self) -> int:
+        status = await self._process.wait()
+        # What it left behind in its group (a JVM, Python workers) ends with it. Here and not
+        # later: once the group is empty its number may belong to somebody else.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        return status
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._watch)
+
+    def terminate(self) -> None:
+        self._signal_group(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+
+class SystemProcesses:
+    async def spawn(
+        self,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        folder: str,
+        output: str,
+    ) -> SystemProcess:
+        # The kernel sends PDEATHSIG when the *thread* that forked ends, not the process.
+        assert threading.current_thread() is threading.main_thread(), "spawn from the main thread"
+        if shutil.which(arguments[0], path=environment.get("PATH", os.defpath)) is None:
+            raise NotFoundError("no such program", program=arguments[0])
+        launch = [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), *arguments]
+        try:
+            log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise storage_error(error, output) from error
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *launch,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                env=dict(environment),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise storage_error(error, folder) from error
+        finally:
+            os.close(log)
+        return SystemProcess(process)
