@@ -1,0 +1,129 @@
+"""What a broker refuses, one class per reason. `status.py` gives each its number on the wire."""
+
+from headrace.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    RequestError,
+    TooLargeError,
+    UnauthenticatedError,
+)
+
+
+class StreamNotFoundError(NotFoundError): ...
+
+
+class TopicNotFoundError(NotFoundError): ...
+
+
+class PartitionNotFoundError(NotFoundError): ...
+
+
+class NoPartitionsError(NotFoundError): ...
+
+
+class GroupNotFoundError(NotFoundError): ...
+
+
+class MemberNotFoundError(NotFoundError):
+    """The connection is not a member of the group it speaks for."""
+
+
+class OffsetNotFoundError(NotFoundError):
+    """No stored offset to delete."""
+
+
+class ConsumerNotResolvedError(NotFoundError):
+    """The request leaves open whose offset on which partition is meant."""
+
+
+class StreamExistsError(AlreadyExistsError): ...
+
+
+class TopicExistsError(AlreadyExistsError): ...
+
+
+class GroupExistsError(AlreadyExistsError): ...
+
+
+class UserExistsError(AlreadyExistsError): ...
+
+
+class TokenExistsError(AlreadyExistsError): ...
+
+
+class InvalidStreamNameError(InvalidArgumentError): ...
+
+
+class InvalidTopicNameError(InvalidArgumentError): ...
+
+
+class InvalidGroupNameError(InvalidArgumentError): ...
+
+
+class InvalidUsernameError(InvalidArgumentError): ...
+
+
+class InvalidPasswordError(InvalidArgumentError): ...
+
+
+class InvalidUserStatusError(InvalidArgumentError): ...
+
+
+class InvalidTokenNameError(InvalidArgumentError): ...
+
+
+class InvalidTokenError(InvalidArgumentError): ...
+
+
+class InvalidOffsetError(InvalidArgumentError):
+    """An offset to store that no message has."""
+
+
+class InvalidClientIdError(InvalidArgumentError): ...
+
+
+class InvalidSegmentsCountError(InvalidArgumentError): ...
+
+
+class TooManyPartitionsError(InvalidArgumentError): ...
+
+
+class InvalidPartitionsCountError(InvalidArgumentError):
+    """More partitions to delete than there are."""
+
+
+class TooManyTokensError(InvalidArgumentError): ...
+
+
+class TooManyUsersError(InvalidArgumentError): ...
+
+
+class PayloadTooLargeError(TooLargeError): ...
+
+
+class UserHeadersTooLargeError(TooLargeError): ...
+
+
+class InvalidCredentialsError(UnauthenticatedError): ...
+
+
+class UserInactiveError(UnauthenticatedError): ...
+
+
+class TokenExpiredError(UnauthenticatedError): ...
+
+
+class RootUserError(RequestError):
+    """Root can not be deleted."""
+
+
+class RootPermissionsError(RequestError):
+    """Root's permissions can not change."""
+
+
+class StaleSessionError(RequestError):
+    """The session's user was deleted, or its login was revoked."""
+
+
+class FeatureUnavailableError(RequestError): ...

@@ -1,0 +1,162 @@
+"""Catalogue events: effects, not requests.
+
+Everything that was decided or drawn (ids, times, hashes) is inside, so that replaying them needs
+no clock, no randomness and no validation. A class is never changed after release: a new shape is
+a new `VERSION` and a conversion in `decode`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from headrace.broker.resources import Permissions
+from headrace.errors import FormatError
+
+VERSION = 1
+
+
+class _Event(msgspec.Struct, frozen=True): ...
+
+
+class StreamCreated(_Event, frozen=True):
+    uid: int
+    id: int
+    name: str
+    created_at: int
+
+
+class StreamRenamed(_Event, frozen=True):
+    uid: int
+    name: str
+
+
+class StreamDeleted(_Event, frozen=True):
+    uid: int
+
+
+class TopicCreated(_Event, frozen=True):
+    uid: int
+    stream_uid: int
+    id: int
+    name: str
+    created_at: int
+    partitions: int
+    compression: int
+    expiry: int
+    max_size: int
+    replication: int
+
+
+class TopicUpdated(_Event, frozen=True):
+    uid: int
+    name: str
+    compression: int
+    expiry: int
+    max_size: int
+    replication: int
+
+
+class TopicDeleted(_Event, frozen=True):
+    uid: int
+
+
+class TopicsPurged(_Event, frozen=True):
+    """Each partition of these topics goes on with a new generation and no messages."""
+
+    uids: list[int]
+
+
+class PartitionsAdded(_Event, frozen=True):
+    topic_uid: int
+    count: int
+    created_at: int
+
+
+class PartitionsRemoved(_Event, frozen=True):
+    topic_uid: int
+    count: int
+
+
+class PartitionAssigned(_Event, frozen=True):
+    topic_uid: int
+    partition: int
+    generation: int
+    stream_id: int
+
+
+class GroupCreated(_Event, frozen=True):
+    uid: int
+    topic_uid: int
+    id: int
+    name: str
+
+
+class GroupDeleted(_Event, frozen=True):
+    topic_uid: int
+    uid: int
+
+
+class UserCreated(_Event, frozen=True):
+    uid: int
+    id: int
+    name: str
+    created_at: int
+    status: int
+    password_hash: str
+    permissions: Permissions | None
+
+
+class UserUpdated(_Event, frozen=True):
+    uid: int
+    name: str
+    status: int
+
+
+class UserDeleted(_Event, frozen=True):
+    uid: int
+
+
+class PermissionsChanged(_Event, frozen=True):
+    uid: int
+    permissions: Permissions | None
+
+
+class PasswordChanged(_Event, frozen=True):
+    uid: int
+    password_hash: str
+
+
+class TokenCreated(_Event, frozen=True):
+    user_uid: int
+    name: str
+    digest: bytes
+    expiry_at: int
+
+
+class TokenDeleted(_Event, frozen=True):
+    user_uid: int
+    name: str
+
+
+class StreamsReclaimed(_Event, frozen=True):
+    """SBP streams of deleted partitions that are gone from the placement manager too."""
+
+    stream_ids: list[int]
+
+
+Event: TypeAlias = _Event
+
+_KINDS: dict[str, type[_Event]] = {event.__name__: event for event in _Event.__subclasses__()}
+
+
+def encode(event: Event) -> tuple[str, dict[str, Any]]:
+    """(kind, body) for a StateLog; the body holds only what msgpack knows."""
+    return type(event).__name__, msgspec.to_builtins(event, builtin_types=(bytes,))
+
+
+def decode(version: int, kind: str, body: object) -> Event:
+    if version != VERSION or kind not in _KINDS:
+        raise FormatError("catalogue event of a newer version", version=version, kind=kind)
+    return msgspec.convert(body, _KINDS[kind])

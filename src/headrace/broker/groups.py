@@ -1,0 +1,88 @@
+"""Who reads which partition in a consumer group. Pure, and kept in memory only: members are
+connections, so a broker starts with none.
+
+Partitions go round robin over the members in the order they joined; every change of members or
+partitions assigns them anew. Numbers of partitions are arguments: the catalogue knows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from headrace.broker.errors import MemberNotFoundError
+
+
+@dataclass(slots=True)
+class Member:
+    client_id: int
+    partitions: list[int] = field(default_factory=list)
+    _visits: int = 0
+    _current: int | None = None
+
+    def next_partition(self) -> int | None:
+        """The partition to poll now: each in turn. None when there are more members than work."""
+        if not self.partitions:
+            return None
+        self._current = self.partitions[self._visits % len(self.partitions)]
+        self._visits += 1
+        return self._current
+
+    def current_partition(self) -> int | None:
+        """The one polled last, while it is still assigned here."""
+        if self._current in self.partitions:
+            return self._current
+        return self.partitions[0] if self.partitions else None
+
+
+class Membership:
+    """Members of every group, by group uid."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, dict[int, Member]] = {}
+        self._joined: dict[int, dict[int, None]] = {}  # client id -> group uids, in join order
+
+    def members(self, group_uid: int) -> list[Member]:
+        return list(self._groups.get(group_uid, {}).values())
+
+    def member(self, group_uid: int, client_id: int) -> Member:
+        member = self._groups.get(group_uid, {}).get(client_id)
+        if member is None:
+            raise MemberNotFoundError(group=group_uid, client=client_id)
+        return member
+
+    def groups_of(self, client_id: int) -> list[int]:
+        return list(self._joined.get(client_id, ()))
+
+    def join(self, group_uid: int, client_id: int, *, partitions: int) -> None:
+        """Joining twice changes nothing."""
+        members = self._groups.setdefault(group_uid, {})
+        if client_id in members:
+            return
+        members[client_id] = Member(client_id)
+        self._joined.setdefault(client_id, {})[group_uid] = None
+        self.assign(group_uid, partitions=partitions)
+
+    def leave(self, group_uid: int, client_id: int, *, partitions: int) -> None:
+        self.member(group_uid, client_id)
+        self._forget(group_uid, client_id)
+        self.assign(group_uid, partitions=partitions)
+
+    def assign(self, group_uid: int, *, partitions: int) -> None:
+        members = self.members(group_uid)
+        for index, member in enumerate(members):
+            member.partitions = list(range(index, partitions, len(members)))
+
+    def drop_groups(self, group_uids: Iterable[int]) -> None:
+        """The groups were deleted."""
+        for group_uid in group_uids:
+            for client_id in list(self._groups.get(group_uid, ())):
+                self._forget(group_uid, client_id)
+
+    def _forget(self, group_uid: int, client_id: int) -> None:
+        members, joined = self._groups[group_uid], self._joined[client_id]
+        del members[client_id], joined[group_uid]
+        if not members:
+            del self._groups[group_uid]
+        if not joined:
+            del self._joined[client_id]

@@ -1,0 +1,79 @@
+"""Settings of the broker."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+MIB = 1024 * 1024
+
+
+class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    cluster_name: Annotated[str, Meta(description="Told to clients in the cluster metadata.")] = (
+        "headrace"
+    )
+    root_username: Annotated[
+        str, Meta(description="Root user made at the first start; empty = `iggy`.")
+    ] = ""
+    root_password: Annotated[
+        str, Meta(description="Its password; empty = a random one, shown once.")
+    ] = ""
+    replicas: Annotated[
+        int, Meta(ge=1, le=5, description="Replicas of each partition and of the broker's logs.")
+    ] = 1
+    durability: Annotated[
+        str,
+        Meta(
+            pattern="^(synced|written)$",
+            description="What an acknowledged SEND promises: `synced` to disk, or `written` to the"
+            " page cache, which survives the process but not a power cut.",
+        ),
+    ] = "synced"
+    lease_ms: Annotated[
+        int, Meta(ge=500, description="Length of the leadership lease; renewed at a third of it.")
+    ] = 10_000
+    message_expiry_us: Annotated[
+        int, Meta(ge=0, description="Expiry of topics created with 0 (server default); 0 = never.")
+    ] = 0
+    topic_bytes_max: Annotated[
+        int, Meta(ge=0, description="Size cap of topics created with 0; 0 = unlimited.")
+    ] = 0
+    retention_interval_ms: Annotated[
+        int, Meta(ge=100, description="How often expired and surplus segments are removed.")
+    ] = 60_000
+    frame_bytes_max: Annotated[
+        int, Meta(ge=MIB, description="Largest request; longer ones end the connection.")
+    ] = 64 * MIB
+    payload_bytes_max: Annotated[
+        int, Meta(ge=1, le=10_000_000, description="Largest payload of one message.")
+    ] = 10_000_000
+    batch_bytes_max: Annotated[
+        int,
+        Meta(ge=64 * 1024, le=8 * MIB, description="A SEND above this becomes several batches."),
+    ] = 8 * MIB
+    poll_bytes_max: Annotated[
+        int, Meta(ge=64 * 1024, description="A poll reply stops growing past this.")
+    ] = 16 * MIB
+    connections_max: Annotated[int, Meta(ge=1, description="Client connections at a time.")] = 4096
+    opens_max: Annotated[
+        int, Meta(ge=1, description="Partitions opened at a time after a restart.")
+    ] = 16
+    snapshot_events: Annotated[
+        int, Meta(ge=1, description="Catalogue and offset events between two snapshots.")
+    ] = 10_000
+    heartbeat_timeout_ms: Annotated[
+        int,
+        Meta(ge=0, description="A client silent for longer leaves its groups; 0 = never."),
+    ] = 0
+    login_failures_free: Annotated[
+        int, Meta(ge=0, description="Failed logins of one name from one host before delays start.")
+    ] = 3
+    login_delay_ms_max: Annotated[
+        int, Meta(ge=0, description="Longest delay of an answer to a login after failures.")
+    ] = 5_000
+    login_waiting_max: Annotated[
+        int, Meta(ge=1, description="Logins of one name from one host that may wait at a time.")
+    ] = 16
+    ticket_ms: Annotated[int, Meta(ge=1_000, description="How long a read ticket lasts.")] = 300_000
