@@ -249,7 +249,7 @@ class OperatorDeployInfo(Message):
     operator_attributes: Values = field(default_factory=dict)
     function: str = ""  # ours: `module:function` of the deployed package, never code
     properties: Values = field(default_factory=dict)  # ours
-    query: str = ""  # ours: operators of one query share window and checkpoint
+    query: str = ""  # ours: of a terminal operator; empty: fused into the queries that need it
     run_id: int = 0  # ours: incarnation of the query, grows with every deploy
     checkpoint_folder: str = ""  # ours: relative to the application path
 
