@@ -1,0 +1,307 @@
+"""The one writer of a stream, fenced by its epoch.
+
+Appends are pipelined and keep their order: each carries the offset it must get, so a data node
+refuses whatever would land elsewhere. When anything goes wrong (range sealed, node gone, answer
+lost), the writer seals the range through the placement manager. Where the new range starts tells
+which batches in flight were stored: those that end at or below it. The rest are sent again
+unchanged, at the same offsets. A higher epoch ends the writer for ever.
+
+Past `window` batches in flight, batches wait here; past `pending_bytes_max` bytes `append` refuses
+with ThrottledError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headrace.client.channels import payload_bytes
+from headrace.client.sbp import (
+    REQUEST_TIMEOUT,
+    Backoff,
+    SbpClient,
+    append_request,
+    appended_offset,
+)
+from headrace.client.tasks import TaskSet
+from headrace.errors import (
+    FencedError,
+    HeadraceError,
+    RequestError,
+    StateError,
+    StorageError,
+    ThrottledError,
+    UnavailableError,
+    UnexpectedOffsetError,
+)
+from headrace.net.sbp_channel import Channel
+from headrace.runtime.interfaces import Buffer
+from headrace.wire.sbp import messages as m
+from headrace.wire.sbp.opcodes import Code
+from headrace.wire.sbp.records import decode_header
+
+WINDOW = 64
+PENDING_BYTES_MAX = 64 << 20
+RECOVERY_TIMEOUT = 30.0
+FRUITLESS_RECOVERIES_MAX = 5
+
+
+@dataclass(slots=True)
+class _Pending:
+    base_offset: int
+    end_offset: int
+    pieces: Sequence[Buffer]
+    bytes: int
+    answer: asyncio.Future[int] = field(repr=False)
+
+
+class OwnedStream:
+    """Made by `open`. All calls from one event loop."""
+
+    def __init__(
+        self,
+        client: SbpClient,
+        range_: m.Range,
+        epoch: int,
+        *,
+        window: int = WINDOW,
+        pending_bytes_max: int = PENDING_BYTES_MAX,
+        recovery_timeout: float = RECOVERY_TIMEOUT,
+        request_timeout: float = REQUEST_TIMEOUT,
+    ) -> None:
+        self.stream_id = range_.stream_id
+        self.epoch = epoch
+        self.next_offset = range_.next_offset
+        """The offset the next batch must carry."""
+        self._client = client
+        self._range = range_
+        self._window = window
+        self._pending_bytes_max = pending_bytes_max
+        self._recovery_timeout = recovery_timeout
+        self._request_timeout = request_timeout
+        self._sent: deque[_Pending] = deque()  # in flight, in offset order
+        self._queued: deque[_Pending] = deque()  # behind them
+        self._pending_bytes = 0
+        self._session = 0  # rises with every recovery: answers of older ones are not ours
+        self._channel: Channel | None = None  # None while recovering
+        self._failure: HeadraceError | None = None
+        self._fruitless = 0
+        self._tasks = TaskSet(f"owned stream {self.stream_id}")
+
+    @classmethod
+    async def open(
+        cls,
+        client: SbpClient,
+        stream_id: int,
+        epoch: int,
+        *,
+        clean: bool = False,
+        window: int = WINDOW,
+        pending_bytes_max: int = PENDING_BYTES_MAX,
+        recovery_timeout: float = RECOVERY_TIMEOUT,
+        request_timeout: float = REQUEST_TIMEOUT,
+    ) -> OwnedStream:
+        """Take the stream over under `epoch`: from now on every lower epoch is refused.
+
+        `clean` says that the previous writer stopped in order; the open range then goes on if its
+        data node agrees. Otherwise it is sealed. FencedError when a higher epoch has it.
+        """
+        if clean:
+            range_ = await client.seal(stream_id, -1, epoch)
+        else:
+            ranges = await client.list_ranges(stream_id)
+            range_ = await client.seal(stream_id, ranges[-1].range_index, epoch)
+        stream = cls(
+            client,
+            range_,
+            epoch,
+            window=window,
+            pending_bytes_max=pending_bytes_max,
+            recovery_timeout=recovery_timeout,
+            request_timeout=request_timeout,
+        )
+        stream._channel = await client.node(range_).channel()
+        return stream
+
+    @property
+    def failure(self) -> HeadraceError | None:
+        """Why this writer is over, if it is. Only FencedError forbids opening the stream again."""
+        return self._failure
+
+    @property
+    def pending_batches(self) -> int:
+        return len(self._sent) + len(self._queued)
+
+    def append(self, header: bytearray, body: Sequence[Buffer]) -> asyncio.Future[int]:
+        """Queue one batch whose header carries `next_offset`; resolves when it is durable.
+
+        The pieces belong to the log from now on. Raises at once, without taking the offset, when
+        the writer is over, the offset is wrong or too much is pending.
+        """
+        self._check()
+        decoded = decode_header(header)
+        if decoded.base_offset != self.next_offset:
+            raise UnexpectedOffsetError(
+                stream_id=self.stream_id, expected=self.next_offset, found=decoded.base_offset
+            )
+        pieces = [header, *body]
+        length = payload_bytes(pieces)
+        if self._pending_bytes and self._pending_bytes + length > self._pending_bytes_max:
+            raise ThrottledError("too many bytes pending", stream_id=self.stream_id)
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(_retrieve)
+        entry = _Pending(decoded.base_offset, decoded.next_offset, pieces, length, answer)
+        self.next_offset = decoded.next_offset
+        self._queued.append(entry)
+        self._pending_bytes += length
+        self._pump()
+        return answer
+
+    async def flush(self) -> None:
+        """Wait until everything appended so far is durable; raises if the writer is over."""
+        target = self.next_offset
+        while (last := self._last_before(target)) is not None:
+            await asyncio.wait([last.answer])
+        self._check()
+
+    def _last_before(self, offset: int) -> _Pending | None:
+        for entry in (*reversed(self._queued), *reversed(self._sent)):
+            if entry.base_offset < offset and not entry.answer.done():
+                return entry
+        return None
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            # A fresh instance: raising one object again and again would grow its traceback.
+            raise type(self._failure)(self._failure.message, **self._failure.data)
+
+    async def close(self) -> None:
+        """Stop. What is not acknowledged fails with UnavailableError: its outcome is unknown."""
+        self._fail(UnavailableError("writer closed", stream_id=self.stream_id))
+        await self._tasks.close()
+
+    def _pump(self) -> None:
+        """Send in order while the window has room."""
+        while self._channel is not None and self._queued and len(self._sent) < self._window:
+            entry = self._queued.popleft()
+            self._sent.append(entry)
+            self._tasks.start(self._send(entry, self._channel, self._session), name="append")
+
+    async def _send(self, entry: _Pending, channel: Channel, session: int) -> None:
+        # Tasks start in the order they were made and nothing is awaited before the call, so the
+        # batches leave in offset order.
+        range_ = self._range
+        request = append_request(
+            range_,
+            entry.bytes,
+            writer_epoch=self.epoch,
+            expected_offset=entry.base_offset,
+            timeout=self._request_timeout,
+        )
+        try:
+            reply = await self._client.node(range_).call_on(
+                channel, Code.APPEND, request, entry.pieces, timeout=self._request_timeout
+            )
+            base_offset = appended_offset(reply.message)
+            if base_offset != entry.base_offset:
+                raise StorageError(
+                    "stored at another offset", expected=entry.base_offset, found=base_offset
+                )
+        except HeadraceError as error:
+            if session == self._session:
+                self._on_refused(error)
+        else:
+            if session == self._session:
+                self._on_stored(entry)
+
+    def _on_stored(self, entry: _Pending) -> None:
+        self._fruitless = 0
+        if self._sent[0] is entry:  # nearly always: a data node acknowledges in offset order
+            self._sent.popleft()
+        else:
+            self._sent.remove(entry)
+        self._settle(entry)
+        self._pump()
+
+    def _settle(self, entry: _Pending) -> None:
+        self._pending_bytes -= entry.bytes
+        if not entry.answer.done():
+            entry.answer.set_result(entry.base_offset)
+
+    def _on_refused(self, error: HeadraceError) -> None:
+        """One refusal stops the pipeline: whatever follows it would leave a hole."""
+        self._session += 1
+        self._channel = None
+        self._queued.extendleft(reversed(self._sent))
+        self._sent.clear()
+        if isinstance(error, FencedError | RequestError):
+            self._fail(error)  # sending the same bytes again cannot help
+        else:
+            self._tasks.start(self._recover(error), name="recover")
+
+    async def _recover(self, cause: HeadraceError) -> None:
+        """Seal, learn what was stored, send the rest again."""
+        runtime = self._client.runtime
+        backoff = Backoff(runtime, runtime.clock.monotonic() + self._recovery_timeout)
+        self._fruitless += 1
+        if self._fruitless > FRUITLESS_RECOVERIES_MAX:
+            self._fail(cause)
+            return
+        if self._fruitless > 1:
+            await backoff.pause()
+        while True:
+            try:
+                range_ = await self._client.seal(
+                    self.stream_id, self._range.range_index, self.epoch
+                )
+                channel = await self._client.node(range_).channel()
+                break
+            except StateError as error:
+                if not error.retryable or not await backoff.pause():
+                    self._fail(error)
+                    return
+            except HeadraceError as error:
+                self._fail(error)
+                return
+        self._resume(range_, channel)
+
+    def _resume(self, range_: m.Range, channel: Channel) -> None:
+        start = range_.start_offset
+        while self._queued and self._queued[0].end_offset <= start:
+            self._settle(self._queued.popleft())
+            self._fruitless = 0
+        expected = self._queued[0].base_offset if self._queued else self.next_offset
+        if expected != start:
+            # Below: acknowledged batches are gone, as a power cut does to `written` streams.
+            # Above: somebody wrote under our epoch. Neither can be mended by writing on.
+            error = StorageError(
+                "the log does not continue where this writer left it",
+                stream_id=self.stream_id,
+                expected=expected,
+                found=start,
+            )
+            self._fail(error)
+            return
+        self._range = range_
+        self._channel = channel
+        self._pump()
+
+    def _fail(self, error: HeadraceError) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._session += 1
+        self._channel = None
+        self._pending_bytes = 0
+        for entry in (*self._sent, *self._queued):
+            if not entry.answer.done():
+                entry.answer.set_exception(error)
+        self._sent.clear()
+        self._queued.clear()
+
+
+def _retrieve(answer: asyncio.Future[int]) -> None:
+    """A caller may give up on an answer; the failure is kept in `OwnedStream.failure` anyway."""
+    if not answer.cancelled():
+        answer.exception()

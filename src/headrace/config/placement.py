@@ -1,0 +1,45 @@
+"""Settings of the placement manager."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True):
+    heartbeat_interval_ms: Annotated[
+        int, Meta(ge=100, description="How often data nodes announce themselves.")
+    ] = 5_000
+    node_timeout_ms: Annotated[
+        int,
+        Meta(ge=100, description="A data node silent for this long gets no new ranges."),
+    ] = 15_000
+    tick_interval_ms: Annotated[
+        int,
+        Meta(ge=10, description="How often liveness, unfinished seals and notices are looked at."),
+    ] = 1_000
+    seal_timeout_ms: Annotated[
+        int, Meta(ge=10, description="How long one data node may take to answer a seal.")
+    ] = 1_000
+    node_call_timeout_ms: Annotated[
+        int, Meta(ge=10, description="How long a data node may take for anything else.")
+    ] = 3_000
+    stream_id_block: Annotated[
+        int, Meta(ge=1, description="Stream ids reserved per write of the id counter.")
+    ] = 100
+    tombstone_ms: Annotated[
+        int, Meta(ge=0, description="How long a deleted stream is remembered.")
+    ] = 24 * 3600 * 1000
+    replicas_max: Annotated[
+        int, Meta(ge=1, le=127, description="The highest replica count a stream may ask for.")
+    ] = 1
+    retention_interval_ms: Annotated[
+        int,
+        Meta(ge=100, description="How often streams with a retention period are trimmed."),
+    ] = 60_000
+    disk_free_bytes_min: Annotated[
+        int,
+        Meta(ge=0, description="A node with less free disk gets ranges only if no other can."),
+    ] = 128 << 20
