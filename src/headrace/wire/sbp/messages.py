@@ -1,9 +1,11 @@
 """SBP header tables as frozen dataclasses; the FlatBuffers field id and type stand at each field.
 
 Ids are explicit and only ever appended. Fields marked "ours" are Headrace's extensions: absent
-means the seed's behaviour, scalars default to -1. `flat.py` turns these classes into FlatBuffers and back.
-In one process the objects themselves are handed over and nothing is encoded.
+means the seed's behaviour, scalars default to -1. `flat.py` turns these classes into FlatBuffers
+and back. In one process the objects themselves are handed over and nothing is encoded.
 """
+
+# ruff: noqa: RUF009  # the calls declare fields, as dataclasses.field does
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ class Range(Message):
     stream_id: int = i64(0, -1)
     range_index: int = i32(1, -1)
     start_offset: int = i64(2)
-    end_offset: int = i64(3, -1, written=True)  # -1 = open; always written, the seed's default was 0
+    end_offset: int = i64(
+        3, -1, written=True
+    )  # -1 = open; always written, the seed's default was 0
     next_offset: int = i64(4)
     replica_nodes: tuple[ReplicaNode, ...] = tables(5, ReplicaNode)
     writer_epoch: int = i64(6, -1)  # ours
