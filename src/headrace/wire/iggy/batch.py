@@ -1,0 +1,280 @@
+"""Messages as they travel and as they are stored: many at a time, by array operations.
+
+A message is a 64-byte header, its payload, its user headers (B2, the canonical form):
+
+| At | Bytes | Field                                                              |
+|----|-------|--------------------------------------------------------------------|
+|  0 |  8    | checksum: XXH3-64 of every byte behind it; producers send 0         |
+|  8 | 16    | id: 0 asks the server for one                                       |
+| 24 |  8    | offset: the server's                                                |
+| 32 |  8    | timestamp in microseconds: the server's, one for the batch          |
+| 40 |  8    | origin timestamp: the producer's, kept                              |
+| 48 |  4    | length of the user headers                                          |
+| 52 |  4    | length of the payload                                               |
+| 56 |  8    | reserved, 0; absent in A and B1                                     |
+
+An *area* is messages back to back; `starts` are their positions in it. Messages stand at any byte,
+so fields are gathered through overlapping views with a stride of one byte: `view[starts]` copies
+each header as one 64-byte item, about 7 ns per message. numpy is imported inside functions: it
+costs a third of a second, and the command line must not pay it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from headrace.wire.iggy.errors import DecodeError, Status
+from headrace.wire.iggy.fields import Buffer
+from headrace.wire.iggy.userheaders import USER_HEADERS_BYTES_MAX
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Positions: TypeAlias = NDArray[np.uint32]
+    Records: TypeAlias = NDArray[np.void]
+
+PAYLOAD_BYTES_MAX = 10_000_000
+HEADER_BYTES = 64
+NARROW_HEADER_BYTES = 56  # dialects A and B1
+INDEX_ENTRY_BYTES = 16
+
+_LENGTHS = struct.Struct("<II")
+_LENGTHS_AT = 48
+_POSITION = struct.Struct("<I")
+
+
+@cache
+def header_dtype() -> np.dtype[np.void]:
+    import numpy as np
+
+    return np.dtype(
+        [
+            ("checksum", "<u8"),
+            ("id", "<u8", (2,)),
+            ("offset", "<u8"),
+            ("timestamp", "<u8"),
+            ("origin_timestamp", "<u8"),
+            ("headers_length", "<u4"),
+            ("payload_length", "<u4"),
+            ("reserved", "<u8"),
+        ]
+    )
+
+
+def items(area: Any, length: int) -> Records:
+    """Every run of `length` bytes in `area` as one opaque item: item `i` starts at byte `i`."""
+    import numpy as np
+
+    count = max(0, memoryview(area).nbytes - length + 1)
+    return np.ndarray((count,), f"V{length}", area, 0, (1,))
+
+
+def gather_headers(area: Any, starts: Positions, header_bytes: int = HEADER_BYTES) -> Records:
+    """Copies of the message headers, as records of `header_dtype`; a narrow header is widened."""
+    import numpy as np
+
+    gathered = items(area, header_bytes)[starts]
+    if header_bytes == HEADER_BYTES:
+        return gathered.view(header_dtype())
+    headers = np.zeros(len(starts), header_dtype())
+    np.ndarray(len(starts), f"V{header_bytes}", headers, 0, (HEADER_BYTES,))[:] = gathered
+    return headers
+
+
+# --- where messages start -------------------------------------------------------------------------
+
+
+def read_index(index: Buffer, count: int, area_bytes: int) -> Positions:
+    """Start positions out of the index table of SEND_MESSAGES.
+
+    An entry is `u32 0, u32 cumulative end, u64 0`. The published description of the protocol has
+    `u64 0, u32 cumulative end, u32 0` instead: no message is empty, so the first entry tells.
+    """
+    import numpy as np
+
+    if count == 0:
+        raise DecodeError(Status.INVALID_MESSAGES_COUNT)
+    if len(index) != count * INDEX_ENTRY_BYTES:
+        raise DecodeError(Status.INVALID_INDEXES_BYTE_SIZE, count=count, found=len(index))
+    table = np.frombuffer(index, "<u4").reshape(count, 4)
+    seed_form = table[0, 1] == 0 and table[0, 2] != 0
+    ends, other = (table[:, 2], table[:, 1]) if seed_form else (table[:, 1], table[:, 2])
+    if table[:, 0].any() or (seed_form and other.any()):
+        raise DecodeError(Status.NON_ZERO_OFFSET)
+    if table[:, 3].any() or (not seed_form and other.any()):
+        raise DecodeError(Status.NON_ZERO_TIMESTAMP)
+    if ends[-1] != area_bytes or (ends[1:] < ends[:-1]).any():
+        raise DecodeError(Status.INVALID_MESSAGES_SIZE, found=int(ends[-1]), expected=area_bytes)
+    starts = np.empty(count, np.uint32)
+    starts[0] = 0
+    starts[1:] = ends[:-1]
+    return starts
+
+
+def check_messages(area: Buffer, starts: Positions) -> int:
+    """Check messages against the sizes their headers state; returns the header size (56 or 64)."""
+    import numpy as np
+
+    sizes = np.diff(starts.astype(np.int64), append=len(area))
+    if sizes.min() < NARROW_HEADER_BYTES:
+        raise DecodeError(Status.TOO_SMALL_MESSAGE, size=int(sizes.min()))
+    lengths = items(area, _LENGTHS.size)[starts + np.uint32(_LENGTHS_AT)]
+    pairs = lengths.view("<u4").reshape(-1, 2).astype(np.int64)
+    header_bytes = int(sizes[0] - pairs[0].sum())
+    if header_bytes not in (HEADER_BYTES, NARROW_HEADER_BYTES):
+        raise DecodeError(
+            Status.INVALID_MESSAGES_SIZE, size=int(sizes[0]), stated=pairs[0].tolist()
+        )
+    if (pairs.sum(axis=1) + header_bytes != sizes).any():
+        raise DecodeError(Status.INVALID_MESSAGES_SIZE)
+    if pairs[:, 0].max() > USER_HEADERS_BYTES_MAX:
+        raise DecodeError(Status.TOO_BIG_USER_HEADERS, length=int(pairs[:, 0].max()))
+    if pairs[:, 1].max() > PAYLOAD_BYTES_MAX:
+        raise DecodeError(Status.TOO_BIG_MESSAGE_PAYLOAD, length=int(pairs[:, 1].max()))
+    if header_bytes == HEADER_BYTES:
+        reserved = items(area, 8)[starts + np.uint32(NARROW_HEADER_BYTES)].view("<u8")
+        if reserved.any():
+            raise DecodeError(Status.INVALID_RESERVED_FIELD)
+    return header_bytes
+
+
+def walk(area: Buffer, header_bytes: int = HEADER_BYTES) -> list[int]:
+    """Find the start of every message from the lengths in its header, one after the other."""
+    starts = []
+    position, end = 0, len(area)
+    while position < end:
+        if position + header_bytes > end:
+            raise DecodeError(Status.TOO_SMALL_MESSAGE, position=position)
+        starts.append(position)
+        headers_length, payload_length = _LENGTHS.unpack_from(area, position + _LENGTHS_AT)
+        position += header_bytes + headers_length + payload_length
+    if position != end:
+        raise DecodeError(Status.INVALID_MESSAGES_SIZE, found=end, expected=position)
+    return starts
+
+
+def locate(area: Buffer, header_bytes: int = HEADER_BYTES) -> Positions:
+    """Like `walk`, as an array; messages of one size, the usual case in bulk, are not walked."""
+    import numpy as np
+
+    if len(area) >= header_bytes:
+        size = header_bytes + sum(_LENGTHS.unpack_from(area, _LENGTHS_AT))
+        if len(area) % size == 0:
+            starts = np.arange(0, len(area), size, dtype=np.uint32)
+            lengths = items(area, _LENGTHS.size)[starts + np.uint32(_LENGTHS_AT)].view("<u8")
+            if (lengths == lengths[0]).all():
+                return starts
+    return np.array(walk(area, header_bytes), np.uint32)
+
+
+# --- the batch on disk ----------------------------------------------------------------------------
+
+
+def build_index(starts: Positions) -> bytes:
+    """The trailer of an INDEXED batch: start positions, u32 little endian."""
+    return starts.astype("<u4", copy=False).tobytes()
+
+
+def read_starts(body: Buffer, record_count: int) -> tuple[memoryview, Positions]:
+    """The area and the start positions in the body of an INDEXED batch."""
+    import numpy as np
+
+    area_bytes = _area_bytes(body, record_count)
+    return memoryview(body)[:area_bytes], np.frombuffer(body, "<u4", record_count, area_bytes)
+
+
+def slice_batch(body: memoryview, record_count: int, first: int, count: int) -> memoryview:
+    """Messages [first, first + count) of an INDEXED batch, without copying them."""
+    if not 0 <= first <= first + count <= record_count:
+        raise DecodeError(Status.INVALID_OFFSET, first=first, count=count, found=record_count)
+    area_bytes = _area_bytes(body, record_count)
+    if count == 0:
+        return body[:0]
+    (start,) = _POSITION.unpack_from(body, area_bytes + 4 * first)
+    end = area_bytes
+    if first + count < record_count:
+        (end,) = _POSITION.unpack_from(body, area_bytes + 4 * (first + count))
+    if not start <= end <= area_bytes:
+        raise DecodeError(Status.INVALID_INDEXES_COUNT, start=start, end=end, area=area_bytes)
+    return body[start:end]
+
+
+def _area_bytes(body: Buffer, record_count: int) -> int:
+    area_bytes = len(body) - 4 * record_count
+    if area_bytes < 0:
+        raise DecodeError(Status.INVALID_INDEXES_COUNT, count=record_count, found=len(body))
+    return area_bytes
+
+
+def subset(
+    area: memoryview, starts: Positions, first: int, count: int
+) -> tuple[memoryview, Positions]:
+    """Messages [first, first + count) of an area, as an area of their own; nothing is copied."""
+    if not 0 <= first < first + count <= len(starts):
+        raise DecodeError(Status.INVALID_OFFSET, first=first, count=count, found=len(starts))
+    last = first + count
+    end = int(starts[last]) if last < len(starts) else len(area)
+    return area[int(starts[first]) : end], starts[first:last] - starts[first]
+
+
+def split(
+    area: memoryview, starts: Positions, bytes_max: int
+) -> list[tuple[memoryview, Positions]]:
+    """Cut an area into consecutive ones of at most `bytes_max`, or of one larger message."""
+    import numpy as np
+
+    if len(area) <= bytes_max:
+        return [(area, starts)]
+    ends = np.append(starts[1:], np.uint32(len(area)))
+    cuts, first = [0], 0
+    while first < len(starts):
+        limit = int(starts[first]) + bytes_max
+        first = max(first + 1, int(np.searchsorted(ends, limit, side="right")))
+        cuts.append(first)
+    return [
+        (area[int(starts[a]) : int(ends[b - 1])], starts[a:b] - starts[a])
+        for a, b in pairwise(cuts)
+    ]
+
+
+# --- stamping -------------------------------------------------------------------------------------
+
+
+def stamp(
+    area: bytearray | memoryview,
+    starts: Positions,
+    *,
+    base_offset: int,
+    timestamp_us: int,
+    new_ids: Callable[[int], bytes],
+) -> None:
+    """Write offsets, the timestamp, missing ids and checksums into canonical messages, in place.
+
+    `new_ids(n)` gives n * 16 bytes of fresh ids; it is asked only for messages whose id is 0.
+    """
+    import numpy as np
+    from xxhash import xxh3_64_intdigest
+
+    count = len(starts)
+    stamped = np.empty(count, np.dtype([("id", "<u8", (2,)), ("offset", "<u8"), ("time", "<u8")]))
+    places = items(area, stamped.itemsize)
+    at = starts + np.uint32(8)
+    stamped["id"] = items(area, 16)[at].view("<u8").reshape(count, 2)
+    missing = np.flatnonzero(~stamped["id"].any(axis=1))
+    if len(missing):
+        fresh = np.frombuffer(new_ids(len(missing)), "<u8")
+        stamped["id"][missing] = fresh.reshape(len(missing), 2)
+    stamped["offset"] = np.arange(base_offset, base_offset + count, dtype=np.uint64)
+    stamped["time"] = timestamp_us
+    places[at] = stamped.view(f"V{stamped.itemsize}")
+    view = memoryview(area)
+    begins = at.tolist()
+    ends = [*starts[1:].tolist(), len(view)]
+    # One C call per message; XXH3 has no batch form and this is the larger half of the cost here.
+    sums = [xxh3_64_intdigest(view[a:b]) for a, b in zip(begins, ends, strict=True)]
+    items(area, 8)[starts] = np.array(sums, np.uint64).astype("<u8", copy=False).view("V8")

@@ -1,0 +1,48 @@
+"""The dialects of Iggy's protocol, and how to tell them apart on one port.
+
+| Dialect | Python client | Framing   | Message header | Ids from | User header keys |
+|---------|---------------|-----------|----------------|----------|------------------|
+| A       | 0.5.0         | classic   | 56             | 1        | text             |
+| B1      | 0.6.0         | classic   | 56             | 0        | text             |
+| B2      | 0.7.0, 0.8.0  | classic   | 64             | 0        | typed            |
+| C       | 0.9.0         | 256 bytes | 48, in batches | 0        | typed            |
+
+Inside Headrace there is one canonical form, B2's: ids from 0, 64-byte message headers, typed keys.
+Codecs of the other dialects translate at this border, so nothing above it asks for a dialect.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Dialect(Enum):
+    A = "A"
+    B1 = "B1"
+    B2 = "B2"
+    C = "C"
+
+    @property
+    def id_base(self) -> int:
+        """What the first stream, topic, group, partition and user is called on the wire."""
+        return 1 if self is Dialect.A else 0
+
+    @property
+    def header_bytes(self) -> int:
+        """Size of a message header in SEND requests and POLL replies."""
+        return 64 if self is Dialect.B2 else 56
+
+    @property
+    def typed_header_keys(self) -> bool:
+        return self in (Dialect.B2, Dialect.C)
+
+
+CLASSIC = frozenset((Dialect.A, Dialect.B1, Dialect.B2))
+
+# The version string of LOGIN_USER is the version of the Rust crate inside every SDK but Node's.
+_VERSIONS = {"0.7": Dialect.A, "0.8": Dialect.B1, "0.9": Dialect.B2, "0.10": Dialect.B2}
+
+
+def of_version(version: str) -> Dialect | None:
+    """The dialect of a client that gave this version at login; None when it says nothing."""
+    return _VERSIONS.get(".".join(version.split(".")[:2]))

@@ -1,0 +1,181 @@
+"""Classic framing, both directions; all numbers little endian.
+
+| Request  | `u32 length, u32 code, payload`   | `length` counts the code and the payload |
+| Response | `u32 status, u32 length, payload` | `length` counts the payload alone        |
+
+There is no request id: one request at a time, replies in order. A failed request has no payload.
+A success of length 0 or 1 is empty and no byte follows it, so a payload of one byte cannot be sent.
+
+A connection whose first four bytes are zero speaks dialect C, which has another framing.
+Decoders keep at most what arrived: a frame that states a large length costs nothing until its bytes
+come, and more than the limit is refused as soon as the length is read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from headrace.errors import LocalProtocolError, RemoteProtocolError
+from headrace.wire.iggy.fields import Buffer
+
+_HEAD = struct.Struct("<II")
+_U32 = struct.Struct("<I")
+_CODE_BYTES = 4
+_SEND_MESSAGES = 101
+
+FRAME_BYTES_MAX = 16 * 1024 * 1024
+SEND_FRAME_BYTES_MAX = (
+    64 * 1024 * 1024
+)  # many messages of up to 10,000,000 bytes travel in one SEND
+RESPONSE_BYTES_MAX = 256 * 1024 * 1024  # a poll may ask a plain Iggy server for a great deal
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFrame:
+    code: int
+    payload: memoryview
+    """Owned by this frame and writable: the broker stamps messages in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadLength:
+    """A length below 4. Answer INVALID_COMMAND; the frame's bytes are skipped, the next is fine."""
+
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class TooLarge:
+    """A frame above the limit. Answer INVALID_COMMAND and close: nobody will read its bytes."""
+
+    code: int | None
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class OtherFraming:
+    """The peer speaks dialect C. Nothing after this event is decoded."""
+
+
+RequestEvent: TypeAlias = RequestFrame | BadLength | TooLarge | OtherFraming
+
+
+class RequestDecoder:
+    """Bytes in, events out. After TooLarge or OtherFraming it stays silent."""
+
+    def __init__(
+        self,
+        *,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        send_frame_bytes_max: int = SEND_FRAME_BYTES_MAX,
+    ) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._send_frame_bytes_max = max(frame_bytes_max, send_frame_bytes_max)
+        self._pending = bytearray()
+        self._first = True
+        self._ended = False
+
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._pending)
+
+    def feed(self, data: Buffer) -> list[RequestEvent]:
+        events: list[RequestEvent] = []
+        view, position = memoryview(data), 0
+        while not self._ended:
+            position += self._fill(view, position, _U32.size)
+            if len(self._pending) < _U32.size:
+                break
+            (length,) = _U32.unpack_from(self._pending)
+            head_bytes = _U32.size + min(length, _CODE_BYTES)
+            position += self._fill(view, position, head_bytes)
+            if refusal := self._refusal(length):
+                events.append(refusal)
+                self._ended = True
+                break
+            position += self._fill(view, position, _U32.size + length)
+            if len(self._pending) < _U32.size + length:
+                break
+            events.append(self._take(length))
+        return events
+
+    def _fill(self, view: memoryview, position: int, wanted: int) -> int:
+        """Move bytes into the pending frame until it has `wanted`; the only copy a frame costs."""
+        count = max(0, min(wanted - len(self._pending), len(view) - position))
+        self._pending += view[position : position + count]
+        return count
+
+    def _refusal(self, length: int) -> TooLarge | OtherFraming | None:
+        if self._first and length == 0:
+            return OtherFraming()
+        if length > self._send_frame_bytes_max:
+            return TooLarge(None, length)
+        if length > self._frame_bytes_max and len(self._pending) >= _HEAD.size:
+            (code,) = _U32.unpack_from(self._pending, _U32.size)
+            if code != _SEND_MESSAGES:
+                return TooLarge(code, length)
+        return None
+
+    def _take(self, length: int) -> RequestFrame | BadLength:
+        frame, self._pending, self._first = self._pending, bytearray(), False
+        if length < _CODE_BYTES:
+            return BadLength(length)
+        (code,) = _U32.unpack_from(frame, _U32.size)
+        return RequestFrame(code, memoryview(frame)[_HEAD.size :])
+
+
+def encode_request(code: int, pieces: Sequence[Buffer] = ()) -> list[Buffer]:
+    length = _CODE_BYTES + sum(len(piece) for piece in pieces)
+    if length > 0xFFFF_FFFF:
+        raise LocalProtocolError("request too large", length=length)
+    return [_HEAD.pack(length, code), *pieces]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFrame:
+    status: int
+    payload: memoryview
+
+
+class ResponseDecoder:
+    """Bytes in, responses out. A response above the limit is a RemoteProtocolError."""
+
+    def __init__(self, *, response_bytes_max: int = RESPONSE_BYTES_MAX) -> None:
+        self._response_bytes_max = response_bytes_max
+        self._pending = bytearray()
+
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._pending)
+
+    def feed(self, data: Buffer) -> list[ResponseFrame]:
+        frames: list[ResponseFrame] = []
+        view, position = memoryview(data), 0
+        while True:
+            position += self._fill(view, position, _HEAD.size)
+            if len(self._pending) < _HEAD.size:
+                return frames
+            status, length = _HEAD.unpack_from(self._pending)
+            if length > self._response_bytes_max:
+                raise RemoteProtocolError("response too large", status=status, length=length)
+            body_bytes = 0 if status == 0 and length <= 1 else length
+            position += self._fill(view, position, _HEAD.size + body_bytes)
+            if len(self._pending) < _HEAD.size + body_bytes:
+                return frames
+            frame, self._pending = self._pending, bytearray()
+            frames.append(ResponseFrame(status, memoryview(frame)[_HEAD.size :]))
+
+    def _fill(self, view: memoryview, position: int, wanted: int) -> int:
+        count = max(0, min(wanted - len(self._pending), len(view) - position))
+        self._pending += view[position : position + count]
+        return count
+
+
+def encode_response(status: int, pieces: Sequence[Buffer] = ()) -> list[Buffer]:
+    length = sum(len(piece) for piece in pieces)
+    if length == 1 or length > 0xFFFF_FFFF or (status != 0 and length != 0):
+        raise LocalProtocolError("no such response can be framed", status=status, length=length)
+    return [_HEAD.pack(status, length), *pieces]

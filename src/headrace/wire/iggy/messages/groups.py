@@ -1,0 +1,88 @@
+"""Consumer groups (codes 600 to 605)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from headrace.wire.iggy.fields import (
+    PARTITION,
+    U32,
+    Body,
+    Id,
+    RequestedId,
+    Str8,
+    counted,
+    nested,
+    to_end,
+)
+from headrace.wire.iggy.primitives import Reference
+
+
+@dataclass(frozen=True, slots=True)
+class Group(Body):
+    id: Id
+    partitions_count: U32
+    members_count: U32
+    name: Str8
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember(Body):
+    """`id` is the client id of the member's connection, which is never shifted."""
+
+    id: U32
+    partitions: Annotated[tuple[int, ...], counted(PARTITION)]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDetails(Body):
+    group: Annotated[Group, nested(Group)]
+    members: Annotated[tuple[GroupMember, ...], to_end(nested(GroupMember))] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Groups(Body):
+    groups: Annotated[tuple[Group, ...], to_end(nested(Group))]
+
+
+@dataclass(frozen=True, slots=True)
+class GetGroup(Body):
+    stream: Reference
+    topic: Reference
+    group: Reference
+
+
+@dataclass(frozen=True, slots=True)
+class GetGroups(Body):
+    stream: Reference
+    topic: Reference
+
+
+@dataclass(frozen=True, slots=True)
+class CreateGroup(Body):
+    stream: Reference
+    topic: Reference
+    group_id: RequestedId = field(default=None, kw_only=True)
+    name: Str8
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroup(Body):
+    stream: Reference
+    topic: Reference
+    group: Reference
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroup(Body):
+    stream: Reference
+    topic: Reference
+    group: Reference
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveGroup(Body):
+    stream: Reference
+    topic: Reference
+    group: Reference

@@ -1,0 +1,285 @@
+"""Sending, polling, flushing (codes 100 to 102): the hot path. `batch.py` knows the messages."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headrace.errors import LocalProtocolError
+from headrace.wire.iggy import batch
+from headrace.wire.iggy.dialects import Dialect
+from headrace.wire.iggy.errors import DecodeError, Status
+from headrace.wire.iggy.fields import (
+    U32,
+    U32_LAYOUT,
+    Body,
+    Buffer,
+    Flag,
+    OptionalPartition,
+    Partition,
+    Reader,
+    Writer,
+)
+from headrace.wire.iggy.primitives import (
+    REFERENCE,
+    ConsumerField,
+    Identifier,
+    Partitioning,
+    Reference,
+    StrategyField,
+    read_partitioning,
+    write_partitioning,
+)
+from headrace.wire.iggy.userheaders import (
+    USER_HEADERS_BYTES_MAX,
+    UserHeader,
+    decode_headers,
+    split_key,
+)
+
+if TYPE_CHECKING:
+    from headrace.wire.iggy.batch import Positions
+
+_HEADER = struct.Struct("<Q16sQQQIIQ")
+_INDEX_ENTRY = struct.Struct("<IIQ")
+_POLL_HEAD = struct.Struct("<IQI")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. To send one only `payload` is needed; the server fills in the rest."""
+
+    payload: bytes
+    headers: bytes = b""
+    """The user headers as they stand on the wire (B2)."""
+    id: int = 0
+    offset: int = 0
+    timestamp_us: int = 0
+    origin_timestamp_us: int = 0
+    checksum: int = field(default=0, compare=False)
+
+    @property
+    def user_headers(self) -> tuple[UserHeader, ...]:
+        return decode_headers(self.headers)
+
+    @property
+    def key(self) -> bytes | None:
+        return split_key(self.headers)[0]
+
+
+# --- SEND_MESSAGES --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SendMessages:
+    """`u32 metadata length, stream, topic, partitioning, u32 count, count * 16 index, messages`.
+
+    `area` holds canonical messages, checked; it can be written to when the request could.
+    """
+
+    stream: Identifier
+    topic: Identifier
+    partitioning: Partitioning
+    starts: Positions
+    area: memoryview
+    dialect: Dialect = Dialect.B2
+    """What the messages looked like on the wire: B2, or B1 for 56-byte headers."""
+
+    @property
+    def count(self) -> int:
+        return len(self.starts)
+
+    @classmethod
+    def decode(cls, data: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
+        return decode_send(data, dialect)
+
+    def pieces(self, dialect: Dialect = Dialect.B2) -> list[Buffer]:
+        area, starts = self.area, self.starts
+        if dialect is not Dialect.B2:
+            from headrace.wire.iggy.columns import narrow
+
+            area, starts = narrow(area, starts, dialect)
+        head = _send_head(self.stream, self.topic, self.partitioning, self.count, dialect)
+        return [head, _send_index(starts, len(area)), area]
+
+    def encode(self, dialect: Dialect = Dialect.B2) -> bytes:
+        return b"".join(self.pieces(dialect))
+
+
+def decode_send(payload: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
+    """Decode and check a SEND. The header size is read off the messages, not off the dialect."""
+    reader = Reader(payload, dialect)
+    metadata_bytes = reader.u32()
+    begin = reader.position
+    stream, topic = REFERENCE.read(reader), REFERENCE.read(reader)
+    partitioning, count = read_partitioning(reader), reader.u32()
+    if reader.position - begin != metadata_bytes:
+        raise DecodeError(Status.INVALID_COMMAND, "metadata length", stated=metadata_bytes)
+    if count * batch.INDEX_ENTRY_BYTES > reader.remaining:
+        raise DecodeError(Status.INVALID_INDEXES_BYTE_SIZE, count=count, found=reader.remaining)
+    index = reader.take(count * batch.INDEX_ENTRY_BYTES)
+    area = reader.take(reader.remaining)
+    starts = batch.read_index(index, count, len(area))
+    if batch.check_messages(area, starts) == batch.HEADER_BYTES:
+        return SendMessages(stream, topic, partitioning, starts, area)
+    from headrace.wire.iggy.columns import widen
+
+    area, starts = widen(area, starts)
+    return SendMessages(stream, topic, partitioning, starts, area, Dialect.B1)
+
+
+def encode_send(
+    stream: Identifier, topic: Identifier, partitioning: Partitioning, messages: Iterable[Message]
+) -> SendMessages:
+    """A request to send these messages."""
+    import numpy as np
+
+    area = bytearray()
+    starts = []
+    for message in messages:
+        starts.append(len(area))
+        area += _HEADER.pack(
+            0,
+            message.id.to_bytes(16, "little"),
+            0,
+            0,
+            message.origin_timestamp_us,
+            len(message.headers),
+            _checked_length(message),
+            0,
+        )
+        area += message.payload
+        area += message.headers
+    if not starts:
+        raise LocalProtocolError("nothing to send")
+    positions = np.array(starts, np.uint32)
+    return SendMessages(stream, topic, partitioning, positions, memoryview(area))
+
+
+def _checked_length(message: Message) -> int:
+    if len(message.payload) > batch.PAYLOAD_BYTES_MAX:
+        raise LocalProtocolError("message payload too large", length=len(message.payload))
+    if len(message.headers) > USER_HEADERS_BYTES_MAX:
+        raise LocalProtocolError("user headers too large", length=len(message.headers))
+    return len(message.payload)
+
+
+def _send_head(
+    stream: Identifier, topic: Identifier, partitioning: Partitioning, count: int, dialect: Dialect
+) -> bytes:
+    writer = Writer(dialect)
+    REFERENCE.write(writer, stream)
+    REFERENCE.write(writer, topic)
+    write_partitioning(writer, partitioning)
+    writer.number(U32_LAYOUT, count)
+    return U32_LAYOUT.pack(len(writer)) + writer
+
+
+def _send_index(starts: Positions, area_bytes: int) -> bytes:
+    import numpy as np
+
+    table = np.zeros((len(starts), 4), "<u4")
+    table[:-1, 1] = starts[1:]
+    table[-1, 1] = area_bytes
+    return table.tobytes()
+
+
+# --- POLL_MESSAGES --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PollMessages(Body):
+    consumer: ConsumerField
+    stream: Reference
+    topic: Reference
+    partition: OptionalPartition
+    strategy: StrategyField
+    count: U32
+    auto_commit: Flag = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolledMessages:
+    """`u32 partition, u64 current offset, u32 count`, messages. Never shorter than 16 bytes.
+
+    `current_offset` is the partition's last offset (0 when empty), not the last one returned.
+    """
+
+    partition: int
+    current_offset: int
+    count: int
+    slices: Sequence[Buffer] = ()
+    """Canonical messages; a slice holds whole ones. A decoded reply has one slice."""
+
+    @classmethod
+    def decode(cls, data: Buffer, dialect: Dialect = Dialect.B2) -> PolledMessages:
+        if len(data) < _POLL_HEAD.size:
+            raise DecodeError(Status.INVALID_NUMBER_ENCODING, "poll reply", length=len(data))
+        partition, current_offset, count = _POLL_HEAD.unpack_from(data)
+        # A partition that was never chosen reads 0 in every dialect.
+        canonical = max(0, partition - dialect.id_base)
+        area = memoryview(data)[_POLL_HEAD.size :]
+        if dialect is not Dialect.B2 and len(area):
+            from headrace.wire.iggy.columns import widen
+
+            area, _ = widen(area, batch.locate(area, dialect.header_bytes))
+        return cls(canonical, current_offset, count, (area,) if len(area) else ())
+
+    def pieces(self, dialect: Dialect = Dialect.B2) -> list[Buffer]:
+        return encode_poll_response(
+            self.partition, self.current_offset, self.count, self.slices, dialect
+        )
+
+    def encode(self, dialect: Dialect = Dialect.B2) -> bytes:
+        return b"".join(self.pieces(dialect))
+
+    def messages(self) -> list[Message]:
+        return [message for area in self.slices for message in decode_messages(area)]
+
+
+def encode_poll_response(
+    partition: int,
+    current_offset: int,
+    count: int,
+    slices: Sequence[Buffer],
+    dialect: Dialect = Dialect.B2,
+) -> list[Buffer]:
+    head = _POLL_HEAD.pack(partition + dialect.id_base, current_offset, count)
+    if dialect is Dialect.B2:
+        return [head, *slices]
+    from headrace.wire.iggy.columns import narrow
+
+    return [head, *(narrow(area, batch.locate(area), dialect)[0] for area in slices)]
+
+
+def decode_messages(area: Buffer) -> list[Message]:
+    """The messages of an area, one object each: for clients that look at messages one by one."""
+    view = memoryview(area)
+    messages = []
+    for start in batch.walk(view):
+        checksum, id_, offset, time, origin, headers_bytes, payload_bytes, _ = _HEADER.unpack_from(
+            view, start
+        )
+        payload_end = start + _HEADER.size + payload_bytes
+        messages.append(
+            Message(
+                payload=bytes(view[start + _HEADER.size : payload_end]),
+                headers=bytes(view[payload_end : payload_end + headers_bytes]),
+                id=int.from_bytes(id_, "little"),
+                offset=offset,
+                timestamp_us=time,
+                origin_timestamp_us=origin,
+                checksum=checksum,
+            )
+        )
+    return messages
+
+
+@dataclass(frozen=True, slots=True)
+class FlushUnsavedBuffer(Body):
+    stream: Reference
+    topic: Reference
+    partition: Partition
+    fsync: Flag = True
