@@ -1,0 +1,168 @@
+"""Run an application on given rows, without broker or controller: `Application.test`.
+
+Every window of a port is a file of payloads, read by Spark's file stream one window per
+micro-batch; parsing, conditions, operators and sinks are the ones that run in production.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.errors import ConfigError
+from headrace.pipeline.application import Application, Properties
+from headrace.pipeline.declarations import BATCH, SPARK, Batch, Stage, TopicInput
+from headrace.pipeline.stages import Query, build_queries
+
+END_OF_INPUT = 999_999  # number of the empty window that lets a finished query run once more
+END_OF_TIME_MS = 253_402_300_799_000  # the last second of the year 9999
+TIMEOUT_SECONDS = 120
+
+_CHECKSUMS = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
+_RAW = {
+    "stream": "string",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "origin_timestamp": "timestamp",
+    "id": "string",
+    "key": "binary",
+    "headers": "map<string,binary>",
+}
+
+
+def emulate(
+    app: Application,
+    spark: SparkSession,
+    rows: Mapping[str, Sequence[Any]],
+    *,
+    close: bool,
+    properties: Properties,
+) -> dict[str, list[Row]]:
+    unknown = sorted(set(rows) - set(app.topics))
+    if unknown:
+        raise ConfigError(
+            f"no topic port {', '.join(unknown)}; there is {', '.join(app.topics) or 'none'}"
+        )
+    with tempfile.TemporaryDirectory(prefix="headrace-test-") as folder, _no_checksums(spark):
+        for name in app.topics:
+            _write_windows(Path(folder, "in", name), rows.get(name, ()))
+
+        def read_topic(topic: TopicInput, columns: tuple[str, ...]) -> DataFrame:
+            return _read(spark, Path(folder, "in", topic.name), topic, columns)
+
+        queries = [
+            (query, Path(folder, "checkpoints", query.name))
+            for query in build_queries(app, spark, read_topic, properties)
+        ]
+        results = {query.name: _run(query, checkpoint) for query, checkpoint in queries}
+        if close:
+            for name in app.topics:
+                _write_window(Path(folder, "in", name), END_OF_INPUT, ())
+            for query, checkpoint in queries:
+                _end_event_time(checkpoint)
+                results[query.name] += _run(query, checkpoint)
+        return results
+
+
+def _write_windows(folder: Path, rows: Sequence[Any]) -> None:
+    folder.mkdir(parents=True)
+    several = bool(rows) and isinstance(rows[0], list | tuple)
+    for index, window in enumerate(rows if several else [rows]):
+        _write_window(folder, index, window)
+
+
+def _write_window(folder: Path, index: int, window: Sequence[Any]) -> None:
+    path = folder / f"{index:06}.txt"
+    path.write_text("".join(f"{_payload(row)}\n" for row in window))
+    os.utime(path, (index + 1, index + 1))  # Spark reads the oldest file first
+
+
+def _payload(row: Any) -> str:
+    text = row if isinstance(row, str) else json.dumps(row, default=str)
+    if "\n" in text:
+        raise ConfigError(f"a payload given to test() is one line: {text!r}")
+    return text
+
+
+def _read(
+    spark: SparkSession, folder: Path, topic: TopicInput, columns: tuple[str, ...]
+) -> DataFrame:
+    lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(folder))
+    stream, name = topic.topic.split("/")
+    known: dict[str, Any] = {"stream": stream, "topic": name, "partition": 0}
+    return lines.select(
+        *(
+            F.lit(known.get(column)).cast(_RAW[column]).alias(column)
+            for column in columns
+            if column != "payload"
+        ),
+        F.col("value").cast("binary").alias("payload"),
+    )
+
+
+def _run(query: Query, checkpoint: Path) -> list[Row]:
+    """Process what is there and not processed yet; the rows that came out."""
+    collected: list[Row] = []
+
+    def on_batch(frame: DataFrame, batch_id: int) -> None:
+        collected.extend(frame.collect())
+        if query.stage is not None:
+            give(query.stage, frame, Batch(window_id=batch_id, batch_id=batch_id, replay=False))
+
+    running = (
+        query.frame.writeStream.outputMode(query.mode)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .foreachBatch(on_batch)
+        .start()
+    )
+    if not running.awaitTermination(TIMEOUT_SECONDS):
+        running.stop()
+        raise ConfigError(f"{query.name} did not finish in {TIMEOUT_SECONDS} s")
+    return collected
+
+
+def give(stage: Stage, frame: DataFrame, batch: Batch) -> None:
+    """Call a sink function with its one input and what else it asks for."""
+    code = stage.function.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    extra: dict[str, Any] = {BATCH: batch, SPARK: frame.sparkSession}
+    arguments = {name: value for name, value in extra.items() if name in names}
+    (port,) = stage.ports
+    stage.function(**{port: frame}, **stage.properties, **arguments)
+
+
+def _end_event_time(checkpoint: Path) -> None:
+    """Move the watermark to the end of time, as if every source had sent something that late.
+
+    The commit log holds the watermark that the next micro-batch starts with. So nothing has to be
+    invented that could show up in the results: an empty window then closes every open group.
+    """
+    commits = [path for path in (checkpoint / "commits").glob("*") if path.name.isdigit()]
+    last = max(commits, key=lambda path: int(path.name))
+    version, metadata = last.read_text().split("\n", 1)
+    state = json.loads(metadata)
+    state["nextBatchWatermarkMs"] = END_OF_TIME_MS
+    last.write_text(f"{version}\n{json.dumps(state)}")
+    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _no_checksums(spark: SparkSession) -> Iterator[None]:
+    """Spark may guard checkpoint files by checksums, which a changed commit would fail."""
+    before = spark.conf.get(_CHECKSUMS)
+    spark.conf.set(_CHECKSUMS, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(_CHECKSUMS, before)

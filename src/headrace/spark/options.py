@@ -1,0 +1,220 @@
+"""Options of `spark.read.format("headrace")` and its three siblings, parsed and checked at once.
+
+Spark shows options in plans, logs and its UI, so a secret is never an option's value: it comes from
+the environment, or the option holds a reference, `env:NAME` or `file:PATH`, which is resolved only
+where the connection is made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from headrace.errors import ConfigError
+
+Position = Literal["earliest", "latest"] | Mapping[int, int]
+ReadFrom = Literal["data-nodes", "broker"]
+PayloadFormat = Literal["binary", "string", "json"]
+
+DEFAULT_ADDRESS = "127.0.0.1:8090"
+COLUMNS = (
+    "stream",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "origin_timestamp",
+    "id",
+    "key",
+    "headers",
+    "payload",
+)
+
+_CONNECTION = ("address", "username", "password", "token", "stream", "topic")
+SOURCE_OPTIONS = (
+    *_CONNECTION,
+    "startingOffsets",
+    "endingOffsets",
+    "maxMessagesPerTrigger",
+    "maxBytesPerTrigger",
+    "columns",
+    "includeHeaders",
+    "readFrom",
+    "payloadFormat",
+)
+SINK_OPTIONS = (*_CONNECTION,)
+# Spark itself puts these among the options of a writer or reader.
+_SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname", "outputmode"})
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who we are, as references; the secret itself is read by `resolve`, where it is used."""
+
+    username: str = "env:HEADRACE_USERNAME"
+    password: str = "env:HEADRACE_PASSWORD"
+    token: str = "env:HEADRACE_TOKEN"
+
+    def resolve(self) -> tuple[str, str, str]:
+        """(username, password, token); a token, if there is one, leaves the other two empty."""
+        token = _resolve(self.token)
+        if token:
+            return "", "", token
+        username = self.username
+        if username.startswith(("env:", "file:")):
+            username = _resolve(username)
+        password = _resolve(self.password)
+        if not username or not password:
+            raise ConfigError(
+                "no credentials: set HEADRACE_USERNAME and HEADRACE_PASSWORD, or HEADRACE_TOKEN, "
+                "in the environment of the driver and the executors, or give the options "
+                "username and password=env:NAME or password=file:PATH"
+            )
+        return username, password, ""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A topic on a server."""
+
+    address: str
+    credentials: Credentials
+    stream: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    target: Target
+    starting: Position
+    ending: Position
+    messages_max: int | None
+    bytes_max: int | None
+    columns: tuple[str, ...]
+    read_from: ReadFrom
+    payload_format: PayloadFormat
+
+
+def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    given = _known(options, SOURCE_OPTIONS)
+    starting = _position(given, "startingOffsets", "latest" if streaming else "earliest")
+    ending = _position(given, "endingOffsets", "latest")
+    if streaming and "endingoffsets" in given:
+        raise ConfigError("endingOffsets is for batch reads; a stream has no end")
+    if not streaming and starting == "latest":
+        raise ConfigError("startingOffsets=latest reads nothing in a batch; use earliest or JSON")
+    if ending == "earliest":
+        raise ConfigError("endingOffsets is latest or JSON per partition")
+    return SourceOptions(
+        target=_target(given),
+        starting=starting,
+        ending=ending,
+        messages_max=_positive(given, "maxMessagesPerTrigger"),
+        bytes_max=_positive(given, "maxBytesPerTrigger"),
+        columns=_columns(given),
+        read_from=_choice(given, "readFrom", ("data-nodes", "broker")),  # type: ignore[arg-type]  # checked against the literal's values
+        payload_format=_choice(given, "payloadFormat", ("binary", "string", "json")),  # type: ignore[arg-type]  # likewise
+    )
+
+
+def parse_sink(options: Mapping[str, str]) -> Target:
+    return _target(_known(options, SINK_OPTIONS))
+
+
+def _known(options: Mapping[str, str], valid: tuple[str, ...]) -> dict[str, str]:
+    """The options by lower-case name, as Spark compares them; ConfigError for a name not in use."""
+    lower = {name.lower() for name in valid}
+    given = {name.lower(): value for name, value in options.items()}
+    unknown = sorted(name for name in options if name.lower() not in lower | _SPARKS_OWN)
+    if unknown:
+        raise ConfigError(
+            f"unknown option {', '.join(unknown)}; format headrace takes {', '.join(valid)}"
+        )
+    return given
+
+
+def _target(given: Mapping[str, str]) -> Target:
+    stream, topic = given.get("stream", ""), given.get("topic", "")
+    if not stream and topic.count("/") == 1:  # the short form `topic=shop/orders`
+        stream, topic = topic.split("/")
+    if not stream or not topic:
+        raise ConfigError("options stream and topic are both needed, or topic=stream/topic")
+    return Target(
+        address=given.get("address") or os.environ.get("HEADRACE_ADDRESS") or DEFAULT_ADDRESS,
+        credentials=_credentials(given),
+        stream=stream,
+        topic=topic,
+    )
+
+
+def _credentials(given: Mapping[str, str]) -> Credentials:
+    for name in ("password", "token"):
+        if name in given and not given[name].startswith(("env:", "file:")):
+            raise ConfigError(
+                f"option {name} would stand in Spark's plans and logs; "
+                f"give a reference, {name}=env:NAME or {name}=file:PATH"
+            )
+    names = ("username", "password", "token")
+    return Credentials(**{name: given[name] for name in names if name in given})
+
+
+def _resolve(reference: str) -> str:
+    kind, _, place = reference.partition(":")
+    if kind == "env":
+        return os.environ.get(place, "")
+    try:
+        return Path(place).read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read {reference}: {error.strerror}") from error
+
+
+def _position(
+    given: Mapping[str, str], name: str, default: Literal["earliest", "latest"]
+) -> Position:
+    text = given.get(name.lower(), default)
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
+    problem = ConfigError(f'{name} is earliest, latest or JSON like {{"0": 100, "1": 0}}: {text}')
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise problem from None
+    if not isinstance(value, dict) or not all(
+        key.isdigit() and type(offset) is int and offset >= 0 for key, offset in value.items()
+    ):
+        raise problem
+    return {int(key): offset for key, offset in value.items()}
+
+
+def _positive(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    if not text.isdigit() or int(text) == 0:
+        raise ConfigError(f"{name} is a whole number above 0: {text}")
+    return int(text)
+
+
+def _choice(given: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
+    text = given.get(name.lower(), values[0])
+    if text not in values:
+        raise ConfigError(f"{name} is one of {', '.join(values)}: {text}")
+    return text
+
+
+def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
+    headers = _choice(given, "includeHeaders", ("true", "false")) == "true"
+    text = given.get("columns")
+    if text is None:
+        return tuple(name for name in COLUMNS if headers or name != "headers")
+    wanted = [name.strip() for name in text.split(",")]
+    unknown = [name for name in wanted if name not in COLUMNS]
+    if unknown or len(set(wanted)) != len(wanted):
+        raise ConfigError(f"columns is a list of distinct names from {', '.join(COLUMNS)}: {text}")
+    return tuple(name for name in COLUMNS if name in wanted)

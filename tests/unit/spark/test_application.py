@@ -1,0 +1,212 @@
+"""The pipeline API without Spark: declarations, wiring errors with their remedy, the plan."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from headrace import Application
+from headrace.errors import ConfigError
+
+
+def shop() -> Application:
+    app = Application("shop", trigger="1 second", HEARTBEAT_TIMEOUT_MILLIS=5000)
+    app.topic("orders", "shop/orders", schema="sku string, qty int", starting="latest")
+
+    @app.operator(outputs=("ok", "late"))
+    def split(orders: Any, spark: Any, *, minimum: int = 1) -> Any: ...
+
+    @app.operator(inputs={"rows": "split.ok"}, to="shop/revenue", key="sku", MEMORY_MB=512)
+    def revenue(rows: Any) -> Any: ...
+
+    @app.sink(inputs={"rows": "split.late"})
+    def store(rows: Any, batch: Any) -> None: ...
+
+    return app
+
+
+def test_the_plan_has_apexs_shape() -> None:
+    plan = shop().plan()
+    assert plan["name"] == "shop"
+    assert plan["attributes"] == {
+        "APPLICATION_NAME": "shop",
+        "TRIGGER": "1 second",
+        "HEARTBEAT_TIMEOUT_MILLIS": 5000,
+    }
+    operators = {operator["name"]: operator for operator in plan["operators"]}
+    assert list(operators) == ["orders", "split", "revenue", "store"]
+    assert operators["orders"]["class"] == "headrace.pipeline.stages:read_topic"
+    assert operators["orders"]["properties"]["topic"] == "shop/orders"
+    assert operators["orders"]["properties"]["starting"] == "latest"
+    assert operators["split"]["class"] == f"{__name__}:shop.<locals>.split"
+    assert operators["split"]["properties"] == {"minimum": 1}
+    assert [(port["name"], port["kind"]) for port in operators["split"]["ports"]] == [
+        ("orders", "input"),
+        ("ok", "output"),
+        ("late", "output"),
+    ]
+    assert operators["revenue"]["attributes"] == {"MEMORY_MB": 512}
+    assert plan["streams"] == [
+        {
+            "name": "orders",
+            "source": {"operatorName": "orders", "portName": "output"},
+            "sinks": [{"operatorName": "split", "portName": "orders"}],
+            "locality": None,
+        },
+        {
+            "name": "split_ok",
+            "source": {"operatorName": "split", "portName": "ok"},
+            "sinks": [{"operatorName": "revenue", "portName": "rows"}],
+            "locality": None,
+        },
+        {
+            "name": "split_late",
+            "source": {"operatorName": "split", "portName": "late"},
+            "sinks": [{"operatorName": "store", "portName": "rows"}],
+            "locality": None,
+        },
+    ]
+    assert plan["outputs"][0] == {
+        "operator": "revenue",
+        "port": "output",
+        "topic": "shop/revenue",
+        "key": "sku",
+        "mode": "append",
+    }
+
+
+def test_stages_may_be_declared_before_what_feeds_them() -> None:
+    app = Application("a")
+
+    @app.operator(to="s/t")
+    def second(first: Any) -> Any: ...
+
+    @app.operator
+    def first(events: Any) -> Any: ...
+
+    app.topic("events", "s/events")
+    assert [stage.name for stage in app.ordered()] == ["first", "second"]
+
+
+def test_an_unknown_port_is_answered_with_what_there_is() -> None:
+    app = shop()
+
+    @app.operator(to="shop/other")
+    def other(order: Any) -> Any: ...
+
+    with pytest.raises(ConfigError, match=r"'order'.*orders, split\.ok, split\.late, revenue"):
+        app.plan()
+
+
+def test_one_of_several_outputs_must_be_named() -> None:
+    app = shop()
+
+    @app.operator(to="shop/other")
+    def other(split: Any) -> Any: ...
+
+    with pytest.raises(ConfigError, match=r"'split\.ok' or 'split\.late'"):
+        app.plan()
+
+
+def test_a_loop_is_shown() -> None:
+    app = Application("a")
+
+    @app.operator(to="s/t")
+    def one(two: Any) -> Any: ...
+
+    @app.operator
+    def two(one: Any) -> Any: ...
+
+    with pytest.raises(ConfigError, match="one -> two -> one"):
+        app.plan()
+
+
+def test_an_application_that_writes_nothing_is_refused() -> None:
+    app = Application("a")
+    app.topic("events", "s/events")
+
+    @app.operator
+    def one(events: Any) -> Any: ...
+
+    with pytest.raises(ConfigError, match="writes nothing"):
+        app.plan()
+
+
+def refused(text: str) -> Any:
+    return pytest.raises(ConfigError, match=text)
+
+
+def test_declarations_are_checked_where_they_are_made() -> None:
+    with refused("trigger"):
+        Application("a", trigger="soon")
+    with refused("application name"):
+        Application("a b")
+    with refused("unknown argument colour"):
+        Application("a", colour="red")
+    app = Application("a")
+    with refused("write stream/topic"):
+        app.topic("events", "events")
+    with refused("on_bad_row is one of"):
+        app.topic("events", "s/events", on_bad_row="ignore")
+    with refused("starting is"):
+        app.topic("events", "s/events", starting="newest")
+    app.topic("events", "s/events")
+    with refused("declared twice"):
+        app.topic("events", "s/other")
+    with refused("given; rename it"):
+        app.topic("spark", "s/other")
+    with refused("has a key but no topic"):
+        app.operator(key="x")(lambda_operator)
+    with refused("output_mode is one of"):
+        app.operator(output_mode="replace")(lambda_operator)
+    with refused(r"its ports are events"):
+        app.operator(inputs={"event": "events"})(lambda_operator)
+    with refused("operator of its own"):
+        app.operator(outputs=("a", "b"), to="s/t")(lambda_operator)
+    with refused("MEMORY_MB"):
+        app.operator(memory_mb=5)(lambda_operator)
+
+
+def lambda_operator(events: Any) -> Any: ...
+
+
+def test_signatures_that_say_nothing_are_refused() -> None:
+    app = Application("a")
+
+    def everything(*events: Any) -> Any: ...
+    def nothing() -> Any: ...
+    def no_default(events: Any, *, limit: int) -> Any: ...
+    def deep(events: Any, *, limits: Any = ()) -> Any: ...
+    def two(a: Any, b: Any, batch: Any) -> None: ...
+
+    with refused("names are the input ports"):
+        app.operator(everything)
+    with refused("has no input"):
+        app.operator(nothing)
+    with refused("limit needs a default"):
+        app.operator(no_default)
+    with refused("properties are text, numbers"):
+        app.operator(deep)
+    with refused("join them in an operator first"):
+        app.sink(two)
+
+
+def test_importing_the_application_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from headrace import Application; Application('a')\n"
+        "heavy = {'pyspark', 'numpy', 'pyarrow', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_module_spark_looks_for_imports_nothing_heavy_either() -> None:
+    code = (
+        "import sys, pyspark.sql.datasource; before = set(sys.modules)\n"
+        "import pyspark_headrace\n"
+        "assert pyspark_headrace.DefaultSource.name() == 'headrace'\n"
+        "new = set(sys.modules) - before\n"
+        "assert not [m for m in new if m.split('.')[0] in ('pyarrow', 'numpy', 'asyncio')], new"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,114 @@
+"""Options: what is understood, what is refused, and that secrets never become values."""
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.spark.options import COLUMNS, Credentials, parse_sink, parse_source
+
+TOPIC = {"stream": "shop", "topic": "orders"}
+
+
+def test_defaults() -> None:
+    options = parse_source(TOPIC, streaming=True)
+    assert options.target.address == "127.0.0.1:8090"
+    assert (options.target.stream, options.target.topic) == ("shop", "orders")
+    assert options.starting == "latest"
+    assert options.columns == COLUMNS
+    assert options.read_from == "data-nodes"
+    assert options.payload_format == "binary"
+    assert options.messages_max is None
+    assert parse_source(TOPIC, streaming=False).starting == "earliest"
+
+
+def test_names_are_compared_as_spark_compares_them() -> None:
+    options = parse_source({"TOPIC": "shop/orders", "maxmessagespertrigger": "5"}, streaming=True)
+    assert options.target.stream == "shop"
+    assert options.messages_max == 5
+
+
+def test_an_unknown_option_is_named_and_the_valid_ones_are_listed() -> None:
+    with pytest.raises(ConfigError, match=r"topics.*startingOffsets.*maxMessagesPerTrigger"):
+        parse_source({**TOPIC, "topics": "x"}, streaming=True)
+    with pytest.raises(ConfigError, match=r"startingOffsets.*takes address"):
+        parse_sink({**TOPIC, "startingOffsets": "earliest"})
+
+
+def test_sparks_own_options_pass() -> None:
+    assert parse_sink({**TOPIC, "checkpointLocation": "/tmp/x", "path": "y"}).topic == "orders"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"topic": "orders"},
+        {"stream": "shop"},
+        {**TOPIC, "startingOffsets": "first"},
+        {**TOPIC, "startingOffsets": '{"0": -1}'},
+        {**TOPIC, "startingOffsets": '{"a": 1}'},
+        {**TOPIC, "startingOffsets": "[1]"},
+        {**TOPIC, "startingOffsets": '{"0": true}'},
+        {**TOPIC, "endingOffsets": "latest"},
+        {**TOPIC, "maxMessagesPerTrigger": "0"},
+        {**TOPIC, "maxBytesPerTrigger": "1k"},
+        {**TOPIC, "columns": "offset,nothing"},
+        {**TOPIC, "columns": "offset,offset"},
+        {**TOPIC, "readFrom": "disk"},
+        {**TOPIC, "payloadFormat": "xml"},
+        {**TOPIC, "includeHeaders": "maybe"},
+    ],
+)
+def test_bad_values_are_refused(bad: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        parse_source(bad, streaming=True)
+
+
+@pytest.mark.parametrize("bad", [{"startingOffsets": "latest"}, {"endingOffsets": "earliest"}])
+def test_bad_bounds_of_a_batch_are_refused(bad: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        parse_source({**TOPIC, **bad}, streaming=False)
+
+
+def test_explicit_offsets_and_columns() -> None:
+    options = parse_source(
+        {
+            **TOPIC,
+            "startingOffsets": '{"0": 3, "2": 0}',
+            "endingOffsets": '{"0": 9}',
+            "columns": "payload, offset",
+        },
+        streaming=False,
+    )
+    assert options.starting == {0: 3, 2: 0}
+    assert options.ending == {0: 9}
+    assert options.columns == ("offset", "payload")
+    without = parse_source({**TOPIC, "includeHeaders": "false"}, streaming=True)
+    assert "headers" not in without.columns
+
+
+@pytest.mark.parametrize("name", ["password", "token"])
+def test_a_secret_as_a_value_is_refused_without_repeating_it(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}=env:NAME") as caught:
+        parse_sink({**TOPIC, name: "hunter2"})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_secrets_are_read_where_they_are_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    for name in ("HEADRACE_USERNAME", "HEADRACE_PASSWORD", "HEADRACE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    file = f"{tmp_path}/password"
+    with open(file, "w") as out:
+        out.write("s3cret\n")
+    target = parse_sink({**TOPIC, "username": "me", "password": f"file:{file}"})
+    assert "s3cret" not in repr(target)
+    assert target.credentials.resolve() == ("me", "s3cret", "")
+    with pytest.raises(ConfigError, match="HEADRACE_USERNAME"):
+        Credentials().resolve()
+    monkeypatch.setenv("HEADRACE_USERNAME", "u")
+    monkeypatch.setenv("HEADRACE_PASSWORD", "p")
+    assert Credentials().resolve() == ("u", "p", "")
+    monkeypatch.setenv("HEADRACE_TOKEN", "t")
+    assert Credentials().resolve() == ("", "", "t")
+    with pytest.raises(ConfigError, match="cannot read file:/nowhere"):
+        Credentials(token="file:/nowhere").resolve()
