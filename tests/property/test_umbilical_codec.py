@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import LocalProtocolError, RemoteProtocolError
-from headrace.wire.umbilical import codec
+from headrace.wire.umbilical import codec, rpc
 from headrace.wire.umbilical import messages as m
 from headrace.wire.umbilical._generated import umbilical_pb2
 
@@ -71,7 +71,7 @@ def messages(cls: type[m.Message]) -> st.SearchStrategy[m.Message]:
     return st.builds(cls, **arguments)
 
 
-@pytest.mark.parametrize("cls", codec.MESSAGES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", m.FIELD_GROUPS.values(), ids=m.FIELD_GROUPS)
 @settings(max_examples=40)
 @given(data=st.data())
 def test_decode_inverts_encode(cls: type[m.Message], data: st.DataObject) -> None:
@@ -79,7 +79,7 @@ def test_decode_inverts_encode(cls: type[m.Message], data: st.DataObject) -> Non
     assert codec.decode(cls, codec.encode(message)) == message
 
 
-@pytest.mark.parametrize("cls", codec.MESSAGES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", m.FIELD_GROUPS.values(), ids=m.FIELD_GROUPS)
 @settings(max_examples=40)
 @given(data=st.data())
 def test_damaged_bytes_decode_or_are_refused(cls: type[m.Message], data: st.DataObject) -> None:
@@ -94,7 +94,7 @@ def test_damaged_bytes_decode_or_are_refused(cls: type[m.Message], data: st.Data
 
 @given(st.binary(max_size=200))
 def test_garbage_decodes_or_is_refused(garbage: bytes) -> None:
-    for cls in codec.MESSAGES:
+    for cls in m.FIELD_GROUPS.values():
         with contextlib.suppress(RemoteProtocolError):
             codec.decode(cls, garbage)
 
@@ -103,3 +103,81 @@ def test_garbage_decodes_or_is_refused(garbage: bytes) -> None:
 def test_an_integer_wider_than_64_bits_is_our_mistake(wide: int) -> None:
     with pytest.raises(LocalProtocolError):
         codec.encode(m.OperatorStats(metrics={"wide": wide}))
+
+
+CLIENT_ID = bytes(range(16))
+
+
+@given(
+    calls=st.lists(
+        st.tuples(st.integers(0, 2**31 - 1), TEXT, st.binary(max_size=300), st.integers(-1, 5)),
+        max_size=5,
+    ),
+    chunk=st.integers(1, 64),
+)
+def test_requests_are_the_same_in_any_chunks(
+    calls: list[tuple[int, str, bytes, int]], chunk: int
+) -> None:
+    client = rpc.ClientConnection("protocol", 7, CLIENT_ID)
+    data = client.greet("ada") + client.ping()
+    expected: list[rpc.ServerEvent] = [rpc.Context("ada", "protocol"), rpc.Ping()]
+    for call_id, method, body, retry in calls:
+        data += client.call(call_id, method, body, retry_count=retry)
+        expected.append(rpc.Request(call_id, CLIENT_ID, retry, method, "protocol", 7, body))
+    server = rpc.ServerConnection()
+    events = [
+        event
+        for start in range(0, len(data), chunk)
+        for event in server.feed(data[start : start + chunk])
+    ]
+    assert events == expected
+    assert rpc.ServerConnection().feed(data) == expected
+
+
+@given(
+    call_id=st.integers(0, 2**31 - 1),
+    body=st.binary(max_size=300),
+    text=st.text(max_size=20),
+    chunk=st.integers(1, 64),
+)
+def test_responses_are_the_same_in_any_chunks(
+    call_id: int, body: bytes, text: str, chunk: int
+) -> None:
+    request = rpc.Request(call_id, CLIENT_ID, 0, "m", "protocol", 7, b"")
+    error = rpc.RpcError(rpc.IO_EXCEPTION, text, rpc.ErrorCode.ERROR_APPLICATION)
+    data = rpc.encode_success(request, body) + rpc.encode_error(request, error)
+    client = rpc.ClientConnection("protocol", 7, CLIENT_ID)
+    responses = [
+        response
+        for start in range(0, len(data), chunk)
+        for response in client.feed(data[start : start + chunk])
+    ]
+    assert [response.call_id for response in responses] == [call_id, call_id]
+    assert responses[0] == rpc.Response(call_id, body)
+    assert responses[1].error is not None
+    assert responses[1].error.exception_class == rpc.IO_EXCEPTION
+    assert responses[1].error.text == text.encode("utf-8", "replace").decode()
+
+
+@given(st.data())
+def test_damaged_connections_are_parsed_or_refused(data: st.DataObject) -> None:
+    client = rpc.ClientConnection("protocol", 7, CLIENT_ID)
+    request = rpc.Request(1, CLIENT_ID, 0, "m", "protocol", 7, b"")
+    error = rpc.RpcError(rpc.IO_EXCEPTION, "text", rpc.ErrorCode.ERROR_APPLICATION)
+    requests = bytearray(client.greet("ada") + client.call(1, "log", b"body"))
+    replies = bytearray(rpc.encode_error(request, error) + rpc.encode_success(request, b"x"))
+    for good, feed in ((requests, rpc.ServerConnection().feed), (replies, client.feed)):
+        for _ in range(data.draw(st.integers(0, 4))):
+            good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+        with contextlib.suppress(RemoteProtocolError):
+            feed(bytes(good))
+
+
+@given(st.binary(max_size=100))
+def test_garbage_frames_are_parsed_or_refused(garbage: bytes) -> None:
+    framed = len(garbage).to_bytes(4, "big") + garbage
+    for data in (garbage, rpc.PREAMBLE + framed):
+        with contextlib.suppress(RemoteProtocolError):
+            rpc.ServerConnection().feed(data)
+    with contextlib.suppress(RemoteProtocolError):
+        rpc.ClientConnection("protocol", 7, CLIENT_ID).feed(framed)

@@ -214,11 +214,6 @@ def _write_value(value: m.Value) -> umbilical_pb2.Value:
 
 
 # At import, so that a field added on one side only cannot go unnoticed.
-MESSAGES: tuple[type[m.Message], ...] = tuple(
-    cls
-    for cls in vars(m).values()
-    if isinstance(cls, type) and issubclass(cls, m.Message) and cls is not m.Message
-)
 _RULES: Mapping[type[m.Message], tuple[_Rule, ...]] = MappingProxyType(
-    {cls: _make_rules(cls) for cls in MESSAGES}
+    {cls: _make_rules(cls) for cls in m.FIELD_GROUPS.values()}
 )

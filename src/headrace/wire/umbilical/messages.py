@@ -263,3 +263,10 @@ class ContainerHeartbeatResponse(Message):
     deploy_request: tuple[OperatorDeployInfo, ...] = ()
     committed_window_id: int = NO_WINDOW
     stack_trace_required: bool = False
+
+
+FIELD_GROUPS: Mapping[str, type[Message]] = {
+    name: cls
+    for name, cls in list(globals().items())
+    if isinstance(cls, type) and issubclass(cls, Message) and cls is not Message
+}
