@@ -131,9 +131,14 @@ def decode_send(payload: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
 
 
 def encode_send(
-    stream: Identifier, topic: Identifier, partitioning: Partitioning, messages: Iterable[Message]
+    stream: Identifier,
+    topic: Identifier,
+    partitioning: Partitioning,
+    messages: Iterable[Message],
+    *,
+    origin_timestamp_us: int = 0,
 ) -> SendMessages:
-    """A request to send these messages."""
+    """A request to send these messages; the origin timestamp is for those that have none."""
     import numpy as np
 
     area = bytearray()
@@ -145,7 +150,7 @@ def encode_send(
             message.id.to_bytes(16, "little"),
             0,
             0,
-            message.origin_timestamp_us,
+            message.origin_timestamp_us or origin_timestamp_us,
             len(message.headers),
             _checked_length(message),
             0,

@@ -1,0 +1,421 @@
+"""An asynchronous Iggy client: dialect B2 with Headrace's extension commands.
+
+One connection, one request at a time (callers queue), a deadline per call. It never reconnects by
+itself: after UnavailableError or DeadlineError the connection is over and the outcome of the last
+request is unknown; the owner decides whether to connect again and what to repeat.
+
+A refusal is an `IggyError` with the server's number that is also NotFoundError, AlreadyExistsError
+and so on. Asking for something that does not exist gives None.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+from headrace.errors import DeadlineError, RemoteProtocolError, UnavailableError
+from headrace.runtime.interfaces import Buffer, Connection, Runtime
+from headrace.wire.iggy import commands as c
+from headrace.wire.iggy.commands import Command, Encodable
+from headrace.wire.iggy.dialects import Dialect
+from headrace.wire.iggy.errors import IggyError, Status, error_of
+from headrace.wire.iggy.frames import (
+    RESPONSE_BYTES_MAX,
+    ResponseDecoder,
+    ResponseFrame,
+    encode_request,
+)
+from headrace.wire.iggy.messages import groups, offsets, streams, system, topics, users
+from headrace.wire.iggy.messages.extensions import ReadTicket, ServerHello, Ticket
+from headrace.wire.iggy.messages.messages import (
+    FlushUnsavedBuffer,
+    Message,
+    PolledMessages,
+    PollMessages,
+    SendMessages,
+    encode_send,
+)
+from headrace.wire.iggy.messages.system import Empty
+from headrace.wire.iggy.messages.topics import SERVER_DEFAULT, Compression
+from headrace.wire.iggy.messages.users import Permissions, UserStatus
+from headrace.wire.iggy.primitives import Consumer, Identifier, Partitioning, Strategy
+
+Q = TypeVar("Q", bound=Encodable)
+R = TypeVar("R")
+
+VERSION = "0.10.0"  # told at login: the crate version whose dialect we speak
+TIMEOUT_SECONDS = 10.0
+
+_NOTHING = Empty()
+_BALANCED = Partitioning.balanced()
+_ANYONE = Consumer.single()
+_NEXT = Strategy.next()
+
+
+class IggyClient:
+    """Made by `connect`; `close` it, or use it in `async with`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        connection: Connection,
+        *,
+        timeout: float = TIMEOUT_SECONDS,
+        response_bytes_max: int = RESPONSE_BYTES_MAX,
+    ) -> None:
+        self._runtime = runtime
+        self._connection = connection
+        self._timeout = timeout
+        self._decoder = ResponseDecoder(response_bytes_max=response_bytes_max)
+        self._turn = asyncio.Lock()
+        self._over = False
+
+    @classmethod
+    async def connect(
+        cls, runtime: Runtime, host: str, port: int, *, timeout: float = TIMEOUT_SECONDS
+    ) -> Self:
+        connection = await runtime.transport.connect(host, port, timeout=timeout)
+        return cls(runtime, connection, timeout=timeout)
+
+    @property
+    def usable(self) -> bool:
+        """False once the connection broke or was closed."""
+        return not self._over
+
+    async def close(self) -> None:
+        self._over = True
+        self._connection.close()
+        await self._connection.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def call(self, command: Command[Q, R], request: Q, *, timeout: float | None = None) -> R:
+        """Send any command of the table and decode its reply."""
+        pieces = encode_request(command.code, command.encode_request(request, Dialect.B2))
+        limit = self._timeout if timeout is None else timeout
+        try:
+            async with asyncio.timeout(limit), self._turn:
+                frame = await self._exchange(pieces)
+        except TimeoutError as error:
+            raise DeadlineError(command=command.name, seconds=limit) from error
+        if frame.status != Status.OK:
+            raise error_of(frame.status, command=command.name)
+        return command.decode_response(frame.payload, Dialect.B2)
+
+    async def _exchange(self, pieces: Sequence[Buffer]) -> ResponseFrame:
+        if self._over:
+            raise UnavailableError("the connection is over", peer=self._connection.peer)
+        try:
+            self._connection.write(pieces)
+            await self._connection.drain()
+            return await self._receive()
+        except BaseException:
+            # Cancelled or late, its reply may still come: nobody could tell whose it is.
+            self._over = True
+            self._connection.abort()
+            raise
+
+    async def _receive(self) -> ResponseFrame:
+        while True:
+            data = await self._connection.receive()
+            if not data:
+                raise UnavailableError("the server closed", peer=self._connection.peer)
+            frames = self._decoder.feed(data)
+            if len(frames) > 1 or (frames and self._decoder.buffered_bytes):
+                raise RemoteProtocolError("reply to no request", peer=self._connection.peer)
+            if frames:
+                return frames[0]
+
+    # --- system -----------------------------------------------------------------------------------
+
+    async def ping(self) -> None:
+        await self.call(c.PING, _NOTHING)
+
+    async def get_stats(self) -> system.Stats:
+        return await self.call(c.GET_STATS, _NOTHING)
+
+    async def get_snapshot(
+        self,
+        types: Sequence[system.SnapshotType] = (system.SnapshotType.ALL,),
+        *,
+        compression: system.SnapshotCompression = system.SnapshotCompression.DEFLATED,
+    ) -> bytes:
+        request = system.GetSnapshot(compression, tuple(types))
+        return (await self.call(c.GET_SNAPSHOT_FILE, request)).archive
+
+    async def get_cluster_metadata(self) -> system.ClusterMetadata:
+        return await self.call(c.GET_CLUSTER_METADATA, _NOTHING)
+
+    async def get_me(self) -> system.ClientDetails:
+        return await self.call(c.GET_ME, _NOTHING)
+
+    async def get_client(self, client_id: int) -> system.ClientDetails | None:
+        return await self.call(c.GET_CLIENT, system.GetClient(client_id))
+
+    async def get_clients(self) -> tuple[system.ClientInfo, ...]:
+        return (await self.call(c.GET_CLIENTS, _NOTHING)).clients
+
+    # --- users and tokens -------------------------------------------------------------------------
+
+    async def login(self, username: str, password: str) -> int:
+        """The user's id."""
+        request = users.LoginUser(username, password, VERSION, "headrace")
+        return (await self.call(c.LOGIN_USER, request)).user_id
+
+    async def login_with_token(self, token: str) -> int:
+        request = users.LoginWithPersonalAccessToken(token)
+        return (await self.call(c.LOGIN_WITH_PERSONAL_ACCESS_TOKEN, request)).user_id
+
+    async def logout(self) -> None:
+        await self.call(c.LOGOUT_USER, _NOTHING)
+
+    async def get_user(self, user: Identifier) -> users.UserDetails | None:
+        return await self.call(c.GET_USER, users.GetUser(user))
+
+    async def get_users(self) -> tuple[users.User, ...]:
+        return (await self.call(c.GET_USERS, _NOTHING)).users
+
+    async def create_user(
+        self,
+        username: str,
+        password: str,
+        *,
+        status: UserStatus = UserStatus.ACTIVE,
+        permissions: Permissions | None = None,
+    ) -> users.UserDetails:
+        request = users.CreateUser(username, password, status, permissions)
+        return await self.call(c.CREATE_USER, request)
+
+    async def delete_user(self, user: Identifier) -> None:
+        await self.call(c.DELETE_USER, users.DeleteUser(user))
+
+    async def update_user(
+        self, user: Identifier, *, username: str | None = None, status: UserStatus | None = None
+    ) -> None:
+        await self.call(c.UPDATE_USER, users.UpdateUser(user, username, status))
+
+    async def update_permissions(self, user: Identifier, permissions: Permissions | None) -> None:
+        await self.call(c.UPDATE_PERMISSIONS, users.UpdatePermissions(user, permissions))
+
+    async def change_password(self, user: Identifier, *, current: str, new: str) -> None:
+        await self.call(c.CHANGE_PASSWORD, users.ChangePassword(user, current, new))
+
+    async def get_tokens(self) -> tuple[users.PersonalAccessToken, ...]:
+        return (await self.call(c.GET_PERSONAL_ACCESS_TOKENS, _NOTHING)).tokens
+
+    async def create_token(self, name: str, *, expiry_us: int = 0) -> str:
+        """The token itself, which the server shows only this once."""
+        request = users.CreatePersonalAccessToken(name, expiry_us)
+        return (await self.call(c.CREATE_PERSONAL_ACCESS_TOKEN, request)).token
+
+    async def delete_token(self, name: str) -> None:
+        request = users.DeletePersonalAccessToken(name)
+        await self.call(c.DELETE_PERSONAL_ACCESS_TOKEN, request)
+
+    # --- streams ----------------------------------------------------------------------------------
+
+    async def get_stream(self, stream: Identifier) -> streams.StreamDetails | None:
+        return await self.call(c.GET_STREAM, streams.GetStream(stream))
+
+    async def get_streams(self) -> tuple[streams.Stream, ...]:
+        return (await self.call(c.GET_STREAMS, _NOTHING)).streams
+
+    async def create_stream(self, name: str) -> streams.StreamDetails:
+        return await self.call(c.CREATE_STREAM, streams.CreateStream(name))
+
+    async def delete_stream(self, stream: Identifier) -> None:
+        await self.call(c.DELETE_STREAM, streams.DeleteStream(stream))
+
+    async def update_stream(self, stream: Identifier, name: str) -> None:
+        await self.call(c.UPDATE_STREAM, streams.UpdateStream(stream, name))
+
+    async def purge_stream(self, stream: Identifier) -> None:
+        await self.call(c.PURGE_STREAM, streams.PurgeStream(stream))
+
+    # --- topics, partitions, segments -------------------------------------------------------------
+
+    async def get_topic(self, stream: Identifier, topic: Identifier) -> topics.TopicDetails | None:
+        return await self.call(c.GET_TOPIC, topics.GetTopic(stream, topic))
+
+    async def get_topics(self, stream: Identifier) -> tuple[topics.Topic, ...]:
+        return (await self.call(c.GET_TOPICS, topics.GetTopics(stream))).topics
+
+    async def create_topic(
+        self,
+        stream: Identifier,
+        name: str,
+        *,
+        partitions_count: int = 1,
+        compression: Compression = Compression.NONE,
+        message_expiry_us: int = SERVER_DEFAULT,
+        max_size_bytes: int = SERVER_DEFAULT,
+        replication_factor: int = 0,
+    ) -> topics.TopicDetails:
+        request = topics.CreateTopic(
+            stream,
+            partitions_count,
+            compression,
+            message_expiry_us,
+            max_size_bytes,
+            replication_factor,
+            name,
+        )
+        return await self.call(c.CREATE_TOPIC, request)
+
+    async def update_topic(
+        self,
+        stream: Identifier,
+        topic: Identifier,
+        name: str,
+        *,
+        compression: Compression = Compression.NONE,
+        message_expiry_us: int = SERVER_DEFAULT,
+        max_size_bytes: int = SERVER_DEFAULT,
+        replication_factor: int = 0,
+    ) -> None:
+        request = topics.UpdateTopic(
+            stream, topic, compression, message_expiry_us, max_size_bytes, replication_factor, name
+        )
+        await self.call(c.UPDATE_TOPIC, request)
+
+    async def delete_topic(self, stream: Identifier, topic: Identifier) -> None:
+        await self.call(c.DELETE_TOPIC, topics.DeleteTopic(stream, topic))
+
+    async def purge_topic(self, stream: Identifier, topic: Identifier) -> None:
+        await self.call(c.PURGE_TOPIC, topics.PurgeTopic(stream, topic))
+
+    async def create_partitions(self, stream: Identifier, topic: Identifier, count: int) -> None:
+        await self.call(c.CREATE_PARTITIONS, topics.CreatePartitions(stream, topic, count))
+
+    async def delete_partitions(self, stream: Identifier, topic: Identifier, count: int) -> None:
+        await self.call(c.DELETE_PARTITIONS, topics.DeletePartitions(stream, topic, count))
+
+    async def delete_segments(
+        self, stream: Identifier, topic: Identifier, *, partition: int, count: int
+    ) -> None:
+        request = topics.DeleteSegments(stream, topic, partition, count)
+        await self.call(c.DELETE_SEGMENTS, request)
+
+    # --- messages and offsets ---------------------------------------------------------------------
+
+    async def send(
+        self,
+        stream: Identifier,
+        topic: Identifier,
+        messages: Iterable[Message],
+        *,
+        partitioning: Partitioning = _BALANCED,
+        timeout: float | None = None,
+    ) -> None:
+        now_us = self._runtime.clock.now_us()
+        await self.send_batch(
+            encode_send(stream, topic, partitioning, messages, origin_timestamp_us=now_us),
+            timeout=timeout,
+        )
+
+    async def send_batch(self, request: SendMessages, *, timeout: float | None = None) -> None:
+        """Send messages that are already laid out (see `headrace.wire.iggy.columns`)."""
+        await self.call(c.SEND_MESSAGES, request, timeout=timeout)
+
+    async def poll(
+        self,
+        stream: Identifier,
+        topic: Identifier,
+        *,
+        partition: int | None = None,
+        consumer: Consumer = _ANYONE,
+        strategy: Strategy = _NEXT,
+        count: int = 100,
+        auto_commit: bool = False,
+        timeout: float | None = None,
+    ) -> PolledMessages:
+        request = PollMessages(consumer, stream, topic, partition, strategy, count, auto_commit)
+        return await self.call(c.POLL_MESSAGES, request, timeout=timeout)
+
+    async def flush(
+        self, stream: Identifier, topic: Identifier, *, partition: int, fsync: bool = True
+    ) -> None:
+        request = FlushUnsavedBuffer(stream, topic, partition, fsync)
+        await self.call(c.FLUSH_UNSAVED_BUFFER, request)
+
+    async def get_consumer_offset(
+        self,
+        consumer: Consumer,
+        stream: Identifier,
+        topic: Identifier,
+        partition: int | None = None,
+    ) -> offsets.ConsumerOffset | None:
+        request = offsets.GetConsumerOffset(consumer, stream, topic, partition)
+        return await self.call(c.GET_CONSUMER_OFFSET, request)
+
+    async def store_consumer_offset(
+        self,
+        consumer: Consumer,
+        stream: Identifier,
+        topic: Identifier,
+        *,
+        offset: int,
+        partition: int | None = None,
+    ) -> None:
+        request = offsets.StoreConsumerOffset(consumer, stream, topic, partition, offset)
+        await self.call(c.STORE_CONSUMER_OFFSET, request)
+
+    async def delete_consumer_offset(
+        self,
+        consumer: Consumer,
+        stream: Identifier,
+        topic: Identifier,
+        partition: int | None = None,
+    ) -> None:
+        request = offsets.DeleteConsumerOffset(consumer, stream, topic, partition)
+        await self.call(c.DELETE_CONSUMER_OFFSET, request)
+
+    # --- consumer groups --------------------------------------------------------------------------
+
+    async def get_group(
+        self, stream: Identifier, topic: Identifier, group: Identifier
+    ) -> groups.GroupDetails | None:
+        return await self.call(c.GET_CONSUMER_GROUP, groups.GetGroup(stream, topic, group))
+
+    async def get_groups(self, stream: Identifier, topic: Identifier) -> tuple[groups.Group, ...]:
+        return (await self.call(c.GET_CONSUMER_GROUPS, groups.GetGroups(stream, topic))).groups
+
+    async def create_group(
+        self, stream: Identifier, topic: Identifier, name: str
+    ) -> groups.GroupDetails:
+        return await self.call(c.CREATE_CONSUMER_GROUP, groups.CreateGroup(stream, topic, name))
+
+    async def delete_group(self, stream: Identifier, topic: Identifier, group: Identifier) -> None:
+        await self.call(c.DELETE_CONSUMER_GROUP, groups.DeleteGroup(stream, topic, group))
+
+    async def join_group(self, stream: Identifier, topic: Identifier, group: Identifier) -> None:
+        await self.call(c.JOIN_CONSUMER_GROUP, groups.JoinGroup(stream, topic, group))
+
+    async def leave_group(self, stream: Identifier, topic: Identifier, group: Identifier) -> None:
+        await self.call(c.LEAVE_CONSUMER_GROUP, groups.LeaveGroup(stream, topic, group))
+
+    # --- Headrace's extensions --------------------------------------------------------------------
+
+    async def hello(self) -> ServerHello | None:
+        """What the server offers; None for a plain Iggy server, which does not know the command."""
+        try:
+            return await self.call(c.HELLO, _NOTHING)
+        except IggyError as error:
+            if error.code == Status.INVALID_COMMAND:
+                return None
+            raise
+
+    async def read_ticket(self, pairs: Iterable[tuple[Identifier, Identifier]]) -> Ticket:
+        """A ticket to read these (stream, topic) pairs from the data nodes."""
+        return await self.call(c.READ_TICKET, ReadTicket(topics=tuple(pairs)))

@@ -1,0 +1,163 @@
+"""A blocking face of the Iggy client, for Spark workers and scripts.
+
+It only wraps: all logic is in `client/iggy.py`. Nothing is opened before the first call, so an
+object made in one process may be sent to another, and one that was inherited through a fork starts
+over there instead of sharing the parent's socket. It runs an event loop of its own during each
+call, so it cannot be used from inside a running loop; there, use IggyClient itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Self, TypeVar
+
+from headrace.client.iggy import TIMEOUT_SECONDS, IggyClient
+from headrace.errors import LocalProtocolError
+from headrace.runtime.system import system_runtime
+from headrace.wire.iggy.messages.extensions import ServerHello, Ticket
+from headrace.wire.iggy.messages.messages import Message, PolledMessages, SendMessages
+from headrace.wire.iggy.messages.topics import TopicDetails
+from headrace.wire.iggy.primitives import Consumer, Identifier, Partitioning, Strategy
+
+T = TypeVar("T")
+
+# Loops of the parent process, kept so that they are never collected: that would close them, and a
+# loop being closed takes its descriptors out of the epoll set it shares with the parent's.
+_inherited: list[object] = []
+
+
+class SyncIggyClient:
+    """Connects and logs in at the first call, and again at the first call after `close`."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        username: str = "",
+        password: str = "",
+        token: str = "",
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._username = username
+        self._password = password
+        self._token = token
+        self._timeout = timeout
+        self._process = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client: IggyClient | None = None
+
+    def run(self, call: Callable[[IggyClient], Awaitable[T]]) -> T:
+        """Run any method of the client: `sync.run(lambda client: client.get_streams())`."""
+        _refuse_running_loop()
+        if self._process != os.getpid():
+            self._forget()
+        if self._loop is None:
+            self._process, self._loop = os.getpid(), asyncio.new_event_loop()
+        return self._loop.run_until_complete(self._run(call))
+
+    async def _run(self, call: Callable[[IggyClient], Awaitable[T]]) -> T:
+        if self._client is None:
+            self._client = await self._connect()
+        return await call(self._client)
+
+    async def _connect(self) -> IggyClient:
+        client = await IggyClient.connect(
+            system_runtime(), self._host, self._port, timeout=self._timeout
+        )
+        try:
+            if self._token:
+                await client.login_with_token(self._token)
+            elif self._username:
+                await client.login(self._username, self._password)
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    def _forget(self) -> None:
+        """Let go of a closed loop, or of one inherited through a fork."""
+        if self._loop is not None and not self._loop.is_closed():
+            _inherited.append((self._loop, self._client))
+        self._loop = self._client = None
+
+    def close(self) -> None:
+        if self._loop is None or self._process != os.getpid():
+            self._forget()
+            return
+        if self._client is not None:
+            self._loop.run_until_complete(self._client.close())
+        self._loop.close()
+        self._forget()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # What Spark's reader and writer need; everything else goes through `run`.
+
+    def hello(self) -> ServerHello | None:
+        return self.run(lambda client: client.hello())
+
+    def read_ticket(self, pairs: Iterable[tuple[Identifier, Identifier]]) -> Ticket:
+        return self.run(lambda client: client.read_ticket(pairs))
+
+    def get_topic(self, stream: Identifier, topic: Identifier) -> TopicDetails | None:
+        return self.run(lambda client: client.get_topic(stream, topic))
+
+    def send(
+        self,
+        stream: Identifier,
+        topic: Identifier,
+        messages: Iterable[Message],
+        *,
+        partitioning: Partitioning | None = None,
+    ) -> None:
+        where = partitioning or Partitioning.balanced()
+        self.run(lambda client: client.send(stream, topic, messages, partitioning=where))
+
+    def send_batch(self, request: SendMessages) -> None:
+        self.run(lambda client: client.send_batch(request))
+
+    def poll(
+        self,
+        stream: Identifier,
+        topic: Identifier,
+        *,
+        partition: int | None = None,
+        consumer: Consumer | None = None,
+        strategy: Strategy | None = None,
+        count: int = 100,
+        auto_commit: bool = False,
+    ) -> PolledMessages:
+        return self.run(
+            lambda client: client.poll(
+                stream,
+                topic,
+                partition=partition,
+                consumer=consumer or Consumer.single(),
+                strategy=strategy or Strategy.next(),
+                count=count,
+                auto_commit=auto_commit,
+            )
+        )
+
+
+def _refuse_running_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise LocalProtocolError("a loop is running in this thread; use IggyClient")
