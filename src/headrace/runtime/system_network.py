@@ -14,10 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from headrace.errors import ConfigError, UnavailableError
-from headrace.observability.logging import get_logger
+from headrace.runtime.accepted import AcceptedConnections
 from headrace.runtime.interfaces import Buffer, Connection, OnConnection
-
-log = get_logger(__name__)
 
 RECEIVE_BYTES_MAX = 1 << 20  # received and not yet taken: above it the socket is not read
 WRITE_BYTES_HIGH = 1 << 20  # queued and not yet sent: above it `drain` waits,
@@ -156,8 +154,7 @@ class SystemListener:
     """Accepts on one address. `wait_closed` also waits for the tasks of accepted connections."""
 
     def __init__(self, on_connection: OnConnection) -> None:
-        self._on_connection = on_connection
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._accepted = AcceptedConnections(on_connection)
         self._server: asyncio.Server
         self._closed = asyncio.Event()
         self.host = ""
@@ -173,18 +170,8 @@ class SystemListener:
     def _accept(self, connection: SystemConnection) -> None:
         if self._closed.is_set():
             connection.abort()
-            return
-        task = asyncio.get_running_loop().create_task(self._serve(connection))
-        self._tasks.add(task)  # the loop itself keeps only weak references
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, connection: Connection) -> None:
-        try:
-            await self._on_connection(connection)
-        except Exception as error:
-            log.error("connection handler failed", peer=connection.peer, exc_info=error)
-        finally:
-            connection.close()
+        else:
+            self._accepted.start(connection)
 
     def close(self) -> None:
         self._server.close()
@@ -193,8 +180,7 @@ class SystemListener:
     async def wait_closed(self) -> None:
         # Not Server.wait_closed: what it waits for differs between 3.11, 3.12 and uvloop.
         await self._closed.wait()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._accepted.wait()
 
 
 class SystemTransport:

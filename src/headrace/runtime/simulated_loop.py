@@ -1,0 +1,146 @@
+"""An asyncio event loop on virtual time, whose order of events depends on nothing but the program.
+
+When nothing is ready, time jumps to the next timer; when there is no timer either, everybody waits
+for somebody else, and that is an error with the list of who waits where.
+
+Two sources of accidental order are closed here. asyncio keeps tasks and futures in sets (a
+TaskGroup cancels in set order), and sets order by hash, which is the heap address: simulated ones
+hash by a serial number instead. And cyclic garbage may finish asynchronous generators whenever the
+collector happens to run: it runs at fixed iterations of this loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Coroutine, Generator
+from contextvars import Context
+from itertools import count
+from typing import Any, NoReturn, TypeVar
+
+from headrace.runtime.simulated_host import Crashed, current_boot
+
+T = TypeVar("T")
+
+ITERATIONS_PER_INSTANT_MAX = 100_000  # more without time going on is a busy loop
+_ITERATIONS_PER_COLLECTION = 50_000
+_CLOCK_RESOLUTION = 1e-6  # timers that close together fire in one iteration, in their order
+
+
+class DeadlockError(RuntimeError):
+    """The main coroutine can never finish, or did not in the virtual time it was given."""
+
+
+class SimulatedFuture(asyncio.Future[T]):
+    def __init__(self, serial: int, loop: SimulatedLoop) -> None:
+        self._serial = serial
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._serial
+
+
+class SimulatedTask(asyncio.Task[T]):
+    """A task that belongs to the host of whoever started it."""
+
+    def __init__(
+        self,
+        serial: int,
+        coroutine: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        loop: SimulatedLoop,
+        name: str | None,
+        context: Context | None,
+    ) -> None:
+        self.serial = serial  # before the base class, which puts the task into a set
+        self.boot = current_boot(context)
+        # asyncio's own names count on across loops, and would differ from run to run.
+        super().__init__(coroutine, loop=loop, name=name or f"task-{serial}", context=context)
+
+    def __hash__(self) -> int:
+        return self.serial
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    def __init__(self, now: float) -> None:
+        super().__init__()
+        self.until = float("inf")  # virtual time beyond which running is an error
+        self._now = now
+        self._serials = count(1)
+        self._iterations = 0
+        self._iterations_at_instant = 0
+        # BaseEventLoop polls this once per iteration, and waits in it: the place to move time.
+        self._selector = self
+        self._clock_resolution = _CLOCK_RESOLUTION
+        self.set_exception_handler(_report)
+
+    def time(self) -> float:
+        return self._now
+
+    def select(self, timeout: float | None) -> list[Any]:
+        self._iterations += 1
+        if self._iterations % _ITERATIONS_PER_COLLECTION == 0:
+            gc.collect()
+        if timeout == 0:
+            self._iterations_at_instant += 1
+            if self._iterations_at_instant > ITERATIONS_PER_INSTANT_MAX:
+                raise DeadlockError(f"busy loop at {self._now:.6f}: {self._who_waits()}")
+            return []
+        if timeout is None:
+            raise DeadlockError(f"nobody can go on at {self._now:.6f}: {self._who_waits()}")
+        self._iterations_at_instant = 0
+        self._now = max(self._now, self._next_timer())
+        if self._now > self.until:
+            raise DeadlockError(f"not done at {self._now:.6f}: {self._who_waits()}")
+        return []
+
+    def _next_timer(self) -> float:
+        timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]  # private
+        return timers[0].when()
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        assert not event_list
+
+    def _write_to_self(self) -> None:
+        """Nobody sleeps in a selector, so nobody has to be woken."""
+
+    def create_future(self) -> SimulatedFuture[Any]:
+        return SimulatedFuture(next(self._serials), self)
+
+    def create_task(  # type: ignore[override]  # typeshed names the arguments of each version
+        self,
+        coroutine: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: object = None,
+        context: Context | None = None,
+        **_eager: Any,
+    ) -> SimulatedTask[T]:
+        label = None if name is None else str(name)
+        return SimulatedTask(next(self._serials), coroutine, loop=self, name=label, context=context)
+
+    def run_in_executor(self, executor: object, func: object, *args: object) -> NoReturn:
+        raise RuntimeError("threads are not simulated: use runtime.executor")
+
+    def tasks(self) -> list[SimulatedTask[Any]]:
+        """Those not done, in the order they were made."""
+        found = [task for task in asyncio.all_tasks(self) if isinstance(task, SimulatedTask)]
+        return sorted(found, key=lambda task: task.serial)
+
+    def _who_waits(self) -> str:
+        return "; ".join(map(_describe, self.tasks())) or "no task is left"
+
+
+def _describe(task: SimulatedTask[Any]) -> str:
+    host = task.boot.host if task.boot is not None else "-"
+    stack = task.get_stack()
+    place = f"{stack[-1].f_code.co_qualname}:{stack[-1].f_lineno}" if stack else "?"
+    return f"{host} {task.get_name()} at {place}"
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What a dead host's clean-up trips over is no error; the rest is reported as ever."""
+    future = context.get("future") or context.get("task")
+    boot = future.boot if isinstance(future, SimulatedTask) else current_boot()
+    if isinstance(context.get("exception"), Crashed) or (boot is not None and not boot.alive):
+        return
+    loop.default_exception_handler(context)
