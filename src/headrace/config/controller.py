@@ -1,0 +1,65 @@
+"""Settings of the pipeline controller. What an application can set for itself (window width,
+heartbeat times, recovery attempts) are attributes of its plan, not settings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    applications_max: Annotated[
+        int, Meta(ge=1, description="Applications kept, finished ones included.")
+    ] = 1_000
+    events_max: Annotated[
+        int, Meta(ge=1, description="Events kept per application; older ones are forgotten.")
+    ] = 1_000
+    tick_interval_ms: Annotated[
+        int,
+        Meta(
+            ge=10,
+            description="How often time-outs, restarts and the committed window are looked at.",
+        ),
+    ] = 1_000
+    restart_delay_ms_min: Annotated[
+        int, Meta(ge=0, description="Wait before the first restart after a failure.")
+    ] = 1_000
+    restart_delay_ms_max: Annotated[
+        int,
+        Meta(
+            ge=0, description="Longest wait between restarts; each failure doubles it up to here."
+        ),
+    ] = 60_000
+    stop_timeout_ms: Annotated[
+        int, Meta(ge=0, description="How long a container may take to stop before it is killed.")
+    ] = 30_000
+    rpc_timeout_ms: Annotated[
+        int, Meta(ge=1, description="Told to containers: how long one umbilical call may take.")
+    ] = 5_000
+    retry_delay_ms: Annotated[
+        int, Meta(ge=0, description="Told to containers: wait between attempts of a call.")
+    ] = 10_000
+    retry_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Told to containers: how long they go on without a controller, then exit.",
+        ),
+    ] = 300_000
+    describe_timeout_ms: Annotated[
+        int, Meta(ge=1, description="How long a submitted script may take to state its plan.")
+    ] = 60_000
+    package_bytes_max: Annotated[
+        int, Meta(ge=1, description="Largest package, all files together.")
+    ] = 32 * 1024 * 1024
+    log_tail_bytes_max: Annotated[
+        int, Meta(ge=1, description="How much of a log's end is read to show its last lines.")
+    ] = 1024 * 1024
+    committed_interval_ms: Annotated[
+        int, Meta(ge=0, description="How often an advanced committed window is journalled.")
+    ] = 10_000
+    snapshot_events: Annotated[
+        int, Meta(ge=1, description="Journal events between two snapshots.")
+    ] = 1_000
