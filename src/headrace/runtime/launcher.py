@@ -1,4 +1,4 @@
-"""The first moments of a child process: `python -I -S launcher.py PARENT_PID PROGRAM ARGUMENTS...`
+"""The first moments of a child: `python -I -S launcher.py PARENT_PID LC_CTYPE PROGRAM ARGUMENTS...`
 
 Asks the kernel to kill this process when its parent dies, then becomes the program: both the
 process id and the request survive exec. A `preexec_fn` could ask the same, but it would run Python
@@ -17,12 +17,17 @@ _CANNOT_EXECUTE = 127  # as shells answer
 
 def main() -> None:
     parent_pid = int(sys.argv[1])
-    program = sys.argv[2:]
+    locale, program = sys.argv[2], sys.argv[3:]
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent_pid:
         sys.exit("the parent died before the child started")
+    # The interpreter sets it for itself when it finds the C locale (PEP 538).
+    if locale:
+        os.environ["LC_CTYPE"] = locale
+    else:
+        os.environ.pop("LC_CTYPE", None)
     # The interpreter ignores these; a program started from a shell would not inherit that.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -91,7 +91,7 @@ class SimulatedDisk:
         self._on_operation = on_operation
         self._on_cut = on_cut
         self._root = _Folder()
-        self._locks: set[str] = set()
+        self._locks: dict[str, SimulatedLock] = {}
         self._life = 0  # handles of an earlier life are dead
         self._off = False
         self._bytes_left: int | None = None
@@ -233,14 +233,10 @@ class SimulatedDisk:
         key = "/".join(_parts(path))
         if key in self._locks:
             raise LockedError("another process holds this lock", path=path)
-        self._locks.add(key)
-        return SimulatedLock(self, key)
+        lock = self._locks[key] = SimulatedLock(self._locks, key)
+        return lock
 
-    # for files and locks
-
-    def release(self, key: str, life: int) -> None:
-        if life == self._life:
-            self._locks.discard(key)
+    # for files
 
     @property
     def life(self) -> int:
@@ -402,13 +398,13 @@ class SimulatedFile:
 
 
 class SimulatedLock:
-    def __init__(self, disk: SimulatedDisk, key: str) -> None:
-        self._disk = disk
+    def __init__(self, locks: dict[str, SimulatedLock], key: str) -> None:
+        self._locks = locks
         self._key = key
-        self._life = disk.life
 
     def release(self) -> None:
-        self._disk.release(self._key, self._life)
+        if self._locks.get(self._key) is self:
+            del self._locks[self._key]
 
 
 def _parts(path: str) -> list[str]:

@@ -132,9 +132,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
 def _describe(task: SimulatedTask[Any]) -> str:
     host = task.boot.host if task.boot is not None else "-"
-    stack = task.get_stack()
-    place = f"{stack[-1].f_code.co_qualname}:{stack[-1].f_lineno}" if stack else "?"
-    return f"{host} {task.get_name()} at {place}"
+    places = []
+    waits: Any = task.get_coro()
+    # Task.get_stack knows the outermost coroutine only; the innermost is where it hangs.
+    while (frame := getattr(waits, "cr_frame", None)) is not None:
+        places.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+        waits = waits.cr_await
+    return f"{host} {task.get_name()} in {' > '.join(places)}"
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

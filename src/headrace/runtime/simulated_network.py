@@ -174,6 +174,8 @@ class _Pipe:
 
     def reset(self) -> None:
         """Some of what is under way still arrives; the rest is gone, and the other side told."""
+        if self._is_reset:
+            return
         kept = self._network.random.below(len(self._queue) + 1)
         while len(self._queue) > kept:
             self._queue.pop()

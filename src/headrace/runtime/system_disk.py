@@ -24,6 +24,7 @@ _FOLDER_MODE = 0o700
 _TEMPORARY_SUFFIX = ".headrace-tmp"  # what a killed write_atomic may leave behind; `list` hides it
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _FALLOC_FL_KEEP_SIZE = 1
+_CLOSED = 2**31 - 1  # no descriptor is that high: calls fail with EBADF (-1 would be a ValueError)
 
 
 class SystemFile:
@@ -108,8 +109,8 @@ class SystemFile:
             raise storage_error(error, self._path) from error
 
     def close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
+        descriptor, self._descriptor = self._descriptor, _CLOSED
+        if descriptor != _CLOSED:
             os.close(descriptor)
 
 
@@ -118,8 +119,8 @@ class SystemLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
+        descriptor, self._descriptor = self._descriptor, _CLOSED
+        if descriptor != _CLOSED:
             os.close(descriptor)  # the lock belongs to the open file and goes with it
 
 

@@ -71,7 +71,8 @@ class SystemProcesses:
         assert threading.current_thread() is threading.main_thread(), "spawn from the main thread"
         if shutil.which(arguments[0], path=environment.get("PATH", os.defpath)) is None:
             raise NotFoundError("no such program", program=arguments[0])
-        launch = [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), *arguments]
+        locale = environment.get("LC_CTYPE", "")
+        launch = [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), locale, *arguments]
         try:
             log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:

@@ -1,0 +1,104 @@
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.observability.logging import configure_logging, get_logger
+
+
+@pytest.fixture
+def output() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield io.StringIO()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_json_lines_name_the_module_and_carry_fields(output: io.StringIO) -> None:
+    configure_logging(format="json", output=output)
+    get_logger("headrace.storage.log").info("sealed", stream_id=3, end=10)
+    line = json.loads(output.getvalue())
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {
+        "event": "sealed",
+        "level": "info",
+        "logger": "headrace.storage.log",
+        "stream_id": 3,
+        "end": 10,
+    }
+
+
+def test_secrets_and_payloads_are_not_shown(output: io.StringIO) -> None:
+    log = get_logger("headrace.broker")
+    for format in ("json", "console"):
+        configure_logging(format=format, output=output)
+        log.warning(
+            "login",
+            user="ann",
+            password="hunter2",
+            accessToken="hunter2",
+            node_credential=b"hunter2",
+            payload=bytearray(b"hunter2"),
+            body=memoryview(b"hunter2"),
+        )
+    text = output.getvalue()
+    assert "hunter2" not in text
+    assert text.count("ann") == 2
+    assert text.count("<7 bytes>") == 6
+
+
+def test_exceptions_have_tracebacks_without_local_variables(output: io.StringIO) -> None:
+    value = "-".join(["secret", "value"])
+
+    def fail(value: str) -> None:
+        raise ValueError("planned")
+
+    for format in ("json", "console"):
+        configure_logging(format=format, output=output)
+        try:
+            fail(value)
+        except ValueError as error:
+            get_logger("headrace.x").error("failed", exc_info=error)
+    assert output.getvalue().count("ValueError: planned") == 2
+    assert output.getvalue().count("in fail") == 2
+    assert value not in output.getvalue()
+
+
+def test_levels_filter_and_set_up_may_be_repeated(output: io.StringIO) -> None:
+    configure_logging(level="debug", output=io.StringIO())
+    configure_logging(format="json", level="warning", output=output)
+    log = get_logger("headrace.x")
+    log.info("hidden")
+    log.warning("shown")
+    assert [json.loads(line)["event"] for line in output.getvalue().splitlines()] == ["shown"]
+
+
+def test_records_of_other_libraries_come_out_alike(output: io.StringIO) -> None:
+    configure_logging(format="json", output=output)
+    logging.getLogger("asyncio").error("took %.1f s", 1.5, extra={"port": 80})
+    line = json.loads(output.getvalue())
+    assert (line["event"], line["logger"], line["level"], line["port"]) == (
+        "took 1.5 s",
+        "asyncio",
+        "error",
+        80,
+    )
+
+
+def test_bound_fields_stay_with_their_logger(output: io.StringIO) -> None:
+    configure_logging(format="json", output=output)
+
+    async def main() -> None:
+        get_logger("headrace.x").bind(connection=7).info("opened")
+
+    asyncio.run(main())
+    assert json.loads(output.getvalue())["connection"] == 7
+
+
+def test_nothing_is_configured_before_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    get_logger("headrace.x").info("quiet by default")
+    assert capsys.readouterr() == ("", "")
