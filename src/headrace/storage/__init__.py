@@ -1,0 +1,16 @@
+"""The log on a data node's disk: segments, index, recovery, group commit."""
+
+from headrace.config.storage import StorageSettings
+from headrace.storage.model import CorruptSpan, RangeKey, RangeState, SegmentInfo
+from headrace.storage.rangelog import RangeLog
+from headrace.storage.store import LogStore
+
+__all__ = [
+    "CorruptSpan",
+    "LogStore",
+    "RangeKey",
+    "RangeLog",
+    "RangeState",
+    "SegmentInfo",
+    "StorageSettings",
+]

@@ -1,0 +1,66 @@
+"""Settings of the log on a data node's disk."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    segment_bytes_max: Annotated[
+        int,
+        Meta(ge=MIB, description="Roll to a new segment file before its batches pass this size."),
+    ] = 256 * MIB
+    preallocate_bytes_min: Annotated[
+        int,
+        Meta(ge=4 * KIB, description="First reservation of a segment file; it doubles from there."),
+    ] = 64 * KIB
+    index_interval_bytes: Annotated[
+        int, Meta(ge=4 * KIB, description="Bytes of batches between two entries of the index.")
+    ] = 64 * KIB
+    group_bytes_max: Annotated[
+        int, Meta(ge=MIB, description="Bytes that one group commit takes at most.")
+    ] = 16 * MIB
+    queued_bytes_max: Annotated[
+        int, Meta(ge=MIB, description="Bytes waiting to be written; past it appends are throttled.")
+    ] = 128 * MIB
+    journal_files_min: Annotated[
+        int,
+        Meta(
+            ge=0, description="Dirty files from which a group goes to the redo journal; 0 = never."
+        ),
+    ] = 0
+    commit_threads: Annotated[
+        int, Meta(ge=1, le=64, description="Files that a group commit syncs at the same time.")
+    ] = 8
+    read_threads: Annotated[
+        int, Meta(ge=1, le=64, description="Reads from disk at the same time.")
+    ] = 4
+    read_bytes_max: Annotated[
+        int, Meta(ge=64 * KIB, description="Bytes that one read returns at most.")
+    ] = 16 * MIB
+    tail_cache_bytes: Annotated[
+        int, Meta(ge=0, description="Recent batches kept in memory, over all ranges.")
+    ] = 64 * MIB
+    open_files_max: Annotated[
+        int, Meta(ge=16, description="Segment files kept open, over all ranges.")
+    ] = 512
+    idle_ms: Annotated[
+        int,
+        Meta(ge=1, description="Quiet time after which a range notes in its log what is synced."),
+    ] = 500
+    checkpoint_bytes: Annotated[
+        int, Meta(ge=MIB, description="Bytes of a busy range after which its index is saved.")
+    ] = 64 * MIB
+    idle_checkpoint_bytes: Annotated[
+        int, Meta(ge=0, description="Bytes of an idle range from which its index is saved.")
+    ] = MIB
+    min_free_bytes: Annotated[
+        int,
+        Meta(ge=0, description="Disk space that only control state may still take."),
+    ] = 64 * MIB

@@ -1,0 +1,136 @@
+"""Group commit: all queued appends of all ranges of one durability level, one group at a time.
+
+While a group is being written and synced the next one accumulates, so the number of syncs follows
+the disk and not the number of appends. There is one committer per level: an acknowledgement that
+needs the page cache alone never waits for another range's sync.
+
+What an acknowledgement means: for `synced` ranges the batch's bytes, the file's size and its name
+have been synced; for `written` ranges the write has returned. The order write → sync → acknowledge
+is `carry_out` (in a thread) followed by `on_written` (on the loop), and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING
+
+from headrace.errors import StorageError
+from headrace.observability.logging import get_logger
+from headrace.runtime import Disk, Executor
+from headrace.storage.journal import CommitPolicy, Route
+from headrace.storage.segment import SegmentWrite, carry_out
+
+if TYPE_CHECKING:
+    from headrace.storage.rangelog import RangeLog
+
+log = get_logger(__name__)
+
+
+class GroupNumbers:
+    """Rises over the whole store and across restarts, so that it rises within every file."""
+
+    def __init__(self, last: int) -> None:
+        self._numbers = count(last + 1)
+
+    def take(self) -> int:
+        return next(self._numbers)
+
+
+class Committer:
+    def __init__(
+        self,
+        disk: Disk,
+        executor: Executor,
+        policy: CommitPolicy,
+        groups: GroupNumbers,
+        *,
+        threads: int,
+        group_bytes_max: int,
+    ) -> None:
+        self._disk = disk
+        self._executor = executor
+        self._policy = policy
+        self._groups = groups
+        self._threads = threads
+        self._group_bytes_max = group_bytes_max
+        self._ready: dict[RangeLog, None] = {}
+        self._wake = asyncio.Event()
+        self._closing = False
+        self.groups_written = 0
+        self.files_written = 0
+        self.bytes_written = 0
+
+    def submit(self, log: RangeLog) -> None:
+        """The range has something to write."""
+        self._ready[log] = None
+        self._wake.set()
+
+    def withdraw(self, log: RangeLog) -> None:
+        self._ready.pop(log, None)
+
+    def finish(self) -> None:
+        """Let `run` return once nothing is queued."""
+        self._closing = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            if not self._ready:
+                if self._closing:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            writes = self._take_group()
+            if writes:
+                await self._commit(writes)
+
+    def _take_group(self) -> list[SegmentWrite]:
+        group = self._groups.take()
+        writes: list[SegmentWrite] = []
+        budget = self._group_bytes_max
+        for log in list(self._ready):
+            if budget <= 0:
+                break
+            del self._ready[log]
+            write = log.take_write(group, budget)
+            if write is not None:
+                writes.append(write)
+                budget -= write.size
+        return writes
+
+    async def _commit(self, writes: list[SegmentWrite]) -> None:
+        try:
+            await self._make_durable(writes)
+        except asyncio.CancelledError:
+            for write in writes:
+                write.log.abandon(write)
+            raise
+        except Exception as error:  # ours, not the disk's: these ranges cannot be trusted any more
+            log.exception("group commit failed", files=len(writes))
+            for write in writes:
+                if write.error is None:
+                    write.error = StorageError(f"group commit failed: {error!r}")
+        self.groups_written += 1
+        self.files_written += len(writes)
+        for write in writes:
+            self.bytes_written += write.size
+            write.log.on_written(write)
+
+    async def _make_durable(self, writes: Sequence[SegmentWrite]) -> None:
+        dirty = sum(write.sync for write in writes)
+        if self._policy.journal is not None and self._policy.route(dirty) is Route.JOURNAL:
+            await self._policy.journal.commit(writes)
+            return
+        shares = min(dirty, self._threads)
+        if shares <= 1:
+            await self._executor.run(carry_out, self._disk, writes)
+            return
+        await asyncio.gather(
+            *(
+                self._executor.run(carry_out, self._disk, writes[share::shares])
+                for share in range(shares)
+            )
+        )

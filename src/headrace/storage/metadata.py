@@ -1,0 +1,46 @@
+"""A range's metadata file, `range.json`: what must survive beside the batches.
+
+One JSON object, a newline, and the CRC32C of the object as 8 hexadecimal digits: people can read
+it, and a flipped bit in an end offset or an epoch is noticed rather than believed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from crc32c import crc32c
+
+from headrace.errors import CorruptionError
+from headrace.wire.sbp.messages import Durability
+
+_VERSION = 1
+
+
+class RangeMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    start: int
+    end: int = -1  # -1 while open
+    sealed: bool = False
+    writer_epoch: int = -1
+    durability: Durability = Durability.SYNCED
+    reserved: bool = False  # control state: may use the disk space kept free for it
+    version: int = _VERSION
+
+
+_DECODER = msgspec.json.Decoder(RangeMetadata)
+
+
+def encode_metadata(metadata: RangeMetadata) -> bytes:
+    text = msgspec.json.encode(metadata)
+    return b"%s\n%08x\n" % (text, crc32c(text))
+
+
+def decode_metadata(data: bytes, path: str) -> RangeMetadata:
+    text, _, rest = data.partition(b"\n")
+    if rest != b"%08x\n" % crc32c(text):
+        raise CorruptionError("range metadata fails its checksum", path=path)
+    try:
+        metadata = _DECODER.decode(text)
+    except msgspec.DecodeError as error:
+        raise CorruptionError(f"range metadata is not readable: {error}", path=path) from error
+    if metadata.version != _VERSION:
+        raise CorruptionError("unknown range metadata", path=path, version=metadata.version)
+    return metadata

@@ -1,0 +1,277 @@
+"""Walking a segment from a known point: what is valid, what is corrupt, where the tail starts.
+
+One scanner serves recovery at open, damage met by a read, and verification on request, so that all
+three agree. The rules:
+
+* A batch is valid when its header makes sense, its checksum holds and its base offset is the one
+  expected. A mark is valid when its checksum (bound to file and position) holds.
+* Damage at a position below which bytes are known to be synced is corruption. It is skipped up to
+  the next point from which a valid chain leads on: the first batch in the damaged stretch whose
+  successors reach the next valid mark exactly, else that mark. What is skipped becomes a span.
+* Damage above every known synced position is the tail: the scan ends there.
+
+Known synced positions come from marks *after* the damage, from a checkpoint, from a successor
+segment (a segment is synced before the next is created) and from a sealed end.
+
+What remains: the last synced group of a range, damaged on the medium, with nothing after it that
+says it was synced (no later mark, no checkpoint), looks like a torn tail and is cut off. A range
+that is quiet for `idle_ms` writes a closing mark, and seal, roll and clean stop save a checkpoint,
+so the window is the last group before an unclean stop. Replicas cover it.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from headrace.errors import RemoteProtocolError
+from headrace.runtime import File
+from headrace.storage.index import NO_TIMESTAMP, Checkpoint, Index
+from headrace.storage.marks import MAGIC, MARK_BYTES, Mark, decode_mark
+from headrace.storage.model import CorruptSpan, Point
+from headrace.wire.sbp.records import HEADER_BYTES, BatchHeader, checksum, decode_header
+from headrace.wire.sbp.records import MAGIC as BATCH_MAGIC
+
+CHUNK_BYTES = 4 * 1024 * 1024
+RESYNC_BYTES_MAX = 64 * 1024 * 1024  # a longer damaged stretch is skipped to its next mark
+
+_BASE_OFFSET = struct.Struct(">q")
+_BATCH_MAGIC_BYTE = bytes([BATCH_MAGIC])
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A segment as its bytes tell it. `checkpoint.end` is where the next group would be written."""
+
+    checkpoint: Checkpoint
+    synced_position: int  # highest position that something in the file says was synced
+    torn_bytes: int  # tail above the end
+    damaged_marks: int  # corruption that cost no batch
+
+
+class Window:
+    """Forward access to a file through one buffer."""
+
+    def __init__(self, file: File, size: int) -> None:
+        self._file = file
+        self._size = size
+        self._start = 0
+        self._buffer = memoryview(b"")
+
+    def at(self, position: int, length: int) -> memoryview:
+        """`length` bytes from `position`, fewer at the end of the file."""
+        begin = position - self._start
+        if begin < 0 or begin + length > len(self._buffer):
+            wanted = min(max(length, CHUNK_BYTES), self._size - position)
+            self._buffer = memoryview(self._file.pread(wanted, position))
+            self._start = position
+            begin = 0
+        return self._buffer[begin : begin + length]
+
+
+def decode_batch(view: memoryview) -> BatchHeader | None:
+    """The header of the valid batch at the start of `view`, or None."""
+    if len(view) < HEADER_BYTES or view[0] != BATCH_MAGIC:
+        return None
+    try:
+        header = decode_header(view)
+    except RemoteProtocolError:
+        return None
+    return header if is_intact(header, view) else None
+
+
+def is_intact(header: BatchHeader, view: memoryview) -> bool:
+    """Whether the batch with that header stands whole at the start of `view`."""
+    if header.batch_bytes > len(view):
+        return False
+    body = view[HEADER_BYTES : header.batch_bytes]
+    return checksum(view[:HEADER_BYTES], (body,)) == header.crc
+
+
+class Scanner:
+    """Scans one file once. `size` bounds it: bytes above are not looked at."""
+
+    def __init__(
+        self,
+        file: File,
+        *,
+        size: int,
+        base: int,
+        binding: int,
+        index_interval_bytes: int,
+        checkpoint: Checkpoint | None = None,
+        known: Point | None = None,
+        synced_offset: int = 0,
+        stop_offset: int | None = None,
+    ) -> None:
+        """Start at `checkpoint`, else at the start of the file. `known` is a point further on that
+        is known to be synced; so are all offsets below `synced_offset`. Offsets from `stop_offset`
+        on do not belong to the range."""
+        self._file = file
+        self._size = size
+        self._binding = binding
+        self._interval = index_interval_bytes
+        self._known = known
+        self._synced_offset = max(synced_offset, known.offset if known else 0)
+        self._stop_offset = stop_offset
+        start = checkpoint or Checkpoint(Point(0, base), 0, NO_TIMESTAMP, -1, Index(), ())
+        self._position, self._offset = start.end
+        self._content_bytes = start.content_bytes
+        self._max_timestamp = start.max_timestamp
+        self._group = start.group
+        self._index = Index(
+            start.index.offsets[:], start.index.positions[:], start.index.timestamps[:]
+        )
+        self._spans = list(start.spans)
+        self._synced_position = max(start.end.position, known.position if known else 0)
+        self._indexed_bytes = self._content_bytes if len(self._index.offsets) else -self._interval
+        self._damaged_marks = 0
+        self._window = Window(file, size)
+        self._later_marks: list[tuple[int, Mark]] | None = None
+
+    def run(self) -> Scan:
+        torn = False
+        while self._position < self._size and not self._past_stop():
+            if self._take_mark() or self._take_batch():
+                continue
+            if not self._skip_damage():
+                torn = True
+                break
+        if self._offset < self._synced_offset:
+            self._spans.append(CorruptSpan(self._offset, self._synced_offset))
+            self._offset = self._synced_offset
+        if self._known is not None:
+            self._position = max(self._position, self._known.position)
+        end = Point(self._position, self._offset)
+        return Scan(
+            Checkpoint(
+                end, self._content_bytes, self._max_timestamp, self._group, self._index,
+                tuple(self._spans),
+            ),
+            synced_position=self._synced_position,
+            torn_bytes=self._size - self._position if torn else 0,
+            damaged_marks=self._damaged_marks,
+        )  # fmt: skip
+
+    def _past_stop(self) -> bool:
+        return self._stop_offset is not None and self._offset >= self._stop_offset
+
+    def _take_mark(self) -> bool:
+        view = self._window.at(self._position, MARK_BYTES)
+        mark = decode_mark(view, 0, binding=self._binding, position=self._position)
+        # A mark that does not continue the file would be stale: never taken for what it was.
+        if mark is None or mark.group <= self._group or mark.first_offset != self._offset:
+            return False
+        self._group = mark.group
+        self._synced_position = max(self._synced_position, mark.synced_position)
+        self._position += MARK_BYTES
+        return True
+
+    def _take_batch(self) -> bool:
+        view = self._window.at(self._position, HEADER_BYTES)
+        if len(view) < HEADER_BYTES or view[0] != BATCH_MAGIC:
+            return False
+        try:
+            header = decode_header(view)
+        except RemoteProtocolError:
+            return False
+        if header.base_offset != self._offset:
+            return False
+        if not is_intact(header, self._window.at(self._position, header.batch_bytes)):
+            return False
+        if self._content_bytes - self._indexed_bytes >= self._interval:
+            self._add_entry()
+        self._position += header.batch_bytes
+        self._offset = header.next_offset
+        self._content_bytes += header.batch_bytes
+        self._max_timestamp = max(self._max_timestamp, header.max_timestamp)
+        return True
+
+    def _add_entry(self) -> None:
+        self._index.add(Point(self._position, self._offset), self._max_timestamp)
+        self._indexed_bytes = self._content_bytes
+
+    def _skip_damage(self) -> bool:
+        """Go on after corruption; False when the damage is the tail."""
+        marks = self._marks_ahead()
+        highest = max((mark.synced_position for _, mark in marks), default=0)
+        self._synced_position = max(self._synced_position, highest)
+        if self._position >= self._synced_position and self._offset >= self._synced_offset:
+            return False
+        resume = self._next_point(marks)
+        if resume is None:  # synced, but nothing after it can be read
+            self._content_bytes += self._size - self._position
+            self._position = self._size
+            return True
+        resume = self._chain_before(resume) or resume
+        self._content_bytes += resume.position - self._position
+        if resume.offset > self._offset:
+            self._spans.append(CorruptSpan(self._offset, resume.offset))
+        else:
+            self._damaged_marks += 1
+        self._position, self._offset = resume
+        self._add_entry()
+        return True
+
+    def _next_point(self, marks: list[tuple[int, Mark]]) -> Point | None:
+        known = self._known
+        points = [Point(position, mark.first_offset) for position, mark in marks[:1]]
+        if known is not None and known.position > self._position:
+            points.append(known)
+        return min(points, default=None)
+
+    def _chain_before(self, target: Point) -> Point | None:
+        """The first batch between here and `target` from which valid batches reach it exactly."""
+        length = target.position - self._position
+        if length > RESYNC_BYTES_MAX:
+            return None
+        region = self._file.pread(length, self._position)
+        view = memoryview(region)
+        at = region.find(_BATCH_MAGIC_BYTE, 1)
+        while 0 <= at <= length - HEADER_BYTES:
+            (base_offset,) = _BASE_OFFSET.unpack_from(region, at + 1)
+            if self._offset <= base_offset < target.offset and _reaches(
+                view, Point(at, base_offset), Point(length, target.offset)
+            ):
+                return Point(self._position + at, base_offset)
+            at = region.find(_BATCH_MAGIC_BYTE, at + 1)
+        return None
+
+    def _marks_ahead(self) -> list[tuple[int, Mark]]:
+        """Every valid mark above the current position that can still follow it."""
+        if self._later_marks is None:
+            self._later_marks = self._find_marks(self._position + 1)
+        usable: list[tuple[int, Mark]] = []
+        group, offset = self._group, self._offset
+        for position, mark in self._later_marks:
+            if position > self._position and mark.group > group and mark.first_offset >= offset:
+                usable.append((position, mark))
+                group, offset = mark.group, mark.first_offset
+        self._later_marks = usable
+        return usable
+
+    def _find_marks(self, position: int) -> list[tuple[int, Mark]]:
+        found: list[tuple[int, Mark]] = []
+        while position < self._size:
+            chunk = self._file.pread(min(CHUNK_BYTES, self._size - position), position)
+            at = chunk.find(MAGIC)
+            while at >= 0:
+                mark = decode_mark(chunk, at, binding=self._binding, position=position + at)
+                if mark is not None:
+                    found.append((position + at, mark))
+                at = chunk.find(MAGIC, at + 1)
+            if len(chunk) < MARK_BYTES:
+                break
+            position += len(chunk) - MARK_BYTES + 1  # a mark may lie across the border
+        return found
+
+
+def _reaches(view: memoryview, start: Point, target: Point) -> bool:
+    position, offset = start
+    while position < target.position:
+        header = decode_batch(view[position:])
+        if header is None or header.base_offset != offset:
+            return False
+        position += header.batch_bytes
+        offset = header.next_offset
+    return (position, offset) == target

@@ -1,0 +1,219 @@
+"""Reads, syncs and index files of a range's segments: loop side pins and values, thread side I/O.
+
+Every method that works on a file runs as a task of its own to its end, so that a file stays pinned
+for as long as a thread uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from headrace.errors import CorruptionError, NotFoundError, OffsetOutOfRangeError
+from headrace.observability.logging import get_logger
+from headrace.runtime import Disk, Executor, File
+from headrace.storage.index import Checkpoint, encode_checkpoint
+from headrace.storage.metadata import RangeMetadata, encode_metadata
+from headrace.storage.model import RANGE_METADATA, CorruptSpan, Point
+from headrace.storage.reader import Stretch, find_time, read_batches
+from headrace.storage.scan import Scanner
+from headrace.storage.segment import Segment, load_checkpoint
+from headrace.storage.shared import Shared
+
+T = TypeVar("T")
+log = get_logger(__name__)
+
+
+class SegmentIO:
+    def __init__(self, shared: Shared, folder: str) -> None:
+        self.folder = folder
+        self._shared = shared
+        self._disk = shared.disk
+        self._settings = shared.settings
+
+    async def read(
+        self, segment: Segment, offset: int, *, stop: int, max_bytes: int
+    ) -> list[memoryview]:
+        await self._load_index(segment)
+        _refuse_corrupt(segment.span_at(offset))
+        assert segment.index is not None
+        stretch = _stretch(segment, segment.index.floor(offset, segment.base), offset, stop)
+        lead_bytes = self._settings.index_interval_bytes
+        return await self._with_file(
+            segment,
+            self._shared.read_executor,
+            lambda file: read_batches(
+                file, stretch, offset, max_bytes=max_bytes, lead_bytes=lead_bytes
+            ),
+        )
+
+    async def find_time(
+        self, segment: Segment, timestamp: int, *, from_offset: int, stop: int
+    ) -> int | None:
+        """Walk the stretches between corrupt spans until a batch reaches the time."""
+        await self._load_index(segment)
+        index = segment.index
+        assert index is not None
+        start = max(
+            index.before_time(timestamp, segment.base), index.floor(from_offset, segment.base)
+        )
+        fetch_bytes = 2 * self._settings.index_interval_bytes
+        while start.offset < min(stop, segment.end_offset):
+            span = segment.span_at(start.offset)
+            if span is not None:
+                start = index.floor(span.end, segment.base)
+                if start.offset < span.end:
+                    return None  # nothing readable follows
+                continue
+            stretch = _stretch(segment, start, start.offset, stop)
+
+            def find(file: File, stretch: Stretch = stretch) -> int | None:
+                return find_time(
+                    file, stretch, timestamp, from_offset=from_offset, fetch_bytes=fetch_bytes
+                )
+
+            found = await self._with_file(segment, self._shared.read_executor, find)
+            if found is not None:
+                return found
+            start = Point(start.position, stretch.stop.offset)  # a span, or the end
+        return None
+
+    async def rescan(self, segment: Segment) -> None:
+        """Walk the whole segment again and take over what is found: spans, index.
+
+        All of it is known to be written, so nothing in it can pass for a tail.
+        """
+        end = segment.end
+        interval = self._settings.index_interval_bytes
+        base, binding = segment.base, segment.binding
+
+        def scan(file: File) -> Checkpoint:
+            scanner = Scanner(
+                file, size=end.position, base=base, binding=binding,
+                index_interval_bytes=interval, known=end,
+            )  # fmt: skip
+            return scanner.run().checkpoint
+
+        found = await self._with_file(segment, self._shared.read_executor, scan)
+        self._take_over(segment, found, end)
+
+    def _take_over(self, segment: Segment, found: Checkpoint, end: Point) -> None:
+        new = [span for span in found.spans if span not in segment.spans]
+        for span in new:
+            log.error("corrupt batches", path=segment.path, start=span.start, end=span.end)
+        if new:
+            segment.saved_position = 0  # what the index file says is no longer all
+        segment.spans = list(found.spans)
+        index = found.index
+        if segment.index is not None:  # entries that were added while the scan ran
+            for at, position in enumerate(segment.index.positions):
+                if position >= end.position:
+                    point = Point(position, segment.index.offsets[at])
+                    index.add(point, segment.index.timestamps[at])
+        segment.index = index
+
+    async def sync(self, segment: Segment) -> None:
+        target = segment.position
+        await self._with_file(segment, self._shared.commit_executor, _sync)
+        segment.synced_position = max(segment.synced_position, target)
+
+    async def save_index(self, segment: Segment) -> None:
+        """Checkpoint the segment as it is now, synced first."""
+        if segment.removed or segment.index is None:
+            return
+        checkpoint = segment.checkpoint()
+        if segment.synced_position < checkpoint.end.position:
+            await self.sync(segment)
+        data = encode_checkpoint(segment.key, segment.base, checkpoint)
+        await self._shared.control_executor.run(self._disk.write_atomic, segment.index_path, data)
+        segment.saved_position = checkpoint.end.position
+
+    async def finish(self, segment: Segment) -> None:
+        """Nothing more is appended for now: give back reserved space, save the index."""
+        if segment.removed:
+            return
+        end = segment.position
+
+        def release(file: File) -> None:
+            if file.size() >= end:  # shorter: bytes were lost, and must stay visibly so
+                file.truncate(end)
+
+        await self._with_file(segment, self._shared.control_executor, release)
+        segment.allocated = end
+        await self.save_index(segment)
+
+    async def save_metadata(self, metadata: RangeMetadata) -> None:
+        await self._shared.control_executor.run(
+            self._disk.write_atomic, f"{self.folder}/{RANGE_METADATA}", encode_metadata(metadata)
+        )
+
+    async def remove(self, segments: Sequence[Segment]) -> None:
+        if not segments:
+            return
+        for segment in segments:
+            self._shared.pool.discard(segment)
+        paths = [path for segment in segments for path in (segment.path, segment.index_path)]
+        await self._shared.control_executor.run(_remove_files, self._disk, self.folder, paths)
+
+    async def _load_index(self, segment: Segment) -> None:
+        if segment.index is not None:
+            return
+        found = await self._shared.read_executor.run(
+            load_checkpoint, self._disk, segment.key, segment.base, segment.index_path
+        )
+        if found is not None and found.end == segment.end:
+            segment.index = found.index
+        else:  # the index file was damaged since it was written
+            segment.saved_position = 0
+            await self._shared.tasks.run(self.rescan(segment))
+
+    async def _with_file(
+        self, segment: Segment, executor: Executor, work: Callable[[File], T]
+    ) -> T:
+        return await self._shared.tasks.run(self._pinned(segment, executor, work))
+
+    async def _pinned(self, segment: Segment, executor: Executor, work: Callable[[File], T]) -> T:
+        opened = _Opened(self._shared.pool.pin(segment))
+        try:
+            return await executor.run(opened.use, self._disk, segment.path, work)
+        except NotFoundError as error:
+            if segment.removed:
+                raise OffsetOutOfRangeError("trimmed meanwhile", path=segment.path) from error
+            raise CorruptionError("segment file is missing", path=segment.path) from error
+        finally:
+            self._shared.pool.unpin(segment, opened.file)
+
+
+class _Opened:
+    """A file that a thread opens when the pool had none."""
+
+    def __init__(self, file: File | None) -> None:
+        self.file = file
+
+    def use(self, disk: Disk, path: str, work: Callable[[File], T]) -> T:
+        if self.file is None:
+            self.file = disk.open(path)
+        return work(self.file)
+
+
+def _stretch(segment: Segment, start: Point, offset: int, stop: int) -> Stretch:
+    ends = [segment.end_offset, stop]
+    next_span = segment.next_span_start(offset)
+    if next_span is not None:
+        ends.append(next_span)
+    return Stretch(segment.binding, start, Point(segment.position, min(ends)))
+
+
+def _refuse_corrupt(span: CorruptSpan | None) -> None:
+    if span is not None:
+        raise CorruptionError("these batches are damaged", start=span.start, end=span.end)
+
+
+def _sync(file: File) -> None:
+    file.sync_data()
+
+
+def _remove_files(disk: Disk, folder: str, paths: Sequence[str]) -> None:
+    for path in paths:
+        disk.remove(path)
+    disk.sync_folder(folder)

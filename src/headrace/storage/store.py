@@ -1,0 +1,425 @@
+"""The log store: one data directory, all its ranges.
+
+store = await LogStore.open(runtime, folder, StorageSettings())
+log = await store.create_range(RangeKey(7, 0), start_offset=0)
+await log.append(header, body)           # resolves when the durability level holds
+views = await log.read(0, max_bytes=1 << 20)
+await store.close()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from headrace.config.storage import StorageSettings
+from headrace.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    HeadraceError,
+    RangeNotFoundError,
+    StorageError,
+)
+from headrace.observability.logging import get_logger
+from headrace.runtime import Disk, Executor, Lock, Random, Runtime
+from headrace.storage.cache import TailCache
+from headrace.storage.committer import Committer, GroupNumbers
+from headrace.storage.files import FilePool
+from headrace.storage.format import FORMAT_FILE, open_format
+from headrace.storage.journal import CommitPolicy
+from headrace.storage.metadata import RangeMetadata, encode_metadata
+from headrace.storage.model import (
+    CLEAN_STOP,
+    DELETED,
+    LOCK,
+    RANGE_METADATA,
+    STREAMS,
+    RangeKey,
+    RangeState,
+    range_folder,
+    stream_folder,
+)
+from headrace.storage.rangelog import RangeLog
+from headrace.storage.recovery import RecoveredRange, recover_range
+from headrace.storage.shared import Shared
+from headrace.storage.tasks import TaskSet
+from headrace.wire.sbp.messages import Durability
+
+log = get_logger(__name__)
+
+_CONTROL_THREADS = 2
+_CLOSE_AT_ONCE = 16  # ranges whose files are finished at the same time during close
+
+
+class LogStore:
+    """Owns its directory from `open` to `close`. Used from one event loop."""
+
+    def __init__(
+        self, runtime: Runtime, folder: str, shared: Shared, *, lock: Lock, clean: bool
+    ) -> None:
+        self.clean = clean
+        """Whether the previous stop was clean: nothing acknowledged can be missing."""
+        self._runtime = runtime
+        self._folder = folder
+        self._shared = shared
+        self._lock = lock
+        self._logs: dict[RangeKey, RangeLog] = {}
+        self._unreadable: dict[RangeKey, CorruptionError] = {}
+        self._creating: dict[RangeKey, asyncio.Task[RangeLog]] = {}
+        self._deleting: set[int] = set()
+        self._workers: list[asyncio.Task[None]] = []
+        self._closed = False
+
+    @classmethod
+    async def open(cls, runtime: Runtime, folder: str, settings: StorageSettings) -> LogStore:
+        """Lock the directory, check its format and recover every range in it.
+
+        LockedError, FormatError, or StorageError when the disk fails. A range whose metadata cannot
+        be read does not stop the others: `range` and `create_range` report it.
+        """
+        control = runtime.executor("storage-control", _CONTROL_THREADS)
+        commit = runtime.executor("storage-commit", settings.commit_threads)
+        read = runtime.executor("storage-read", settings.read_threads)
+        executors = (control, commit, read)
+        opened: _Opened | None = None
+        try:
+            opened = await control.run(_open_folder, runtime.disk, folder, runtime.random)
+            found = await _recover_all(runtime.disk, commit, opened, folder, settings)
+        except BaseException:
+            for executor in executors:
+                executor.close()
+            if opened is not None:
+                opened.lock.release()
+            raise
+        recovered = [each for each in found if isinstance(each, RecoveredRange)]
+        last_group = max((s.group for each in recovered for s in each.segments), default=-1)
+        groups = GroupNumbers(last_group)
+        shared = Shared(
+            disk=runtime.disk,
+            settings=settings,
+            store_uuid=opened.store_uuid,
+            commit_executor=commit,
+            read_executor=read,
+            control_executor=control,
+            committers={
+                level: Committer(
+                    runtime.disk,
+                    commit,
+                    CommitPolicy(settings.journal_files_min),
+                    groups,
+                    threads=settings.commit_threads,
+                    group_bytes_max=settings.group_bytes_max,
+                )
+                for level in Durability
+            },
+            pool=FilePool(settings.open_files_max),
+            cache=TailCache(settings.tail_cache_bytes),
+            tasks=TaskSet(),
+        )
+        store = cls(runtime, folder, shared, lock=opened.lock, clean=opened.clean)
+        for each in found:
+            if isinstance(each, RecoveredRange):
+                store._logs[each.key] = RangeLog(shared, each)
+            elif each is not None:
+                store._unreadable[each[0]] = each[1]
+        store._start()
+        return store
+
+    def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        for committer in self._shared.committers.values():
+            self._workers.append(loop.create_task(committer.run()))
+        self._workers.append(loop.create_task(self._keep()))
+        for worker in self._workers:
+            worker.add_done_callback(self._on_worker_done)
+
+    @property
+    def store_uuid(self) -> str:
+        return str(self._shared.store_uuid)
+
+    @property
+    def settings(self) -> StorageSettings:
+        return self._shared.settings
+
+    def ranges(self) -> list[RangeState]:
+        return [log.state() for log in self._logs.values()]
+
+    def range(self, key: RangeKey) -> RangeLog:
+        log = self._logs.get(key)
+        if log is not None:
+            return log
+        self._check_readable(key)
+        raise RangeNotFoundError(stream_id=key.stream_id, range_index=key.range_index)
+
+    async def create_range(
+        self,
+        key: RangeKey,
+        *,
+        start_offset: int,
+        writer_epoch: int = -1,
+        durability: Durability = Durability.SYNCED,
+        reserved: bool = False,
+    ) -> RangeLog:
+        """The range, made when it does not exist; its metadata is durable before this returns.
+
+        An existing range comes back as it is. `reserved` is for control state: it may use the last
+        `min_free_bytes` of the disk, so that deleting a topic still works when the disk is full.
+        """
+        existing = self._logs.get(key)
+        if existing is not None:
+            return existing
+        self._check_readable(key)
+        if key.stream_id in self._deleting or self._closed:
+            raise RangeNotFoundError(
+                "the stream is being deleted, or the store closed", **key._asdict()
+            )
+        creating = self._creating.get(key)
+        if creating is None:
+            metadata = RangeMetadata(
+                start=start_offset,
+                writer_epoch=writer_epoch,
+                durability=durability,
+                reserved=reserved,
+            )
+            creating = self._shared.tasks.spawn(self._create(key, metadata))
+            self._creating[key] = creating
+        return await asyncio.shield(creating)
+
+    async def _create(self, key: RangeKey, metadata: RangeMetadata) -> RangeLog:
+        folder = range_folder(self._folder, key)
+        try:
+            await self._shared.control_executor.run(
+                _create_folder, self._shared.disk, folder, metadata
+            )
+            recovered = RecoveredRange(key, folder, metadata, next_offset=metadata.start)
+            self._logs[key] = log = RangeLog(self._shared, recovered)
+            return log
+        finally:
+            del self._creating[key]
+
+    async def delete_stream(self, stream_id: int) -> None:
+        """Remove all ranges of the stream and their files. Absent is fine; cut short, the next open
+        finishes it."""
+        await self._shared.tasks.run(self._delete_stream(stream_id))
+
+    async def _delete_stream(self, stream_id: int) -> None:
+        self._deleting.add(stream_id)
+        try:
+            for key, creating in list(self._creating.items()):
+                if key.stream_id == stream_id:
+                    await asyncio.wait([creating])
+            keys = [key for key in self._logs if key.stream_id == stream_id]
+            await asyncio.gather(*(self._logs[key].remove() for key in keys))
+            await self._shared.control_executor.run(
+                _remove_stream, self._shared.disk, self._folder, stream_id
+            )
+            for key in keys:
+                del self._logs[key]
+            for key in [key for key in self._unreadable if key.stream_id == stream_id]:
+                del self._unreadable[key]
+        finally:
+            self._deleting.discard(stream_id)
+
+    async def close(self) -> None:
+        """Refuse appends, write what is queued, sync, save indexes, leave the clean-stop marker."""
+        if self._closed:
+            return
+        self._closed = True
+        for log in self._logs.values():
+            log.refuse_appends()
+        for committer in self._shared.committers.values():
+            committer.finish()
+        self._workers[-1].cancel()  # the keeper; what it is in the middle of is joined below
+        await asyncio.wait(self._workers)
+        await self._shared.tasks.join()
+        try:
+            if await self._finish_ranges():
+                path = f"{self._folder}/{CLEAN_STOP}"
+                await self._shared.control_executor.run(self._shared.disk.write_atomic, path, b"")
+        finally:
+            self._release()
+
+    async def abort(self) -> None:
+        """Stop without finishing anything, as a crash would; for tests and failed start-ups."""
+        self._closed = True
+        self._close_executors()  # first: nobody may give up a file that a thread still uses
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.wait(self._workers)
+        await self._shared.tasks.cancel()
+        self._release()
+
+    async def _finish_ranges(self) -> bool:
+        logs = list(self._logs.values())
+        clean = True
+        for at in range(0, len(logs), _CLOSE_AT_ONCE):
+            results = await asyncio.gather(
+                *(log.close() for log in logs[at : at + _CLOSE_AT_ONCE]), return_exceptions=True
+            )
+            for result in results:
+                if isinstance(result, StorageError):
+                    log_failure("range not closed cleanly", result)
+                elif isinstance(result, BaseException):
+                    raise result
+                clean = clean and result is True
+        return clean
+
+    def _close_executors(self) -> None:
+        shared = self._shared
+        for executor in (shared.commit_executor, shared.read_executor, shared.control_executor):
+            executor.close()
+
+    def _release(self) -> None:
+        self._close_executors()
+        self._shared.pool.close()
+        self._lock.release()
+
+    def statistics(self) -> dict[str, int]:
+        shared = self._shared
+        committers = shared.committers.values()
+        logs = self._logs.values()
+        return {
+            "ranges": len(self._logs),
+            "ranges_unreadable": len(self._unreadable),
+            "ranges_failed": sum(log.failed for log in logs),
+            "groups": sum(committer.groups_written for committer in committers),
+            "file_writes": sum(committer.files_written for committer in committers),
+            "written_bytes": sum(committer.bytes_written for committer in committers),
+            "queued_bytes": shared.queued_bytes,
+            "open_files": len(shared.pool),
+            "tail_cache_bytes": shared.cache.bytes,
+            "tail_cache_hits": shared.cache.hits,
+            "tail_cache_misses": shared.cache.misses,
+            "corrupt_spans": sum(len(log.state().corrupt) for log in logs),
+        }
+
+    async def _keep(self) -> None:
+        """Write closing marks to ranges that went quiet."""
+        active, activity = self._shared.active, self._shared.activity
+        while True:
+            if not active:
+                activity.clear()
+                await activity.wait()
+            await self._runtime.clock.sleep(self._shared.settings.idle_ms / 1000)
+            for log, seen in list(active.items()):
+                if log.position != seen:
+                    active[log] = log.position
+                    continue
+                del active[log]
+                try:
+                    await log.close_mark()
+                except StorageError as error:
+                    log_failure("closing mark not written", error)
+
+    def _on_worker_done(self, worker: asyncio.Task[None]) -> None:
+        if worker.cancelled() or worker.exception() is None:
+            return
+        log.critical("storage worker ended", error=repr(worker.exception()))
+        for each in self._logs.values():
+            each.fail(StorageError(f"storage worker ended: {worker.exception()!r}"))
+
+    def _check_readable(self, key: RangeKey) -> None:
+        error = self._unreadable.get(key)
+        if error is not None:
+            raise CorruptionError(error.message, **error.data)
+
+
+def log_failure(event: str, error: HeadraceError) -> None:
+    log.error(event, error=str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    lock: Lock
+    store_uuid: UUID
+    clean: bool
+    keys: Sequence[RangeKey]
+
+
+def _open_folder(disk: Disk, folder: str, random: Random) -> _Opened:
+    disk.make_folder(folder)
+    lock = disk.lock(f"{folder}/{LOCK}")
+    try:
+        is_new = not disk.exists(f"{folder}/{FORMAT_FILE}")
+        found = open_format(disk, folder, random)
+        marker = f"{folder}/{CLEAN_STOP}"
+        clean = disk.exists(marker)
+        if clean:  # durable before anything is written: a crash from now on is an unclean stop
+            disk.remove(marker)
+            disk.sync_folder(folder)
+        return _Opened(lock, found.store_uuid, clean or is_new, _list_ranges(disk, folder))
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _list_ranges(disk: Disk, folder: str) -> list[RangeKey]:
+    keys: list[RangeKey] = []
+    for stream in disk.list(f"{folder}/{STREAMS}"):
+        if not stream.isdigit():
+            continue
+        names = disk.list(stream_folder(folder, int(stream)))
+        if DELETED in names:
+            _remove_stream(disk, folder, int(stream))
+            continue
+        keys.extend(RangeKey(int(stream), int(name)) for name in names if name.isdigit())
+    return sorted(keys)
+
+
+def _create_folder(disk: Disk, folder: str, metadata: RangeMetadata) -> None:
+    disk.make_folder(folder)
+    if disk.exists(f"{folder}/{RANGE_METADATA}"):
+        raise AlreadyExistsError("range folder exists", path=folder)
+    disk.write_atomic(f"{folder}/{RANGE_METADATA}", encode_metadata(metadata))
+
+
+def _remove_stream(disk: Disk, folder: str, stream_id: int) -> None:
+    """Tombstone, ranges, tombstone: a power cut in between never leaves half a range behind."""
+    stream = stream_folder(folder, stream_id)
+    names = disk.list(stream)
+    if not names:
+        return
+    disk.write_atomic(f"{stream}/{DELETED}", b"")
+    for name in names:
+        if name != DELETED:
+            disk.remove_tree(f"{stream}/{name}")
+    disk.sync_folder(stream)
+    disk.remove_tree(stream)
+    disk.sync_folder(f"{folder}/{STREAMS}")
+
+
+Found = RecoveredRange | tuple[RangeKey, CorruptionError] | None
+
+
+async def _recover_all(
+    disk: Disk, executor: Executor, opened: _Opened, folder: str, settings: StorageSettings
+) -> list[Found]:
+    shares = min(settings.commit_threads, len(opened.keys))
+    results = await asyncio.gather(
+        *(
+            executor.run(
+                _recover_some, disk, folder, opened.keys[share::shares], opened.store_uuid, settings
+            )
+            for share in range(shares)
+        )
+    )
+    return [found for share in results for found in share]
+
+
+def _recover_some(
+    disk: Disk,
+    folder: str,
+    keys: Sequence[RangeKey],
+    store_uuid: UUID,
+    settings: StorageSettings,
+) -> list[Found]:
+    found: list[Found] = []
+    for key in keys:
+        try:
+            found.append(recover_range(disk, range_folder(folder, key), key, store_uuid, settings))
+        except CorruptionError as error:
+            log.error("range unreadable", stream_id=key.stream_id, error=str(error))
+            found.append((key, error))
+    return found
