@@ -207,7 +207,7 @@ def delete_group(
     state: Catalogue, stream: Reference, topic: Reference, group: Reference
 ) -> e.GroupDeleted:
     found = state.topic(stream, topic)
-    return e.GroupDeleted(topic_uid=found.uid, uid=group_of(found, group).uid)
+    return e.GroupDeleted(uid=group_of(found, group).uid)
 
 
 # -- users

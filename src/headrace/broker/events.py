@@ -94,7 +94,6 @@ class GroupCreated(_Event, frozen=True):
 
 
 class GroupDeleted(_Event, frozen=True):
-    topic_uid: int
     uid: int
 
 

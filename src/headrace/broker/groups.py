@@ -7,7 +7,6 @@ partitions assigns them anew. Numbers of partitions are arguments: the catalogue
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headrace.broker.errors import MemberNotFoundError
@@ -42,6 +41,10 @@ class Membership:
         self._groups: dict[int, dict[int, Member]] = {}
         self._joined: dict[int, dict[int, None]] = {}  # client id -> group uids, in join order
 
+    def groups(self) -> list[int]:
+        """Uids of the groups that have members."""
+        return list(self._groups)
+
     def members(self, group_uid: int) -> list[Member]:
         return list(self._groups.get(group_uid, {}).values())
 
@@ -73,11 +76,10 @@ class Membership:
         for index, member in enumerate(members):
             member.partitions = list(range(index, partitions, len(members)))
 
-    def drop_groups(self, group_uids: Iterable[int]) -> None:
-        """The groups were deleted."""
-        for group_uid in group_uids:
-            for client_id in list(self._groups.get(group_uid, ())):
-                self._forget(group_uid, client_id)
+    def drop_group(self, group_uid: int) -> None:
+        """The group was deleted."""
+        for client_id in list(self._groups.get(group_uid, ())):
+            self._forget(group_uid, client_id)
 
     def _forget(self, group_uid: int, client_id: int) -> None:
         members, joined = self._groups[group_uid], self._joined[client_id]

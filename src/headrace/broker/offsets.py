@@ -81,20 +81,16 @@ class Offsets:
             if offset > last
         ]
 
-    def retain(self, living: Callable[[Place], bool]) -> None:
-        self._stored = {p: readers for p, readers in self._stored.items() if living(p)}
-
-    def forget_group(self, group_uid: int) -> None:
-        """Its uid is never used again, so this needs no event: replay prunes it anew."""
-        self.retain_readers(lambda reader: reader != Reader(Kind.GROUP, group_uid))
-
-    def retain_readers(self, living: Callable[[Reader], bool]) -> None:
-        for place, readers in list(self._stored.items()):
-            kept = {reader: offset for reader, offset in readers.items() if living(reader)}
-            if kept:
-                self._stored[place] = kept
-            else:
-                del self._stored[place]
+    def retain(self, *, place: Callable[[Place], bool], reader: Callable[[Reader], bool]) -> None:
+        """Keep what still means something. Needs no event: uids never come back, so a replay
+        prunes the same."""
+        kept = {}
+        for where, readers in self._stored.items():
+            if place(where):
+                living = {who: offset for who, offset in readers.items() if reader(who)}
+                if living:
+                    kept[where] = living
+        self._stored = kept
 
     def entries(self) -> Iterator[Entry]:
         for place, readers in self._stored.items():

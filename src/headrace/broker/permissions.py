@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from headrace.broker.resources import GlobalRight as G
 from headrace.broker.resources import Permissions, StreamGrant
 from headrace.broker.resources import StreamRight as S
 from headrace.broker.resources import TopicRight as T
-
-
-class Action(Enum):
-    READ_SERVERS = auto()
-    READ_USERS = auto()
-    MANAGE_USERS = auto()
-    CREATE_STREAM = auto()
-    LIST_STREAMS = auto()
-    READ_STREAM = auto()
-    MANAGE_STREAM = auto()
-    READ_TOPIC = auto()
-    CREATE_TOPIC = auto()
-    MANAGE_TOPIC = auto()
-    POLL = auto()
-    SEND = auto()
+from headrace.wire.iggy.commands import Permission
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +18,29 @@ class Rule:
     topic: int = 0
 
 
-RULES: dict[Action, Rule] = {
-    Action.READ_SERVERS: Rule(G.MANAGE_SERVERS | G.READ_SERVERS),
-    Action.READ_USERS: Rule(G.MANAGE_USERS | G.READ_USERS),
-    Action.MANAGE_USERS: Rule(G.MANAGE_USERS),
-    Action.CREATE_STREAM: Rule(G.MANAGE_STREAMS),
-    Action.LIST_STREAMS: Rule(G.MANAGE_STREAMS | G.READ_STREAMS),
-    Action.READ_STREAM: Rule(G.MANAGE_STREAMS | G.READ_STREAMS, S.MANAGE_STREAM | S.READ_STREAM),
-    Action.MANAGE_STREAM: Rule(G.MANAGE_STREAMS, S.MANAGE_STREAM),
-    Action.READ_TOPIC: Rule(
+RULES: dict[Permission, Rule] = {
+    Permission.READ_SERVERS: Rule(G.MANAGE_SERVERS | G.READ_SERVERS),
+    Permission.READ_USERS: Rule(G.MANAGE_USERS | G.READ_USERS),
+    Permission.MANAGE_USERS: Rule(G.MANAGE_USERS),
+    Permission.CREATE_STREAM: Rule(G.MANAGE_STREAMS),
+    Permission.LIST_STREAMS: Rule(G.MANAGE_STREAMS | G.READ_STREAMS),
+    Permission.GET_STREAM: Rule(G.MANAGE_STREAMS | G.READ_STREAMS, S.MANAGE_STREAM | S.READ_STREAM),
+    Permission.MANAGE_STREAM: Rule(G.MANAGE_STREAMS, S.MANAGE_STREAM),
+    Permission.READ_TOPIC: Rule(
         G.READ_STREAMS | G.MANAGE_STREAMS | G.MANAGE_TOPICS | G.READ_TOPICS,
         S.MANAGE_TOPICS | S.READ_TOPICS,
         T.MANAGE_TOPIC | T.READ_TOPIC,
     ),
-    Action.CREATE_TOPIC: Rule(G.MANAGE_STREAMS | G.MANAGE_TOPICS, S.MANAGE_TOPICS),
-    Action.MANAGE_TOPIC: Rule(G.MANAGE_STREAMS | G.MANAGE_TOPICS, S.MANAGE_TOPICS, T.MANAGE_TOPIC),
-    Action.POLL: Rule(
+    Permission.CREATE_TOPIC: Rule(G.MANAGE_STREAMS | G.MANAGE_TOPICS, S.MANAGE_TOPICS),
+    Permission.MANAGE_TOPIC: Rule(
+        G.MANAGE_STREAMS | G.MANAGE_TOPICS, S.MANAGE_TOPICS, T.MANAGE_TOPIC
+    ),
+    Permission.POLL: Rule(
         G.POLL_MESSAGES,
         S.READ_STREAM | S.MANAGE_TOPICS | S.READ_TOPICS | S.POLL_MESSAGES,
         T.POLL_MESSAGES | T.READ_TOPIC | T.MANAGE_TOPIC,
     ),
-    Action.SEND: Rule(
+    Permission.SEND: Rule(
         G.SEND_MESSAGES,
         S.MANAGE_STREAM | S.MANAGE_TOPICS | S.SEND_MESSAGES,
         T.SEND_MESSAGES | T.MANAGE_TOPIC,
@@ -65,7 +52,7 @@ _NO_GRANT = StreamGrant(rights=0)
 
 def allowed(
     permissions: Permissions | None,
-    action: Action,
+    action: Permission,
     *,
     stream_uid: int = -1,
     topic_uid: int = -1,

@@ -59,6 +59,7 @@ class Catalogue:
         self._streams_by_uid: dict[int, Stream] = {}
         self._streams_by_name: dict[str, Stream] = {}
         self._topics_by_uid: dict[int, Topic] = {}
+        self._groups_by_uid: dict[int, tuple[Topic, Group]] = {}
 
     # -- looking things up
 
@@ -109,6 +110,12 @@ class Catalogue:
     def topics(self) -> Iterable[Topic]:
         return self._topics_by_uid.values()
 
+    def group_by_uid(self, uid: int) -> tuple[Topic, Group] | None:
+        return self._groups_by_uid.get(uid)
+
+    def groups_count(self) -> int:
+        return len(self._groups_by_uid)
+
     # -- changing them
 
     def apply(self, event: e.Event) -> None:
@@ -147,7 +154,7 @@ class Catalogue:
         self._streams_by_uid[topic.stream_uid].topics[topic.id] = topic
         self._topics_by_uid[topic.uid] = topic
         for group in topic.groups.values():
-            self._used(group.uid)
+            self._add_group(topic, group)
 
     def _topic_created(self, event: e.TopicCreated) -> None:
         self._add_topic(
@@ -193,6 +200,8 @@ class Catalogue:
     def _drop_topic(self, stream: Stream, topic: Topic) -> None:
         for partition in topic.partitions:
             self._doom(partition)
+        for group in topic.groups.values():
+            del self._groups_by_uid[group.uid]
         del stream.topics[topic.id]
         del self._topics_by_uid[topic.uid]
 
@@ -250,16 +259,18 @@ class Catalogue:
     def _streams_reclaimed(self, event: e.StreamsReclaimed) -> None:
         self.doomed.difference_update(event.stream_ids)
 
+    def _add_group(self, topic: Topic, group: Group) -> None:
+        self._used(group.uid)
+        topic.groups[group.id] = group
+        self._groups_by_uid[group.uid] = (topic, group)
+
     def _group_created(self, event: e.GroupCreated) -> None:
-        self._used(event.uid)
-        group = Group(uid=event.uid, id=event.id, name=event.name)
-        self._topics_by_uid[event.topic_uid].groups[group.id] = group
+        topic = self._topics_by_uid[event.topic_uid]
+        self._add_group(topic, Group(uid=event.uid, id=event.id, name=event.name))
 
     def _group_deleted(self, event: e.GroupDeleted) -> None:
-        groups = self._topics_by_uid[event.topic_uid].groups
-        for group in list(groups.values()):
-            if group.uid == event.uid:
-                del groups[group.id]
+        topic, group = self._groups_by_uid.pop(event.uid)
+        del topic.groups[group.id]
 
     def _add_user(self, user: User) -> None:
         self._used(user.uid)

@@ -46,9 +46,6 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     frame_bytes_max: Annotated[
         int, Meta(ge=MIB, description="Largest request; longer ones end the connection.")
     ] = 64 * MIB
-    payload_bytes_max: Annotated[
-        int, Meta(ge=1, le=10_000_000, description="Largest payload of one message.")
-    ] = 10_000_000
     batch_bytes_max: Annotated[
         int,
         Meta(ge=64 * 1024, le=8 * MIB, description="A SEND above this becomes several batches."),
@@ -56,13 +53,16 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     poll_bytes_max: Annotated[
         int, Meta(ge=64 * 1024, description="A poll reply stops growing past this.")
     ] = 16 * MIB
+    pending_bytes_max: Annotated[
+        int, Meta(ge=MIB, description="Bytes of one partition on their way to disk at a time.")
+    ] = 32 * MIB
     connections_max: Annotated[int, Meta(ge=1, description="Client connections at a time.")] = 4096
     opens_max: Annotated[
         int, Meta(ge=1, description="Partitions opened at a time after a restart.")
     ] = 16
-    snapshot_events: Annotated[
-        int, Meta(ge=1, description="Catalogue and offset events between two snapshots.")
-    ] = 10_000
+    snapshot_bytes: Annotated[
+        int, Meta(ge=1024, description="Log of catalogue or offsets between two snapshots.")
+    ] = 4 * MIB
     heartbeat_timeout_ms: Annotated[
         int,
         Meta(ge=0, description="A client silent for longer leaves its groups; 0 = never."),

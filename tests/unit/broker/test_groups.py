@@ -62,7 +62,8 @@ def test_nothing_is_kept_of_clients_and_groups_that_went() -> None:
     groups.join(2, 5, partitions=1)
     groups.join(2, 6, partitions=1)
     assert groups.groups_of(5) == [1, 2]
-    groups.drop_groups([2, 99])
+    groups.drop_group(2)
+    groups.drop_group(99)
     assert groups.groups_of(5) == [1]
     assert groups.groups_of(6) == []
     groups.leave(1, 5, partitions=1)

@@ -96,7 +96,7 @@ def test_consumers_and_groups_of_one_number_are_different() -> None:
     assert state.lowest(P0) == 5
     state.put(Entry(P0, ANN, DELETED))
     assert state.get(P0, ANN) is None
-    state.forget_group(1)
+    state.retain(place=lambda _: True, reader=lambda reader: reader.kind != Kind.GROUP)
     assert list(state.entries()) == []
 
 
@@ -123,7 +123,7 @@ def test_snapshot_and_prune() -> None:
     copy = Offsets()
     copy.restore(version, kept)
     assert list(copy.entries()) == list(state.entries())
-    copy.retain(lambda place: place.topic_uid == 2)
+    copy.retain(place=lambda place: place.topic_uid == 2, reader=lambda _: True)
     assert list(copy.entries()) == [Entry(Place(2, 0, 0), GROUP, 5)]
 
 

@@ -1,0 +1,300 @@
+"""Everything a handler may touch: state, logs, sessions. No sockets, no leases."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from headrace.broker import events
+from headrace.broker.groups import Membership
+from headrace.broker.offsets import Kind, Offsets, OffsetWriter, Place, Reader
+from headrace.broker.partition import PartitionLog
+from headrace.broker.partitions import Partitions
+from headrace.broker.passwords import Guard, Passwords
+from headrace.broker.resources import NEVER, SERVER_DEFAULT, UNLIMITED, Topic
+from headrace.broker.sessions import Session, Sessions
+from headrace.broker.state import Catalogue
+from headrace.client.sbp import SbpClient
+from headrace.client.statelog import StateLog
+from headrace.client.tasks import TaskSet
+from headrace.config.broker import BrokerSettings
+from headrace.errors import HeadraceError
+from headrace.observability.logging import get_logger
+from headrace.runtime.interfaces import Runtime
+
+log = get_logger(__name__)
+
+_RECLAIM_RETRY_SECONDS = 5.0
+_SNAPSHOT_CHECK_SECONDS = 1.0
+
+E = TypeVar("E", bound=events.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFigures:
+    """What the machine says about this process, for GET_STATS. Zero where it is not known."""
+
+    pid: int = 0
+    cpu_percent: float = 0.0
+    total_cpu_percent: float = 0.0
+    memory: int = 0
+    total_memory: int = 0
+    available_memory: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    threads: int = 0
+    free_disk: int = 0
+    total_disk: int = 0
+    hostname: str = ""
+    os_name: str = ""
+    os_version: str = ""
+    kernel_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this broker is to its clients."""
+
+    cluster_uuid: str
+    cluster_name: str
+    placement_address: str
+    version: str
+    secret: bytes
+    started_us: int
+
+
+class Broker:
+    def __init__(
+        self,
+        runtime: Runtime,
+        settings: BrokerSettings,
+        client: SbpClient,
+        identity: Identity,
+        *,
+        figures: Callable[[], ProcessFigures],
+    ) -> None:
+        self.runtime = runtime
+        self.settings = settings
+        self.client = client
+        self.identity = identity
+        self.figures = figures
+        self.address = ("", 0)
+        """Where clients reach us."""
+        self.catalogue = Catalogue()
+        self.offsets = Offsets()
+        self.membership = Membership()
+        self.sessions = Sessions()
+        self.passwords = Passwords(runtime)
+        self.guard = Guard(runtime, settings)
+        self.rotation: dict[int, int] = {}
+        """Topic uid -> how many balanced batches it got."""
+        self.counters = {"sent_messages": 0, "sent_bytes": 0, "polled_messages": 0,
+                         "polled_bytes": 0, "requests": 0, "refusals": 0}  # fmt: skip
+        self._deciding = asyncio.Lock()
+        self._logs: list[StateLog] = []
+        self._tasks = TaskSet("broker")
+        self._reclaim = asyncio.Event()
+        self._live = False  # False while replaying: there is nothing yet to keep in step
+
+    # -- opening and closing
+
+    async def open(self, *, epoch: int, clean: bool, on_fenced: Callable[[], None]) -> None:
+        """Replay catalogue and offsets."""
+        self._log = await StateLog.open(
+            self.client,
+            name="s/catalogue",
+            epoch=epoch,
+            clean=clean,
+            apply=self._apply,
+            snapshot=self.catalogue.snapshot,
+            restore=self.catalogue.restore,
+            runtime=self.runtime,
+            replica_nums=self.settings.replicas,
+        )
+        self._logs.append(self._log)
+        self._offsets_log = await StateLog.open(
+            self.client,
+            name="s/offsets",
+            epoch=epoch,
+            clean=clean,
+            apply=self.offsets.apply,
+            snapshot=self.offsets.snapshot,
+            restore=self.offsets.restore,
+            runtime=self.runtime,
+            replica_nums=self.settings.replicas,
+        )
+        self._logs.append(self._offsets_log)
+        self.offset_writer = OffsetWriter(self._offsets_log)
+        self.partitions = Partitions(
+            self.runtime,
+            self.client,
+            self.settings,
+            offsets=self.offsets,
+            writer=self.offset_writer,
+            record=self.record,
+            on_fenced=on_fenced,
+            epoch=epoch,
+            clean=clean,
+        )
+        self._on_fenced = on_fenced
+        self._live = True
+        self._reconcile()
+        self._tasks.start(self._reclaim_streams(), name="reclaim")
+        self._tasks.start(self._write_snapshots(), name="snapshots")
+        self._tasks.start(self._evict_silent(), name="evict")
+
+    async def close(self) -> bool:
+        """Finish what is under way. True when nothing is left whose outcome is unknown."""
+        await self._tasks.close()
+        clean = self._live
+        if self._live:
+            clean = await self.partitions.close()
+            await self.offset_writer.close()
+        for state_log in self._logs:
+            clean = clean and state_log.failure is None
+            await state_log.close()
+        self.passwords.close()
+        return clean
+
+    def open_logs(self) -> list[PartitionLog]:
+        return [log for _, log in self.partitions.opened()] if self._live else []
+
+    # -- changing the catalogue
+
+    async def commit(self, decide: Callable[[], E]) -> E:
+        """Decide on the state as it is, make the event durable, apply it.
+
+        In a task of its own: a caller that goes away must not leave a decision whose event is
+        still on its way while the next one is made.
+        """
+        return await asyncio.shield(self._tasks.start(self._commit(decide), name="commit"))
+
+    async def _commit(self, decide: Callable[[], E]) -> E:
+        async with self._deciding:
+            event = decide()
+            await self.record(event)
+            return event
+
+    async def record(self, event: events.Event) -> None:
+        """Log and apply an event that depends on nothing another one could change."""
+        kind, body = events.encode(event)
+        try:
+            await self._log.append(kind, body, events.VERSION)
+        except HeadraceError:
+            if self._log.failure is not None:
+                self._on_fenced()
+            raise
+
+    def _apply(self, version: int, kind: str, body: object) -> None:
+        event = events.decode(version, kind, body)
+        self.catalogue.apply(event)
+        if self._live and isinstance(event, _STRUCTURAL):
+            self._reconcile()
+
+    def _reconcile(self) -> None:
+        """Let go of whatever depended on what is gone: members, offsets, logs, logins.
+
+        Looks at the whole state instead of at one event, so no order of events can be missed.
+        """
+        for group_uid in self.membership.groups():
+            found = self.catalogue.group_by_uid(group_uid)
+            if found is None:
+                self.membership.drop_group(group_uid)
+            else:
+                self.membership.assign(group_uid, partitions=len(found[0].partitions))
+        self.offsets.retain(place=self._place_lives, reader=self._reader_lives)
+        self.partitions.retain(self._place_lives)
+        for session in self.sessions:
+            if session.user_uid is not None and not self.catalogue.user_by_uid(session.user_uid):
+                self.logout(session)
+        for uid in [uid for uid in self.rotation if self.catalogue.topic_by_uid(uid) is None]:
+            del self.rotation[uid]
+        if self.catalogue.doomed:
+            self._reclaim.set()
+
+    def _place_lives(self, place: Place) -> bool:
+        return self.catalogue.find_partition(*place) is not None
+
+    def _reader_lives(self, reader: Reader) -> bool:
+        return reader.kind != Kind.GROUP or self.catalogue.group_by_uid(reader.consumer) is not None
+
+    # -- sessions
+
+    def logout(self, session: Session) -> None:
+        session.user_uid = None
+        self.leave_groups(session)
+
+    def leave_groups(self, session: Session) -> None:
+        for group_uid in self.membership.groups_of(session.client_id):
+            found = self.catalogue.group_by_uid(group_uid)
+            partitions = 0 if found is None else len(found[0].partitions)
+            self.membership.leave(group_uid, session.client_id, partitions=partitions)
+
+    # -- in the background
+
+    async def _reclaim_streams(self) -> None:
+        """Delete the SBP streams nobody refers to; what fails is tried again later."""
+        while True:
+            await self._reclaim.wait()
+            self._reclaim.clear()
+            done = []
+            for stream_id in sorted(self.catalogue.doomed):
+                try:
+                    await self.client.delete_stream(stream_id)
+                    done.append(stream_id)
+                except HeadraceError as error:
+                    log.warning("stream not deleted yet", stream_id=stream_id, reason=str(error))
+            if done:
+                await self.record(events.StreamsReclaimed(stream_ids=done))
+            if self.catalogue.doomed:
+                self._reclaim.set()
+                await self.runtime.clock.sleep(_RECLAIM_RETRY_SECONDS)
+
+    async def _write_snapshots(self) -> None:
+        while True:
+            await self.runtime.clock.sleep(_SNAPSHOT_CHECK_SECONDS)
+            for state_log in self._logs:
+                if state_log.bytes_since_snapshot >= self.settings.snapshot_bytes:
+                    try:
+                        await state_log.write_snapshot()
+                    except HeadraceError as error:
+                        log.warning("no snapshot written", reason=str(error))
+
+    async def _evict_silent(self) -> None:
+        """Clients that stopped pinging leave their groups, so that others get their partitions."""
+        timeout = self.settings.heartbeat_timeout_ms / 1000
+        while timeout:
+            await self.runtime.clock.sleep(timeout / 4)
+            oldest = self.runtime.clock.monotonic() - timeout
+            for session in self.sessions:
+                if session.seen < oldest and not session.stale:
+                    session.stale = True
+                    self.logout(session)
+
+    # -- figures
+
+    def expiry_of(self, topic: Topic) -> int:
+        """In microseconds; NEVER."""
+        if topic.expiry == SERVER_DEFAULT:
+            return self.settings.message_expiry_us or NEVER
+        return topic.expiry
+
+    def max_size_of(self, topic: Topic) -> int:
+        """In bytes; UNLIMITED."""
+        if topic.max_size == SERVER_DEFAULT:
+            return self.settings.topic_bytes_max or UNLIMITED
+        return topic.max_size
+
+
+_STRUCTURAL = (
+    events.StreamDeleted,
+    events.TopicDeleted,
+    events.TopicsPurged,
+    events.PartitionsAdded,
+    events.PartitionsRemoved,
+    events.PartitionAssigned,
+    events.GroupDeleted,
+    events.UserDeleted,
+)

@@ -1,0 +1,137 @@
+"""From a frame to its answer: decode, authenticate, authorise, handle, encode."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from headrace.broker.authorization import authorize
+from headrace.broker.core import Broker
+from headrace.broker.errors import FeatureUnavailableError, StaleSessionError
+from headrace.broker.handlers import (
+    extensions,
+    groups,
+    messages,
+    offsets,
+    streams,
+    system,
+    topics,
+    users,
+)
+from headrace.broker.sessions import Session
+from headrace.broker.status import status_of
+from headrace.errors import HeadraceError, InvalidArgumentError
+from headrace.observability.logging import get_logger
+from headrace.runtime.interfaces import Buffer
+from headrace.wire.iggy import commands as c
+from headrace.wire.iggy.errors import Status
+
+log = get_logger(__name__)
+
+Handler: TypeAlias = Callable[[Broker, Session, Any], Awaitable[Any]]
+Routes: TypeAlias = Mapping[int, tuple[c.AnyCommand, Handler]]
+
+HANDLERS: dict[c.AnyCommand, Handler] = {
+    c.PING: system.ping,
+    c.GET_STATS: system.get_stats,
+    c.GET_SNAPSHOT_FILE: system.get_snapshot_file,
+    c.GET_CLUSTER_METADATA: system.get_cluster_metadata,
+    c.GET_ME: system.get_me,
+    c.GET_CLIENT: system.get_client,
+    c.GET_CLIENTS: system.get_clients,
+    c.GET_USER: users.get_user,
+    c.GET_USERS: users.get_users,
+    c.CREATE_USER: users.create_user,
+    c.DELETE_USER: users.delete_user,
+    c.UPDATE_USER: users.update_user,
+    c.UPDATE_PERMISSIONS: users.update_permissions,
+    c.CHANGE_PASSWORD: users.change_password,
+    c.LOGIN_USER: users.login_user,
+    c.LOGOUT_USER: users.logout_user,
+    c.GET_PERSONAL_ACCESS_TOKENS: users.get_tokens,
+    c.CREATE_PERSONAL_ACCESS_TOKEN: users.create_token,
+    c.DELETE_PERSONAL_ACCESS_TOKEN: users.delete_token,
+    c.LOGIN_WITH_PERSONAL_ACCESS_TOKEN: users.login_with_token,
+    c.POLL_MESSAGES: messages.poll_messages,
+    c.SEND_MESSAGES: messages.send_messages,
+    c.FLUSH_UNSAVED_BUFFER: messages.flush,
+    c.GET_CONSUMER_OFFSET: offsets.get_offset,
+    c.STORE_CONSUMER_OFFSET: offsets.store_offset,
+    c.DELETE_CONSUMER_OFFSET: offsets.delete_offset,
+    c.GET_STREAM: streams.get_stream,
+    c.GET_STREAMS: streams.get_streams,
+    c.CREATE_STREAM: streams.create_stream,
+    c.DELETE_STREAM: streams.delete_stream,
+    c.UPDATE_STREAM: streams.update_stream,
+    c.PURGE_STREAM: streams.purge_stream,
+    c.GET_TOPIC: topics.get_topic,
+    c.GET_TOPICS: topics.get_topics,
+    c.CREATE_TOPIC: topics.create_topic,
+    c.DELETE_TOPIC: topics.delete_topic,
+    c.UPDATE_TOPIC: topics.update_topic,
+    c.PURGE_TOPIC: topics.purge_topic,
+    c.CREATE_PARTITIONS: topics.create_partitions,
+    c.DELETE_PARTITIONS: topics.delete_partitions,
+    c.DELETE_SEGMENTS: topics.delete_segments,
+    c.GET_CONSUMER_GROUP: groups.get_group,
+    c.GET_CONSUMER_GROUPS: groups.get_groups,
+    c.CREATE_CONSUMER_GROUP: groups.create_group,
+    c.DELETE_CONSUMER_GROUP: groups.delete_group,
+    c.JOIN_CONSUMER_GROUP: groups.join_group,
+    c.LEAVE_CONSUMER_GROUP: groups.leave_group,
+    c.HELLO: extensions.hello,
+    c.READ_TICKET: extensions.read_ticket,
+}
+
+
+def build_routes(handlers: Mapping[c.AnyCommand, Handler]) -> Routes:
+    """Table and handlers meet here, once, and must match."""
+    codes = {command.code for command in handlers}
+    if codes != c.SERVED.keys():
+        raise RuntimeError(f"routes out of step: {sorted(codes ^ c.SERVED.keys())}")
+    return {command.code: (command, handler) for command, handler in handlers.items()}
+
+
+class Dispatcher:
+    def __init__(self, broker: Broker, check_lease: Callable[[], None]) -> None:
+        self._broker = broker
+        self._check_lease = check_lease
+        self._routes = build_routes(HANDLERS)
+
+    async def on_request(
+        self, session: Session, code: int, payload: memoryview
+    ) -> tuple[int, Sequence[Buffer]]:
+        counters = self._broker.counters
+        counters["requests"] += 1
+        try:
+            return Status.OK, await self._answer(session, code, payload)
+        except HeadraceError as error:
+            counters["refusals"] += 1
+            log.debug("request refused", client=session.client_id, code=code, reason=str(error))
+            return status_of(error), ()
+        except Exception:
+            counters["refusals"] += 1
+            log.exception("request failed", client=session.client_id, code=code)
+            return Status.ERROR, ()
+
+    async def _answer(self, session: Session, code: int, payload: memoryview) -> Sequence[Buffer]:
+        self._check_lease()
+        if session.stale:
+            raise StaleSessionError(client=session.client_id)
+        session.seen = self._broker.runtime.clock.monotonic()
+        route = self._routes.get(code)
+        if route is None:
+            raise _unknown(code)
+        command, handler = route
+        request = command.decode_request(payload, session.dialect)
+        if command.authenticated:
+            authorize(self._broker, session, command, request)
+        response = await handler(self._broker, session, request)
+        self._check_lease()  # it may have run out meanwhile, and with it what we know
+        return command.encode_response(response, session.dialect)
+
+
+def _unknown(code: int) -> HeadraceError:
+    if code in c.TABLE:
+        return FeatureUnavailableError(code=code)
+    return InvalidArgumentError("unknown command", code=code)

@@ -1,0 +1,108 @@
+"""SEND, POLL, FLUSH: the hot path."""
+
+from __future__ import annotations
+
+import xxhash
+
+from headrace.broker.core import Broker
+from headrace.broker.errors import NoPartitionsError
+from headrace.broker.handlers.readers import Resolved, resolve
+from headrace.broker.offsets import Entry
+from headrace.broker.partition import PartitionLog, Slice
+from headrace.broker.partitions import place_of
+from headrace.broker.resources import Partition, Topic
+from headrace.broker.sessions import Session
+from headrace.broker.state import partition_of
+from headrace.wire.iggy.messages import messages as m
+from headrace.wire.iggy.primitives import Partitioning, PartitioningKind, Strategy, StrategyKind
+
+
+async def send_messages(broker: Broker, session: Session, request: m.SendMessages) -> None:
+    topic = broker.catalogue.topic(request.stream, request.topic)
+    partition = _choose(broker, topic, request.partitioning)
+    log = broker.partitions.peek(topic, partition)
+    if log is None:
+        log = await broker.partitions.get(topic, partition)
+    await log.append(request.area, request.starts)
+    broker.counters["sent_messages"] += request.count
+    broker.counters["sent_bytes"] += len(request.area)
+
+
+def _choose(broker: Broker, topic: Topic, partitioning: Partitioning) -> Partition:
+    """A whole batch goes to one partition."""
+    count = len(topic.partitions)
+    if count == 0:
+        raise NoPartitionsError(topic=topic.name)
+    if partitioning.kind is PartitioningKind.PARTITION:
+        return partition_of(topic, partitioning.partition)
+    if partitioning.kind is PartitioningKind.KEY:
+        return topic.partitions[xxhash.xxh32_intdigest(partitioning.key) % count]
+    turn = broker.rotation.get(topic.uid, 0)
+    broker.rotation[topic.uid] = turn + 1
+    return topic.partitions[turn % count]
+
+
+async def poll_messages(
+    broker: Broker, session: Session, request: m.PollMessages
+) -> m.PolledMessages:
+    topic = broker.catalogue.topic(request.stream, request.topic)
+    resolved = resolve(broker, session, topic, request.consumer, member=True)
+    partition = _polled_partition(topic, resolved, request.partition)
+    if partition is None:
+        return m.PolledMessages(0, 0, 0)
+    log = broker.partitions.peek(topic, partition)
+    if log is None:
+        log = await broker.partitions.find(topic, partition)
+    if log is None:
+        return m.PolledMessages(partition.id, 0, 0)
+    place = place_of(topic, partition)
+    stored = broker.offsets.get(place, resolved.reader)
+    found = await _read(broker, log, request.strategy, request.count, stored)
+    if request.auto_commit and found.count:
+        # Durable before the answer: what was handed out as consumed stays consumed.
+        await broker.offset_writer.store([Entry(place, resolved.reader, found.last)])
+    broker.counters["polled_messages"] += found.count
+    broker.counters["polled_bytes"] += found.bytes
+    return m.PolledMessages(partition.id, log.current_offset, found.count, found.pieces)
+
+
+def _polled_partition(topic: Topic, resolved: Resolved, partition: int | None) -> Partition | None:
+    """None: a member that has nothing to read there."""
+    member = resolved.member
+    if member is None:
+        return partition_of(topic, partition or 0)
+    if partition is None:
+        partition = member.next_partition()
+        if partition is None:
+            return None
+    elif partition_of(topic, partition).id not in member.partitions:
+        return None
+    return partition_of(topic, partition)
+
+
+async def _read(
+    broker: Broker, log: PartitionLog, strategy: Strategy, count: int, stored: int | None
+) -> Slice:
+    offset, from_us = strategy.value, 0
+    match strategy.kind:
+        case StrategyKind.FIRST:
+            offset = log.start_offset
+        case StrategyKind.LAST:
+            offset = max(log.committed - count, log.start_offset)
+        case StrategyKind.NEXT:
+            offset = log.start_offset if stored is None else stored + 1
+        case StrategyKind.TIMESTAMP:
+            from_us = strategy.value
+            offset = await log.offset_at(from_us)
+        case StrategyKind.OFFSET:
+            pass
+    return await log.read(offset, count, bytes_max=broker.settings.poll_bytes_max, from_us=from_us)
+
+
+async def flush(broker: Broker, session: Session, request: m.FlushUnsavedBuffer) -> None:
+    topic = broker.catalogue.topic(request.stream, request.topic)
+    log = await broker.partitions.find(topic, partition_of(topic, request.partition))
+    if log is not None:
+        await log.flush()
+        if request.fsync:
+            await log.sync()

@@ -1,0 +1,73 @@
+"""Stored consumer offsets."""
+
+from __future__ import annotations
+
+from headrace.broker.core import Broker
+from headrace.broker.errors import (
+    ConsumerNotResolvedError,
+    GroupNotFoundError,
+    InvalidOffsetError,
+    MemberNotFoundError,
+    OffsetNotFoundError,
+    PartitionNotFoundError,
+)
+from headrace.broker.handlers.readers import resolve
+from headrace.broker.offsets import DELETED, Entry, Reader
+from headrace.broker.partitions import place_of
+from headrace.broker.resources import Partition, Topic
+from headrace.broker.sessions import Session
+from headrace.broker.state import partition_of
+from headrace.wire.iggy.messages import offsets as m
+from headrace.wire.iggy.primitives import Consumer
+
+
+def _target(
+    broker: Broker, session: Session, topic: Topic, consumer: Consumer, partition: int | None
+) -> tuple[Reader, Partition]:
+    """Without a partition: the member's current one for a group, the first for a consumer."""
+    try:
+        resolved = resolve(broker, session, topic, consumer, member=partition is None)
+    except (GroupNotFoundError, MemberNotFoundError) as error:
+        raise ConsumerNotResolvedError(**error.data) from error
+    if partition is None:
+        partition = 0 if resolved.member is None else resolved.member.current_partition()
+        if partition is None:
+            raise ConsumerNotResolvedError("the member has no partition")
+    return resolved.reader, partition_of(topic, partition)
+
+
+async def get_offset(
+    broker: Broker, session: Session, request: m.GetConsumerOffset
+) -> m.ConsumerOffset | None:
+    topic = broker.catalogue.find_topic(request.stream, request.topic)
+    if topic is None:
+        return None
+    try:
+        reader, partition = _target(broker, session, topic, request.consumer, request.partition)
+    except (ConsumerNotResolvedError, PartitionNotFoundError):
+        return None
+    log = await broker.partitions.find(topic, partition)  # opening it may clamp the offset
+    stored = broker.offsets.get(place_of(topic, partition), reader)
+    if log is None or stored is None:
+        return None
+    return m.ConsumerOffset(partition.id, log.current_offset, stored)
+
+
+async def store_offset(broker: Broker, session: Session, request: m.StoreConsumerOffset) -> None:
+    topic = broker.catalogue.topic(request.stream, request.topic)
+    reader, partition = _target(broker, session, topic, request.consumer, request.partition)
+    log = await broker.partitions.find(topic, partition)
+    if log is None or request.offset >= log.committed:
+        raise InvalidOffsetError(
+            offset=request.offset, messages_end=0 if log is None else log.committed
+        )
+    await broker.offset_writer.store([Entry(place_of(topic, partition), reader, request.offset)])
+
+
+async def delete_offset(broker: Broker, session: Session, request: m.DeleteConsumerOffset) -> None:
+    topic = broker.catalogue.topic(request.stream, request.topic)
+    reader, partition = _target(broker, session, topic, request.consumer, request.partition)
+    place = place_of(topic, partition)
+    if broker.offsets.get(place, reader) is None:
+        raise OffsetNotFoundError(topic=topic.name, partition=partition.id)
+    await broker.offset_writer.store([Entry(place, reader, DELETED)])

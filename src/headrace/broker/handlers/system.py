@@ -1,0 +1,111 @@
+"""PING, statistics, cluster metadata, clients."""
+
+from __future__ import annotations
+
+from headrace.broker.core import Broker
+from headrace.broker.errors import FeatureUnavailableError, InvalidClientIdError
+from headrace.broker.handlers.views import open_logs
+from headrace.broker.sessions import Session
+from headrace.wire.iggy.messages import system as m
+
+
+async def ping(broker: Broker, session: Session, request: m.Empty) -> None:
+    return None
+
+
+async def get_stats(broker: Broker, session: Session, request: m.Empty) -> m.Stats:
+    catalogue, figures = broker.catalogue, broker.figures()
+    topics = list(catalogue.topics())
+    logs = [log for logs in (await open_logs(broker, topics)).values() for log in logs]
+    opened = [log for log in logs if log is not None]
+    identity = broker.identity
+    return m.Stats(
+        process_id=figures.pid,
+        cpu_usage=figures.cpu_percent,
+        total_cpu_usage=figures.total_cpu_percent,
+        memory_usage=figures.memory,
+        total_memory=figures.total_memory,
+        available_memory=figures.available_memory,
+        run_time_us=max(0, broker.runtime.clock.now_us() - identity.started_us),
+        start_time_us=identity.started_us,
+        read_bytes=figures.read_bytes,
+        written_bytes=figures.written_bytes,
+        messages_size_bytes=sum(log.size_bytes for log in opened),
+        streams_count=len(catalogue.streams),
+        topics_count=len(topics),
+        partitions_count=sum(len(topic.partitions) for topic in topics),
+        segments_count=sum(max(1, len(log.segments)) for log in opened),
+        messages_count=sum(log.messages_count for log in opened),
+        clients_count=len(broker.sessions),
+        consumer_groups_count=catalogue.groups_count(),
+        hostname=figures.hostname,
+        os_name=figures.os_name,
+        os_version=figures.os_version,
+        kernel_version=figures.kernel_version,
+        server_version=identity.version,
+        server_semver=m.semver(identity.version),
+        threads_count=figures.threads,
+        free_disk_space=figures.free_disk,
+        total_disk_space=figures.total_disk,
+    )
+
+
+async def get_snapshot_file(broker: Broker, session: Session, request: m.GetSnapshot) -> m.Snapshot:
+    raise FeatureUnavailableError("server snapshots are not offered")
+
+
+async def get_cluster_metadata(
+    broker: Broker, session: Session, request: m.Empty
+) -> m.ClusterMetadata:
+    """One node, us: an SDK then stays where it is. Standbys do not accept clients."""
+    host, port = broker.address
+    node = m.ClusterNode(
+        name=f"{broker.identity.cluster_name}-broker",
+        ip=host,
+        tcp_port=port,
+        quic_port=0,
+        http_port=0,
+        websocket_port=0,
+        role=m.NodeRole.LEADER,
+        status=m.NodeStatus.HEALTHY,
+    )
+    return m.ClusterMetadata(broker.identity.cluster_name, (node,))
+
+
+async def get_me(broker: Broker, session: Session, request: m.Empty) -> m.ClientDetails:
+    return _details(broker, session)
+
+
+async def get_client(
+    broker: Broker, session: Session, request: m.GetClient
+) -> m.ClientDetails | None:
+    if request.client_id == 0:
+        raise InvalidClientIdError(client=0)
+    found = broker.sessions.get(request.client_id)
+    return None if found is None else _details(broker, found)
+
+
+async def get_clients(broker: Broker, session: Session, request: m.Empty) -> m.Clients:
+    return m.Clients(tuple(_details(broker, other).client for other in broker.sessions))
+
+
+def _details(broker: Broker, session: Session) -> m.ClientDetails:
+    groups = []
+    for uid in broker.membership.groups_of(session.client_id):
+        found = broker.catalogue.group_by_uid(uid)
+        if found is not None:
+            topic, group = found
+            stream = broker.catalogue.stream_by_uid(topic.stream_uid)
+            assert stream is not None, "a topic lives in a stream"
+            groups.append(m.ClientGroup(stream.id, topic.id, group.id))
+    user = None if session.user_uid is None else broker.catalogue.user_by_uid(session.user_uid)
+    return m.ClientDetails(
+        m.ClientInfo(
+            client_id=session.client_id,
+            user_id=None if user is None else user.id,
+            transport=m.TransportKind.TCP,
+            address=session.address,
+            groups_count=len(groups),
+        ),
+        tuple(groups),
+    )

@@ -1,0 +1,108 @@
+"""Topics, partitions, segments."""
+
+from __future__ import annotations
+
+from headrace.broker import decisions
+from headrace.broker.core import Broker
+from headrace.broker.errors import InvalidSegmentsCountError
+from headrace.broker.handlers.views import open_logs, view_topic, view_topic_details
+from headrace.broker.sessions import Session
+from headrace.broker.state import partition_of
+from headrace.wire.iggy.messages import topics as m
+
+
+async def get_topic(broker: Broker, session: Session, request: m.GetTopic) -> m.TopicDetails | None:
+    topic = broker.catalogue.find_topic(request.stream, request.topic)
+    return None if topic is None else await view_topic_details(broker, topic)
+
+
+async def get_topics(broker: Broker, session: Session, request: m.GetTopics) -> m.Topics:
+    stream = broker.catalogue.find_stream(request.stream)
+    if stream is None:
+        return m.Topics(())
+    topics = list(stream.topics.values())
+    logs = await open_logs(broker, topics)
+    return m.Topics(tuple(view_topic(broker, topic, logs) for topic in topics))
+
+
+async def create_topic(broker: Broker, session: Session, request: m.CreateTopic) -> m.TopicDetails:
+    event = await broker.commit(
+        lambda: decisions.create_topic(
+            broker.catalogue,
+            request.stream,
+            name=request.name,
+            partitions=request.partitions_count,
+            compression=request.compression,
+            expiry=request.message_expiry_us,
+            max_size=request.max_size_bytes,
+            replication=request.replication_factor,
+            now_us=broker.runtime.clock.now_us(),
+        )
+    )
+    topic = broker.catalogue.topic_by_uid(event.uid)
+    # Between the event and this line it may have been deleted again by somebody else.
+    return await view_topic_details(
+        broker, topic or broker.catalogue.topic(request.stream, event.id)
+    )
+
+
+async def delete_topic(broker: Broker, session: Session, request: m.DeleteTopic) -> None:
+    await broker.commit(
+        lambda: decisions.delete_topic(broker.catalogue, request.stream, request.topic)
+    )
+
+
+async def update_topic(broker: Broker, session: Session, request: m.UpdateTopic) -> None:
+    await broker.commit(
+        lambda: decisions.update_topic(
+            broker.catalogue,
+            request.stream,
+            request.topic,
+            name=request.name,
+            compression=request.compression,
+            expiry=request.message_expiry_us,
+            max_size=request.max_size_bytes,
+            replication=request.replication_factor,
+        )
+    )
+
+
+async def purge_topic(broker: Broker, session: Session, request: m.PurgeTopic) -> None:
+    await broker.commit(
+        lambda: decisions.purge_topic(broker.catalogue, request.stream, request.topic)
+    )
+
+
+async def create_partitions(broker: Broker, session: Session, request: m.CreatePartitions) -> None:
+    await broker.commit(
+        lambda: decisions.create_partitions(
+            broker.catalogue,
+            request.stream,
+            request.topic,
+            count=request.partitions_count,
+            now_us=broker.runtime.clock.now_us(),
+        )
+    )
+
+
+async def delete_partitions(broker: Broker, session: Session, request: m.DeletePartitions) -> None:
+    await broker.commit(
+        lambda: decisions.delete_partitions(
+            broker.catalogue, request.stream, request.topic, count=request.partitions_count
+        )
+    )
+
+
+async def delete_segments(broker: Broker, session: Session, request: m.DeleteSegments) -> None:
+    """Remove up to that many of the oldest closed segments."""
+    topic = broker.catalogue.topic(request.stream, request.topic)
+    partition = partition_of(topic, request.partition)
+    if request.segments_count == 0:
+        raise InvalidSegmentsCountError(segments=0)
+    log = await broker.partitions.find(topic, partition)
+    if log is None:
+        return
+    await log.refresh()
+    doomed = log.closed_segments[: request.segments_count]
+    if doomed:
+        await log.trim(doomed[-1].end)

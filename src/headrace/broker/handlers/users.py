@@ -1,0 +1,177 @@
+"""Users, logins, personal access tokens."""
+
+from __future__ import annotations
+
+from headrace.broker import decisions
+from headrace.broker.authorization import current_user, require
+from headrace.broker.core import Broker
+from headrace.broker.errors import (
+    InvalidCredentialsError,
+    InvalidTokenError,
+    TokenExpiredError,
+    UserInactiveError,
+)
+from headrace.broker.handlers.views import read_permissions, view_user, view_user_details
+from headrace.broker.passwords import check_password, draw_token, token_digest
+from headrace.broker.resources import Permissions, User
+from headrace.broker.sessions import Session
+from headrace.errors import NotFoundError
+from headrace.wire.iggy.commands import Permission
+from headrace.wire.iggy.dialects import CLASSIC, of_version
+from headrace.wire.iggy.messages import users as m
+from headrace.wire.iggy.messages.system import Empty
+
+TOKEN_BYTES_MAX = 100
+
+
+async def get_user(broker: Broker, session: Session, request: m.GetUser) -> m.UserDetails | None:
+    found = broker.catalogue.find_user(request.user)
+    return None if found is None else view_user_details(broker, found)
+
+
+async def get_users(broker: Broker, session: Session, request: Empty) -> m.Users:
+    return m.Users(tuple(view_user(user) for user in broker.catalogue.users.values()))
+
+
+def _resolve(broker: Broker, block: m.Permissions | None) -> Permissions | None:
+    if block is None:
+        return None
+    rights, streams = read_permissions(block)
+    return decisions.resolve_permissions(broker.catalogue, rights=rights, streams=streams)
+
+
+async def create_user(broker: Broker, session: Session, request: m.CreateUser) -> m.UserDetails:
+    check_password(request.password)
+    password_hash = await broker.passwords.hash(request.password)
+    event = await broker.commit(
+        lambda: decisions.create_user(
+            broker.catalogue,
+            name=request.username,
+            password_hash=password_hash,
+            status=request.status,
+            permissions=_resolve(broker, request.permissions),
+            now_us=broker.runtime.clock.now_us(),
+        )
+    )
+    return view_user_details(broker, broker.catalogue.user(event.id))
+
+
+async def delete_user(broker: Broker, session: Session, request: m.DeleteUser) -> None:
+    await broker.commit(lambda: decisions.delete_user(broker.catalogue, request.user))
+
+
+async def update_user(broker: Broker, session: Session, request: m.UpdateUser) -> None:
+    await broker.commit(
+        lambda: decisions.update_user(
+            broker.catalogue, request.user, name=request.username, status=request.status
+        )
+    )
+
+
+async def update_permissions(
+    broker: Broker, session: Session, request: m.UpdatePermissions
+) -> None:
+    await broker.commit(
+        lambda: decisions.change_permissions(
+            broker.catalogue, request.user, _resolve(broker, request.permissions)
+        )
+    )
+
+
+async def change_password(broker: Broker, session: Session, request: m.ChangePassword) -> None:
+    """One's own needs the current password; somebody else's also the right to manage users."""
+    user = broker.catalogue.user(request.user)
+    if user.uid != session.user_uid:
+        require(broker, session, Permission.MANAGE_USERS)
+    check_password(request.new_password)
+    verified = user.password_hash
+    await broker.guard.check(
+        broker.passwords, user.name, session.host, verified, request.current_password
+    )
+    password_hash = await broker.passwords.hash(request.new_password)
+    await broker.commit(
+        lambda: decisions.change_password(
+            broker.catalogue, request.user, verified_hash=verified, password_hash=password_hash
+        )
+    )
+
+
+# -- logins
+
+
+async def login_user(broker: Broker, session: Session, request: m.LoginUser) -> m.Identity:
+    user = broker.catalogue.find_user(request.username)
+    stored = None if user is None else user.password_hash
+    await broker.guard.check(
+        broker.passwords, request.username, session.host, stored, request.password
+    )
+    if user is None or broker.catalogue.user_by_uid(user.uid) is None:
+        raise InvalidCredentialsError("deleted meanwhile")
+    dialect = of_version(request.version)
+    if dialect in CLASSIC:
+        session.dialect = dialect
+    return _log_in(broker, session, user)
+
+
+async def login_with_token(
+    broker: Broker, session: Session, request: m.LoginWithPersonalAccessToken
+) -> m.Identity:
+    if not 1 <= len(request.token.encode()) <= TOKEN_BYTES_MAX:
+        raise InvalidTokenError(f"a token has 1 to {TOKEN_BYTES_MAX} bytes")
+    found = broker.catalogue.user_by_token(token_digest(request.token))
+    if found is None:
+        raise NotFoundError("unknown token")
+    user, token = found
+    if token.expiry_at and token.expiry_at <= broker.runtime.clock.now_us():
+        raise TokenExpiredError(token=token.name)
+    return _log_in(broker, session, user)
+
+
+def _log_in(broker: Broker, session: Session, user: User) -> m.Identity:
+    if not user.active:
+        raise UserInactiveError(user=user.name)
+    if session.user_uid not in (None, user.uid):
+        broker.logout(session)  # a second login replaces the first, groups included
+    session.user_uid = user.uid
+    return m.Identity(user.id)
+
+
+async def logout_user(broker: Broker, session: Session, request: Empty) -> None:
+    broker.logout(session)
+
+
+# -- tokens
+
+
+async def get_tokens(broker: Broker, session: Session, request: Empty) -> m.PersonalAccessTokens:
+    tokens = current_user(broker, session).tokens.values()
+    return m.PersonalAccessTokens(
+        tuple(m.PersonalAccessToken(token.name, token.expiry_at) for token in tokens)
+    )
+
+
+async def create_token(
+    broker: Broker, session: Session, request: m.CreatePersonalAccessToken
+) -> m.RawPersonalAccessToken:
+    token = draw_token(broker.runtime)
+    await broker.commit(
+        lambda: decisions.create_token(
+            broker.catalogue,
+            current_user(broker, session),
+            name=request.name,
+            digest=token_digest(token),
+            expiry_us=request.expiry_us,
+            now_us=broker.runtime.clock.now_us(),
+        )
+    )
+    return m.RawPersonalAccessToken(token)
+
+
+async def delete_token(
+    broker: Broker, session: Session, request: m.DeletePersonalAccessToken
+) -> None:
+    await broker.commit(
+        lambda: decisions.delete_token(
+            broker.catalogue, current_user(broker, session), name=request.name
+        )
+    )

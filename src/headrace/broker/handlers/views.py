@@ -1,0 +1,182 @@
+"""Catalogue resources as replies show them, with the figures of their logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace.broker import resources as r
+from headrace.broker.core import Broker
+from headrace.broker.partition import PartitionLog
+from headrace.wire.iggy.messages import groups, streams, topics, users
+
+
+async def open_logs(
+    broker: Broker, which: Iterable[r.Topic]
+) -> dict[int, list[PartitionLog | None]]:
+    """The logs of these topics' partitions, by topic uid; None where nothing was ever written."""
+    found: dict[int, list[PartitionLog | None]] = {}
+    for topic in which:
+        logs = [broker.partitions.peek(topic, partition) for partition in topic.partitions]
+        if any(
+            log is None and partition.stream_id != r.UNASSIGNED
+            for log, partition in zip(logs, topic.partitions, strict=True)
+        ):
+            logs = await broker.partitions.find_all((topic, p) for p in list(topic.partitions))
+        found[topic.uid] = logs
+    return found
+
+
+def _sums(logs: Iterable[PartitionLog | None]) -> tuple[int, int]:
+    """(bytes, messages)"""
+    opened = [log for log in logs if log is not None]
+    return sum(log.size_bytes for log in opened), sum(log.messages_count for log in opened)
+
+
+def view_topic(
+    broker: Broker, topic: r.Topic, logs: dict[int, list[PartitionLog | None]]
+) -> topics.Topic:
+    size, messages = _sums(logs.get(topic.uid, ()))
+    return topics.Topic(
+        id=topic.id,
+        created_at_us=topic.created_at,
+        partitions_count=len(topic.partitions),
+        message_expiry_us=broker.expiry_of(topic),
+        compression=topics.Compression(topic.compression),
+        max_size_bytes=broker.max_size_of(topic),
+        replication_factor=topic.replication,
+        size_bytes=size,
+        messages_count=messages,
+        name=topic.name,
+    )
+
+
+async def view_topic_details(broker: Broker, topic: r.Topic) -> topics.TopicDetails:
+    logs = await open_logs(broker, [topic])
+    return topics.TopicDetails(
+        view_topic(broker, topic, logs),
+        tuple(
+            _view_partition(partition, log)
+            for partition, log in zip(topic.partitions, logs[topic.uid], strict=False)
+        ),
+    )
+
+
+def _view_partition(partition: r.Partition, log: PartitionLog | None) -> topics.PartitionInfo:
+    return topics.PartitionInfo(
+        id=partition.id,
+        created_at_us=partition.created_at,
+        segments_count=1 if log is None else max(1, len(log.segments)),
+        current_offset=0 if log is None else log.current_offset,
+        size_bytes=0 if log is None else log.size_bytes,
+        messages_count=0 if log is None else log.messages_count,
+    )
+
+
+def view_stream(stream: r.Stream, logs: dict[int, list[PartitionLog | None]]) -> streams.Stream:
+    size, messages = _sums(
+        log for topic in stream.topics.values() for log in logs.get(topic.uid, ())
+    )
+    return streams.Stream(
+        id=stream.id,
+        created_at_us=stream.created_at,
+        topics_count=len(stream.topics),
+        size_bytes=size,
+        messages_count=messages,
+        name=stream.name,
+    )
+
+
+async def view_stream_details(broker: Broker, stream: r.Stream) -> streams.StreamDetails:
+    logs = await open_logs(broker, list(stream.topics.values()))
+    return streams.StreamDetails(
+        view_stream(stream, logs),
+        tuple(view_topic(broker, topic, logs) for topic in stream.topics.values()),
+    )
+
+
+def view_group(broker: Broker, topic: r.Topic, group: r.Group) -> groups.Group:
+    return groups.Group(
+        id=group.id,
+        partitions_count=len(topic.partitions),
+        members_count=len(broker.membership.members(group.uid)),
+        name=group.name,
+    )
+
+
+def view_group_details(broker: Broker, topic: r.Topic, group: r.Group) -> groups.GroupDetails:
+    return groups.GroupDetails(
+        view_group(broker, topic, group),
+        tuple(
+            groups.GroupMember(member.client_id, tuple(member.partitions))
+            for member in broker.membership.members(group.uid)
+        ),
+    )
+
+
+# -- users
+
+
+def view_user(user: r.User) -> users.User:
+    return users.User(
+        id=user.id,
+        created_at_us=user.created_at,
+        status=users.UserStatus(user.status),
+        username=user.name,
+    )
+
+
+def view_user_details(broker: Broker, user: r.User) -> users.UserDetails:
+    return users.UserDetails(view_user(user), _view_permissions(broker, user.permissions))
+
+
+_GLOBAL = tuple(str(flag.name).lower() for flag in r.GlobalRight)
+_STREAM = tuple(str(flag.name).lower() for flag in r.StreamRight)
+_TOPIC = tuple(str(flag.name).lower() for flag in r.TopicRight)
+
+
+def _flags(bits: int, names: tuple[str, ...]) -> dict[str, bool]:
+    return {name: bool(bits >> position & 1) for position, name in enumerate(names)}
+
+
+def _bits(body: object, names: tuple[str, ...]) -> int:
+    return sum(bool(getattr(body, name)) << position for position, name in enumerate(names))
+
+
+def _view_permissions(
+    broker: Broker, permissions: r.Permissions | None
+) -> users.Permissions | None:
+    if permissions is None:
+        return None
+    granted = []
+    for stream_uid, grant in permissions.streams.items():
+        stream = broker.catalogue.stream_by_uid(stream_uid)
+        if stream is None:
+            continue
+        ids = {topic.uid: topic.id for topic in stream.topics.values()}
+        granted.append(
+            users.StreamPermissions(
+                stream_id=stream.id,
+                **_flags(grant.rights, _STREAM),
+                topics=tuple(
+                    users.TopicPermissions(topic_id=ids[uid], **_flags(bits, _TOPIC))
+                    for uid, bits in grant.topics.items()
+                    if uid in ids
+                ),
+            )
+        )
+    return users.Permissions(
+        users.GlobalPermissions(**_flags(permissions.rights, _GLOBAL)), tuple(granted)
+    )
+
+
+def read_permissions(
+    block: users.Permissions,
+) -> tuple[int, dict[int, tuple[int, dict[int, int]]]]:
+    """Bits by id, as `decisions.resolve_permissions` takes them."""
+    return _bits(block.everywhere, _GLOBAL), {
+        stream.stream_id: (
+            _bits(stream, _STREAM),
+            {topic.topic_id: _bits(topic, _TOPIC) for topic in stream.topics},
+        )
+        for stream in block.streams
+    }

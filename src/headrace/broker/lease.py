@@ -1,0 +1,152 @@
+"""Leadership: a broker answers only while its lease at the placement manager holds.
+
+The lease counts from the moment *before* the request for it was sent, so the local end comes before
+the placement manager's whatever the network did. What the last holder knows about its own stop
+(`broker.json` in the data directory) says whether streams may go on without being sealed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from headrace.errors import HeadraceError, NotFoundError, NotLeaderError, StateError
+from headrace.runtime.interfaces import Executor, Runtime
+from headrace.wire.sbp.messages import LeaseResponse
+
+LEASE_NAME = "broker"
+_RETRY_SECONDS_MAX = 1.0
+
+
+class LeaseClient(Protocol):
+    """The part of `SbpClient` this needs."""
+
+    async def lease(
+        self, name: str, holder: str, duration_ms: int, address: str = "", epoch: int = -1
+    ) -> LeaseResponse: ...
+
+    async def release(self, name: str, holder: str, epoch: int) -> object: ...
+
+
+class Holder(msgspec.Struct):
+    """Who we are to the placement manager, and whether our last stop was clean."""
+
+    holder: str
+    clean_epoch: int = -1
+    """Epoch under which everything was acknowledged and stopped; -1 while running."""
+
+    def continues(self, epoch: int) -> bool:
+        """Whether the new epoch follows our clean stop with nobody in between."""
+        return 0 <= self.clean_epoch <= epoch <= self.clean_epoch + 1
+
+
+class HolderFile:
+    def __init__(self, runtime: Runtime, folder: str, executor: Executor) -> None:
+        self._runtime = runtime
+        self._folder = folder
+        self._path = f"{folder}/broker.json"
+        self._executor = executor
+
+    async def load(self) -> Holder:
+        return await self._executor.run(self._load)
+
+    def _load(self) -> Holder:
+        try:
+            return msgspec.json.decode(self._runtime.disk.read(self._path), type=Holder)
+        except (NotFoundError, msgspec.DecodeError):
+            self._runtime.disk.make_folder(self._folder)
+            return Holder(holder=str(self._runtime.random.uuid()))
+
+    async def save(self, holder: Holder) -> None:
+        data = msgspec.json.encode(holder)
+        await self._executor.run(lambda: self._runtime.disk.write_atomic(self._path, data))
+
+
+class Leadership:
+    def __init__(
+        self,
+        runtime: Runtime,
+        client: LeaseClient,
+        *,
+        holder: str,
+        duration_ms: int,
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._clock = runtime.clock
+        self._client = client
+        self._holder = holder
+        self._duration_ms = duration_ms
+        self._on_lost = on_lost
+        self._address = ""
+        self._until = float("-inf")
+        self._renewing: asyncio.Task[None] | None = None
+        self.epoch = -1
+
+    @property
+    def holds(self) -> bool:
+        return self._clock.monotonic() < self._until
+
+    def check(self) -> None:
+        if not self.holds:
+            raise NotLeaderError("this broker does not hold the lease")
+
+    async def acquire(self) -> int:
+        """Wait until the lease is ours; returns its epoch."""
+        while True:
+            remaining_ms = 0
+            try:
+                answer = await self._ask()
+                if answer.granted:
+                    self.epoch = answer.epoch
+                    self._renewing = asyncio.create_task(self._renew())
+                    return self.epoch
+                remaining_ms = answer.remaining_ms
+            except StateError:  # the placement manager is not up yet, or has no leader itself
+                remaining_ms = 100
+            await self._clock.sleep(min(max(remaining_ms / 1000, 0.02), _RETRY_SECONDS_MAX))
+
+    async def announce(self, address: str) -> None:
+        """Tell the placement manager where we serve."""
+        self._address = address
+        await self._ask()
+
+    async def _ask(self) -> LeaseResponse:
+        asked = self._clock.monotonic()
+        answer = await self._client.lease(
+            LEASE_NAME, self._holder, self._duration_ms, self._address, self.epoch
+        )
+        if answer.granted and self.epoch in (-1, answer.epoch):
+            self._until = asked + self._duration_ms / 1000
+        return answer
+
+    async def _renew(self) -> None:
+        while self.holds:
+            await self._clock.sleep(self._duration_ms / 3000)
+            try:
+                answer = await self._ask()
+            except HeadraceError:
+                continue  # ask again until the lease runs out
+            if not answer.granted or answer.epoch != self.epoch:
+                break
+        self._until = float("-inf")
+        self._on_lost()
+
+    def give_up(self) -> None:
+        """The lease is another's, whatever our clock says."""
+        self._until = float("-inf")
+
+    async def close(self) -> None:
+        """Give the lease back, so that a successor need not wait for its end."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+            self._renewing = None
+        if self.holds:
+            self._until = float("-inf")
+            try:
+                await self._client.release(LEASE_NAME, self._holder, self.epoch)
+            except StateError:
+                return  # it runs out by itself

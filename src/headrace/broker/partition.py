@@ -1,0 +1,300 @@
+"""One open partition: the only writer of its SBP stream, and the reads that polls are made of.
+
+Each SEND becomes one record batch (several when it is large) whose records are the messages in
+canonical form, so a poll is a slice of the stored bytes. Offsets are dense, in the order of the
+`append` calls; timestamps never go back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headrace.client.owned_stream import OwnedStream
+from headrace.client.sbp import SbpClient
+from headrace.config.broker import BrokerSettings
+from headrace.errors import OffsetOutOfRangeError, OffsetOverflowError, StorageError
+from headrace.runtime.interfaces import Buffer, Runtime
+from headrace.wire.iggy import batch
+from headrace.wire.sbp import records
+from headrace.wire.sbp.messages import SegmentInfo
+
+if TYPE_CHECKING:
+    from headrace.wire.iggy.batch import Positions
+
+_ATTRIBUTES = records.RECORDS_IGGY | records.INDEXED
+_FETCH_BYTES_MIN = 64 * 1024
+_TIMESTAMP_AT = 32  # in a message
+
+
+@dataclass(slots=True)
+class Slice:
+    """Messages of consecutive offsets."""
+
+    first: int = 0
+    count: int = 0
+    bytes: int = 0
+    pieces: list[memoryview] = field(default_factory=list)
+    full: bool = False
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+
+class PartitionLog:
+    """Made by `open`."""
+
+    def __init__(
+        self, runtime: Runtime, client: SbpClient, owned: OwnedStream, settings: BrokerSettings
+    ) -> None:
+        self._clock = runtime.clock
+        self._random = runtime.random
+        self._client = client
+        self._owned = owned
+        self._batch_bytes_max = settings.batch_bytes_max
+        self._pending_bytes_max = settings.pending_bytes_max
+        self._pending_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self.stream_id = owned.stream_id
+        self.start_offset = 0
+        """The oldest retained offset."""
+        self.committed = owned.next_offset
+        """The offset after the last acknowledged message: what polls may see."""
+        self.last_timestamp_us = 0
+        self.size_bytes = 0
+        self.segments: list[SegmentInfo] = []
+        self.closed_segments: list[SegmentInfo] = []
+
+    @classmethod
+    async def open(
+        cls,
+        runtime: Runtime,
+        client: SbpClient,
+        settings: BrokerSettings,
+        *,
+        stream_id: int,
+        epoch: int,
+        clean: bool,
+    ) -> PartitionLog:
+        owned = await OwnedStream.open(client, stream_id, epoch, clean=clean)
+        log = cls(runtime, client, owned, settings)
+        await log.refresh()
+        log.last_timestamp_us = await log._newest_timestamp()
+        return log
+
+    # -- figures
+
+    @property
+    def failed(self) -> bool:
+        return self._owned.failure is not None
+
+    @property
+    def failure(self) -> Exception | None:
+        return self._owned.failure
+
+    @property
+    def messages_count(self) -> int:
+        return self.committed - self.start_offset
+
+    @property
+    def current_offset(self) -> int:
+        """Of the last message; 0 when there is none, as clients expect."""
+        return max(self.committed - 1, 0)
+
+    async def refresh(self) -> None:
+        """Learn start, size and segments from the data nodes."""
+        ranges = await self._client.list_ranges(self.stream_id)
+        self.start_offset = ranges[0].start_offset
+        every: list[SegmentInfo] = []
+        closed: list[SegmentInfo] = []
+        for range_ in ranges:
+            if range_.end_offset == range_.start_offset:
+                continue  # sealed before anything was written
+            described = await self._client.describe_range(self.stream_id, range_.range_index)
+            every += described.segments
+            is_open = range_.end_offset < 0
+            closed += described.segments[:-1] if is_open else described.segments
+        self.segments, self.closed_segments = every, closed
+        self.size_bytes = sum(segment.bytes for segment in every)
+
+    async def _newest_timestamp(self) -> int:
+        if self.committed == self.start_offset:
+            return 0
+        fetched = await self._client.fetch(self.stream_id, self.committed - 1, max_bytes=1)
+        newest = 0
+        for piece in fetched.pieces:
+            for header, view in records.split(piece):
+                newest = _timestamp_us(header, view, header.record_count - 1)
+        return newest
+
+    # -- writing
+
+    async def append(self, area: memoryview, starts: Positions) -> int:
+        """Store messages, all in this partition; returns the first offset once all are durable.
+
+        Takes over the buffer: it is stamped in place and becomes the log's.
+        """
+        while self._pending_bytes and self._pending_bytes + len(area) > self._pending_bytes_max:
+            self._room.clear()
+            await self._room.wait()
+        first = self._owned.next_offset
+        timestamp_us = max(self._clock.now_us(), self.last_timestamp_us)
+        self.last_timestamp_us = timestamp_us
+        # Nothing is awaited until every part has its offsets: they are consecutive.
+        answers = [
+            self._append_batch(part, part_starts, timestamp_us)
+            for part, part_starts in batch.split(area, starts, self._batch_bytes_max)
+        ]
+        for answer in answers:
+            await answer
+        # The callbacks of answers that came together may still be queued, but the sender's next
+        # poll must see its messages.
+        self.committed = max(self.committed, first + len(starts))
+        return first
+
+    def _append_batch(
+        self, area: memoryview, starts: Positions, timestamp_us: int
+    ) -> asyncio.Future[int]:
+        base_offset = self._owned.next_offset
+        batch.stamp(
+            area,
+            starts,
+            base_offset=base_offset,
+            timestamp_us=timestamp_us,
+            new_ids=self._new_ids,
+        )
+        body: list[Buffer] = [area, batch.build_index(starts)]
+        header = records.encode_header(
+            base_offset=base_offset,
+            body=body,
+            record_count=len(starts),
+            base_timestamp=timestamp_us // 1000,
+            max_timestamp=timestamp_us // 1000,
+            attributes=_ATTRIBUTES,
+        )
+        length = len(header) + len(body[0]) + len(body[1])
+        answer = self._owned.append(header, body)
+        self._pending_bytes += length
+        end = base_offset + len(starts)
+        answer.add_done_callback(lambda done: self._on_answer(done, end, length))
+        return answer
+
+    def _new_ids(self, count: int) -> bytes:
+        return self._random.bytes(16 * count)
+
+    def _on_answer(self, answer: asyncio.Future[int], end: int, length: int) -> None:
+        self._pending_bytes -= length
+        self._room.set()
+        if not answer.cancelled() and answer.exception() is None:
+            self.committed = max(self.committed, end)
+            self.size_bytes += length
+
+    async def sync(self) -> None:
+        """Everything acknowledged is on disk afterwards, whatever the stream's durability."""
+        ranges = await self._client.list_ranges(self.stream_id)
+        await self._client.describe_range(self.stream_id, ranges[-1].range_index, sync=True)
+
+    async def trim(self, offset: int) -> None:
+        """Forget whole segments below `offset`."""
+        if offset > self.start_offset:
+            await self._client.trim(self.stream_id, offset)
+            await self.refresh()
+
+    async def flush(self) -> None:
+        await self._owned.flush()
+
+    async def close(self) -> None:
+        await self._owned.close()
+
+    # -- reading
+
+    async def read(self, offset: int, count: int, *, bytes_max: int, from_us: int = 0) -> Slice:
+        """Up to `count` messages from `offset` on (or from the oldest retained one).
+
+        Stops growing past `bytes_max`, but returns at least one message where there is one.
+        Messages before `from_us` are passed over.
+        """
+        position = max(offset, self.start_offset)
+        # A data node may know of acknowledgements before we do; replies agree with `committed`.
+        count = min(count, max(0, self.committed - position))
+        found = Slice(full=count == 0)
+        while not found.full and position < self.committed:
+            wanted = self._expected_bytes(count - found.count)
+            try:
+                fetched = await self._client.fetch(
+                    self.stream_id, position, max_bytes=min(wanted, bytes_max - found.bytes)
+                )
+            except OffsetOverflowError:
+                break
+            except OffsetOutOfRangeError:
+                if found.count:
+                    break
+                await self.refresh()  # trimmed under our feet
+                if position >= self.start_offset:
+                    raise
+                position = self.start_offset
+                continue
+            if not fetched.pieces:
+                break
+            position = self._take(found, fetched.pieces, position, count, bytes_max, from_us)
+        return found
+
+    def _expected_bytes(self, count: int) -> int:
+        """How many bytes `count` messages take, judging by those stored; plus some slack."""
+        messages = max(self.messages_count, 1)
+        return max(_FETCH_BYTES_MIN, count * (self.size_bytes // messages + 1) * 5 // 4)
+
+    def _take(
+        self,
+        found: Slice,
+        pieces: Sequence[memoryview],
+        position: int,
+        count: int,
+        bytes_max: int,
+        from_us: int,
+    ) -> int:
+        """Add what fits of the fetched batches; returns the next offset to ask for."""
+        for piece in pieces:
+            for header, view in records.split(piece):
+                skip = position - header.base_offset
+                if not 0 <= skip < header.record_count:
+                    raise StorageError(
+                        "the log skipped offsets",
+                        stream_id=self.stream_id,
+                        expected=position,
+                        found=header.base_offset,
+                    )
+                if from_us and _timestamp_us(header, view, skip) < from_us:
+                    position = header.next_offset  # one batch, one timestamp
+                    count = min(count, self.committed - position)
+                    continue
+                wanted = min(header.record_count - skip, count - found.count)
+                body = view[records.HEADER_BYTES :]
+                messages = batch.slice_batch(body, header.record_count, skip, wanted)
+                if found.count and found.bytes + len(messages) > bytes_max:
+                    found.full = True
+                    return position
+                if not found.count:
+                    found.first = position
+                found.count += wanted
+                found.bytes += len(messages)
+                found.pieces.append(messages)
+                position += wanted
+                if found.count == count or found.bytes >= bytes_max:
+                    found.full = True
+                    return position
+        return position
+
+    async def offset_at(self, timestamp_us: int) -> int:
+        """Where to start looking for messages of that time or later."""
+        return await self._client.offset_at(self.stream_id, timestamp_us // 1000)
+
+
+def _timestamp_us(header: records.BatchHeader, view: memoryview, record: int) -> int:
+    body = view[records.HEADER_BYTES :]
+    message = batch.slice_batch(body, header.record_count, record, 1)
+    return int.from_bytes(message[_TIMESTAMP_AT : _TIMESTAMP_AT + 8], "little")

@@ -1,0 +1,133 @@
+"""Passwords, personal access tokens, and how often one may guess.
+
+Argon2id runs in an executor: it takes tens of milliseconds by design. One login at a time per name
+and host; after a few failures each answer waits longer, so guessing is slow and the loop is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from base64 import urlsafe_b64encode
+from dataclasses import dataclass, field
+
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+
+from headrace.broker.errors import InvalidCredentialsError, InvalidPasswordError
+from headrace.config.broker import BrokerSettings
+from headrace.errors import ThrottledError
+from headrace.runtime.interfaces import Executor, Runtime
+
+PASSWORD_BYTES = (3, 100)
+_SALT_BYTES = 16
+_TOKEN_BYTES = 50
+_TOKEN_PREFIX = "iggypat-"  # a connection string tells a token from a user name by it
+_TRACKED_MAX = 10_000
+_DELAY_FIRST_MS = 100
+
+
+def check_password(password: str) -> None:
+    shortest, longest = PASSWORD_BYTES
+    if not shortest <= len(password.encode()) <= longest:
+        raise InvalidPasswordError(f"a password has {shortest} to {longest} bytes")
+
+
+class Passwords:
+    """Argon2id away from the loop. The parameters are OWASP's smaller recommendation."""
+
+    def __init__(self, runtime: Runtime, *, time_cost: int = 2, memory_kib: int = 19_456) -> None:
+        self._runtime = runtime
+        self._executor: Executor = runtime.executor("passwords", 1)
+        self._hasher = PasswordHasher(time_cost=time_cost, memory_cost=memory_kib, parallelism=1)
+        self._nobody = ""
+
+    async def hash(self, password: str) -> str:
+        salt = self._runtime.random.bytes(_SALT_BYTES)
+        return await self._executor.run(lambda: self._hasher.hash(password, salt=salt))
+
+    async def verify(self, stored: str | None, password: str) -> bool:
+        """`stored` is None for a user that does not exist: the answer takes as long."""
+        if stored is None:
+            if not self._nobody:
+                self._nobody = await self.hash("nobody")
+            await self._executor.run(self._check, self._nobody, password)
+            return False
+        return await self._executor.run(self._check, stored, password)
+
+    def _check(self, stored: str, password: str) -> bool:
+        try:
+            return self._hasher.verify(stored, password)
+        except (VerificationError, InvalidHashError):
+            return False
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+@dataclass(slots=True)
+class _Attempts:
+    failures: int = 0
+    waiting: int = 0
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Guard:
+    """Slows down who guesses: state per (name, host)."""
+
+    def __init__(self, runtime: Runtime, settings: BrokerSettings) -> None:
+        self._clock = runtime.clock
+        self._free = settings.login_failures_free
+        self._delay_ms_max = settings.login_delay_ms_max
+        self._waiting_max = settings.login_waiting_max
+        self._attempts: dict[tuple[str, str], _Attempts] = {}
+
+    async def check(self, passwords: Passwords, name: str, host: str, stored: str | None,
+                    password: str) -> None:  # fmt: skip
+        """Returns when the password is right; InvalidCredentialsError when it is not."""
+        attempts = self._attempts.setdefault((name, host), _Attempts())
+        if attempts.waiting >= self._waiting_max:
+            raise ThrottledError("too many logins wait for this name", user=name)
+        attempts.waiting += 1
+        try:
+            async with attempts.turn:
+                await self._delay(attempts)
+                if await passwords.verify(stored, password):
+                    attempts.failures = 0
+                else:
+                    attempts.failures += 1
+                    raise InvalidCredentialsError("unknown user or wrong password")
+        finally:
+            attempts.waiting -= 1
+            self._tidy(name, host, attempts)
+
+    async def _delay(self, attempts: _Attempts) -> None:
+        beyond = attempts.failures - self._free
+        if beyond >= 0 and attempts.failures:
+            delay_ms = min(_DELAY_FIRST_MS << min(beyond, 16), self._delay_ms_max)
+            await self._clock.sleep(delay_ms / 1000)
+
+    def _tidy(self, name: str, host: str, attempts: _Attempts) -> None:
+        if not attempts.waiting and not attempts.failures:
+            self._attempts.pop((name, host), None)
+        elif len(self._attempts) > _TRACKED_MAX:
+            # Names are the guesser's to invent: forget the oldest idle ones.
+            idle = next((k for k, a in self._attempts.items() if not a.waiting), None)
+            if idle is not None:
+                del self._attempts[idle]
+
+
+def make_token(random: bytes) -> str:
+    """The text a user sees once; only `token_digest` of it is stored."""
+    assert len(random) == _TOKEN_BYTES
+    return _TOKEN_PREFIX + urlsafe_b64encode(random).decode().rstrip("=")
+
+
+def draw_token(runtime: Runtime) -> str:
+    return make_token(runtime.random.bytes(_TOKEN_BYTES))
+
+
+def token_digest(token: str) -> bytes:
+    """400 random bits need no slow hash. Looking a digest up compares nothing secret: who could
+    learn from its timing would still have to invert it."""
+    return hashlib.blake2b(token.encode(), digest_size=32).digest()

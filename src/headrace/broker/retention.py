@@ -1,0 +1,106 @@
+"""Which messages a topic may forget. The decisions are pure; `enforce` carries them out.
+
+Only closed segments go, oldest first, and never one that a stored consumer offset has not passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.broker.core import Broker
+from headrace.broker.partition import PartitionLog
+from headrace.broker.partitions import place_of
+from headrace.broker.resources import NEVER, UNLIMITED, Topic
+from headrace.errors import HeadraceError
+from headrace.observability.logging import get_logger
+from headrace.wire.sbp.messages import SegmentInfo
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A partition's closed segments, and the offset below which everything was consumed."""
+
+    partition: int
+    closed: Sequence[SegmentInfo]
+    barrier: int | None = None
+    """None: nobody stored an offset."""
+
+    def removable(self) -> list[SegmentInfo]:
+        barrier = self.barrier
+        return [s for s in self.closed if barrier is None or s.end <= barrier]
+
+
+def expired(candidate: Candidate, *, expiry_us: int, now_us: int) -> int:
+    """How many of the removable segments are expired."""
+    count = 0
+    for segment in candidate.removable():
+        if segment.max_timestamp * 1000 + expiry_us > now_us:
+            break
+        count += 1
+    return count
+
+
+def plan(
+    candidates: Sequence[Candidate], *, size: int, expiry_us: int, max_size: int, now_us: int
+) -> dict[int, int]:
+    """Partition -> offset to trim to. `size` is the topic's, in bytes."""
+    removed = {
+        c.partition: 0 if expiry_us == NEVER else expired(c, expiry_us=expiry_us, now_us=now_us)
+        for c in candidates
+    }
+    removable = {c.partition: c.removable() for c in candidates}
+    size -= sum(s.bytes for p, count in removed.items() for s in removable[p][:count])
+    while max_size != UNLIMITED and size > max_size:
+        oldest = [
+            (removable[p][count].max_timestamp, p)
+            for p, count in removed.items()
+            if count < len(removable[p])
+        ]
+        if not oldest:
+            break
+        _, partition = min(oldest)
+        size -= removable[partition][removed[partition]].bytes
+        removed[partition] += 1
+    return {p: removable[p][count - 1].end for p, count in removed.items() if count}
+
+
+async def enforce(broker: Broker) -> int:
+    """One round over all topics that have a limit; returns how many partitions were trimmed."""
+    trimmed = 0
+    for topic in list(broker.catalogue.topics()):
+        if broker.expiry_of(topic) == NEVER and broker.max_size_of(topic) == UNLIMITED:
+            continue
+        try:
+            trimmed += await _enforce(broker, topic)
+        except HeadraceError as error:
+            log.warning("retention failed", topic=topic.uid, reason=str(error))
+    return trimmed
+
+
+async def _enforce(broker: Broker, topic: Topic) -> int:
+    logs: dict[int, PartitionLog] = {}
+    candidates = []
+    for partition in list(topic.partitions):
+        found = await broker.partitions.find(topic, partition)
+        if found is None:
+            continue
+        await found.refresh()
+        lowest = broker.offsets.lowest(place_of(topic, partition))
+        logs[partition.id] = found
+        candidates.append(
+            Candidate(partition.id, found.closed_segments, None if lowest is None else lowest + 1)
+        )
+    offsets = plan(
+        candidates,
+        size=sum(found.size_bytes for found in logs.values()),
+        expiry_us=broker.expiry_of(topic),
+        max_size=broker.max_size_of(topic),
+        now_us=broker.runtime.clock.now_us(),
+    )
+    for partition_id, offset in offsets.items():
+        await logs[partition_id].trim(offset)
+        log.info("trimmed", topic=topic.uid, partition=partition_id, offset=offset)
+    return len(offsets)
