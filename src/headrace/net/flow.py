@@ -1,0 +1,60 @@
+"""How much a connection may have in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Gate:
+    """Admits requests in the order they come while count and bytes in flight stay in bounds.
+
+    When nothing is in flight a request of any size is admitted: its own limit is the frame's.
+    """
+
+    def __init__(self, count_max: int, bytes_max: int) -> None:
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self.count = 0
+        self.bytes = 0
+
+    async def enter(self, size: int) -> None:
+        """Wait for room; without waiting when there is some and nobody came before."""
+        if not self._waiting and self._fits(size):
+            self._take(size)
+            return
+        admitted = asyncio.get_running_loop().create_future()
+        self._waiting.append((admitted, size))
+        try:
+            await admitted
+        except asyncio.CancelledError:
+            if admitted.cancelled():
+                self._admit()  # drops it, and lets in who stood behind it
+            else:
+                self.leave(size)  # admitted in the same moment
+            raise
+
+    def leave(self, size: int) -> None:
+        self.count -= 1
+        self.bytes -= size
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting:
+            admitted, size = self._waiting[0]
+            if not admitted.done():
+                if not self._fits(size):
+                    return
+                self._take(size)
+                admitted.set_result(None)
+            self._waiting.popleft()
+
+    def _fits(self, size: int) -> bool:
+        if not self.count:
+            return True
+        return self.count < self._count_max and self.bytes + size <= self._bytes_max
+
+    def _take(self, size: int) -> None:
+        self.count += 1
+        self.bytes += size

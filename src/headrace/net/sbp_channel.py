@@ -1,0 +1,373 @@
+"""Calls to an SBP peer, over TCP or inside this process, with the same outcome.
+
+A call ends with a reply, or with the error that the peer's status stands for; with DeadlineError
+when its time is up (the peer may still carry it out and its answer is dropped); with
+UnavailableError when the connection is lost or takes no new requests. `refused` in its data says
+that the peer never looked at the request. A channel that broke stays broken: making a new one is
+the caller's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.errors import (
+    DeadlineError,
+    HeadraceError,
+    InvalidArgumentError,
+    RemoteProtocolError,
+    UnavailableError,
+)
+from headrace.net.credentials import NodeCredential
+from headrace.net.flow import Gate
+from headrace.net.sbp_routes import READS, Payload, Peer, Reply, Route, Routes, closing, identify
+from headrace.observability.logging import get_logger
+from headrace.runtime.interfaces import Connection, Runtime
+from headrace.wire.sbp.connection import (
+    Answer,
+    BadResponse,
+    ClientConnection,
+    ClientEvent,
+    GoAway,
+    Response,
+)
+from headrace.wire.sbp.errors import error_of, raise_for_status, status_of
+from headrace.wire.sbp.flat import decode, encode
+from headrace.wire.sbp.frames import FRAME_BYTES_MAX, payload_bytes
+from headrace.wire.sbp.messages import (
+    ClientRole,
+    DataNode,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    Message,
+    SystemErrorResponse,
+)
+from headrace.wire.sbp.multipart import Assembler
+from headrace.wire.sbp.opcodes import TABLE, Code
+
+log = get_logger(__name__)
+
+
+class Channel(Protocol):
+    async def call(
+        self, code: Code, message: Message, payload: Payload = (), *, timeout: float = 3.0
+    ) -> Reply: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelLimits:
+    requests_in_flight_max: int = 1024
+    bytes_in_flight_max: int = 32 << 20
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    heartbeat_interval: float = 5.0  # of silence
+    heartbeat_timeout: float = 10.0  # then the connection counts as broken
+
+
+class _Pending:
+    """A call that waits for the rest of its answer."""
+
+    __slots__ = ("answer", "assembler", "response")
+
+    def __init__(self, response: type[Message] | None) -> None:
+        self.response = response
+        self.assembler = Assembler()
+        self.answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: HeadraceError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class TcpChannel:
+    """One connection; any number of calls at a time. Made by `connect`."""
+
+    def __init__(
+        self, runtime: Runtime, connection: Connection, heartbeat: HeartbeatRequest,
+        limits: ChannelLimits,
+    ) -> None:  # fmt: skip
+        self._clock = runtime.clock
+        self._connection = connection
+        self._heartbeat = heartbeat
+        self._limits = limits
+        self._core = ClientConnection(frame_bytes_max=limits.frame_bytes_max)
+        self._gate = Gate(limits.requests_in_flight_max, limits.bytes_in_flight_max)
+        self._pending: dict[int, _Pending] = {}
+        self._broken: HeadraceError | None = None
+        self._heard = runtime.clock.monotonic()
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._read(), name="sbp channel reader"),
+            loop.create_task(self._keep_alive(), name="sbp channel heartbeat"),
+        ]
+
+    @classmethod
+    async def connect(
+        cls,
+        runtime: Runtime,
+        host: str,
+        port: int,
+        *,
+        client_id: str,
+        role: ClientRole,
+        credential: bytes = b"",
+        node: DataNode | None = None,
+        timeout: float = 1.0,
+        limits: ChannelLimits | None = None,
+    ) -> TcpChannel:
+        """Connect and introduce ourselves; UnauthorizedError when the credential is not good."""
+        connection = await runtime.transport.connect(host, port, timeout=timeout)
+        heartbeat = HeartbeatRequest(client_id, role, node, credential)
+        channel = cls(runtime, connection, heartbeat, limits or ChannelLimits())
+        try:
+            await channel.heartbeat(timeout=max(timeout, 3.0))
+        except BaseException:
+            await channel.close()
+            raise
+        return channel
+
+    @property
+    def peer(self) -> str:
+        return self._connection.peer
+
+    @property
+    def usable(self) -> bool:
+        """Whether a new call has a chance: neither broken nor told to go away."""
+        return self._broken is None and not self._core.going_away
+
+    async def call(
+        self, code: Code, message: Message, payload: Payload = (), *, timeout: float = 3.0
+    ) -> Reply:
+        """Requests leave in the order of the calls."""
+        header = encode(message)
+        return await self._request(code, header, payload, TABLE[code].response, timeout)
+
+    async def heartbeat(self, *, credential: bytes = b"", timeout: float = 3.0) -> None:
+        """Introduce ourselves again, from now on with another credential if one is given."""
+        old = self._heartbeat
+        shown = credential or old.credential
+        new = HeartbeatRequest(old.client_id, old.client_role, old.data_node, shown)
+        reply = await self.call(Code.HEARTBEAT, new, timeout=timeout)
+        assert isinstance(reply.message, HeartbeatResponse)
+        raise_for_status(reply.message.status)
+        self._heartbeat = new
+
+    async def ping(self, payload: bytes = b"", *, timeout: float = 3.0) -> float:
+        """Round trip in seconds."""
+        start = self._clock.monotonic()
+        await self._request(Code.PING, b"", (payload,), None, timeout)
+        return self._clock.monotonic() - start
+
+    async def leave(self, *, timeout: float = 3.0) -> None:
+        """Say GOAWAY: this client sends no more requests. Answers in flight still arrive."""
+        await self._request(Code.GOAWAY, b"", (), None, timeout)
+
+    async def close(self) -> None:
+        self._break(UnavailableError("channel closed", peer=self.peer))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._connection.wait_closed()
+
+    async def _request(
+        self,
+        code: Code,
+        header: bytes,
+        payload: Payload,
+        response: type[Message] | None,
+        timeout: float,
+    ) -> Reply:
+        size = len(header) + payload_bytes(payload)
+        try:
+            async with asyncio.timeout(timeout):
+                await self._gate.enter(size)
+                try:
+                    return await self._exchange(code, header, payload, response)
+                finally:
+                    self._gate.leave(size)
+        except TimeoutError as error:
+            raise DeadlineError("no answer in time", opcode=code.name, peer=self.peer) from error
+
+    async def _exchange(
+        self, code: Code, header: bytes, payload: Payload, response: type[Message] | None
+    ) -> Reply:
+        if self._broken is not None:
+            raise UnavailableError(self._broken.message, peer=self.peer, refused=True)
+        if code is Code.GOAWAY:
+            stream_id, pieces = self._core.go_away()
+        else:
+            stream_id, pieces = self._core.request(code, header, payload)
+        pending = self._pending[stream_id] = _Pending(response)
+        try:
+            self._connection.write(pieces)
+            await self._connection.drain()
+            return await pending.answer
+        finally:
+            self._core.forget(stream_id)
+            del self._pending[stream_id]
+            if not pending.answer.cancel() and not pending.answer.cancelled():
+                pending.answer.exception()  # seen, even when `drain` told first
+            self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        """After GOAWAY the connection ends with its last answer."""
+        if self._core.going_away and not self._pending:
+            self._break(UnavailableError("connection ended by GOAWAY", peer=self.peer))
+
+    async def _read(self) -> None:
+        try:
+            while data := await self._connection.receive():
+                self._heard = self._clock.monotonic()
+                for event in self._core.receive(data):
+                    await self._on_event(event)
+                if self._core.failure is not None:
+                    raise self._core.failure
+            self._break(UnavailableError("connection closed by the peer", peer=self.peer))
+        except RemoteProtocolError as error:
+            log.warning("bad bytes from a peer", peer=self.peer, reason=str(error))
+            self._break(UnavailableError(f"connection given up: {error.message}", peer=self.peer))
+        except UnavailableError as error:
+            self._break(error)
+
+    async def _on_event(self, event: ClientEvent) -> None:
+        if isinstance(event, Answer):
+            self._connection.write(event.pieces)
+            await self._connection.drain()
+        elif isinstance(event, GoAway):
+            for stream_id in event.refused:
+                error = UnavailableError("peer is going away", peer=self.peer, refused=True)
+                self._pending[stream_id].fail(error)
+            self._close_if_done()
+        elif isinstance(event, BadResponse):
+            error = UnavailableError(f"answer not understood: {event.reason}", peer=self.peer)
+            self._pending[event.stream_id].fail(error)
+        else:
+            pending = self._pending[event.stream_id]
+            try:
+                self._on_response(event, pending)
+            except HeadraceError as error:
+                pending.fail(error)
+
+    def _on_response(self, event: Response, pending: _Pending) -> None:
+        if event.is_system_error:
+            status = decode(SystemErrorResponse, event.header).status
+            raise_for_status(status)
+            raise RemoteProtocolError("system error without an error")
+        if pending.answer.done():
+            return
+        if pending.response is None:
+            pending.answer.set_result(Reply(Message(), (event.payload,)))
+            return
+        message = decode(pending.response, event.header)
+        payload = (event.payload,) if event.payload else ()
+        pending.assembler.add(message, payload, header_bytes=len(event.header))
+        if event.is_last:
+            pending.answer.set_result(Reply(*pending.assembler.finish()))
+
+    async def _keep_alive(self) -> None:
+        interval = self._limits.heartbeat_interval
+        while self.usable:
+            left = self._heard + interval - self._clock.monotonic()
+            if left > 0:
+                await self._clock.sleep(left)
+                continue
+            try:
+                await self.heartbeat(timeout=self._limits.heartbeat_timeout)
+            except DeadlineError:
+                self._break(UnavailableError("no answer to a heartbeat", peer=self.peer))
+            except UnavailableError:
+                return
+            except HeadraceError as error:
+                # An expired ticket, say. The owner renews it; calls tell it meanwhile.
+                log.info("heartbeat refused", peer=self.peer, reason=str(error))
+
+    def _break(self, error: HeadraceError) -> None:
+        if self._broken is not None:
+            return
+        self._broken = error
+        for pending in self._pending.values():
+            pending.fail(UnavailableError(error.message, **error.data))
+        self._connection.close()
+
+
+class InProcessChannel:
+    """Calls a role in this process: objects are handed over, nothing is encoded or copied.
+
+    As over TCP the work belongs to the server: it goes on when the caller stops waiting, unless it
+    only reads. The peer counts as one that proved the node credential.
+    """
+
+    def __init__(self, routes: Routes, peer: Peer, *, grace: float = 12.0) -> None:
+        self._routes = routes
+        self._peer = peer
+        self._grace = grace
+        self._tasks: dict[asyncio.Task[Reply], Code] = {}
+        self._closed = False
+        peer.in_process = True
+        peer.credential = peer.credential or NodeCredential()
+
+    async def call(
+        self, code: Code, message: Message, payload: Payload = (), *, timeout: float = 3.0
+    ) -> Reply:
+        if self._closed:
+            raise UnavailableError("channel closed", refused=True)
+        route = self._routes.table.get(code)
+        if route is None:
+            raise InvalidArgumentError(f"{code.name} is not served here")
+        if isinstance(message, HeartbeatRequest):
+            identify(self._peer, message, secret=None, now_ms=0)
+        task = asyncio.get_running_loop().create_task(self._serve(route, message, payload))
+        self._tasks[task] = code
+        task.add_done_callback(self._on_done)
+        try:
+            await asyncio.wait((task,), timeout=timeout)
+        finally:
+            if code in READS and not task.done():
+                task.cancel()
+        if not task.done():
+            raise DeadlineError("no answer in time", opcode=code.name)
+        if task.cancelled():
+            raise UnavailableError("channel closed")
+        return task.result()
+
+    async def close(self) -> None:
+        self._closed = True
+        for task, code in list(self._tasks.items()):
+            if code in READS:
+                task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=self._grace)
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    async def _serve(self, route: Route, message: Message, payload: Payload) -> Reply:
+        try:
+            reply = await route.handler(message, payload, self._peer)
+            if isinstance(reply, Reply):
+                return reply
+            return await _collect(reply)
+        except HeadraceError as error:
+            # Through the same table as over TCP, so that callers see the same classes either way.
+            raise error_of(status_of(error)) from error
+        except Exception as error:
+            log.error("handler failed", opcode=route.opcode.name, exc_info=error)
+            raise UnavailableError("internal error") from error
+
+    def _on_done(self, task: asyncio.Task[Reply]) -> None:
+        del self._tasks[task]
+        if not task.cancelled():
+            task.exception()  # a caller that stopped waiting is not told
+
+
+async def _collect(replies: AsyncIterator[Reply]) -> Reply:
+    assembler = Assembler()
+    async with closing(replies):
+        async for reply in replies:
+            assembler.add(reply.message, reply.payload)
+    return Reply(*assembler.finish())

@@ -1,0 +1,98 @@
+"""Where opcodes meet handlers, for TCP and in-process callers alike."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from headrace.errors import UnauthorizedError
+from headrace.net.credentials import NodeCredential, verify
+from headrace.runtime.interfaces import Buffer
+from headrace.wire.sbp.messages import ClientRole, HeartbeatRequest, Message
+from headrace.wire.sbp.opcodes import TABLE, Code, Opcode, Role
+
+Payload: TypeAlias = Sequence[Buffer]
+"""Pieces; a request over TCP has one or none, in process they are what the caller gave."""
+
+READS = frozenset({Code.FETCH, Code.LIST_RANGES, Code.DESCRIBE_STREAMS})
+"""Work that nobody needs when nobody waits for its answer."""
+
+_OWN = frozenset({Code.PING, Code.GOAWAY})  # served by the connection itself
+
+
+@dataclass(slots=True)
+class Peer:
+    """Who is at the other end of a connection; HEARTBEAT fills it in."""
+
+    address: str = ""
+    in_process: bool = False
+    role: ClientRole = ClientRole.UNSPECIFIED
+    client_id: str = ""
+    node_id: int = -1
+    credential: object | None = None
+    """A NodeCredential or Ticket once one was verified."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    message: Message
+    payload: Payload = ()
+
+
+Handler: TypeAlias = Callable[[Message, Payload, Peer], Awaitable[Reply | AsyncIterator[Reply]]]
+"""Raises HeadraceError for a system error. Several replies are sent as they come, as one answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    opcode: Opcode
+    handler: Handler
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    role: Role
+    table: Mapping[int, Route] = field(default_factory=dict)
+
+
+def build_routes(role: Role, handlers: Mapping[int, Handler]) -> Routes:
+    """RuntimeError unless the handlers are exactly those of the opcodes that the role serves."""
+    served = {c: row for c, row in TABLE.items() if row.served_by & role and c not in _OWN}
+    if served.keys() != handlers.keys():
+        differing = sorted(f"0x{code:04x}" for code in served.keys() ^ handlers.keys())
+        raise RuntimeError(f"routes out of step with the opcode table: {', '.join(differing)}")
+    return Routes(role, {code: Route(row, handlers[code]) for code, row in served.items()})
+
+
+@asynccontextmanager
+async def closing(replies: AsyncIterator[Reply]) -> AsyncIterator[AsyncIterator[Reply]]:
+    """A handler's generator that is not read to its end is told so, and lets go what it holds."""
+    try:
+        yield replies
+    finally:
+        if isinstance(replies, AsyncGenerator):
+            await replies.aclose()
+
+
+def identify(peer: Peer, heartbeat: HeartbeatRequest, *, secret: bytes | None, now_ms: int) -> None:
+    """Take over what a HEARTBEAT says. UnauthorizedError, and nothing changes, when it lies.
+
+    An empty credential keeps the one proved before. Without a secret nothing can be proved: peers
+    are then who they say they are and hold no credential.
+    """
+    proved = peer.credential
+    if secret is not None and heartbeat.credential and not peer.in_process:
+        proved = verify(secret, heartbeat.credential, now_ms)
+    try:
+        role = ClientRole(heartbeat.client_role)
+    except ValueError:
+        role = ClientRole.UNSPECIFIED  # a later version's; what it may do is decided elsewhere
+    trusted = secret is None or peer.in_process or isinstance(proved, NodeCredential)
+    if role in (ClientRole.DATA_NODE, ClientRole.PLACEMENT_MANAGER) and not trusted:
+        raise UnauthorizedError("this role needs a node credential", role=role.name)
+    peer.credential = proved
+    peer.role = role
+    peer.client_id = heartbeat.client_id
+    peer.node_id = -1 if heartbeat.data_node is None else heartbeat.data_node.node_id

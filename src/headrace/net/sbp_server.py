@@ -1,0 +1,361 @@
+"""Serves SBP over TCP.
+
+Per connection one task reads, and each request runs in a task of its own: a slow FETCH holds up
+nobody, answers leave in the order they are ready. Tasks start in the order of arrival, so whatever
+a handler does before it first waits (an append takes its offset there) happens in that order.
+
+What a peer can cost is bounded. Reading stops while too many requests or bytes are in flight, and
+an answer waits for the one before it to be taken, so a peer that does not read stops itself; if it
+takes nothing for `write_timeout` the connection is cut. Silence closes a connection too.
+
+Shutdown, also of an idle connection: GOAWAY with the highest id received, finish what is in flight,
+wait a moment for the peer to hang up (a reset would destroy what it has not read), close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from headrace.errors import DeadlineError, HeadraceError, RemoteProtocolError, UnavailableError
+from headrace.net.addresses import format_address
+from headrace.net.flow import Gate
+from headrace.net.sbp_routes import (
+    READS,
+    Handler,
+    Payload,
+    Peer,
+    Reply,
+    Route,
+    Routes,
+    build_routes,
+    closing,
+    identify,
+)
+from headrace.observability.logging import get_logger
+from headrace.runtime.interfaces import Buffer, Connection, Listener, Runtime
+from headrace.wire.sbp.connection import (
+    REQUEST_HEADER_BYTES_MAX,
+    Answer,
+    GoAway,
+    Request,
+    ServerConnection,
+    ServerEvent,
+)
+from headrace.wire.sbp.flat import decode, encode
+from headrace.wire.sbp.frames import FRAME_BYTES_MAX
+from headrace.wire.sbp.messages import HeartbeatRequest, Message
+from headrace.wire.sbp.multipart import encode_answer
+from headrace.wire.sbp.opcodes import Code, Opcode
+
+__all__ = [
+    "Handler", "Payload", "Peer", "Reply", "Routes", "SbpServer", "ServerLimits", "build_routes",
+]  # fmt: skip
+
+log = get_logger(__name__)
+
+_TIMEOUT_MARGIN = 0.5  # a handler that keeps the request's own deadline answers better than we
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Seconds and bytes; each bounds what a peer can take from the others."""
+
+    connections_max: int = 1024
+    requests_in_flight_max: int = 1024  # per connection; then it is not read
+    bytes_in_flight_max: int = 32 << 20  # of requests, per connection; then it is not read
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    header_bytes_max: int = REQUEST_HEADER_BYTES_MAX
+    idle_timeout: float = 15.0  # without a frame and with nothing in flight
+    frame_timeout: float = 60.0  # from one complete frame to the next, when one has begun
+    write_timeout: float = 30.0  # a peer that takes no bytes for so long is cut off
+    linger: float = 1.0  # after the last answer, for the peer to hang up
+    grace: float = 12.0  # for requests in flight when the connection ends
+
+
+class SbpServer:
+    """Listens for one role. `authorize` raises UnauthorizedError; it is asked before decoding."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        routes: Routes,
+        *,
+        authorize: Callable[[Opcode, Peer], None],
+        secret: bytes | None = None,
+        limits: ServerLimits | None = None,
+        on_goaway: Callable[[Peer], None] | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.routes = routes
+        self.authorize = authorize
+        self.secret = secret
+        self.limits = limits or ServerLimits()
+        self.on_goaway = on_goaway
+        self._listener: Listener | None = None
+        self._reaper: asyncio.Task[None] | None = None
+        self._serving: dict[_Serving, None] = {}  # ordered, so that a simulated run repeats
+        self._closing = False
+        self._requests = 0
+        self._refused = 0
+
+    async def start(self, host: str, port: int) -> None:
+        self._listener = await self.runtime.transport.listen(host, port, self._on_connection)
+        self._reaper = asyncio.get_running_loop().create_task(self._reap(), name="sbp reaper")
+
+    @property
+    def address(self) -> str:
+        assert self._listener is not None, "not started"
+        return format_address(self._listener.host, self._listener.port)
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "connections": len(self._serving),
+            "requests_in_flight": sum(each.gate.count for each in self._serving),
+            "request_bytes_in_flight": sum(each.gate.bytes for each in self._serving),
+            "requests": self._requests,
+            "connections_refused": self._refused,
+        }
+
+    async def close(self) -> None:
+        """Stop accepting, say GOAWAY, finish what is in flight, close."""
+        self._closing = True
+        if self._listener is None:
+            return
+        self._listener.close()
+        if self._reaper is not None:
+            self._reaper.cancel()
+            await asyncio.gather(self._reaper, return_exceptions=True)
+        await asyncio.gather(*[each.retire() for each in self._serving])
+        await self._listener.wait_closed()
+
+    def count_request(self) -> None:
+        self._requests += 1
+
+    async def _on_connection(self, connection: Connection) -> None:
+        if self._closing or len(self._serving) >= self.limits.connections_max:
+            self._refused += 1
+            connection.write(ServerConnection(self.routes.role).go_away())
+            return
+        serving = _Serving(self, connection)
+        self._serving[serving] = None
+        try:
+            await serving.run()
+        finally:
+            del self._serving[serving]
+
+    async def _reap(self) -> None:
+        """Retire connections that fell silent."""
+        while True:
+            await self.runtime.clock.sleep(min(1.0, self.limits.idle_timeout / 4))
+            now = self.runtime.clock.monotonic()
+            for serving in list(self._serving):
+                serving.on_tick(now)
+
+
+class _Ending(Enum):
+    ENDED = auto()  # the peer said so
+    BROKEN = auto()
+    ABANDONED = auto()  # by whoever runs us
+
+
+class _Serving:
+    """One connection."""
+
+    def __init__(self, server: SbpServer, connection: Connection) -> None:
+        limits = server.limits
+        self._server = server
+        self._limits = limits
+        self._connection = connection
+        self._core = ServerConnection(
+            server.routes.role,
+            frame_bytes_max=limits.frame_bytes_max,
+            header_bytes_max=limits.header_bytes_max,
+        )
+        self._peer = Peer(address=connection.peer)
+        self._tasks: dict[asyncio.Task[None], Code] = {}
+        self._retiring: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+        self._ended = asyncio.Event()
+        self._heard = server.runtime.clock.monotonic()
+        self.gate = Gate(limits.requests_in_flight_max, limits.bytes_in_flight_max)
+
+    async def run(self) -> None:
+        """Read until the peer ends or breaks the connection, then finish what it asked for."""
+        ending = _Ending.BROKEN
+        try:
+            while data := await self._connection.receive():
+                for event in self._core.receive(data):
+                    self._heard = self._server.runtime.clock.monotonic()
+                    await self._on_event(event)
+                if self._core.failure is not None:
+                    raise self._core.failure
+            ending = _Ending.ENDED
+        except RemoteProtocolError as error:
+            log.warning("bad bytes from a peer", peer=self._peer.address, reason=str(error))
+            self._connection.write(self._core.go_away())  # at best; it closes right after
+        except UnavailableError:
+            pass  # the peer is gone
+        except asyncio.CancelledError:
+            ending = _Ending.ABANDONED
+            raise
+        finally:
+            self._ended.set()
+            await self._finish(ending)
+
+    async def _on_event(self, event: ServerEvent) -> None:
+        if isinstance(event, Answer):
+            await self._write(event.pieces)
+        elif isinstance(event, Request):
+            await self.gate.enter(event.bytes)
+            self._dispatch(event)
+        elif self._server.on_goaway is not None:
+            assert isinstance(event, GoAway)
+            self._server.on_goaway(self._peer)
+
+    def _dispatch(self, request: Request) -> None:
+        """Start the handler; without waiting, so that handlers start in the order of arrival."""
+        self._server.count_request()
+        route = self._server.routes.table[request.opcode.code]
+        try:
+            message = self._admit(request)
+            work = self._serve(route, request, message)
+        except HeadraceError as error:
+            work = self._refuse(request, error)
+        task = asyncio.get_running_loop().create_task(work, name=f"sbp {request.opcode.name}")
+        self._tasks[task] = request.opcode.code
+        task.add_done_callback(self._tasks.pop)
+
+    def _admit(self, request: Request) -> Message:
+        """The decoded request, if the peer may make it."""
+        opcode = request.opcode
+        assert opcode.request is not None, "PING and GOAWAY never get here"
+        if opcode.code is not Code.HEARTBEAT:
+            self._server.authorize(opcode, self._peer)
+            return decode(opcode.request, request.header)
+        heartbeat = decode(HeartbeatRequest, request.header)
+        now_ms = self._server.runtime.clock.now_ms()
+        identify(self._peer, heartbeat, secret=self._server.secret, now_ms=now_ms)
+        self._server.authorize(opcode, self._peer)
+        return heartbeat
+
+    async def _serve(self, route: Route, request: Request, message: Message) -> None:
+        timer = self._start_timer(request, message)
+        try:
+            payload = (request.payload,) if request.payload else ()
+            reply = await route.handler(message, payload, self._peer)
+            if isinstance(reply, Reply):
+                await self._send(request, reply, last=True)
+            else:
+                await self._send_all(request, reply)
+        except HeadraceError as error:
+            await self._fail(request, error)
+        except Exception as error:
+            log.error("handler failed", opcode=request.opcode.name, exc_info=error)
+            await self._fail(request, HeadraceError("internal error"))
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self.gate.leave(request.bytes)
+
+    async def _refuse(self, request: Request, error: HeadraceError) -> None:
+        await self._fail(request, error)
+        self.gate.leave(request.bytes)
+
+    def _start_timer(self, request: Request, message: Message) -> asyncio.TimerHandle | None:
+        timeout_ms = getattr(message, "timeout_ms", 0)
+        if timeout_ms <= 0:
+            return None
+        delay = timeout_ms / 1000 + _TIMEOUT_MARGIN
+        return asyncio.get_running_loop().call_later(delay, self._on_timeout, request)
+
+    def _on_timeout(self, request: Request) -> None:
+        """Every request is answered in time; the work goes on and its result is dropped."""
+        pieces = self._core.fail(request, DeadlineError("timeout"))
+        if pieces:
+            self._connection.write(pieces)
+
+    async def _send_all(self, request: Request, replies: AsyncIterator[Reply]) -> None:
+        async with closing(replies):
+            async for reply in replies:
+                await self._send(request, reply, last=False)
+        # Which reply is the last is known only after it was sent: an empty one says so.
+        assert request.opcode.response is not None
+        header = encode(request.opcode.response())
+        await self._write(self._core.respond(request, header, (), last=True))
+
+    async def _send(self, request: Request, reply: Reply, *, last: bool) -> None:
+        frames = list(encode_answer(reply.message, reply.payload))
+        for header, payload in frames[:-1]:
+            await self._write(self._core.respond(request, header, payload, last=False))
+        header, payload = frames[-1]
+        await self._write(self._core.respond(request, header, payload, last=last))
+
+    async def _fail(self, request: Request, error: HeadraceError) -> None:
+        await self._write(self._core.fail(request, error))
+
+    async def _write(self, pieces: list[Buffer]) -> None:
+        """One frame at a time, so that what is queued for a slow peer is about one frame."""
+        if not pieces:
+            return
+        try:
+            async with self._writing:
+                self._connection.write(pieces)
+                async with asyncio.timeout(self._limits.write_timeout):
+                    await self._connection.drain()
+        except TimeoutError:
+            log.warning("peer takes no bytes", peer=self._peer.address)
+            self._connection.abort()
+        except UnavailableError:
+            pass  # the reader sees it too and ends the connection
+
+    def on_tick(self, now: float) -> None:
+        if self._retiring is not None or self._ended.is_set() or self.gate.count:
+            return
+        limits = self._limits
+        limit = limits.frame_timeout if self._core.inside_frame else limits.idle_timeout
+        if now - self._heard >= limit:
+            self._retiring = asyncio.get_running_loop().create_task(self._retire())
+
+    async def retire(self) -> None:
+        """End the connection in good order."""
+        if self._retiring is None:
+            self._retiring = asyncio.get_running_loop().create_task(self._retire())
+        await asyncio.gather(self._retiring, return_exceptions=True)
+
+    async def _retire(self) -> None:
+        self._connection.write(self._core.go_away())  # a few bytes: not worth waiting in line
+        clock = self._server.runtime.clock
+        deadline = clock.monotonic() + self._limits.grace
+        while (self._tasks or self._core.in_flight) and clock.monotonic() < deadline:
+            if self._tasks:
+                await asyncio.wait(list(self._tasks), timeout=deadline - clock.monotonic())
+            else:
+                await clock.sleep(0)  # the reader is about to start one that it received before
+        try:
+            async with asyncio.timeout(self._limits.linger):
+                await self._ended.wait()
+        except TimeoutError:
+            self._connection.close()
+
+    async def _finish(self, ending: _Ending) -> None:
+        """The peer sends nothing more. What it asked to be done is done; what it only wanted to
+        know is dropped, at once if it is gone, else after a moment: it may still be reading."""
+        if ending is _Ending.ENDED:
+            await self._wait_for_tasks(self._limits.linger)
+        for task, code in list(self._tasks.items()):
+            if code in READS:
+                task.cancel()
+        if ending is not _Ending.ABANDONED:
+            await self._wait_for_tasks(self._limits.grace)
+        for task in list(self._tasks):
+            task.cancel()
+        await self._wait_for_tasks(None)
+        if self._retiring is not None:
+            await asyncio.gather(self._retiring, return_exceptions=True)
+
+    async def _wait_for_tasks(self, timeout: float | None) -> None:
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=timeout)

@@ -1,0 +1,216 @@
+"""Answers over several frames: how they are cut, and how they are put together again.
+
+Every frame stands for itself: its header lists only the results that it carries. A FETCH result
+whose data does not fit goes on in the next frame under the same request_index, and its data
+concatenates in arrival order; an error is final for its request_index. The ranges of one
+LIST_RANGES criterion go on in the same way. Results of other operations are never cut, only spread.
+
+Payloads are cut between pieces, so that pieces of whole batches stay whole; only a piece that no
+frame can hold is cut inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from headrace.errors import LocalProtocolError, RemoteProtocolError
+from headrace.wire.sbp.errors import is_success
+from headrace.wire.sbp.flat import Buffer, FlatField, Kind, Message, encode
+from headrace.wire.sbp.frames import FRAME_BYTES_MAX, payload_bytes
+from headrace.wire.sbp.messages import (
+    FetchResponse,
+    FetchResult,
+    ListRangesResponse,
+    ListRangesResult,
+)
+
+PAYLOAD_BYTES = 4 << 20  # cut a FETCH answer where it would pass this
+HEADER_BYTES = 1 << 20  # spread results where their header would pass this
+_PIECE_BYTES_MAX = FRAME_BYTES_MAX - 2 * HEADER_BYTES
+ANSWER_BYTES_MAX = 256 << 20  # what one call may collect
+
+
+def encode_answer(
+    message: Message, payload: Sequence[Buffer]
+) -> Iterator[tuple[bytes, Sequence[Buffer]]]:
+    """Header and payload of each frame that the answer takes; one, nearly always."""
+    if isinstance(message, FetchResponse) and payload_bytes(payload) > PAYLOAD_BYTES:
+        for part, pieces in _cut_fetch(message, payload):
+            yield encode(part), pieces
+        return
+    header = encode(message)
+    halves = _halve(message) if len(header) > HEADER_BYTES and not payload else None
+    if halves is None:
+        yield header, payload
+        return
+    for half in halves:
+        yield from encode_answer(half, ())
+
+
+def _halve(message: Message) -> list[Message] | None:
+    """Two messages that say the same together, or None when it cannot be cut."""
+    name = _results_field(message)
+    if name is None:
+        return None
+    results: tuple[Message, ...] = getattr(message, name)
+    if len(results) > 1:
+        middle = len(results) // 2
+        cut: list[tuple[Message, ...]] = [results[:middle], results[middle:]]
+    elif isinstance(message, ListRangesResponse) and len(message.list_responses[0].ranges) > 1:
+        (one,) = message.list_responses
+        middle = len(one.ranges) // 2
+        cut = [
+            (replace(one, ranges=one.ranges[:middle]),),
+            (replace(one, ranges=one.ranges[middle:]),),
+        ]
+    else:
+        return None
+    return [replace(message, **{name: half}) for half in cut]  # type: ignore[type-var]  # a dataclass
+
+
+def _results_field(message: Message) -> str | None:
+    for field in fields(message):  # type: ignore[arg-type]  # every message is a dataclass
+        spec: FlatField = field.metadata["flat"]
+        if spec.kind is Kind.TABLES and getattr(message, field.name):
+            return field.name
+    return None
+
+
+def _cut_fetch(
+    message: FetchResponse, payload: Sequence[Buffer]
+) -> Iterator[tuple[FetchResponse, list[Buffer]]]:
+    results: list[FetchResult] = []
+    pieces: list[Buffer] = []
+    room = PAYLOAD_BYTES
+    source = _Pieces(payload)
+    for result in message.fetch_responses:
+        here = 0  # bytes of this result in the frame being filled
+        for piece in source.take(result.batch_length):
+            if pieces and len(piece) > room:
+                if here:
+                    results.append(replace(result, batch_length=here))
+                yield replace(message, fetch_responses=tuple(results)), pieces
+                results, pieces, room, here = [], [], PAYLOAD_BYTES, 0
+            pieces.append(piece)
+            here += len(piece)
+            room -= len(piece)
+        results.append(replace(result, batch_length=here))
+    if source.left:
+        raise LocalProtocolError("payload longer than its results", bytes=source.left)
+    yield replace(message, fetch_responses=tuple(results)), pieces
+
+
+class _Pieces:
+    """Takes runs of bytes off a payload without copying."""
+
+    def __init__(self, payload: Sequence[Buffer]) -> None:
+        self._pieces = [memoryview(piece) for piece in reversed(payload) if len(piece)]
+        self.left = payload_bytes(payload)
+
+    def take(self, length: int) -> Iterator[memoryview]:
+        """The next `length` bytes in pieces as they are, but none longer than a frame can hold."""
+        if length > self.left:
+            raise LocalProtocolError("payload shorter than its results", missing=length - self.left)
+        self.left -= length
+        while length:
+            piece = self._pieces.pop()
+            limit = min(length, _PIECE_BYTES_MAX)
+            if len(piece) > limit:
+                self._pieces.append(piece[limit:])
+                piece = piece[:limit]
+            length -= len(piece)
+            yield piece
+
+
+class Assembler:
+    """Puts the frames of one answer together."""
+
+    def __init__(self, *, bytes_max: int = ANSWER_BYTES_MAX) -> None:
+        self._left = bytes_max
+        self._parts: list[tuple[Message, Sequence[Buffer]]] = []
+
+    def add(self, message: Message, payload: Sequence[Buffer], *, header_bytes: int = 0) -> None:
+        self._left -= header_bytes + payload_bytes(payload)
+        if self._left < 0:
+            raise RemoteProtocolError("answer too large")
+        self._parts.append((message, payload))
+
+    def finish(self) -> tuple[Message, Sequence[Buffer]]:
+        """The whole answer. A single frame's message and payload come back as they are."""
+        if len(self._parts) == 1:
+            message, payload = self._parts[0]
+            if isinstance(message, FetchResponse):
+                _check_lengths(message, payload)
+            return message, payload
+        if not self._parts:
+            raise RemoteProtocolError("answer without a frame")
+        merged = _merge_scalars([message for message, _ in self._parts])
+        if isinstance(merged, FetchResponse):
+            return self._merge_fetch(merged)
+        return merged, [piece for _, payload in self._parts for piece in payload]
+
+    def _merge_fetch(self, merged: FetchResponse) -> tuple[Message, Sequence[Buffer]]:
+        found: dict[int, FetchResult] = {}  # by request_index, in order of first appearance
+        pieces: dict[int, list[Buffer]] = {}
+        for message, payload in self._parts:
+            assert isinstance(message, FetchResponse)
+            _check_lengths(message, payload)
+            source = _Pieces(payload)
+            for result in message.fetch_responses:
+                index = result.request_index
+                before = found.get(index)
+                if before is not None:
+                    if not is_success(before.status):
+                        raise RemoteProtocolError("data after an error", request_index=index)
+                    length = before.batch_length + result.batch_length
+                    result = replace(result, batch_length=length)
+                    taken = length - before.batch_length
+                else:
+                    taken = result.batch_length
+                found[index] = result
+                pieces.setdefault(index, []).extend(source.take(taken))
+        results = tuple(found.values())
+        whole = [piece for index in found for piece in pieces[index]]
+        return replace(merged, fetch_responses=results), whole
+
+
+def _check_lengths(message: FetchResponse, payload: Sequence[Buffer]) -> None:
+    lengths = [result.batch_length for result in message.fetch_responses]
+    if min(lengths, default=0) < 0 or sum(lengths) != payload_bytes(payload):
+        raise RemoteProtocolError("lengths of a fetch answer do not add up to its payload")
+
+
+def _merge_scalars(messages: list[Message]) -> Message:
+    """One message with all the results, the first bad status, the longest throttle."""
+    first = messages[0]
+    changes: dict[str, Any] = {}
+    for field in fields(first):  # type: ignore[arg-type]  # every message is a dataclass
+        spec: FlatField = field.metadata["flat"]
+        values = [getattr(message, field.name) for message in messages]
+        if spec.kind is Kind.TABLES:
+            changes[field.name] = _join_results([item for value in values for item in value])
+        elif field.name == "status":
+            changes["status"] = next((v for v in values if not is_success(v)), values[0])
+        elif field.name == "throttle_time_ms":
+            changes["throttle_time_ms"] = max(values)
+    return replace(first, **changes)  # type: ignore[type-var]  # every message is a dataclass
+
+
+def _join_results(results: list[Any]) -> tuple[Any, ...]:
+    """Ranges of one criterion that came in several frames become one result again."""
+    joined: list[Any] = []
+    for result in results:
+        last = joined[-1] if joined else None
+        if (
+            isinstance(result, ListRangesResult)
+            and isinstance(last, ListRangesResult)
+            and last.range_criteria == result.range_criteria
+            and is_success(last.status)
+        ):
+            ranges = last.ranges + result.ranges
+            joined[-1] = replace(result, ranges=ranges)
+        else:
+            joined.append(result)
+    return tuple(joined)
