@@ -256,7 +256,10 @@ def _checked_headers(area: Buffer, starts: Positions, header_bytes: int) -> Reco
     import numpy as np
 
     bounds = np.append(starts.astype(np.int64), len(area))
-    if bounds[0] != 0 or bounds[-1] - bounds[:-1].max() < header_bytes:
+    if len(starts) == len(area) == 0:
+        return np.zeros(0, header_dtype())
+    # The gather below reads a whole header at each start, so each must lie inside the area.
+    if not len(starts) or bounds[0] != 0 or bounds[-1] - bounds[:-1].max() < header_bytes:
         raise DecodeError(Status.INVALID_INDEXES_COUNT, count=len(starts), area=len(area))
     headers = gather_headers(area, starts, header_bytes)
     stated = headers["payload_length"].astype(np.int64) + headers["headers_length"] + header_bytes
@@ -272,7 +275,7 @@ def _bodies(area: Buffer, headers: Records, header_bytes: int) -> tuple[Bytes, B
     flat = np.frombuffer(area, np.uint8)
     sizes = headers["payload_length"], headers["headers_length"]
     if not sizes[1].any():
-        if (sizes[0] == sizes[0][0]).all():  # one size: a rectangle
+        if len(headers) and (sizes[0] == sizes[0][0]).all():  # one size: a rectangle
             return flat.reshape(len(headers), -1)[:, header_bytes:].ravel(), flat[:0]
         return flat[_mask((header_bytes, sizes[0]), 1)], flat[:0]
     runs = header_bytes, *sizes

@@ -1,0 +1,119 @@
+"""Requests that no recording covers, against bytes laid out by hand."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+import pytest
+
+from headrace.wire.iggy import commands as c
+from headrace.wire.iggy.commands import AnyCommand
+from headrace.wire.iggy.dialects import Dialect
+from headrace.wire.iggy.errors import DecodeError, Status
+from headrace.wire.iggy.messages.extensions import ReadTicket
+from headrace.wire.iggy.messages.offsets import GetConsumerOffset
+from headrace.wire.iggy.messages.system import (
+    Empty,
+    GetClient,
+    GetSnapshot,
+    SnapshotCompression,
+    SnapshotType,
+)
+from headrace.wire.iggy.messages.topics import Compression, DeleteSegments, UpdateTopic
+from headrace.wire.iggy.primitives import Consumer
+
+STREAM, TOPIC = b"\x02\x02s1", b"\x01\x04\x07\0\0\0"
+
+CASES: dict[str, tuple[AnyCommand, object, bytes]] = {
+    "GET_SNAPSHOT_FILE": (
+        c.GET_SNAPSHOT_FILE,
+        GetSnapshot(
+            SnapshotCompression.ZSTD, (SnapshotType.PROCESS_LIST, SnapshotType.SERVER_LOGS)
+        ),
+        b"\x04\x02\x02\x05",
+    ),
+    "GET_ME": (c.GET_ME, Empty(), b""),
+    "GET_CLIENT": (c.GET_CLIENT, GetClient(0xDEADBEEF), b"\xef\xbe\xad\xde"),
+    "GET_CLIENTS": (c.GET_CLIENTS, Empty(), b""),
+    "GET_CONSUMER_OFFSET": (
+        c.GET_CONSUMER_OFFSET,
+        GetConsumerOffset(Consumer.single("me"), "s1", 7, 3),
+        b"\x01\x02\x02me" + STREAM + TOPIC + b"\x01\x03\0\0\0",
+    ),
+    "DELETE_SEGMENTS": (
+        c.DELETE_SEGMENTS,
+        DeleteSegments("s1", 7, partition=2, segments_count=5),
+        STREAM + TOPIC + struct.pack("<II", 2, 5),
+    ),
+    "UPDATE_TOPIC": (
+        c.UPDATE_TOPIC,
+        UpdateTopic("s1", 7, Compression.GZIP, 60_000_000, 2**40, 1, "renamed"),
+        STREAM + TOPIC + struct.pack("<BQQB", 2, 60_000_000, 2**40, 1) + b"\x07renamed",
+    ),
+    "HELLO": (c.HELLO, Empty(), b""),
+    "READ_TICKET": (
+        c.READ_TICKET,
+        ReadTicket(topics=(("s1", "t1"), (0, "t2"))),
+        msgspec.msgpack.encode({"topics": [["s1", "t1"], [0, "t2"]]}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_request(name: str) -> None:
+    command, request, laid_out = CASES[name]
+    assert command.name == name
+    assert b"".join(command.encode_request(request)) == laid_out
+    assert command.decode_request(laid_out) == request
+
+
+def test_dialect_a_shifts_ids_and_has_no_flag() -> None:
+    request = GetConsumerOffset(Consumer.group(4), 0, 7, 3)
+    laid_out = b"\x02\x01\x04\x05\0\0\0\x01\x04\x01\0\0\0\x01\x04\x08\0\0\0\x04\0\0\0"
+    assert request.encode(Dialect.A) == laid_out
+    assert GetConsumerOffset.decode(laid_out, Dialect.A) == request
+
+
+def test_a_single_consumers_number_is_its_own() -> None:
+    request = GetConsumerOffset(Consumer.single(1), "s1", "t1")
+    for dialect in (Dialect.A, Dialect.B2):
+        assert request.encode(dialect).startswith(b"\x01\x01\x04\x01\0\0\0")
+        assert GetConsumerOffset.decode(request.encode(dialect), dialect) == request
+
+
+def test_trailing_bytes_are_ignored() -> None:
+    _, request, laid_out = CASES["DELETE_SEGMENTS"]
+    assert DeleteSegments.decode(laid_out + b"\0\0\0\0") == request
+
+
+@pytest.mark.parametrize(
+    ("command", "payload", "status"),
+    [
+        (c.GET_CLIENT, b"\x01\x02\x03", Status.INVALID_NUMBER_ENCODING),
+        (c.GET_STREAM, b"\x03\x04\0\0\0\0", Status.INVALID_COMMAND),
+        (c.GET_STREAM, b"\x01\x03\0\0\0\0", Status.INVALID_IDENTIFIER),
+        (c.GET_STREAM, b"\x02\x00", Status.INVALID_IDENTIFIER),
+        (c.GET_STREAM, b"\x02\x05ab", Status.INVALID_COMMAND),
+        (c.GET_STREAM, b"\x02\x02\xff\xfe", Status.INVALID_UTF8),
+        (c.CREATE_USER, b"\x03bob\x06secret\x07\x00", Status.INVALID_USER_STATUS),
+        (c.READ_TICKET, b"\xc1", Status.INVALID_COMMAND),
+        (c.READ_TICKET, msgspec.msgpack.encode({"topics": [["a"]]}), Status.INVALID_COMMAND),
+        (c.STORE_CONSUMER_OFFSET, b"\x09\x02\x01x", Status.INVALID_COMMAND),
+    ],
+)
+def test_refusals_have_numbers(command: AnyCommand, payload: bytes, status: Status) -> None:
+    with pytest.raises(DecodeError) as caught:
+        command.decode_request(payload)
+    assert caught.value.code == status
+
+
+def test_numeric_zero_does_not_exist_in_dialect_a() -> None:
+    with pytest.raises(DecodeError) as caught:
+        c.GET_STREAM.decode_request(b"\x01\x04\0\0\0\0", Dialect.A)
+    assert caught.value.code == Status.INVALID_IDENTIFIER
+
+
+def test_secrets_stay_out_of_texts() -> None:
+    login = c.LOGIN_USER.request("iggy", "hunter2")
+    assert "hunter2" not in repr(login)
