@@ -50,6 +50,7 @@ T = TypeVar("T")
 EPOCH_NS = 1_700_000_000_000_000_000  # the wall clock when a simulation starts
 _START_SECONDS = 1000.0  # the monotonic clock then; its origin means nothing
 _LATENCY_SECONDS = (0.000_1, 0.005)
+_CLEAN_UP_SECONDS_MAX = 3600.0  # what is cancelled at the end of a run may take this long
 _EXECUTION_SECONDS = (0.000_02, 0.002)  # how long a blocking function takes
 
 
@@ -160,7 +161,7 @@ class Simulation:
         Time goes on where the last run ended, and disks keep what is on them.
         """
         loop = self._loop = SimulatedLoop(self._now)
-        loop.until = self._now + seconds_max
+        loop.limit(seconds_max)
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -179,7 +180,7 @@ class Simulation:
         left = loop.tasks()
         for task in left:
             task.cancel()
-        loop.until = loop.time() + 3600.0
+        loop.limit(_CLEAN_UP_SECONDS_MAX)
         if left:
             loop.run_until_complete(asyncio.wait(left))
         loop.run_until_complete(loop.shutdown_asyncgens())

@@ -64,7 +64,7 @@ class SimulatedTask(asyncio.Task[T]):
 class SimulatedLoop(asyncio.BaseEventLoop):
     def __init__(self, now: float) -> None:
         super().__init__()
-        self.until = float("inf")  # virtual time beyond which running is an error
+        self._until = float("inf")  # virtual time beyond which running is an error
         self._now = now
         self._serials = count(1)
         self._iterations = 0
@@ -73,6 +73,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._selector = self
         self._clock_resolution = _CLOCK_RESOLUTION
         self.set_exception_handler(_report)
+
+    def limit(self, seconds_max: float) -> None:
+        """Give what runs next so much virtual time; more is an error."""
+        self._until = self._now + seconds_max
+        self._iterations_at_instant = 0
 
     def time(self) -> float:
         return self._now
@@ -90,7 +95,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             raise DeadlockError(f"nobody can go on at {self._now:.6f}: {self._who_waits()}")
         self._iterations_at_instant = 0
         self._now = max(self._now, self._next_timer())
-        if self._now > self.until:
+        if self._now > self._until:
             raise DeadlockError(f"not done at {self._now:.6f}: {self._who_waits()}")
         return []
 
