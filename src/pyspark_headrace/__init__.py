@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DefaultSource"]
 
 
-class DefaultSource(DataSource):
+class DefaultSource(DataSource):  # type: ignore[misc]  # pyspark's classes are untyped
     """Reads and writes topics of a Headrace or Iggy server; see `headrace.spark.options`."""
 
     @classmethod

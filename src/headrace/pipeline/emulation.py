@@ -19,8 +19,8 @@ from pyspark.sql import functions as F
 
 from headrace.errors import ConfigError
 from headrace.pipeline.application import Application, Properties
-from headrace.pipeline.declarations import BATCH, SPARK, Batch, Stage, TopicInput
-from headrace.pipeline.stages import Query, build_queries
+from headrace.pipeline.declarations import Batch, TopicInput
+from headrace.pipeline.stages import Query, build_queries, give
 
 END_OF_INPUT = 999_999  # number of the empty window that lets a finished query run once more
 END_OF_TIME_MS = 253_402_300_799_000  # the last second of the year 9999
@@ -117,7 +117,7 @@ def _run(query: Query, checkpoint: Path) -> list[Row]:
     def on_batch(frame: DataFrame, batch_id: int) -> None:
         collected.extend(frame.collect())
         if query.stage is not None:
-            give(query.stage, frame, Batch(window_id=batch_id, batch_id=batch_id, replay=False))
+            give(query, frame, Batch(window_id=batch_id, batch_id=batch_id, replay=False))
 
     running = (
         query.frame.writeStream.outputMode(query.mode)
@@ -130,16 +130,6 @@ def _run(query: Query, checkpoint: Path) -> list[Row]:
         running.stop()
         raise ConfigError(f"{query.name} did not finish in {TIMEOUT_SECONDS} s")
     return collected
-
-
-def give(stage: Stage, frame: DataFrame, batch: Batch) -> None:
-    """Call a sink function with its one input and what else it asks for."""
-    code = stage.function.__code__
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    extra: dict[str, Any] = {BATCH: batch, SPARK: frame.sparkSession}
-    arguments = {name: value for name, value in extra.items() if name in names}
-    (port,) = stage.ports
-    stage.function(**{port: frame}, **stage.properties, **arguments)
 
 
 def _end_event_time(checkpoint: Path) -> None:

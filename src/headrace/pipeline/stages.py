@@ -7,8 +7,9 @@ files. So a test runs the same parsing, the same conditions and the same operato
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -17,7 +18,14 @@ from pyspark.sql import functions as F
 
 from headrace.errors import ConfigError
 from headrace.pipeline.application import Application, Properties
-from headrace.pipeline.declarations import OUTPUT_PORT, SPARK, Stage, TopicInput
+from headrace.pipeline.declarations import (
+    BATCH,
+    OUTPUT_PORT,
+    SPARK,
+    Batch,
+    Stage,
+    TopicInput,
+)
 from headrace.spark.options import COLUMNS
 
 ReadTopic = Callable[[TopicInput, tuple[str, ...]], DataFrame]
@@ -35,7 +43,8 @@ class Query:
     mode: str
     topic: str | None = None  # where the rows go, or
     key: str | None = None
-    stage: Stage | None = None  # the sink function they are given to
+    stage: Stage | None = None  # the sink function they are given to, with its
+    properties: Mapping[str, Any] = field(default_factory=dict)
     operators: tuple[str, ...] = ()  # fused in it, upstream first
 
 
@@ -58,20 +67,31 @@ def build_queries(
         if stage.name not in used:
             continue
         inputs = {port: frames[feed] for port, feed in stage.ports.items()}
+        values = _properties(stage, (properties or {}).get(stage.name, {}))
         if stage.sink:
             (frame,) = inputs.values()
-            queries.append(_query(app, stage, frame))
+            queries.append(_query(app, stage, frame, values))
             continue
-        results = _call(stage, inputs, spark, (properties or {}).get(stage.name, {}))
+        results = _call(stage, inputs, spark, values)
         for port, result in results.items():
             frame, rejected = _expect(app, stage, port, result)
             queries += rejected
             frames[stage.name if port == OUTPUT_PORT else f"{stage.name}.{port}"] = frame
         if stage.to is not None:
-            queries.append(_query(app, stage, frames[stage.name]))
+            queries.append(_query(app, stage, frames[stage.name], values))
     for query in queries:
         check_query(query, spark)
     return queries
+
+
+def give(query: Query, frame: DataFrame, batch: Batch) -> None:
+    """Call a sink function with its one input and what else it asks for."""
+    assert query.stage is not None
+    (port,) = query.stage.ports
+    extra = {BATCH: batch, SPARK: frame.sparkSession}
+    wanted = inspect.signature(query.stage.function).parameters
+    arguments = {name: value for name, value in extra.items() if name in wanted}
+    query.stage.function(**{port: frame}, **query.properties, **arguments)
 
 
 def check_query(query: Query, spark: SparkSession) -> None:
@@ -117,7 +137,9 @@ def _upstream(app: Application, terminals: list[Stage]) -> dict[str, None]:
     return names
 
 
-def _query(app: Application, stage: Stage, frame: DataFrame) -> Query:
+def _query(
+    app: Application, stage: Stage, frame: DataFrame, properties: Mapping[str, Any]
+) -> Query:
     if stage.key is not None and stage.key not in frame.columns:
         raise ConfigError(
             f"key {stage.key!r} of {stage.name} is not among its columns {', '.join(frame.columns)}"
@@ -129,22 +151,27 @@ def _query(app: Application, stage: Stage, frame: DataFrame) -> Query:
         topic=stage.to,
         key=stage.key,
         stage=stage if stage.sink else None,
+        properties=properties,
         operators=tuple(_upstream(app, [stage])),
     )
+
+
+def _properties(stage: Stage, given: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = sorted(set(given) - set(stage.properties))
+    if unknown:
+        raise ConfigError(
+            f"{stage.name} has no property {', '.join(unknown)}; it has "
+            f"{', '.join(stage.properties) or 'none'}"
+        )
+    return {**stage.properties, **given}
 
 
 def _call(
     stage: Stage, inputs: Mapping[str, DataFrame], spark: SparkSession, values: Mapping[str, Any]
 ) -> dict[str, DataFrame]:
     """The stage's outputs by port. The function runs now, once; Spark runs what it returned."""
-    unknown = sorted(set(values) - set(stage.properties))
-    if unknown:
-        raise ConfigError(
-            f"{stage.name} has no property {', '.join(unknown)}; it has "
-            f"{', '.join(stage.properties) or 'none'}"
-        )
-    arguments: dict[str, Any] = {**inputs, **stage.properties, **values}
-    if SPARK in stage.function.__code__.co_varnames[: stage.function.__code__.co_argcount]:
+    arguments: dict[str, Any] = {**inputs, **values}
+    if SPARK in inspect.signature(stage.function).parameters:
         arguments[SPARK] = spark
     result = stage.function(**arguments)
     results = {OUTPUT_PORT: result} if stage.outputs == (OUTPUT_PORT,) else result

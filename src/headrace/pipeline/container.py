@@ -1,0 +1,218 @@
+"""A container: one driver process that runs the operators the controller deploys to it.
+
+    python -m headrace.pipeline.container
+
+Everything it needs comes by the environment (`ContainerSettings.from_environment`). The event loop
+only speaks to the controller; whatever touches Spark runs in threads, so that a long start or a
+busy JVM never silences the heartbeat. Exit status: 0 after a shutdown or SIGTERM, 1 after anything
+else, among it a controller that cannot be reached within the umbilical's retry budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.client.umbilical import UmbilicalClient
+from headrace.errors import ConfigError, HeadraceError
+from headrace.observability.logging import configure_logging, get_logger
+from headrace.pipeline.workload import Workload
+from headrace.runtime.interfaces import Runtime
+from headrace.runtime.system import run, system_runtime
+from headrace.wire.umbilical import attributes
+from headrace.wire.umbilical.messages import (
+    NO_WINDOW,
+    ContainerHeartbeat,
+    ContainerHeartbeatResponse,
+    ContainerStats,
+    OperatorDeployInfo,
+    ShutdownType,
+    StreamingContainerContext,
+)
+
+log = get_logger(__name__)
+
+PENDING_SECONDS = 0.5  # until the next heartbeat when the controller has more to say
+SPARK_THREADS = 2  # one may be starting queries for a long while
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSettings:
+    container_id: str
+    application_path: str
+    package: str  # folder of the deployed code
+    entry: str  # `shop.py`, `shop` or `shop:app`
+    broker: str
+    master: str = "local[*]"
+    available_now: bool = False
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> ContainerSettings:
+        """ConfigError names every variable that is missing."""
+        needed = {
+            "container_id": "HEADRACE_CONTAINER_ID",
+            "application_path": "HEADRACE_APPLICATION_PATH",
+            "package": "HEADRACE_PACKAGE",
+            "entry": "HEADRACE_ENTRY",
+            "broker": "HEADRACE_BROKER",
+        }
+        missing = [name for name in needed.values() if not environment.get(name)]
+        if missing:
+            raise ConfigError(f"a container needs {', '.join(missing)} in its environment")
+        prefix = "HEADRACE_SPARK_CONF_"  # HEADRACE_SPARK_CONF_spark.driver.memory=1g
+        return cls(
+            **{argument: environment[name] for argument, name in needed.items()},
+            master=environment.get("HEADRACE_SPARK_MASTER") or "local[*]",
+            available_now=environment.get("HEADRACE_AVAILABLE_NOW", "") not in ("", "0", "false"),
+            spark_conf={
+                name.removeprefix(prefix): value
+                for name, value in environment.items()
+                if name.startswith(prefix)
+            },
+        )
+
+
+class Container:
+    def __init__(self, runtime: Runtime, settings: ContainerSettings) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._id = settings.container_id
+        self._umbilical = UmbilicalClient(runtime, settings.application_path)
+        self._spark = runtime.executor("spark", SPARK_THREADS)
+        self._workload: Workload | None = None
+        self._deploying: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self._failed = False
+        self._stack_trace: str | None = None
+        self._committed = NO_WINDOW
+
+    async def run(self) -> int:
+        """Live until told to stop; the exit status."""
+        try:
+            context = await self._umbilical.get_init_context(self._id)
+            if context is None:
+                log.error("container_unknown", container=self._id)
+                return 1
+            self._workload = Workload(self._runtime, self._settings, context)
+            await self._umbilical.log(self._id, "entering the heartbeat loop")
+            await self._heartbeats(self._workload, context)
+        except HeadraceError as error:
+            log.error("container_failed", container=self._id, reason=str(error))
+            self._failed = True
+        finally:
+            await self._shut_down()
+        return 1 if self._failed else 0
+
+    def stop(self) -> None:
+        """Stop as after a shutdown request; for signals."""
+        self._stop.set()
+
+    async def _heartbeats(self, workload: Workload, context: StreamingContainerContext) -> None:
+        interval_ms = attributes.look_up(
+            "HEARTBEAT_INTERVAL_MILLIS", context.attributes, defaults=attributes.DAG
+        )
+        interval = (interval_ms if isinstance(interval_ms, int) and interval_ms else 1000) / 1000
+        while not self._stop.is_set():
+            heartbeat = await self._spark.run(self._collect, workload, int(interval * 1000))
+            await self._report_failures(workload)
+            response = await self._umbilical.process_heartbeat(heartbeat)
+            await self._obey(workload, response)
+            pause = PENDING_SECONDS if response.has_pending_requests else interval
+            await self._sleep(pause)
+            if self._deploying is not None and self._deploying.done():
+                self._deploying.result()  # a failed deployment ends the container
+                self._deploying = None
+
+    async def _sleep(self, seconds: float) -> None:
+        """Until the time is over, a stop, or the end of a deployment: that is worth telling."""
+        waiting: set[asyncio.Future[object]] = {asyncio.ensure_future(self._stop.wait())}
+        if self._deploying is not None and not self._deploying.done():
+            waiting.add(asyncio.ensure_future(asyncio.shield(self._deploying)))
+        _, pending = await asyncio.wait(
+            waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        for each in pending:
+            each.cancel()
+
+    def _collect(self, workload: Workload, interval_ms: int) -> ContainerHeartbeat:
+        now_ms = self._runtime.clock.now_ms()
+        stack_trace, self._stack_trace = self._stack_trace, None
+        free_mb, gc_ms, gc_count = workload.memory()
+        return ContainerHeartbeat(
+            jvm_name=f"{os.getpid()}@{os.uname().nodename}",
+            memory_mb_free=free_mb,
+            gc_collection_time=gc_ms,
+            gc_collection_count=gc_count,
+            stats=ContainerStats(self._id, workload.heartbeats(now_ms, interval_ms)),
+            sent_tms=now_ms,
+            stack_trace=stack_trace,
+        )
+
+    async def _report_failures(self, workload: Workload) -> None:
+        for operators, message in workload.take_failures():
+            log.error("query_failed", operators=operators, reason=message)
+            await self._umbilical.report_error(self._id, operators, message)
+
+    async def _obey(self, workload: Workload, response: ContainerHeartbeatResponse) -> None:
+        """In the origin's order: undeploy, shutdown, deploy, the rest."""
+        if response.committed_window_id != self._committed:
+            self._committed = response.committed_window_id
+        if response.undeploy_request:
+            await self._spark.run(workload.undeploy, response.undeploy_request)
+        if response.shutdown is not None:
+            log.info("shutdown", kind=ShutdownType(response.shutdown).name)
+            self._stop.set()
+            return
+        fresh = tuple(info for info in response.deploy_request if not workload.knows(info.id))
+        if fresh and self._deploying is None:
+            workload.expect(fresh)
+            self._deploying = asyncio.create_task(self._deploy(workload, fresh))
+        if response.stack_trace_required:
+            self._stack_trace = await self._spark.run(workload.stack_trace)
+
+    async def _deploy(self, workload: Workload, infos: tuple[OperatorDeployInfo, ...]) -> None:
+        try:
+            await self._spark.run(workload.deploy, infos)
+        except Exception as error:  # whatever the user's code raises ends the container
+            text = f"{type(error).__name__}: {error}"
+            log.error("deploy_failed", reason=text)
+            operators = tuple(info.id for info in infos)
+            await self._umbilical.report_error(self._id, operators, text)
+            await self._umbilical.log(self._id, f"deploy failed: {text}")
+            raise ConfigError(text) from error
+
+    async def _shut_down(self) -> None:
+        """Cut off what runs (it is run again by the next start), then close the JVM."""
+        if self._deploying is not None and not self._deploying.done():
+            await asyncio.wait([self._deploying])
+        if self._workload is not None:
+            await self._spark.run(self._workload.close)
+        self._spark.close()
+        await self._umbilical.close()
+
+
+async def run_container(settings: ContainerSettings) -> int:
+    container = Container(system_runtime(), settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, container.stop)
+    return await container.run()
+
+
+def main() -> int:
+    configure_logging()
+    try:
+        settings = ContainerSettings.from_environment(os.environ)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return run(run_container(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""What a heartbeat says about a query, worked out from Spark's progress records. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from headrace.ids import WindowId
+from headrace.pipeline.declarations import OUTPUT_PORT
+from headrace.pipeline.windowlog import BatchWindow
+from headrace.pipeline.windows import WindowGrid
+from headrace.wire.umbilical.messages import (
+    Checkpoint,
+    CheckpointStats,
+    OperatorStats,
+    PortStats,
+    Value,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """A micro-batch that committed."""
+
+    batch_id: int
+    run_id: str
+    window: BatchWindow
+    rows_in: int
+    rows_out: int
+    lag_messages: int
+    duration_ms: int
+    ended_ms: int
+    checkpoint_ms: int
+    metrics: Mapping[str, Value]
+
+
+def read_progress(progress: Mapping[str, Any], window: BatchWindow, rows_out: int) -> BatchReport:
+    durations = progress.get("durationMs", {})
+    sources = progress.get("sources", [])
+    started_ms = int(datetime.fromisoformat(progress["timestamp"]).timestamp() * 1000)
+    duration_ms = int(progress.get("batchDuration", 0))
+    state_ms = sum(int(each.get("commitTimeMs", 0)) for each in progress.get("stateOperators", []))
+    return BatchReport(
+        batch_id=int(progress["batchId"]),
+        run_id=str(progress["runId"]),
+        window=window,
+        rows_in=int(progress.get("numInputRows") or 0),
+        rows_out=rows_out,
+        lag_messages=sum(_lag(source) for source in sources),
+        duration_ms=duration_ms,
+        ended_ms=started_ms + duration_ms,
+        checkpoint_ms=durations.get("walCommit", 0) + durations.get("commitOffsets", 0) + state_ms,
+        metrics=_metrics(progress),
+    )
+
+
+def operator_stats(
+    report: BatchReport, grid: WindowGrid, *, inputs: Sequence[str], first: bool, last: bool
+) -> OperatorStats:
+    """The record of one operator: rows are known where they enter the query and where they leave.
+
+    `inputs` are its input ports; `first` marks a topic port, `last` the operator that publishes.
+    """
+    window = report.window
+    ports = tuple(PortStats(id=port, end_window_timestamp=report.ended_ms) for port in inputs)
+    rows = report.rows_in if first else report.rows_out if last else 0
+    output = PortStats(
+        id=OUTPUT_PORT,
+        tuple_count=rows,
+        end_window_timestamp=report.ended_ms,
+        queue_size=report.lag_messages if first else 0,
+    )
+    metrics: dict[str, Value] = {"batch_duration_ms": report.duration_ms}
+    if first:
+        metrics |= {"rows": report.rows_in, "lag_messages": report.lag_messages}
+        metrics |= report.metrics
+    if last:
+        metrics["rows_published"] = report.rows_out
+    return OperatorStats(
+        window_id=window.window,
+        checkpoint=Checkpoint(window_id=window.window),
+        input_ports=ports,
+        output_ports=(output,),
+        checkpoint_stats=CheckpointStats(
+            checkpoint_start_time=report.ended_ms - report.checkpoint_ms,
+            checkpoint_time=report.checkpoint_ms,
+        ),
+        metrics=metrics,
+        window_count=_count(grid, window.previous, window.window),
+        batch_id=report.batch_id,
+        run_id=report.run_id,
+    )
+
+
+def _count(grid: WindowGrid, previous: WindowId, window: WindowId) -> int:
+    """How many windows the batch spans: those in between had no rows."""
+    return max(1, grid.ordinal(window) - grid.ordinal(previous)) if previous >= 0 else 1
+
+
+def _lag(source: Mapping[str, Any]) -> int:
+    """Messages that were there and not read when the batch was planned."""
+    end, latest = _positions(source.get("endOffset")), _positions(source.get("latestOffset"))
+    return sum(max(0, at - end.get(key, at)) for key, at in latest.items())
+
+
+def _positions(offset: Any) -> dict[str, int]:
+    """Next offsets by partition out of the connector's offset; {} for anything else."""
+    if isinstance(offset, str):
+        try:
+            offset = json.loads(offset)
+        except ValueError:
+            return {}
+    if not isinstance(offset, Mapping) or not isinstance(offset.get("p"), Mapping):
+        return {}
+    return {str(key): int(at[1]) for key, at in offset["p"].items()}
+
+
+def _metrics(progress: Mapping[str, Any]) -> dict[str, Value]:
+    """Observed metrics as `<name>.<field>`, and what the operators of state hold."""
+    metrics: dict[str, Value] = {}
+    for name, row in (progress.get("observedMetrics") or {}).items():
+        for key, value in row.items():
+            if isinstance(value, bool | int | float | str):
+                metrics[f"{name}.{key}"] = value
+    states = progress.get("stateOperators") or []
+    if states:
+        metrics["state_rows"] = sum(int(each.get("numRowsTotal", 0)) for each in states)
+        late = sum(int(each.get("numRowsDroppedByWatermark", 0)) for each in states)
+        metrics["rows_late"] = late
+    return metrics

@@ -1,0 +1,350 @@
+"""The operators that run in this container: their Spark session, queries, checkpoints, windows.
+
+Blocking throughout; `container.py` calls it from threads. Operators deployed together whose names
+lead to the same terminal stage are fused in one streaming query; what each query has is its own
+checkpoint, `<application path>/<checkpoint folder>/<terminal>`, with a lock beside it, because
+Spark's fastest checkpoint files do not guard against a second writer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headrace.errors import ConfigError
+from headrace.pipeline.application import Application
+from headrace.pipeline.declarations import Batch, TopicInput
+from headrace.pipeline.reports import BatchReport, operator_stats, read_progress
+from headrace.pipeline.windowlog import BatchWindow, WindowLog
+from headrace.pipeline.windows import WindowGrid
+from headrace.runtime.interfaces import Lock, Runtime
+from headrace.wire.umbilical import attributes
+from headrace.wire.umbilical.messages import (
+    DeployState,
+    OperatorDeployInfo,
+    OperatorHeartbeat,
+    OperatorStats,
+    StreamingContainerContext,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headrace.pipeline.stages import Query
+    from headrace.spark.options import Target
+    from headrace.spark.queries import ProgressRings, RunningQuery
+
+CHECKPOINTS = "checkpoints"  # folder, when the deployment names none
+DEAD_LETTER_TRIGGER = "10 seconds"  # nobody waits for rejected rows
+BATCHES_REMEMBERED = 1024
+
+
+class WorkloadSettings(Protocol):
+    """What of the container's settings matters here."""
+
+    @property
+    def application_path(self) -> str: ...
+    @property
+    def package(self) -> str: ...
+    @property
+    def entry(self) -> str: ...
+    @property
+    def broker(self) -> str: ...
+    @property
+    def master(self) -> str: ...
+    @property
+    def available_now(self) -> bool: ...
+    @property
+    def spark_conf(self) -> Any: ...
+
+
+@dataclass(slots=True)
+class _Run:
+    """One query that was started."""
+
+    query: Query
+    windows: WindowLog
+    lock: Lock
+    target: Target | None
+    running: RunningQuery | None = None
+    state: DeployState = DeployState.ACTIVE
+    batches: dict[int, tuple[BatchWindow, int]] = field(default_factory=dict)
+
+    def on_batch(self, frame: DataFrame, batch_id: int) -> None:
+        """Called by Spark for every micro-batch, in a thread of its own."""
+        from headrace.pipeline.stages import give
+        from headrace.spark.publish import publish, to_messages
+
+        window = self.windows.enter(batch_id)  # on disk before anything is published
+        rows = -1
+        if self.target is not None:
+            rows = publish(to_messages(frame, self.query.key), self.target)
+        elif self.query.stage is not None:
+            batch = Batch(window.window, batch_id, window.replay)
+            give(self.query, frame, batch)
+        self.batches[batch_id] = (window, max(rows, 0))
+        self.batches.pop(batch_id - BATCHES_REMEMBERED, None)
+
+
+class Workload:
+    def __init__(
+        self,
+        runtime: Runtime,
+        settings: WorkloadSettings,
+        context: StreamingContainerContext,
+    ) -> None:
+        width = attributes.look_up(
+            "STREAMING_WINDOW_SIZE_MILLIS", context.attributes, defaults=attributes.DAG
+        )
+        assert isinstance(width, int)
+        self._disk = runtime.disk
+        self._settings = settings
+        self._grid = WindowGrid(context.start_window_millis, width)
+        self._spark: SparkSession | None = None
+        self._rings: ProgressRings | None = None
+        self._app: Application | None = None
+        self._operators: dict[int, OperatorDeployInfo] = {}
+        self._runs: dict[str, _Run] = {}
+        self._failures: list[tuple[tuple[int, ...], str]] = []
+
+    def knows(self, operator: int) -> bool:
+        return operator in self._operators
+
+    def expect(self, infos: Sequence[OperatorDeployInfo]) -> None:
+        """From now on these are reported; their queries may take a while to start."""
+        self._operators |= {info.id: info for info in infos}
+
+    def deploy(self, infos: Sequence[OperatorDeployInfo]) -> None:
+        """Start every query whose terminal stage is among these operators."""
+        app = self._load()
+        self._check(app, infos)
+        spark = self._session()
+        from headrace.pipeline.stages import build_queries
+        from headrace.spark.queries import start_query
+
+        properties = {info.name: _values(info.properties) for info in infos}
+        properties = {name: values for name, values in properties.items() if name in app.stages}
+        queries = build_queries(app, spark, self._read_topic, properties)
+        folders = {info.name: info.checkpoint_folder or CHECKPOINTS for info in infos}
+        for query in queries:
+            if query.operators[-1] not in folders or query.name in self._runs:
+                continue
+            folder = f"{self._settings.application_path}/{folders[query.operators[-1]]}"
+            run = self._prepare(query, f"{folder}/{query.name}")
+            self._runs[query.name] = run
+            assert self._rings is not None
+            run.running = start_query(
+                self._rings,
+                query.frame,
+                name=query.name,
+                mode=query.mode,
+                checkpoint=f"{folder}/{query.name}",
+                trigger=self._trigger(app, query),
+                on_batch=run.on_batch,
+            )
+
+    def undeploy(self, operators: Sequence[int]) -> None:
+        """Stop every query that one of these operators is part of, and forget them."""
+        names = {self._operators[each].name for each in operators if each in self._operators}
+        for name, run in list(self._runs.items()):
+            if names & set(run.query.operators):
+                self._end(run)
+                del self._runs[name]
+        for each in operators:
+            self._operators.pop(each, None)
+
+    def heartbeats(self, now_ms: int, interval_ms: int) -> tuple[OperatorHeartbeat, ...]:
+        """One per operator, with the windows that were finished since the last call."""
+        states: dict[str, DeployState] = {}
+        stats: dict[str, list[OperatorStats]] = {}
+        for run in list(self._runs.values()):
+            reports = self._reports(run)
+            for name in run.query.operators:
+                states[name] = max(states.get(name, run.state), run.state)
+                if self._owner(name) is run:
+                    stats[name] = [self._stats(report, run, name) for report in reports]
+        return tuple(
+            OperatorHeartbeat(
+                node_id=id_,
+                state=states.get(info.name, DeployState.ACTIVE),
+                generated_tms=now_ms,
+                interval_ms=interval_ms,
+                window_stats=tuple(stats.get(info.name, ())),
+            )
+            for id_, info in list(self._operators.items())
+        )
+
+    def take_failures(self) -> list[tuple[tuple[int, ...], str]]:
+        """(operators, message) of queries that failed since the last call."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def memory(self) -> tuple[int, int, int]:
+        if self._spark is None:
+            return 0, 0, 0
+        from headrace.spark.queries import memory
+
+        return memory(self._spark)
+
+    def stack_trace(self) -> str:
+        """Threads of Python and of the JVM, as JSON."""
+        python = [
+            {"name": str(identity), "stack": traceback.format_stack(frame)}
+            for identity, frame in sys._current_frames().items()
+        ]
+        jvm: list[dict[str, Any]] = []
+        if self._spark is not None:
+            from headrace.spark.queries import thread_dump
+
+            jvm = thread_dump(self._spark)
+        return json.dumps({"python": python, "jvm": jvm})
+
+    def close(self) -> None:
+        for run in self._runs.values():
+            self._end(run)
+        self._runs.clear()
+        if self._spark is not None:
+            self._spark.stop()
+            self._spark = None
+
+    def _load(self) -> Application:
+        if self._app is None:
+            self._app = load_application(self._settings.package, self._settings.entry)
+        return self._app
+
+    def _check(self, app: Application, infos: Sequence[OperatorDeployInfo]) -> None:
+        """Nothing is imported by a name from the wire; the names must be the package's own."""
+        for info in infos:
+            stage = app.stages.get(info.name)
+            declared = stage.reference if stage is not None else ""
+            if info.name not in app.topics and (stage is None or info.function != declared):
+                raise ConfigError(
+                    f"the controller deploys {info.name} as {info.function!r}, "
+                    f"the package declares {declared or 'no such operator'}"
+                )
+
+    def _session(self) -> SparkSession:
+        if self._spark is None:
+            from headrace.spark.queries import ProgressRings
+            from headrace.spark.session import session
+
+            app = self._load()
+            self._spark = session(
+                app.name, master=self._settings.master, conf=self._settings.spark_conf
+            )
+            self._rings = ProgressRings()
+            self._spark.streams.addListener(self._rings)
+        return self._spark
+
+    def _read_topic(self, topic: TopicInput, columns: tuple[str, ...]) -> DataFrame:
+        assert self._spark is not None
+        reader = (
+            self._spark.readStream.format("headrace")
+            .option("address", self._settings.broker)
+            .option("topic", topic.topic)
+            .option("startingOffsets", topic.starting)
+            .option("columns", ",".join(columns))
+        )
+        if topic.messages_max is not None:
+            reader = reader.option("maxMessagesPerTrigger", topic.messages_max)
+        return reader.load()
+
+    def _prepare(self, query: Query, checkpoint: str) -> _Run:
+        from headrace.spark.options import parse_sink
+        from headrace.spark.server import connect
+
+        self._disk.make_folder(checkpoint)
+        lock = self._disk.lock(f"{checkpoint}.lock")
+        target = None
+        if query.topic is not None:
+            target = parse_sink({"address": self._settings.broker, "topic": query.topic})
+            connect(target).create_topic(target)
+        return _Run(query, WindowLog(self._disk, checkpoint, self._grid), lock, target)
+
+    def _trigger(self, app: Application, query: Query) -> str | None:
+        if self._settings.available_now:
+            return None
+        declared = app.stages.get(query.name)
+        return app.trigger if declared is not None else DEAD_LETTER_TRIGGER
+
+    def _owner(self, operator: str) -> _Run | None:
+        """The query whose windows an operator reports: the first one that it is part of."""
+        runs = (run for run in self._runs.values() if operator in run.query.operators)
+        return next(runs, None)
+
+    def _reports(self, run: _Run) -> list[BatchReport]:
+        if run.running is None:
+            return []
+        if run.state is DeployState.ACTIVE:
+            status = run.running.status()
+            if not status.active:
+                run.state = DeployState.FAILED if status.error else DeployState.SHUTDOWN
+                if status.error:
+                    self._failures.append((self._ids(run), status.error))
+        reports = []
+        for progress in run.running.take_progress():
+            window, rows = run.batches.get(progress["batchId"], (None, 0))
+            if window is not None:
+                reports.append(read_progress(progress, window, rows))
+        return reports
+
+    def _ids(self, run: _Run) -> tuple[int, ...]:
+        names = set(run.query.operators)
+        return tuple(id_ for id_, info in self._operators.items() if info.name in names)
+
+    def _stats(self, report: BatchReport, run: _Run, operator: str) -> OperatorStats:
+        app = self._load()
+        stage = app.stages.get(operator)
+        return operator_stats(
+            report,
+            self._grid,
+            inputs=tuple(stage.ports) if stage is not None else (),
+            first=stage is None,
+            last=operator == run.query.operators[-1],
+        )
+
+    def _end(self, run: _Run) -> None:
+        if run.running is not None:
+            run.running.stop()
+        run.lock.release()
+
+
+def load_application(package: str, entry: str) -> Application:
+    """The one Application of a module: `shop.py`, `shop`, `folder/shop.py` or `shop:app`."""
+    path, _, attribute = entry.partition(":")
+    name = path.removesuffix(".py").strip("/").replace("/", ".")
+    if package not in sys.path:
+        sys.path.insert(0, package)
+        inherited = os.environ.get("PYTHONPATH")
+        # Spark's Python workers import the same code: they inherit this through the JVM.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (package, inherited)))
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ConfigError(f"there is no {name} in the package") from error
+    if attribute:
+        found = [getattr(module, attribute, None)]
+    else:
+        found = [each for each in vars(module).values() if isinstance(each, Application)]
+    if len(found) != 1 or not isinstance(found[0], Application):
+        raise ConfigError(
+            f"{name} has {len(found)} applications; name one, like {name}:app"
+            if len(found) != 1
+            else f"{name}:{attribute} is no Application"
+        )
+    return found[0]
+
+
+def _values(properties: Any) -> dict[str, Any]:
+    return {
+        name: json.loads(value.text) if hasattr(value, "text") else value
+        for name, value in properties.items()
+    }

@@ -1,0 +1,229 @@
+"""Messages as Arrow record batches, and Arrow columns as messages: by array operations alone.
+
+Only user headers other than the key, which are rare, are taken apart message by message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.errors import CorruptionError, InvalidArgumentError
+from headrace.spark.options import COLUMNS, PayloadFormat
+from headrace.wire.iggy.batch import locate, read_starts
+from headrace.wire.iggy.columns import Columns, build_area, columns, key_headers, keys
+from headrace.wire.iggy.userheaders import (
+    KEY_PREFIX_BYTES,
+    UserHeader,
+    encode_headers,
+    split_key,
+)
+from headrace.wire.sbp import records
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from headrace.wire.iggy.batch import Positions
+
+Area: TypeAlias = "tuple[memoryview, Positions]"
+
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+_HEADERS = pa.map_(pa.string(), pa.binary())
+_HEX = np.frombuffer(b"".join(b"%02x" % value for value in range(256)), "S2")
+# Where the 32 digits of a UUID stand in its text of 36 characters.
+_DIGITS = [i for i in range(36) if i not in (8, 13, 18, 23)]
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def unpack(pieces: Sequence[memoryview], start: int, end: int) -> Iterator[Area]:
+    """The messages with offsets [start, end) in whole record batches, which must not leave gaps."""
+    expected = None
+    for piece in pieces:
+        for header, batch in records.split(piece):
+            body = batch[records.HEADER_BYTES :]
+            records.verify(batch[: records.HEADER_BYTES], [body])
+            if expected is not None and header.base_offset != expected:
+                raise CorruptionError(
+                    "a gap in the log", expected=expected, found=header.base_offset
+                )
+            expected = header.base_offset + header.record_count
+            area, starts = _messages(header, body)
+            first = max(0, start - header.base_offset)
+            last = min(header.record_count, end - header.base_offset)
+            if first < last:
+                yield cut(area, starts, first, last)
+
+
+def _messages(header: records.BatchHeader, body: memoryview) -> Area:
+    if header.records != records.RECORDS_IGGY:
+        raise CorruptionError("a batch that holds no messages", offset=header.base_offset)
+    if header.attributes & records.INDEXED:
+        return read_starts(body, header.record_count)
+    return body, locate(body)
+
+
+def cut(area: memoryview, starts: Positions, first: int, last: int) -> Area:
+    """Messages [first, last) of an area."""
+    begin = int(starts[first])
+    end = int(starts[last]) if last < len(starts) else len(area)
+    return area[begin:end], starts[first:last] - np.uint32(begin)
+
+
+def join(areas: Sequence[Area]) -> Area:
+    """Consecutive areas as one: a copy at memory speed, for which every later step runs once."""
+    if len(areas) == 1:
+        return areas[0]
+    ends = np.cumsum([len(area) for area, _ in areas])
+    shifts = [0, *ends[:-1].tolist()]
+    starts = [starts + np.uint32(shift) for (_, starts), shift in zip(areas, shifts, strict=True)]
+    return memoryview(b"".join(area for area, _ in areas)), np.concatenate(starts)
+
+
+def to_record_batch(
+    area: memoryview,
+    starts: Positions,
+    *,
+    stream: str,
+    topic: str,
+    partition: int,
+    names: Sequence[str] = COLUMNS,
+    payload_format: PayloadFormat = "binary",
+) -> pa.RecordBatch:
+    """Messages in the source's raw schema, with the columns that are wanted."""
+    parts = columns(area, starts)
+    count = len(parts)
+    makers: dict[str, Callable[[], pa.Array]] = {
+        "stream": lambda: pa.repeat(pa.scalar(stream, pa.string()), count),
+        "topic": lambda: pa.repeat(pa.scalar(topic, pa.string()), count),
+        "partition": lambda: pa.repeat(pa.scalar(partition, pa.int32()), count),
+        "offset": lambda: pa.array(_int64(parts.offset)),
+        "timestamp": lambda: pa.array(_int64(parts.timestamp_us)).view(_TIMESTAMP),
+        "origin_timestamp": lambda: _origin(parts),
+        "id": lambda: _ids(parts.id),
+        "key": lambda: _binary(*keys(parts.headers_data, parts.headers_offsets)),
+        "headers": lambda: _headers(parts),
+        "payload": lambda: _payload(parts, payload_format),
+    }
+    return pa.RecordBatch.from_arrays([makers[name]() for name in names], names=list(names))
+
+
+def _int64(values: NDArray[np.uint64]) -> NDArray[np.int64]:
+    return np.ascontiguousarray(values).view(np.int64)
+
+
+def _origin(parts: Columns) -> pa.Array:
+    """A producer that does not tell its time sends 0."""
+    values = _int64(parts.origin_timestamp_us)
+    return pa.array(values, mask=values == 0).view(_TIMESTAMP)
+
+
+def _ids(ids: NDArray[np.uint8]) -> pa.Array:
+    """u128, little endian, as the text of a UUID."""
+    text = np.full((len(ids), 36), ord("-"), np.uint8)
+    text[:, _DIGITS] = _HEX[ids[:, ::-1]].view(np.uint8).reshape(len(ids), 32)
+    offsets = np.arange(0, 36 * (len(ids) + 1), 36, dtype=np.int32)
+    return pa.Array.from_buffers(
+        pa.string(), len(ids), [None, pa.py_buffer(offsets), pa.py_buffer(text)]
+    )
+
+
+def _binary(
+    data: NDArray[np.uint8], offsets: NDArray[np.int64], valid: NDArray[np.bool_] | None = None
+) -> pa.Array:
+    count = len(offsets) - 1
+    bitmap = None
+    if valid is not None and not valid.all():
+        bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(
+        pa.binary(),
+        count,
+        [
+            bitmap,
+            pa.py_buffer(offsets.astype(np.int32)),
+            pa.py_buffer(np.ascontiguousarray(data)),
+        ],
+    )
+
+
+def _payload(parts: Columns, payload_format: PayloadFormat) -> pa.Array:
+    payload = _binary(parts.payload_data, parts.payload_offsets)
+    if payload_format == "binary":
+        return payload
+    try:
+        return payload.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise InvalidArgumentError(
+            "a payload is not UTF-8 text; read it with payloadFormat=binary"
+        ) from error
+
+
+def _headers(parts: Columns) -> pa.Array:
+    """User headers but the key, as a map; null for a message that has none."""
+    count = len(parts)
+    key_bytes, _, valid = keys(parts.headers_data, parts.headers_offsets)
+    if len(parts.headers_data) == len(key_bytes) + KEY_PREFIX_BYTES * int(valid.sum()):
+        return pa.nulls(count, _HEADERS)  # nothing but keys
+    view = np.ascontiguousarray(parts.headers_data).data
+    rows = []
+    for begin, end in pairwise(parts.headers_offsets.tolist()):
+        rest = split_key(view[begin:end])[1]
+        pairs = {header.key.decode(errors="replace"): header.value for header in rest}
+        rows.append(list(pairs.items()) or None)
+    return pa.array(rows, _HEADERS)
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def to_area(payload: pa.Array, key: pa.Array | None, headers: pa.Array | None) -> Area:
+    """Messages to send. Text counts as its UTF-8 bytes; a payload that is null is refused."""
+    payload = _as_binary(payload, "payload")
+    if payload.null_count:
+        raise InvalidArgumentError(
+            "a payload is null; filter such rows out before writing", rows=payload.null_count
+        )
+    data, offsets = _buffers(payload)
+    block_data: Any = b""
+    block_offsets = None
+    if headers is not None and headers.null_count < len(headers):
+        block_data, block_offsets = _header_blocks(key, headers)
+    elif key is not None and key.null_count < len(key):
+        block_data, block_offsets = key_headers(*_buffers(_as_binary(key, "key").fill_null(b"")))
+    return build_area(data, offsets, headers_data=block_data, headers_offsets=block_offsets)
+
+
+def _as_binary(array: pa.Array, name: str) -> pa.Array:
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        return array.cast(pa.binary())
+    if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
+        return array.cast(pa.binary())
+    raise InvalidArgumentError(f"column {name} must be string or binary, it is {array.type}")
+
+
+def _buffers(array: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    _, offsets, data = array.buffers()
+    positions = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+    return np.frombuffer(data or b"", np.uint8), positions
+
+
+def _header_blocks(
+    key: pa.Array | None, headers: pa.Array
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    none = [None] * len(headers)
+    key_list = none if key is None else _as_binary(key, "key").to_pylist()
+    blocks = []
+    for one_key, pairs in zip(key_list, headers.to_pylist(), strict=True):
+        block, _ = key_headers(
+            np.frombuffer(one_key or b"", np.uint8), np.array([0, len(one_key or b"")])
+        )
+        rest = [UserHeader(name.encode(), value) for name, value in pairs or ()]
+        blocks.append(block.tobytes() + encode_headers(rest))
+    offsets = np.zeros(len(blocks) + 1, np.int64)
+    np.cumsum([len(block) for block in blocks], out=offsets[1:])
+    return np.frombuffer(b"".join(blocks), np.uint8), offsets

@@ -1,0 +1,151 @@
+"""Running streaming queries: the Spark half of a container.
+
+Spark tells of its progress in a callback thread, which only copies what it hears into a ring; the
+heartbeat drains it. What the ring missed (the callback is best effort) is taken from the query.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+PROGRESS_KEPT = 1024  # per query, as many as the origin kept windows per operator
+STOP_TIMEOUT_MS = 20_000
+
+OnBatch = Callable[[DataFrame, int], None]
+
+
+@dataclass(slots=True)
+class _Ring:
+    records: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=PROGRESS_KEPT))
+    newest: int = -1
+
+
+class ProgressRings(StreamingQueryListener):  # type: ignore[misc]  # pyspark's classes are untyped
+    """Progress per run of a query, until it is drained."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rings: dict[str, _Ring] = {}
+
+    def add(self, run_id: str, progress: dict[str, Any]) -> None:
+        """Take the record of a batch that is not known yet.
+
+        A trigger that found nothing also tells of its progress, under the id of the next batch.
+        """
+        if "addBatch" not in progress.get("durationMs", {}):
+            return
+        with self._lock:
+            ring = self._rings.setdefault(run_id, _Ring())
+            if progress["batchId"] > ring.newest:
+                ring.newest = progress["batchId"]
+                ring.records.append(progress)
+
+    def drain(self, run_id: str) -> list[dict[str, Any]]:
+        with self._lock:
+            ring = self._rings.setdefault(run_id, _Ring())
+            records = list(ring.records)
+            ring.records.clear()
+            return records
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None: ...
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        self.add(str(event.progress.runId), json.loads(event.progress.json))
+
+    def onQueryIdle(self, event: Any) -> None: ...
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class QueryStatus:
+    active: bool
+    error: str = ""  # why it ended, when it did not end well
+
+
+class RunningQuery:
+    """A started query. Its methods call into the JVM and may block."""
+
+    def __init__(self, query: StreamingQuery, rings: ProgressRings) -> None:
+        self._query = query
+        self._rings = rings
+        self.run_id = str(query.runId)
+
+    def status(self) -> QueryStatus:
+        if self._query.isActive:
+            return QueryStatus(active=True)
+        error = self._query.exception()
+        return QueryStatus(active=False, error=str(error) if error is not None else "")
+
+    def take_progress(self) -> list[dict[str, Any]]:
+        """Progress since the last call, one record per micro-batch that committed."""
+        last = self._query.lastProgress
+        if last is not None:
+            self._rings.add(self.run_id, json.loads(last.json))
+        return self._rings.drain(self.run_id)
+
+    def stop(self) -> None:
+        """Stop after what runs now was cut off; the batch is run again by the next start."""
+        self._query.stop()
+
+
+def start_query(
+    rings: ProgressRings,
+    frame: DataFrame,
+    *,
+    name: str,
+    mode: str,
+    checkpoint: str,
+    trigger: str | None,
+    on_batch: OnBatch,
+) -> RunningQuery:
+    """Start a query whose batches go to `on_batch`; without a trigger it ends when it caught up."""
+    writer = (
+        frame.writeStream.queryName(name)
+        .outputMode(mode)
+        .option("checkpointLocation", checkpoint)
+        .foreachBatch(on_batch)
+    )
+    if trigger is None:
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(processingTime=trigger)
+    return RunningQuery(writer.start(), rings)
+
+
+def thread_dump(spark: SparkSession) -> list[dict[str, Any]]:
+    """What the JVM's threads are doing."""
+    jvm: Any = spark.sparkContext._jvm
+    beans = jvm.java.lang.management.ManagementFactory.getThreadMXBean()
+    return [
+        {
+            "name": info.getThreadName(),
+            "state": str(info.getThreadState()),
+            "stack": [str(frame) for frame in info.getStackTrace()],
+        }
+        for info in beans.dumpAllThreads(False, False)
+    ]
+
+
+def memory(spark: SparkSession) -> tuple[int, int, int]:
+    """(free heap in MiB, milliseconds spent in garbage collection, collections)."""
+    jvm: Any = spark.sparkContext._jvm
+    runtime = jvm.java.lang.Runtime.getRuntime()
+    free = runtime.maxMemory() - runtime.totalMemory() + runtime.freeMemory()
+    beans = list(jvm.java.lang.management.ManagementFactory.getGarbageCollectorMXBeans())
+    time_ms = sum(bean.getCollectionTime() for bean in beans)
+    return free >> 20, time_ms, sum(bean.getCollectionCount() for bean in beans)

@@ -1,0 +1,300 @@
+"""Blocking access to a server, shared by all that runs in one process.
+
+Connections live on one event loop in a thread of its own, so that they answer heartbeats between
+micro-batches and fetch the next run of messages while Spark chews on the last. A process that was
+forked starts over. A broken connection is made again within RETRY_SECONDS: a broker that restarts
+costs a pause, not a query.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from time import monotonic, time
+from typing import TYPE_CHECKING, TypeVar
+
+from headrace.client.iggy import IggyClient
+from headrace.errors import (
+    AlreadyExistsError,
+    DeadlineError,
+    NotFoundError,
+    NotLeaderError,
+    UnavailableError,
+)
+from headrace.net.addresses import parse_address
+from headrace.runtime.system import system_runtime
+from headrace.spark.offsets import PartitionState, TopicState
+from headrace.spark.options import Credentials, Target
+from headrace.spark.tickets import Access, TicketReader
+from headrace.wire.iggy.messages.messages import SendMessages
+from headrace.wire.iggy.messages.topics import TopicDetails
+from headrace.wire.iggy.primitives import Partitioning, Strategy
+
+if TYPE_CHECKING:
+    from headrace.spark.arrow import Area
+    from headrace.wire.iggy.batch import Positions
+
+T = TypeVar("T")
+
+RETRY_SECONDS = 30.0
+RETRY_PAUSE_SECONDS = 0.2
+CALL_SECONDS = 60.0  # nothing here takes longer, retries included
+POLL_MESSAGES_MAX = 20_000
+TICKET_SECONDS_LEFT_MIN = 120  # a task may be queued a while before it uses its ticket
+
+_TRANSIENT = (UnavailableError, DeadlineError, NotLeaderError)
+
+
+class _Loop:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="headrace", daemon=True).start()
+
+    def submit(self, work: Awaitable[T]) -> Future[T]:
+        async def run() -> T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop)
+
+    def run(self, work: Awaitable[T]) -> T:
+        future = self.submit(work)
+        try:
+            return future.result(CALL_SECONDS)
+        except TimeoutError:
+            future.cancel()
+            raise DeadlineError("no answer from the server", seconds=CALL_SECONDS) from None
+
+
+class Server:
+    """One server under one identity."""
+
+    def __init__(self, loop: _Loop, address: str, credentials: Credentials) -> None:
+        self._loop = loop
+        self._address = address
+        self._credentials = credentials
+        self._runtime = system_runtime()
+        self._client: IggyClient | None = None
+        self._connecting = asyncio.Lock()
+        self._cluster: str | None = None  # "" for a plain Iggy server, None before we asked
+        self._tickets: dict[tuple[str, str], Access] = {}
+        self._reader = TicketReader(self._runtime)
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def describe(self, target: Target) -> tuple[TopicState, Access]:
+        """What the topic holds now, and what a task needs to read it. NotFoundError, too."""
+        return self._loop.run(self._describe(target))
+
+    def partition_count(self, target: Target) -> int:
+        name = (target.stream, target.topic)
+        if name not in self._counts:
+            details = self._loop.run(self._details(target))
+            self._counts[name] = len(details.partitions)
+        return self._counts[name]
+
+    def create_topic(self, target: Target, *, partitions: int = 1) -> None:
+        """Make the topic, and its stream, unless they are there."""
+        self._loop.run(self._create_topic(target, partitions))
+
+    def send(
+        self, target: Target, partition: int | None, area: memoryview, starts: Positions
+    ) -> None:
+        """Send to a partition, or to one of the server's choice; acknowledged on return."""
+        where = (
+            Partitioning.balanced() if partition is None else Partitioning.to_partition(partition)
+        )
+        request = SendMessages(target.stream, target.topic, where, starts, area)
+        self._loop.run(self._call(lambda client: client.send_batch(request)))
+
+    def read(
+        self, target: Target, access: Access, partition: int, start: int, end: int
+    ) -> Iterator[Area]:
+        """The messages [start, end) of a partition, the next run fetched ahead of its use."""
+        fetch = self._fetch_ticket if access.ticket else self._poll
+        at = start
+        ahead = self._loop.submit(fetch(target, access, partition, at, end))
+        try:
+            while at < end:
+                areas, at = ahead.result(CALL_SECONDS)
+                if at < end:
+                    ahead = self._loop.submit(fetch(target, access, partition, at, end))
+                yield from areas
+        finally:
+            ahead.cancel()
+
+    async def _describe(self, target: Target) -> tuple[TopicState, Access]:
+        if self._cluster is None:
+            hello = await self._call(lambda client: client.hello())
+            self._cluster = hello.cluster if hello is not None else ""
+        details = await self._details(target)
+        sizes = {each.id: each.size_bytes for each in details.partitions}
+        if not self._cluster:
+            return _plain_state(target, details), Access()
+        ticket = await self._call(
+            lambda client: client.read_ticket([(target.stream, target.topic)])
+        )
+        (topic,) = ticket.topics
+        state = TopicState(
+            cluster=ticket.cluster,
+            uid=topic.uid,
+            stream=target.stream,
+            topic=target.topic,
+            partitions=tuple(
+                PartitionState(
+                    partition=each.partition,
+                    generation=each.generation,
+                    start=each.start,
+                    end=each.next,
+                    bytes=sizes.get(each.partition, 0),
+                )
+                for each in topic.partitions
+            ),
+        )
+        access = Access(
+            ticket=ticket.ticket,
+            expires_ms=ticket.expires_ms,
+            placement=ticket.placement,
+            streams={each.partition: each.sbp_stream for each in topic.partitions},
+        )
+        return state, self._kept(target, access)
+
+    def _kept(self, target: Target, fresh: Access) -> Access:
+        """The ticket in use while it lasts: workers keep their connections to the data nodes."""
+        name = (target.stream, target.topic)
+        kept = self._tickets.get(name)
+        if (
+            kept is None
+            or replace(kept, ticket=b"", expires_ms=0) != replace(fresh, ticket=b"", expires_ms=0)
+            or kept.expires_ms - time() * 1000 < TICKET_SECONDS_LEFT_MIN * 1000
+        ):
+            kept = self._tickets[name] = fresh
+        return kept
+
+    async def _details(self, target: Target) -> TopicDetails:
+        details = await self._call(lambda client: client.get_topic(target.stream, target.topic))
+        if details is None:
+            raise NotFoundError(f"there is no topic {target.stream}/{target.topic}")
+        return details
+
+    async def _create_topic(self, target: Target, partitions: int) -> None:
+        stream, topic = target.stream, target.topic
+        for create in (
+            lambda client: client.create_stream(stream),
+            lambda client: client.create_topic(stream, topic, partitions_count=partitions),
+        ):
+            try:
+                await self._call(create)
+            except AlreadyExistsError:
+                continue
+
+    async def _fetch_ticket(
+        self, target: Target, access: Access, partition: int, start: int, end: int
+    ) -> tuple[list[Area], int]:
+        return await _retry(lambda: self._reader.fetch(access, partition, start, end))
+
+    async def _poll(
+        self, target: Target, access: Access, partition: int, start: int, end: int
+    ) -> tuple[list[Area], int]:
+        from headrace.spark.arrow import cut
+        from headrace.wire.iggy.batch import locate
+
+        polled = await self._call(
+            lambda client: client.poll(
+                target.stream,
+                target.topic,
+                partition=partition,
+                strategy=Strategy.offset(start),
+                count=min(end - start, POLL_MESSAGES_MAX),
+            )
+        )
+        areas = []
+        at = start
+        for piece in polled.slices:
+            area = memoryview(piece)
+            starts = locate(area)
+            areas.append(cut(area, starts, 0, min(len(starts), end - at)))
+            at += len(starts)
+        if at == start:
+            raise NotFoundError("the server gave no messages", partition=partition, offset=start)
+        return areas, at
+
+    async def _call(self, call: Callable[[IggyClient], Awaitable[T]]) -> T:
+        """Make the call on a connection that works, again after failures that pass."""
+
+        async def attempt() -> T:
+            client = await self._connected()
+            try:
+                return await call(client)
+            except _TRANSIENT:
+                await self._disconnect(client)
+                raise
+
+        return await _retry(attempt)
+
+    async def _connected(self) -> IggyClient:
+        async with self._connecting:
+            if self._client is None or not self._client.usable:
+                host, port = parse_address(self._address)
+                username, password, token = self._credentials.resolve()
+                client = await IggyClient.connect(self._runtime, host, port)
+                try:
+                    if token:
+                        await client.login_with_token(token)
+                    else:
+                        await client.login(username, password)
+                except BaseException:
+                    await client.close()
+                    raise
+                self._client = client
+            return self._client
+
+    async def _disconnect(self, client: IggyClient) -> None:
+        if self._client is client:
+            self._client = None
+            await client.close()
+
+
+async def _retry(attempt: Callable[[], Awaitable[T]]) -> T:
+    deadline = monotonic() + RETRY_SECONDS
+    while True:
+        try:
+            return await attempt()
+        except _TRANSIENT:
+            if monotonic() > deadline:
+                raise
+        await asyncio.sleep(RETRY_PAUSE_SECONDS)
+
+
+def _plain_state(target: Target, details: TopicDetails) -> TopicState:
+    """A plain Iggy server has neither cluster nor uids: the time of creation stands for them."""
+    partitions = []
+    for each in details.partitions:
+        end = each.current_offset + 1 if each.messages_count else 0
+        partitions.append(
+            PartitionState(each.id, 0, max(0, end - each.messages_count), end, each.size_bytes)
+        )
+    return TopicState(
+        "", details.topic.created_at_us, target.stream, target.topic, tuple(partitions)
+    )
+
+
+_servers: dict[tuple[int, str, Credentials], Server] = {}
+_loops: dict[int, _Loop] = {}
+_lock = threading.Lock()
+
+
+def connect(target: Target) -> Server:
+    """This process's server for an address and identity; nothing is opened before its first use."""
+    process = os.getpid()
+    key = (process, target.address, target.credentials)
+    with _lock:
+        if process not in _loops:
+            _loops[process] = _Loop()
+        if key not in _servers:
+            _servers[key] = Server(_loops[process], target.address, target.credentials)
+        return _servers[key]

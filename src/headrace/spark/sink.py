@@ -1,0 +1,165 @@
+"""Writing to a topic with Spark: Arrow batches become SEND_MESSAGES requests, whole at a time.
+
+Columns: `payload` (string or binary; needed), `key`, `partition` (int), `headers`
+(map<string,binary>). A frame without `payload` is written as JSON objects of all its columns.
+Rows with a key go to the partition that any Iggy client would choose for it.
+
+Delivery is at least once: a task that Spark runs again sends its rows again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from headrace.errors import ConfigError, InvalidArgumentError, UnavailableError
+from headrace.spark.arrow import to_area
+from headrace.spark.options import Target, parse_sink
+from headrace.spark.server import Server, connect
+from headrace.wire.iggy.batch import split
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SEND_BYTES_MAX = 4 << 20  # of one request; more rows become several requests
+SINK_COLUMNS = ("payload", "key", "partition", "headers")
+_TYPES = {
+    "payload": ("string", "binary"),
+    "key": ("string", "binary"),
+    "partition": ("int", "bigint", "smallint", "tinyint"),
+    "headers": ("map<string,binary>",),
+}
+
+
+@dataclass
+class Sent(WriterCommitMessage):  # type: ignore[misc]  # pyspark's classes are untyped
+    """What one task wrote."""
+
+    rows: int
+
+
+class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark's classes are untyped
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise ConfigError("a topic cannot be overwritten; write with mode('append')")
+        self._target = parse_sink(options)
+        check_schema(schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+        return Sent(send(self._target, iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        _check_all(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing can be taken back: what was sent stays, and may come again."""
+
+
+class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark's classes are untyped
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._target = parse_sink(options)
+        check_schema(schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+        return Sent(send(self._target, iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        _check_all(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """As above."""
+
+
+def check_schema(schema: StructType) -> None:
+    """ConfigError for a frame that cannot be written, before any row is."""
+    types = {each.name: each.dataType.simpleString() for each in schema.fields}
+    if "payload" not in types:
+        return  # all columns, as JSON
+    for name, found in types.items():
+        if name not in _TYPES:
+            raise ConfigError(
+                f"column {name} has no place in a message; a topic takes {', '.join(SINK_COLUMNS)} "
+                "(or no payload column: then all columns are written as one JSON object)"
+            )
+        if found not in _TYPES[name]:
+            raise ConfigError(f"column {name} is {found}, it must be {' or '.join(_TYPES[name])}")
+
+
+def send(target: Target, batches: Iterator[pa.RecordBatch]) -> int:
+    """Send every row; the number of rows once the server has acknowledged all of them."""
+    server: Server | None = None
+    rows = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        server = server or connect(target)
+        if "payload" not in batch.schema.names:
+            batch = _as_json(batch)
+        for partition, part in _by_partition(batch, server, target):
+            columns = {name: part.column(name) for name in part.schema.names}
+            area, starts = to_area(columns["payload"], columns.get("key"), columns.get("headers"))
+            for piece, positions in split(area, starts, SEND_BYTES_MAX):
+                server.send(target, partition, piece, positions)
+        rows += batch.num_rows
+    return rows
+
+
+def _check_all(messages: list[WriterCommitMessage | None]) -> None:
+    if any(message is None for message in messages):
+        raise UnavailableError("a write task ended without a result")
+
+
+def _as_json(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Row by row: Spark's own to_json is the quicker way for many rows."""
+    lines = [json.dumps(row, default=_json_value, ensure_ascii=False) for row in batch.to_pylist()]
+    return pa.RecordBatch.from_arrays([pa.array(lines, pa.string())], names=["payload"])
+
+
+def _json_value(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="replace")
+    return str(value)
+
+
+def _by_partition(
+    batch: pa.RecordBatch, server: Server, target: Target
+) -> Iterator[tuple[int | None, pa.RecordBatch]]:
+    """Rows by the partition they belong to; None leaves the choice to the server."""
+    names = batch.schema.names
+    chosen = np.full(batch.num_rows, -1, np.int64)
+    if "key" in names and batch.column("key").null_count < batch.num_rows:
+        chosen = _partitions_of(batch.column("key"), server.partition_count(target))
+    if "partition" in names:
+        column = batch.column("partition").cast(pa.int64())
+        stated = column.fill_null(-1).to_numpy(zero_copy_only=False)
+        chosen = np.where(stated >= 0, stated, chosen)
+    for partition in np.unique(chosen).tolist():
+        rows = chosen == partition
+        part = batch if rows.all() else batch.filter(pa.array(rows))
+        yield (None if partition < 0 else int(partition)), part
+
+
+def _partitions_of(keys: pa.Array, count: int) -> NDArray[np.int64]:
+    """XXH32 of the key, modulo the partitions, worked out once per distinct key; -1 for no key."""
+    if count < 1:
+        raise InvalidArgumentError("the topic has no partitions")
+    encoded = pc.dictionary_encode(keys.cast(pa.binary()))
+    homes = [
+        xxhash.xxh32_intdigest(key) % count if key else -1 for key in encoded.dictionary.to_pylist()
+    ]
+    table = np.array([*homes, -1], np.int64)
+    indices: NDArray[np.int32] = encoded.indices.fill_null(len(homes)).to_numpy()
+    return table[indices]

@@ -1,0 +1,36 @@
+"""One Spark session for the whole run, and servers to read from and write to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.spark.session import session
+from tests.spark.plain_server import PlainServer
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    # The workers are started by the JVM and inherit what stands here when it starts.
+    os.environ["HEADRACE_USERNAME"] = "iggy"
+    os.environ["HEADRACE_PASSWORD"] = "secret"
+    started = session("tests", master="local[2]", conf={"spark.driver.memory": "1g"})
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="session")
+def plain() -> Iterator[PlainServer]:
+    server = PlainServer()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    return str(tmp_path / "checkpoint")

@@ -1,0 +1,229 @@
+"""The connector against a server that is plain Iggy: polled, identified by time of creation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.spark.options import Target, parse_sink
+from headrace.spark.server import connect
+from tests.spark.plain_server import PlainServer
+
+
+def made(server: PlainServer, topic: str, *, partitions: int = 2) -> Target:
+    target = parse_sink({"address": server.address, "stream": "s", "topic": topic})
+    connect(target).create_topic(target, partitions=partitions)
+    return target
+
+
+def reader(spark: SparkSession, target: Target, **options: object) -> Any:
+    reading = spark.read.format("headrace").option("address", target.address)
+    for name, value in {"stream": target.stream, "topic": target.topic, **options}.items():
+        reading = reading.option(name, str(value))
+    return reading
+
+
+def write(frame: DataFrame, target: Target) -> None:
+    writer = frame.write.format("headrace").mode("append").option("address", target.address)
+    writer.option("stream", target.stream).option("topic", target.topic).save()
+
+
+def numbered(spark: SparkSession, count: int, *, start: int = 0) -> DataFrame:
+    rows = spark.range(start, start + count, numPartitions=2)
+    return rows.select(
+        F.format_string("payload-%d", "id").alias("payload"),
+        F.format_string("key-%d", F.col("id") % 7).alias("key"),
+    )
+
+
+def run(stream: DataFrame, checkpoint: str) -> tuple[list[str], list[int]]:
+    """Run a stream until it caught up: its payloads, and how many rows each batch had."""
+    seen: list[str] = []
+    sizes: list[int] = []
+
+    def on_batch(frame: DataFrame, batch_id: int) -> None:
+        rows = [row.payload.decode() for row in frame.select(F.col("payload")).collect()]
+        seen.extend(rows)
+        sizes.append(len(rows))
+
+    query = (
+        stream.writeStream.foreachBatch(on_batch)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(60)
+    return seen, sizes
+
+
+def follow(spark: SparkSession, target: Target, **options: object) -> DataFrame:
+    reading = spark.readStream.format("headrace").option("address", target.address)
+    settings = {"stream": target.stream, "topic": target.topic, "startingOffsets": "earliest"}
+    for name, value in {**settings, **options}.items():
+        reading = reading.option(name, str(value))
+    return reading.load()
+
+
+def test_what_is_written_is_read(spark: SparkSession, plain: PlainServer) -> None:
+    target = made(plain, "round-trip")
+    write(numbered(spark, 1000), target)
+    frame = reader(spark, target).load()
+    assert frame.columns == [
+        *("stream", "topic", "partition", "offset", "timestamp", "origin_timestamp"),
+        *("id", "key", "headers", "payload"),
+    ]
+    rows = frame.collect()
+    assert sorted(row.payload.decode() for row in rows) == sorted(
+        f"payload-{i}" for i in range(1000)
+    )
+    assert {row.partition for row in rows} == {0, 1}
+    homes: dict[bytes, set[int]] = {}
+    for row in rows:
+        homes.setdefault(row.key, set()).add(row.partition)
+        assert (row.stream, row.topic) == ("s", "round-trip")
+        assert row.headers is None
+        assert len(row.id) == 36
+    assert sorted(homes) == [b"key-%d" % i for i in range(7)]
+    assert all(len(found) == 1 for found in homes.values()), "a key stays in its partition"
+    for partition in (0, 1):
+        offsets = sorted(row.offset for row in rows if row.partition == partition)
+        assert offsets == list(range(len(offsets)))
+
+
+def test_columns_bounds_and_text(spark: SparkSession, plain: PlainServer) -> None:
+    target = made(plain, "bounds", partitions=1)
+    frame = spark.createDataFrame(
+        [("a", {"h": bytearray(b"1")}, 0), ("b", None, 0), ("ü", {}, 0)],
+        "payload string, headers map<string,binary>, partition int",
+    ).coalesce(1)
+    write(frame, target)
+    some = reader(
+        spark,
+        target,
+        columns="offset,payload,headers",
+        payloadFormat="string",
+        startingOffsets='{"0": 0}',
+        endingOffsets='{"0": 2}',
+    ).load()
+    assert [tuple(row) for row in some.orderBy("offset").collect()] == [
+        (0, {"h": bytearray(b"1")}, "a"),
+        (1, None, "b"),
+    ]
+    rest = reader(spark, target, startingOffsets='{"0": 2}', payloadFormat="string").load()
+    assert [row.payload for row in rest.collect()] == ["ü"]
+    empty = reader(spark, target, startingOffsets='{"0": 3}').load()
+    assert empty.count() == 0
+
+
+def test_rows_without_a_payload_become_json(spark: SparkSession, plain: PlainServer) -> None:
+    target = made(plain, "json", partitions=1)
+    write(spark.createDataFrame([(1, "x", None)], "n int, s string, nothing string"), target)
+    (row,) = reader(spark, target).load().collect()
+    assert json.loads(row.payload) == {"n": 1, "s": "x", "nothing": None}
+
+
+def test_a_stream_keeps_to_its_limits_and_continues_where_it_was(
+    spark: SparkSession, plain: PlainServer, checkpoint: str
+) -> None:
+    target = made(plain, "limits")
+    write(numbered(spark, 100), target)
+    stream = follow(spark, target, maxMessagesPerTrigger=30)
+    seen, sizes = run(stream, checkpoint)
+    assert sizes == [30, 30, 30, 10]
+    assert sorted(seen) == sorted(f"payload-{i}" for i in range(100))
+    assert run(stream, checkpoint) == ([], []), "nothing new, nothing read again"
+    write(numbered(spark, 20, start=100), target)
+    seen, sizes = run(stream, checkpoint)
+    assert sizes == [20]
+    assert sorted(seen) == sorted(f"payload-{i}" for i in range(100, 120))
+    offset = Path(checkpoint, "offsets", "0").read_text().split("\n")[2]
+    parsed = json.loads(offset)
+    created = plain.topics["s", "limits"].created_at_us
+    assert list(parsed) == ["v", "c", "p"]
+    assert (parsed["v"], parsed["c"]) == (1, "")
+    assert sorted(parsed["p"]) == [f"{created}/0", f"{created}/1"]
+    assert sum(at[1] for at in parsed["p"].values()) == 30
+
+
+def test_a_recreated_topic_is_an_error(
+    spark: SparkSession, plain: PlainServer, checkpoint: str
+) -> None:
+    target = made(plain, "recreated")
+    write(numbered(spark, 10), target)
+    stream = follow(spark, target)
+    run(stream, checkpoint)
+    connect(target)._loop.run(
+        connect(target)._call(lambda client: client.delete_topic("s", "recreated"))
+    )
+    made(plain, "recreated")
+    write(numbered(spark, 50), target)
+    with pytest.raises(StreamingQueryException, match="deleted and created again"):
+        run(stream, checkpoint)
+
+
+def test_a_stream_writes_to_a_topic(
+    spark: SparkSession, plain: PlainServer, checkpoint: str
+) -> None:
+    source, copy = made(plain, "source"), made(plain, "copy")
+    write(numbered(spark, 500), source)
+    query = (
+        follow(spark, source, maxMessagesPerTrigger=200)
+        .select("key", "payload")
+        .writeStream.format("headrace")
+        .option("address", copy.address)
+        .option("topic", "s/copy")
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(60)
+    rows = reader(spark, copy).load().collect()
+    assert sorted(row.payload.decode() for row in rows) == sorted(
+        f"payload-{i}" for i in range(500)
+    )
+    progress = query.lastProgress
+    assert progress is not None
+    source_progress = progress.sources[0]
+    assert (
+        json.loads(str(source_progress.latestOffset))["p"]
+        == (json.loads(str(source_progress.endOffset))["p"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"colour": "red"}, "unknown option colour"),
+        ({"password": "hunter2"}, "password=env:NAME"),
+        ({"topic": "nowhere"}, "there is no topic s/nowhere"),
+        ({"payloadFormat": "json"}, "needs a schema"),
+    ],
+)
+def test_mistakes_are_answered_with_the_remedy(
+    spark: SparkSession, plain: PlainServer, options: dict[str, str], text: str
+) -> None:
+    target = made(plain, "mistakes")
+    with pytest.raises(PySparkException, match=text) as caught:
+        reader(spark, target, **options).load().collect()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_frame_that_is_no_message_is_refused(spark: SparkSession, plain: PlainServer) -> None:
+    target = made(plain, "refused")
+    with pytest.raises(PySparkException, match="column n has no place in a message"):
+        write(spark.createDataFrame([("x", 1)], "payload string, n int"), target)
+    with pytest.raises(PySparkException, match="payload is int"):
+        write(spark.createDataFrame([(1,)], "payload int"), target)
+    with pytest.raises(PySparkException, match="a payload is null"):
+        write(spark.createDataFrame([(None,)], "payload string"), target)
+
+
+def test_no_jars_are_needed(spark: SparkSession) -> None:
+    assert not spark.sparkContext.getConf().get("spark.jars", "")
+    assert not spark.sparkContext.getConf().get("spark.jars.packages", "")
