@@ -11,14 +11,34 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from headrace.errors import RemoteProtocolError, UnavailableError
-from headrace.net.sbp_channel import Channel
+from headrace.net.addresses import parse_address
+from headrace.net.sbp_channel import Channel, TcpChannel
 from headrace.net.sbp_server import Payload, Reply
-from headrace.runtime.interfaces import Buffer
-from headrace.wire.sbp.messages import Message
+from headrace.runtime.interfaces import Buffer, Runtime
+from headrace.wire.sbp.messages import ClientRole, Message
 from headrace.wire.sbp.opcodes import Code
 
 Connect: TypeAlias = Callable[[], Awaitable[Channel]]
 """Makes a channel to one peer, over TCP or in process; UnavailableError when it cannot."""
+
+
+def tcp_connect(
+    runtime: Runtime,
+    address: str,
+    *,
+    client_id: str,
+    role: ClientRole = ClientRole.CUSTOMER,
+    credential: bytes = b"",
+) -> Connect:
+    """Connections to one `host:port`."""
+
+    async def connect() -> Channel:
+        host, port = parse_address(address)
+        return await TcpChannel.connect(
+            runtime, host, port, client_id=client_id, role=role, credential=credential
+        )
+
+    return connect
 
 
 class Link:

@@ -1,0 +1,53 @@
+"""Who may ask a data node what.
+
+| Peer | May |
+|---|---|
+| in this process, or with the node credential | everything |
+| with a read ticket | FETCH the streams on the ticket, until it expires |
+| anybody, in embedded mode on loopback | append to, fetch and describe plain streams |
+| anybody else | PING, HEARTBEAT |
+
+Without a cluster secret nothing can be proved and everybody counts as a node.
+"""
+
+from __future__ import annotations
+
+from headrace.errors import UnauthenticatedError, UnauthorizedError
+from headrace.net.credentials import NodeCredential, Ticket
+from headrace.net.sbp_server import Peer
+from headrace.runtime.interfaces import Clock
+from headrace.wire.sbp.opcodes import Code, Opcode
+
+_FOR_ALL = frozenset({Code.PING, Code.GOAWAY, Code.HEARTBEAT})
+_FOR_PLAIN_STREAMS = frozenset({Code.APPEND, Code.FETCH, Code.DESCRIBE_RANGES})
+
+
+class Access:
+    def __init__(self, clock: Clock, *, secret: bytes | None, plain_streams: bool) -> None:
+        self._clock = clock
+        self._open = secret is None
+        self._plain_streams = plain_streams
+
+    def is_node(self, peer: Peer) -> bool:
+        return self._open or peer.in_process or isinstance(peer.credential, NodeCredential)
+
+    def authorize(self, opcode: Opcode, peer: Peer) -> None:
+        """Before the handler, which asks `check_stream` for each stream it touches."""
+        if self.is_node(peer) or opcode.code in _FOR_ALL:
+            return
+        if isinstance(peer.credential, Ticket):
+            if opcode.code != Code.FETCH:
+                raise UnauthorizedError("a read ticket does not allow this", operation=opcode.name)
+        elif not self._plain_streams:
+            raise UnauthenticatedError("credential needed", operation=opcode.name)
+        elif opcode.code not in _FOR_PLAIN_STREAMS:
+            raise UnauthorizedError("for nodes of the cluster only", operation=opcode.name)
+
+    def check_stream(self, peer: Peer, stream_id: int, *, owned: bool) -> None:
+        if self.is_node(peer):
+            return
+        if isinstance(peer.credential, Ticket):
+            if not peer.credential.allows(stream_id, self._clock.now_ms()):
+                raise UnauthorizedError("not on the ticket, or expired", stream_id=stream_id)
+        elif owned:
+            raise UnauthorizedError("the stream belongs to the cluster", stream_id=stream_id)

@@ -1,0 +1,256 @@
+"""One function per opcode of a data node.
+
+An item of a request that fails costs the others nothing: each gets a result of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from headrace.datanode import fetching
+from headrace.datanode.appending import Accepted, Batch, accept, split_payload
+from headrace.errors import HeadraceError, InvalidArgumentError, TooLargeError
+from headrace.net.sbp_server import Handler, Payload, Peer, Reply
+from headrace.storage.model import RangeKey
+from headrace.storage.rangelog import RangeLog
+from headrace.wire.sbp import messages as m
+from headrace.wire.sbp.errors import status_of
+from headrace.wire.sbp.messages import OK
+from headrace.wire.sbp.opcodes import Code
+
+if TYPE_CHECKING:
+    from headrace.datanode.service import DataNodeService
+
+
+def wire_range(log: RangeLog) -> m.Range:
+    return m.Range(
+        stream_id=log.key.stream_id,
+        range_index=log.key.range_index,
+        start_offset=log.start_offset,
+        end_offset=log.end_offset,
+        next_offset=log.durable_offset,
+        writer_epoch=log.writer_epoch,
+    )
+
+
+async def heartbeat(
+    node: DataNodeService, request: m.HeartbeatRequest, _: Payload, peer: Peer
+) -> Reply:
+    return Reply(
+        m.HeartbeatResponse(
+            client_id=request.client_id,
+            client_role=request.client_role,
+            data_node=request.data_node,
+            status=OK,
+        )
+    )
+
+
+async def append(
+    node: DataNodeService, request: m.AppendRequest, payload: Payload, peer: Peer
+) -> Reply:
+    started = node.runtime.clock.monotonic()
+    infos = request.append_requests
+    batches = split_payload(infos, payload)
+    # Nothing is awaited until every batch has its offset: arrival order is offset order.
+    taken = [_take(node, info, batch, peer) for info, batch in zip(infos, batches, strict=True)]
+    counters = node.counters
+    counters.appends_in_flight += len(taken)
+    try:
+        results = [
+            await _append_result(node, info, accepted)
+            for info, accepted in zip(infos, taken, strict=True)
+        ]
+    finally:
+        counters.appends_in_flight -= len(taken)
+    counters.appends += len(results)
+    counters.append_seconds += (node.runtime.clock.monotonic() - started) * len(results)
+    return Reply(m.AppendResponse(append_responses=tuple(results), status=OK))
+
+
+def _take(
+    node: DataNodeService, info: m.AppendInfo, batch: Batch | TooLargeError, peer: Peer
+) -> Accepted | HeadraceError:
+    try:
+        if isinstance(batch, TooLargeError):
+            raise batch
+        if info.range is None:
+            raise InvalidArgumentError("append without a range")
+        stream_id = info.range.stream_id
+        log = node.state.writable(stream_id, info.range.range_index)
+        node.access.check_stream(peer, stream_id, owned=log.writer_epoch >= 0)
+        node.state.check_append(
+            log, writer_epoch=info.writer_epoch, expected_offset=info.expected_offset
+        )
+        producers = None if log.writer_epoch >= 0 else node.producers(stream_id)
+        return accept(log, batch, producers)
+    except HeadraceError as error:
+        return error
+
+
+async def _append_result(
+    node: DataNodeService, info: m.AppendInfo, taken: Accepted | HeadraceError
+) -> m.AppendResult:
+    stream_id = info.range.stream_id if info.range is not None else -1
+    if isinstance(taken, Accepted):
+        try:
+            await taken.durable
+        except HeadraceError as error:
+            if taken.on_failed is not None:
+                taken.on_failed()
+            taken = error
+        else:
+            return m.AppendResult(
+                stream_id=stream_id,
+                request_index=info.request_index,
+                base_offset=taken.base_offset,
+                stream_append_time_ms=node.runtime.clock.now_ms(),
+                status=OK,
+            )
+    node.counters.appends_failed += 1
+    return m.AppendResult(
+        stream_id=stream_id,
+        request_index=info.request_index,
+        base_offset=-1,
+        status=status_of(taken),
+    )
+
+
+async def fetch(node: DataNodeService, request: m.FetchRequest, _: Payload, peer: Peer) -> Reply:
+    clock = node.runtime.clock
+    settings = node.settings
+    wants = [
+        fetching.Want(info, node.state, settings.fetch_bytes_max) for info in request.fetch_requests
+    ]
+    for want in wants:
+        stream_id = want.info.stream_id
+        try:
+            node.access.check_stream(peer, stream_id, owned=node.state.is_owned(stream_id))
+        except HeadraceError as error:
+            want.error = error
+    await fetching.collect(
+        wants,
+        min_bytes=max(1, request.min_bytes),
+        max_wait=min(max(request.max_wait_ms, 0), settings.fetch_wait_ms_max) / 1000,
+        clock=clock,
+    )
+    response, pieces = fetching.answer(wants, settings.fetch_frame_bytes)
+    node.counters.fetches += len(wants)
+    node.counters.fetches_failed += sum(want.error is not None for want in wants)
+    node.counters.bytes_out += sum(want.bytes for want in wants)
+    return Reply(response, pieces)
+
+
+async def seal_ranges(
+    node: DataNodeService, request: m.SealRangesRequest, _: Payload, peer: Peer
+) -> Reply:
+    async def seal(wanted: m.RangeId) -> m.SealRangesResult:
+        key = RangeKey(wanted.stream_id, wanted.range_index)
+        try:
+            log = await node.seal(key, wanted.writer_epoch)
+        except HeadraceError as error:
+            named = m.Range(stream_id=key.stream_id, range_index=key.range_index)
+            return m.SealRangesResult(range=named, status=status_of(error))
+        producers: tuple[m.ProducerState, ...] = ()
+        if log.writer_epoch < 0:
+            producers = node.producers(key.stream_id).states(log.end_offset)
+        return m.SealRangesResult(range=wire_range(log), status=OK, producers=producers)
+
+    results = await asyncio.gather(*map(seal, request.ranges))
+    return Reply(m.SealRangesResponse(seal_responses=tuple(results), status=OK))
+
+
+async def sync_ranges(
+    node: DataNodeService, request: m.SyncRangesRequest, _: Payload, peer: Peer
+) -> Reply:
+    async def sync(wanted: m.StreamRanges) -> m.SyncRangesResult:
+        try:
+            logs = [await node.sync(range_, wanted.durability) for range_ in wanted.ranges]
+        except HeadraceError as error:
+            return m.SyncRangesResult(
+                stream_id=wanted.stream_id, ranges=wanted.ranges, status=status_of(error)
+            )
+        return m.SyncRangesResult(
+            stream_id=wanted.stream_id, ranges=tuple(map(wire_range, logs)), status=OK
+        )
+
+    results = await asyncio.gather(*map(sync, request.stream_ranges))
+    return Reply(m.SyncRangesResponse(sync_responses=tuple(results), status=OK))
+
+
+async def describe_ranges(
+    node: DataNodeService, request: m.DescribeRangesRequest, _: Payload, peer: Peer
+) -> Reply:
+    async def describe(wanted: m.RangeId) -> m.DescribeRangeResult:
+        try:
+            owned = node.state.is_owned(wanted.stream_id)
+            node.access.check_stream(peer, wanted.stream_id, owned=owned)
+            log = node.state.range(RangeKey(wanted.stream_id, wanted.range_index))
+            if request.sync:
+                await log.sync()
+        except HeadraceError as error:
+            return m.DescribeRangeResult(stream_id=wanted.stream_id, status=status_of(error))
+        segments = tuple(
+            m.SegmentInfo(
+                base=segment.base,
+                end=segment.end,
+                bytes=segment.bytes,
+                max_timestamp=segment.max_timestamp,
+            )
+            for segment in log.segments()
+        )
+        return m.DescribeRangeResult(
+            stream_id=wanted.stream_id, range=wire_range(log), status=OK, segments=segments
+        )
+
+    results = await asyncio.gather(*map(describe, request.ranges))
+    return Reply(m.DescribeRangesResponse(describe_responses=tuple(results), status=OK))
+
+
+async def delete_streams(
+    node: DataNodeService, request: m.DeleteStreamsRequest, _: Payload, peer: Peer
+) -> Reply:
+    async def delete(stream: m.Stream) -> m.DeleteStreamResult:
+        status = await _status(node.delete_stream(stream.stream_id))
+        return m.DeleteStreamResult(deleted_stream=stream, status=status)
+
+    results = await asyncio.gather(*map(delete, request.streams))
+    return Reply(m.DeleteStreamsResponse(delete_responses=tuple(results), status=OK))
+
+
+async def trim_streams(
+    node: DataNodeService, request: m.TrimStreamsRequest, _: Payload, peer: Peer
+) -> Reply:
+    async def trim(wanted: m.TrimmedStream) -> m.TrimStreamResult:
+        status = await _status(node.trim_stream(wanted.stream_id, wanted.trim_offset))
+        return m.TrimStreamResult(
+            trimmed_stream=m.Stream(stream_id=wanted.stream_id), status=status
+        )
+
+    results = await asyncio.gather(*map(trim, request.trimmed_streams))
+    return Reply(m.TrimStreamsResponse(trim_responses=tuple(results), status=OK))
+
+
+async def _status(work: Awaitable[None]) -> m.Status:
+    try:
+        await work
+    except HeadraceError as error:
+        return status_of(error)
+    return OK
+
+
+def handlers(node: DataNodeService) -> dict[int, Handler]:
+    functions: dict[int, Callable[..., Any]] = {
+        Code.HEARTBEAT: heartbeat,
+        Code.APPEND: append,
+        Code.FETCH: fetch,
+        Code.SEAL_RANGES: seal_ranges,
+        Code.SYNC_RANGES: sync_ranges,
+        Code.DESCRIBE_RANGES: describe_ranges,
+        Code.DELETE_STREAMS: delete_streams,
+        Code.TRIM_STREAMS: trim_streams,
+    }
+    return {code: partial(function, node) for code, function in functions.items()}

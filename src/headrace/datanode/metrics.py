@@ -1,0 +1,82 @@
+"""What a data node counts, and what it tells the placement manager each heartbeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.wire.sbp.messages import DataNode, ReportMetricsRequest
+
+_I16_MAX = 32_767  # the seed's counters are 16 bits wide: they stop there
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since start; rates are differences between two reports."""
+
+    appends: int = 0
+    appends_failed: int = 0
+    appends_in_flight: int = 0
+    append_seconds: float = 0.0
+    fetches: int = 0
+    fetches_failed: int = 0
+    fetch_seconds: float = 0.0  # without the time a long poll waits for data
+    bytes_out: int = 0
+
+
+@dataclass(slots=True)
+class Reporter:
+    """Turns counters into a report about the time since the last one."""
+
+    _at: float = 0.0
+    _before: dict[str, float] = field(default_factory=dict)
+
+    def report(
+        self,
+        node: DataNode,
+        *,
+        now: float,
+        counters: Counters,
+        storage: dict[str, int],
+        free_bytes: int,
+        active_ranges: int,
+    ) -> ReportMetricsRequest:
+        seconds = max(now - self._at, 0.001) if self._at else 1.0
+        current = {
+            "appends": counters.appends,
+            "appends_failed": counters.appends_failed,
+            "append_seconds": counters.append_seconds,
+            "fetches": counters.fetches,
+            "fetches_failed": counters.fetches_failed,
+            "fetch_seconds": counters.fetch_seconds,
+            "bytes_out": counters.bytes_out,
+            "bytes_in": storage.get("written_bytes", 0),
+            "file_writes": storage.get("file_writes", 0),
+        }
+        delta = {name: value - self._before.get(name, 0) for name, value in current.items()}
+        self._at, self._before = now, dict(current)
+
+        def rate(name: str) -> int:
+            return min(_I16_MAX, round(delta[name] / seconds))
+
+        def latency_ms(time: str, count: str) -> int:
+            return min(_I16_MAX, round(1000 * delta[time] / max(delta[count], 1)))
+
+        return ReportMetricsRequest(
+            data_node=node,
+            disk_in_rate=int(delta["bytes_in"] / seconds),
+            disk_out_rate=int(delta["bytes_out"] / seconds),
+            disk_free_space=free_bytes,
+            disk_unindexed_data_size=0,  # the index grows with the log
+            memory_used=storage.get("tail_cache_bytes", 0) + storage.get("queued_bytes", 0),
+            uring_task_rate=rate("file_writes"),
+            uring_inflight_task_cnt=min(_I16_MAX, counters.appends_in_flight),
+            uring_task_avg_latency=latency_ms("append_seconds", "appends"),
+            network_append_rate=rate("appends"),
+            network_fetch_rate=rate("fetches"),
+            network_failed_append_rate=rate("appends_failed"),
+            network_failed_fetch_rate=rate("fetches_failed"),
+            network_append_avg_latency=latency_ms("append_seconds", "appends"),
+            network_fetch_avg_latency=latency_ms("fetch_seconds", "fetches"),
+            range_missing_replica_cnt=0,
+            range_active_cnt=min(_I16_MAX, active_ranges),
+        )

@@ -1,0 +1,287 @@
+"""One function per opcode of the placement manager.
+
+A request of many items gets one result per item, in request order; an item that fails costs the
+others nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from headrace.errors import (
+    HeadraceError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnauthorizedError,
+)
+from headrace.net.sbp_server import Handler, Payload, Peer, Reply
+from headrace.placement.records import RangeRecord, StreamRecord
+from headrace.placement.state import OWNED_PREFIXES
+from headrace.wire.sbp import messages as m
+from headrace.wire.sbp.errors import status_of
+from headrace.wire.sbp.messages import OK
+from headrace.wire.sbp.opcodes import Code
+
+if TYPE_CHECKING:
+    from headrace.placement.service import PlacementService
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+CONCURRENCY = 64  # items of one request in progress
+
+
+async def _each(items: Sequence[T], work: Callable[[T], Awaitable[U]]) -> tuple[U, ...]:
+    """Results in order; at most CONCURRENCY at a time."""
+    if len(items) == 1:
+        return (await work(items[0]),)
+    room = asyncio.Semaphore(CONCURRENCY)
+
+    async def bounded(item: T) -> U:
+        async with room:
+            return await work(item)
+
+    return tuple(await asyncio.gather(*map(bounded, items)))
+
+
+def _stream(record: StreamRecord) -> m.Stream:
+    return m.Stream(
+        stream_id=record.stream_id,
+        replica_nums=record.replica_nums,
+        retention_period_ms=record.retention_period_ms,
+        name=record.name,
+        durability=record.durability,
+    )
+
+
+def _check(service: PlacementService, peer: Peer, stream_id: int) -> None:
+    """Tickets and anonymous peers reach only what they may; unknown streams stay unknown."""
+    if not service.access.is_node(peer):
+        owned = service.state.is_owned(stream_id)
+        service.access.check_stream(peer, stream_id, owned=owned)
+
+
+async def heartbeat(
+    service: PlacementService, request: m.HeartbeatRequest, _: Payload, peer: Peer
+) -> Reply:
+    status = OK
+    try:
+        if request.client_role == m.ClientRole.DATA_NODE and request.data_node is not None:
+            if not service.access.is_node(peer):
+                raise UnauthorizedError("a data node needs the node credential")
+            await service.protect(service.register(request.data_node, request.client_id))
+    except HeadraceError as error:
+        status = status_of(error)
+    return Reply(
+        m.HeartbeatResponse(
+            client_id=request.client_id,
+            client_role=request.client_role,
+            data_node=request.data_node,
+            status=status,
+        )
+    )
+
+
+async def allocate_id(
+    service: PlacementService, request: m.IdAllocationRequest, _: Payload, peer: Peer
+) -> Reply:
+    node_id = await service.protect(service.changes.take_id(service.state.node_ids))
+    return Reply(m.IdAllocationResponse(id=node_id, status=OK))
+
+
+async def report_metrics(
+    service: PlacementService, request: m.ReportMetricsRequest, _: Payload, peer: Peer
+) -> Reply:
+    node = request.data_node
+    if node is None or node.node_id not in service.state.nodes.records:
+        raise NotFoundError("unknown data node")
+    service.state.nodes.on_metrics(node.node_id, request)
+    return Reply(m.ReportMetricsResponse(data_node=node, status=OK))
+
+
+async def create_streams(
+    service: PlacementService, request: m.CreateStreamsRequest, _: Payload, peer: Peer
+) -> Reply:
+    async def create(wanted: m.Stream) -> m.CreateStreamResult:
+        try:
+            if wanted.name.startswith(OWNED_PREFIXES) and not service.access.is_node(peer):
+                raise UnauthorizedError("the name belongs to the cluster", name=wanted.name)
+            stream, range_ = await service.changes.create_stream(wanted)
+        except HeadraceError as error:
+            return m.CreateStreamResult(stream=wanted, status=status_of(error))
+        return m.CreateStreamResult(
+            stream=_stream(stream), range=service.changes.wire(range_), status=OK
+        )
+
+    results = await service.protect(_each(request.streams, create))
+    return Reply(m.CreateStreamsResponse(create_responses=results, status=OK))
+
+
+async def delete_streams(
+    service: PlacementService, request: m.DeleteStreamsRequest, _: Payload, peer: Peer
+) -> Reply:
+    async def delete(stream: m.Stream) -> m.DeleteStreamResult:
+        try:
+            if not service.access.is_node(peer) and not service.state.is_deleted(stream.stream_id):
+                _check(service, peer, stream.stream_id)
+            await service.changes.delete_stream(stream.stream_id)
+        except HeadraceError as error:
+            return m.DeleteStreamResult(deleted_stream=stream, status=status_of(error))
+        return m.DeleteStreamResult(deleted_stream=stream, status=OK)
+
+    results = await service.protect(_each(request.streams, delete))
+    return Reply(m.DeleteStreamsResponse(delete_responses=results, status=OK))
+
+
+async def update_streams(
+    service: PlacementService, request: m.UpdateStreamsRequest, _: Payload, peer: Peer
+) -> Reply:
+    async def update(stream: m.Stream) -> m.UpdateStreamResult:
+        try:
+            _check(service, peer, stream.stream_id)
+            updated = await service.changes.update_stream(stream)
+        except HeadraceError as error:
+            return m.UpdateStreamResult(stream=stream, status=status_of(error))
+        return m.UpdateStreamResult(stream=_stream(updated), status=OK)
+
+    results = await service.protect(_each(request.streams, update))
+    return Reply(m.UpdateStreamsResponse(update_responses=results, status=OK))
+
+
+async def describe_streams(
+    service: PlacementService, request: m.DescribeStreamsRequest, _: Payload, peer: Peer
+) -> Reply:
+    def describe(stream_id: int) -> m.DescribeStreamResult:
+        try:
+            _check(service, peer, stream_id)
+            return m.DescribeStreamResult(
+                stream=_stream(service.state.stream(stream_id)), status=OK
+            )
+        except HeadraceError as error:
+            return m.DescribeStreamResult(
+                stream=m.Stream(stream_id=stream_id), status=status_of(error)
+            )
+
+    results = tuple(describe(stream_id) for stream_id in request.stream_ids)
+    return Reply(m.DescribeStreamsResponse(describe_responses=results, status=OK))
+
+
+async def trim_streams(
+    service: PlacementService, request: m.TrimStreamsRequest, _: Payload, peer: Peer
+) -> Reply:
+    async def trim(wanted: m.TrimmedStream) -> m.TrimStreamResult:
+        try:
+            _check(service, peer, wanted.stream_id)
+            smallest = await service.changes.trim_stream(wanted.stream_id, wanted.trim_offset)
+            stream = service.state.stream(wanted.stream_id)
+        except HeadraceError as error:
+            return m.TrimStreamResult(
+                trimmed_stream=m.Stream(stream_id=wanted.stream_id), status=status_of(error)
+            )
+        return m.TrimStreamResult(
+            trimmed_stream=_stream(stream), range=service.changes.wire(smallest), status=OK
+        )
+
+    results = await service.protect(_each(request.trimmed_streams, trim))
+    return Reply(m.TrimStreamsResponse(trim_responses=results, status=OK))
+
+
+async def list_ranges(
+    service: PlacementService, request: m.ListRangesRequest, _: Payload, peer: Peer
+) -> Reply:
+    def select(criteria: m.RangeCriteria) -> m.ListRangesResult:
+        try:
+            records = _select(service, criteria, peer)
+        except HeadraceError as error:
+            return m.ListRangesResult(range_criteria=criteria, status=status_of(error))
+        ranges = tuple(service.changes.wire(record) for record in records)
+        return m.ListRangesResult(range_criteria=criteria, ranges=ranges, status=OK)
+
+    results = tuple(select(criteria) for criteria in request.range_criteria)
+    return Reply(m.ListRangesResponse(list_responses=results, status=OK))
+
+
+def _select(
+    service: PlacementService, criteria: m.RangeCriteria, peer: Peer
+) -> Sequence[RangeRecord]:
+    """By stream, by node, by both (intersection); by neither nothing."""
+    node_id = criteria.data_node.node_id if criteria.data_node is not None else -1
+    if criteria.stream_id >= 0:
+        _check(service, peer, criteria.stream_id)
+        records = service.state.ranges(criteria.stream_id)
+        return [r for r in records if node_id < 0 or node_id in r.replicas]
+    if node_id < 0:
+        return []
+    if not service.access.is_node(peer):
+        raise UnauthorizedError("ranges of a node are for nodes of the cluster")
+    return service.state.ranges_of_node(node_id)
+
+
+async def seal_ranges(
+    service: PlacementService, request: m.SealRangesRequest, _: Payload, peer: Peer
+) -> Reply:
+    async def seal(wanted: m.RangeId) -> m.SealRangesResult:
+        try:
+            _check(service, peer, wanted.stream_id)
+            if wanted.writer_epoch >= 0 and not service.access.is_node(peer):
+                raise UnauthorizedError("epochs are for nodes of the cluster")
+            range_ = await service.changes.seal(
+                wanted.stream_id, wanted.range_index, wanted.writer_epoch
+            )
+        except HeadraceError as error:
+            named = m.Range(stream_id=wanted.stream_id, range_index=wanted.range_index)
+            return m.SealRangesResult(range=named, status=status_of(error))
+        return m.SealRangesResult(range=range_, status=OK)
+
+    results = await service.protect(_each(request.ranges, seal))
+    return Reply(m.SealRangesResponse(seal_responses=results, status=OK))
+
+
+async def describe_ranges(
+    service: PlacementService, request: m.DescribeRangesRequest, _: Payload, peer: Peer
+) -> Reply:
+    """As far as it is known here; data nodes know next offsets and segments."""
+
+    def describe(wanted: m.RangeId) -> m.DescribeRangeResult:
+        try:
+            _check(service, peer, wanted.stream_id)
+            record = service.state.range(wanted.stream_id, wanted.range_index)
+        except HeadraceError as error:
+            return m.DescribeRangeResult(stream_id=wanted.stream_id, status=status_of(error))
+        return m.DescribeRangeResult(
+            stream_id=wanted.stream_id, range=service.changes.wire(record), status=OK
+        )
+
+    results = tuple(describe(wanted) for wanted in request.ranges)
+    return Reply(m.DescribeRangesResponse(describe_responses=results, status=OK))
+
+
+async def lease(
+    service: PlacementService, request: m.LeaseRequest, _: Payload, peer: Peer
+) -> Reply:
+    try:
+        action = m.LeaseAction(request.action)
+    except ValueError:
+        raise InvalidArgumentError("unknown lease action", action=request.action) from None
+    return Reply(await service.protect(service.lease(action, request)))
+
+
+def handlers(service: PlacementService) -> dict[int, Handler]:
+    functions: dict[int, Callable[..., Any]] = {
+        Code.HEARTBEAT: heartbeat,
+        Code.ALLOCATE_ID: allocate_id,
+        Code.LIST_RANGES: list_ranges,
+        Code.SEAL_RANGES: seal_ranges,
+        Code.DESCRIBE_RANGES: describe_ranges,
+        Code.CREATE_STREAMS: create_streams,
+        Code.DELETE_STREAMS: delete_streams,
+        Code.UPDATE_STREAMS: update_streams,
+        Code.DESCRIBE_STREAMS: describe_streams,
+        Code.TRIM_STREAMS: trim_streams,
+        Code.REPORT_METRICS: report_metrics,
+        Code.LEASE: lease,
+    }
+    return {code: partial(function, service) for code, function in functions.items()}
