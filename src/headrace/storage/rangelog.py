@@ -112,7 +112,9 @@ class RangeLog:
         return active.position if active is not None else 0
 
     def state(self) -> RangeState:
-        spans = [span for segment in self._segments for span in segment.spans]
+        spans = [
+            span for segment in self._segments for span in segment.spans if span.start < span.end
+        ]
         missing = self._missing_front()
         return RangeState(
             key=self.key,
@@ -519,9 +521,12 @@ class RangeLog:
                 return
             if active.synced_position < active.position:
                 await self._sync_or_fail(active)
-            if active.position - active.saved_position >= self._settings.idle_checkpoint_bytes:
+            grown = active.position - active.saved_position
+            if self.durability is Durability.WRITTEN or (
+                grown >= self._settings.idle_checkpoint_bytes
+            ):
                 await self._io.save_index(active)
-            elif self._status is _Status.OPEN:
+            elif self._status is _Status.OPEN:  # a mark is durable only where groups are synced
                 self._mark_wanted = True
                 self._committer.submit(self)
 

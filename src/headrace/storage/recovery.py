@@ -112,7 +112,7 @@ def _recover_segment(
             and upper is not None
             and checkpoint.end.offset >= upper
         ):
-            segment = _adopt(segment, Scan(checkpoint, checkpoint.end.position, 0, 0))
+            segment = _adopt(segment, Scan(checkpoint, checkpoint.end.position, 0))
             segment.saved_position = segment.position
         else:
             scan = Scanner(
@@ -174,7 +174,7 @@ def _save_index(disk: Disk, segment: Segment) -> None:
 
 def _report(segment: Segment, found: RecoveredRange) -> None:
     for start, end in segment.spans:
-        log.error("corrupt batches", path=segment.path, start=start, end=end)
+        log.error("corrupt batches or mark", path=segment.path, start=start, end=end)
     if found.truncated_bytes and not segment.closed:
         log.warning("torn tail cut off", path=segment.path, bytes=found.truncated_bytes)
 

@@ -7,7 +7,8 @@ three agree. The rules:
   expected. A mark is valid when its checksum (bound to file and position) holds.
 * Damage at a position below which bytes are known to be synced is corruption. It is skipped up to
   the next point from which a valid chain leads on: the first batch in the damaged stretch whose
-  successors reach the next valid mark exactly, else that mark. What is skipped becomes a span.
+  successors reach the next valid mark exactly, else that mark. What is skipped becomes a span, an
+  empty one when only a mark was hit: readers have to go round it, but no batch is lost.
 * Damage above every known synced position is the tail: the scan ends there.
 
 Known synced positions come from marks *after* the damage, from a checkpoint, from a successor
@@ -15,8 +16,8 @@ segment (a segment is synced before the next is created) and from a sealed end.
 
 What remains: the last synced group of a range, damaged on the medium, with nothing after it that
 says it was synced (no later mark, no checkpoint), looks like a torn tail and is cut off. A range
-that is quiet for `idle_ms` writes a closing mark, and seal, roll and clean stop save a checkpoint,
-so the window is the last group before an unclean stop. Replicas cover it.
+that is quiet for `idle_ms` writes a closing mark or a checkpoint, and seal, roll and clean stop
+save one, so the window is the last group before an unclean stop. Replicas cover it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,6 @@ class Scan:
     checkpoint: Checkpoint
     synced_position: int  # highest position that something in the file says was synced
     torn_bytes: int  # tail above the end
-    damaged_marks: int  # corruption that cost no batch
 
 
 class Window:
@@ -125,7 +125,6 @@ class Scanner:
         self._spans = list(start.spans)
         self._synced_position = max(start.end.position, known.position if known else 0)
         self._indexed_bytes = self._content_bytes if len(self._index.offsets) else -self._interval
-        self._damaged_marks = 0
         self._window = Window(file, size)
         self._later_marks: list[tuple[int, Mark]] | None = None
 
@@ -150,7 +149,6 @@ class Scanner:
             ),
             synced_position=self._synced_position,
             torn_bytes=self._size - self._position if torn else 0,
-            damaged_marks=self._damaged_marks,
         )  # fmt: skip
 
     def _past_stop(self) -> bool:
@@ -205,10 +203,7 @@ class Scanner:
             return True
         resume = self._chain_before(resume) or resume
         self._content_bytes += resume.position - self._position
-        if resume.offset > self._offset:
-            self._spans.append(CorruptSpan(self._offset, resume.offset))
-        else:
-            self._damaged_marks += 1
+        self._spans.append(CorruptSpan(self._offset, resume.offset))
         self._position, self._offset = resume
         self._add_entry()
         return True

@@ -54,18 +54,15 @@ class SegmentIO:
         await self._load_index(segment)
         index = segment.index
         assert index is not None
-        start = max(
-            index.before_time(timestamp, segment.base), index.floor(from_offset, segment.base)
-        )
         fetch_bytes = 2 * self._settings.index_interval_bytes
-        while start.offset < min(stop, segment.end_offset):
-            span = segment.span_at(start.offset)
+        before = index.before_time(timestamp, segment.base)
+        offset = max(before, index.floor(from_offset, segment.base)).offset
+        while offset < min(stop, segment.end_offset):
+            span = segment.span_at(offset)
             if span is not None:
-                start = index.floor(span.end, segment.base)
-                if start.offset < span.end:
-                    return None  # nothing readable follows
+                offset = span.end
                 continue
-            stretch = _stretch(segment, start, start.offset, stop)
+            stretch = _stretch(segment, index.floor(offset, segment.base), offset, stop)
 
             def find(file: File, stretch: Stretch = stretch) -> int | None:
                 return find_time(
@@ -75,7 +72,7 @@ class SegmentIO:
             found = await self._with_file(segment, self._shared.read_executor, find)
             if found is not None:
                 return found
-            start = Point(start.position, stretch.stop.offset)  # a span, or the end
+            offset = stretch.stop.offset
         return None
 
     async def rescan(self, segment: Segment) -> None:
@@ -100,7 +97,7 @@ class SegmentIO:
     def _take_over(self, segment: Segment, found: Checkpoint, end: Point) -> None:
         new = [span for span in found.spans if span not in segment.spans]
         for span in new:
-            log.error("corrupt batches", path=segment.path, start=span.start, end=span.end)
+            log.error("corrupt batches or mark", path=segment.path, start=span.start, end=span.end)
         if new:
             segment.saved_position = 0  # what the index file says is no longer all
         segment.spans = list(found.spans)
