@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 from headrace.errors import HeadraceError, UnavailableError
+from headrace.net.addresses import format_address
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer, Connection, Listener, Runtime
 from headrace.wire.iggy.errors import Status, status_of
@@ -97,8 +98,7 @@ class IggyServer(Generic[S]):
 
     @property
     def address(self) -> str:
-        host = self.listener.host
-        return f"[{host}]:{self.listener.port}" if ":" in host else f"{host}:{self.listener.port}"
+        return format_address(self.listener.host, self.listener.port)
 
     def statistics(self) -> dict[str, int]:
         return {
