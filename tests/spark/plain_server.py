@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.net.iggy_server import Answer, IggyServer
 from headrace.runtime.interfaces import Buffer, Connection
@@ -33,8 +34,8 @@ class _Topic:
 
 @dataclass
 class PlainServer:
-    topics: dict[tuple[str, str], _Topic] = field(default_factory=dict)
-    streams: set[str] = field(default_factory=set)
+    known_topics: dict[tuple[str, str], _Topic] = field(default_factory=dict)
+    known_streams: set[str] = field(default_factory=set)
     address: str = ""
     sends: int = 0
     _clock: int = 1_700_000_000_000_000
@@ -65,13 +66,13 @@ class PlainServer:
         handler = self._handlers().get(code)
         if command is None or handler is None:
             return Status.INVALID_COMMAND, ()
-        answer = handler(command.decode_request(payload))
+        answer: Any = handler(command.decode_request(payload))
         if isinstance(answer, Status):
             return answer, ()
         pieces: Sequence[Buffer] = command.encode_response(answer) if answer is not None else ()
         return Status.OK, pieces
 
-    def _handlers(self):  # type: ignore[no-untyped-def]  # one per command, each of its own types
+    def _handlers(self) -> dict[int, Callable[[Any], object]]:
         return {
             c.LOGIN_USER.code: lambda request: (
                 users.Identity(0) if request.password == "secret" else Status.INVALID_CREDENTIALS
@@ -89,29 +90,31 @@ class PlainServer:
         return self._clock
 
     def _create_stream(self, request: streams.CreateStream) -> object:
-        if request.name in self.streams:
+        if request.name in self.known_streams:
             return Status.STREAM_NAME_ALREADY_EXISTS
-        self.streams.add(request.name)
+        self.known_streams.add(request.name)
         stream = streams.Stream(0, self._now(), 0, 0, 0, request.name)
         return streams.StreamDetails(stream)
 
     def _create_topic(self, request: topics.CreateTopic) -> object:
         key = (str(request.stream), request.name)
-        if key in self.topics:
+        if key in self.known_topics:
             return Status.TOPIC_NAME_ALREADY_EXISTS
         count = request.partitions_count
-        self.topics[key] = _Topic(self._now(), [bytearray() for _ in range(count)], [0] * count)
+        self.known_topics[key] = _Topic(
+            self._now(), [bytearray() for _ in range(count)], [0] * count
+        )
         return self._details(*key)
 
     def _delete_topic(self, request: topics.DeleteTopic) -> object:
-        del self.topics[str(request.stream), str(request.topic)]
+        del self.known_topics[str(request.stream), str(request.topic)]
         return None
 
     def _get_topic(self, request: topics.GetTopic) -> TopicDetails | None:
         return self._details(str(request.stream), str(request.topic))
 
     def _details(self, stream: str, name: str) -> TopicDetails | None:
-        topic = self.topics.get((stream, name))
+        topic = self.known_topics.get((stream, name))
         if topic is None:
             return None
         partitions = tuple(
@@ -125,7 +128,7 @@ class PlainServer:
         return TopicDetails(head, partitions)
 
     def _send(self, request: SendMessages) -> object:
-        topic = self.topics.get((str(request.stream), str(request.topic)))
+        topic = self.known_topics.get((str(request.stream), str(request.topic)))
         if topic is None:
             return Status.TOPIC_ID_NOT_FOUND
         self.sends += 1
@@ -147,7 +150,7 @@ class PlainServer:
         return None
 
     def _poll(self, request: PollMessages) -> object:
-        topic = self.topics[str(request.stream), str(request.topic)]
+        topic = self.known_topics[str(request.stream), str(request.topic)]
         assert request.partition is not None
         assert request.strategy.kind is StrategyKind.OFFSET
         log = bytes(topic.partitions[request.partition])

@@ -1,0 +1,217 @@
+"""The container as a process of its own: supervised, killed, started again, shut down."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.pipeline.windows import WindowGrid
+from headrace.pipeline.workload import load_application
+from headrace.spark.options import Target, parse_sink
+from headrace.spark.server import connect
+from headrace.wire.iggy.messages.messages import Message, decode_messages
+from headrace.wire.iggy.primitives import Partitioning
+from headrace.wire.umbilical import messages as m
+from tests.spark.plain_server import PlainServer
+from tests.spark.scripted_controller import START_MS, ScriptedController, deploy_infos
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PATIENCE_SECONDS = 90
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Iterator[ScriptedController]:
+    controller = ScriptedController(tmp_path / "application")
+    controller.start()
+    yield controller
+    controller.stop()
+
+
+@contextmanager
+def container(
+    controller: ScriptedController, package: Path, broker: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {
+        **os.environ,
+        "HEADRACE_CONTAINER_ID": "container-1",
+        "HEADRACE_APPLICATION_PATH": str(controller.path),
+        "HEADRACE_PACKAGE": str(package),
+        "HEADRACE_ENTRY": "shop.py",
+        "HEADRACE_BROKER": broker,
+        "HEADRACE_USERNAME": "iggy",
+        "HEADRACE_PASSWORD": "secret",
+        "HEADRACE_SPARK_MASTER": "local[2]",
+        "HEADRACE_SPARK_CONF_spark.driver.memory": "700m",
+    }
+    log = controller.path / "container.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headrace.pipeline.container"],
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert process.poll() is None, f"the container ended with {process.returncode}"
+        assert time.monotonic() < deadline, "nothing happened in time"
+        time.sleep(0.1)
+
+
+def test_an_unknown_container_ends(controller: ScriptedController, tmp_path: Path) -> None:
+    controller.known = False
+    with container(controller, tmp_path, "127.0.0.1:1") as process:
+        assert process.wait(20) == 1
+
+
+def test_sigterm_is_a_clean_end(controller: ScriptedController, tmp_path: Path) -> None:
+    with container(controller, tmp_path, "127.0.0.1:1") as process:
+        wait_for(lambda: len(controller.heartbeats) >= 2, process)
+        process.terminate()
+        assert process.wait(20) == 0
+    assert controller.heartbeats[0].stats.id == "container-1"
+    assert controller.heartbeats[0].jvm_name.startswith(f"{process.pid}@")
+
+
+def test_a_container_without_its_controller_ends(tmp_path: Path) -> None:
+    controller = ScriptedController(tmp_path / "application", retry_timeout_ms=500)
+    controller.start()
+    with container(controller, tmp_path, "127.0.0.1:1") as process:
+        wait_for(lambda: len(controller.heartbeats) >= 1, process)
+        controller.stop()
+        assert process.wait(20) == 1
+
+
+def test_a_package_that_does_not_declare_what_is_deployed_is_refused(
+    controller: ScriptedController, tmp_path: Path
+) -> None:
+    (tmp_path / "shop.py").write_text("from headrace import Application\napp = Application('x')\n")
+    controller.deploy = (
+        m.OperatorDeployInfo(id=1, type=m.OperatorType.INPUT, name="evil", function="os:system"),
+    )
+    with container(controller, tmp_path, "127.0.0.1:1") as process:
+        assert process.wait(30) == 1
+    (error,) = controller.errors
+    assert "os:system" in error.msg
+    assert error.operators == (1,)
+
+
+def orders(first: int, count: int) -> list[dict[str, object]]:
+    """One order a second of event time, alternating between two categories."""
+    return [
+        {
+            "order_id": f"o-{i}",
+            "sku": "tea" if i % 2 else "pen",
+            "qty": 2,
+            "price": 1.5,
+            "at": f"2026-01-01T12:{i // 60:02}:{i % 60:02}Z",
+        }
+        for i in range(first, first + count)
+    ]
+
+
+def produce(target: Target, rows: list[dict[str, object]]) -> None:
+    server = connect(target)
+    messages = [Message(json.dumps(row).encode()) for row in rows]
+    server._loop.run(
+        server._call(
+            lambda client: client.send(
+                target.stream, target.topic, messages, partitioning=Partitioning.to_partition(0)
+            )
+        )
+    )
+
+
+def published(server: PlainServer) -> dict[tuple[str, str], tuple[int, float]]:
+    """(window start, category): (orders, revenue); a row that came twice must say the same."""
+    found: dict[tuple[str, str], tuple[int, float]] = {}
+    topic = server.known_topics.get(("shop", "revenue"))
+    for log in topic.partitions if topic else ():
+        for message in decode_messages(bytes(log)):
+            row = json.loads(message.payload)
+            assert message.key == row["category"].encode()
+            key = (row["window"]["start"], row["category"])
+            value = (row["orders"], row["revenue"])
+            assert found.setdefault(key, value) == value
+    return found
+
+
+def test_a_killed_container_goes_on_where_it_was(
+    controller: ScriptedController,
+    plain: PlainServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEADRACE_USERNAME", "iggy")
+    monkeypatch.setenv("HEADRACE_PASSWORD", "secret")
+    package = tmp_path / "package"
+    package.mkdir()
+    shutil.copy(EXAMPLES / "shop.py", package)
+    app = load_application(str(package), "shop.py")
+    controller.deploy = deploy_infos(app)
+    names = [info.name for info in controller.deploy]
+    assert names == ["orders", "valid", "enriched", "revenue"]
+    target = parse_sink({"address": plain.address, "topic": "shop/orders"})
+    connect(target).create_topic(target)
+    produce(target, orders(0, 60))
+
+    with container(controller, package, plain.address) as process:
+        wait_for(lambda: len(published(plain)) >= 6, process)
+        wait_for(lambda: len(controller.stats(4)) >= 1, process)
+        controller.stack_trace_required = True
+        wait_for(lambda: any(beat.stack_trace for beat in controller.heartbeats), process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+    traces = [beat.stack_trace for beat in controller.heartbeats if beat.stack_trace]
+    assert {"python", "jvm"} == set(json.loads(traces[0]))
+    first_life = controller.stats(4)
+
+    produce(target, orders(60, 60))
+    with container(controller, package, plain.address) as process:
+        wait_for(lambda: len(published(plain)) >= 18, process)
+        second_life = len(first_life)
+        wait_for(lambda: len(controller.stats(4)) > second_life, process)
+        controller.shutdown = m.ShutdownType.WAIT_TERMINATE
+        assert process.wait(60) == 0
+
+    # Ten seconds each, five orders per category; the last windows are not over yet.
+    whole = {
+        key: value for key, value in published(plain).items() if key[0] < "2026-01-01T12:01:30"
+    }
+    assert len(whole) == 18
+    assert set(whole.values()) == {(5, 15.0)}
+
+    stats = controller.stats(4)
+    batches = [int(str(one.batch_id)) for one in stats]
+    assert batches == sorted(set(batches)), "every batch is reported once, in order"
+    windows = [one.window_id for one in stats]
+    assert windows == sorted(set(windows)), "windows only grow, over the restart too"
+    grid = WindowGrid(START_MS, 500)
+    assert all(grid.ordinal(window) >= 0 for window in windows)  # type: ignore[arg-type]  # plain ints on the wire
+    assert all(one.checkpoint and one.checkpoint.window_id == one.window_id for one in stats)
+    assert sum(port.tuple_count for one in controller.stats(1) for port in one.output_ports) == 120
+    assert len({one.run_id for one in stats}) == 2
+    sizes = [one.metrics["rows_published"] for one in stats]
+    assert sum(int(str(size)) for size in sizes) >= 18
+    recorded = sorted((controller.path / "checkpoints/orders/revenue/windows").iterdir())
+    assert len(recorded) >= len(batches)

@@ -1,0 +1,186 @@
+"""Messages to Arrow and back: exact bounds, every column, damage told apart."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import CorruptionError, InvalidArgumentError, RemoteProtocolError
+from headrace.spark.arrow import join, to_area, to_record_batch, unpack
+from headrace.spark.options import COLUMNS
+from headrace.wire.iggy.batch import build_index, stamp
+from headrace.wire.sbp import records
+
+TIME_US = 1_700_000_000_123_456
+
+
+def batch(
+    payloads: list[bytes],
+    base: int,
+    *,
+    keys: list[bytes | None] | None = None,
+    headers: list[dict[str, bytes] | None] | None = None,
+    attributes: int = records.RECORDS_IGGY | records.INDEXED,
+) -> bytes:
+    """A record batch as the broker stores it."""
+    header_column = None
+    if headers is not None:
+        pairs = [None if one is None else list(one.items()) for one in headers]
+        header_column = pa.array(pairs, pa.map_(pa.string(), pa.binary()))
+    area, starts = to_area(
+        pa.array(payloads, pa.binary()),
+        None if keys is None else pa.array(keys, pa.binary()),
+        header_column,
+    )
+    stamp(
+        area,
+        starts,
+        base_offset=base,
+        timestamp_us=TIME_US,
+        new_ids=lambda n: b"".join((base + i + 1).to_bytes(16, "little") for i in range(n)),
+    )
+    body: list[bytes | bytearray | memoryview]
+    body = [area, build_index(starts)] if attributes & records.INDEXED else [area]
+    head = records.encode_header(
+        base_offset=base,
+        body=body,
+        record_count=len(payloads),
+        base_timestamp=TIME_US // 1000,
+        max_timestamp=TIME_US // 1000,
+        attributes=attributes,
+    )
+    return b"".join([head, *body])
+
+
+def read(pieces: list[bytes], start: int, end: int, **options: object) -> pa.RecordBatch:
+    areas = list(unpack([memoryview(piece) for piece in pieces], start, end))
+    return to_record_batch(*join(areas), stream="s", topic="t", partition=3, **options)  # type: ignore[arg-type]  # options are spread
+
+
+def test_every_column() -> None:
+    piece = batch([b"one", b"two"], 7, keys=[b"k", None], headers=[{"h": b"1"}, None])
+    rows = read([piece], 7, 9).to_pylist()
+    assert rows[0] == {
+        "stream": "s",
+        "topic": "t",
+        "partition": 3,
+        "offset": 7,
+        "timestamp": datetime(2023, 11, 14, 22, 13, 20, 123456, UTC),
+        "origin_timestamp": None,
+        "id": str(uuid.UUID(int=8)),
+        "key": b"k",
+        "headers": [("h", b"1")],
+        "payload": b"one",
+    }
+    assert (rows[1]["key"], rows[1]["headers"]) == (None, None)
+
+
+def test_the_schema_is_the_one_spark_expects() -> None:
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import (
+        BinaryType,
+        IntegerType,
+        LongType,
+        MapType,
+        StringType,
+        StructType,
+        TimestampType,
+    )
+
+    expected = StructType()
+    for name, kind in (
+        ("stream", StringType()),
+        ("topic", StringType()),
+        ("partition", IntegerType()),
+        ("offset", LongType()),
+        ("timestamp", TimestampType()),
+        ("origin_timestamp", TimestampType()),
+        ("id", StringType()),
+        ("key", BinaryType()),
+        ("headers", MapType(StringType(), BinaryType())),
+        ("payload", BinaryType()),
+    ):
+        expected.add(name, kind)
+    for headers in (None, [{"h": b"1"}]):
+        found = read([batch([b"x"], 0, headers=headers)], 0, 1).schema  # type: ignore[arg-type]  # invariance
+        assert to_arrow_schema(expected, timezone="UTC").equals(found)
+
+
+@given(
+    st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=6), min_size=1, max_size=5),
+    st.data(),
+)
+def test_any_slice_of_any_batches_is_exact(
+    payloads: list[list[bytes]], data: st.DataObject
+) -> None:
+    indexed = data.draw(st.booleans())
+    attributes = records.RECORDS_IGGY | (records.INDEXED if indexed else 0)
+    pieces, at = [], 100
+    for some in payloads:
+        pieces.append(batch(some, at, attributes=attributes))
+        at += len(some)
+    whole = [payload for some in payloads for payload in some]
+    start = data.draw(st.integers(100, at - 1))
+    end = data.draw(st.integers(start + 1, at))
+    found = read(pieces, start, end, names=("offset", "payload"))
+    assert found.column("payload").to_pylist() == whole[start - 100 : end - 100]
+    assert found.column("offset").to_pylist() == list(range(start, end))
+
+
+@given(
+    st.lists(
+        st.tuples(st.one_of(st.none(), st.binary(min_size=1, max_size=300)), st.binary()),
+        min_size=1,
+    )
+)
+def test_keys_of_any_length_come_back(rows: list[tuple[bytes | None, bytes]]) -> None:
+    piece = batch([payload for _, payload in rows], 0, keys=[key for key, _ in rows])
+    found = read([piece], 0, len(rows), names=("key", "headers", "payload"))
+    assert found.column("key").to_pylist() == [key for key, _ in rows]
+    assert found.column("headers").null_count == len(rows)
+    assert found.column("payload").to_pylist() == [payload for _, payload in rows]
+
+
+def test_a_slice_of_an_arrow_column_is_sent_as_the_slice() -> None:
+    column = pa.array([b"a", b"bb", b"ccc", b"dddd"], pa.binary()).slice(1, 2)
+    area, starts = to_area(column, None, None)
+    assert [bytes(area[int(start) + 64 :][:2]) for start in starts] == [b"bb", b"cc"]
+
+
+def test_text_is_sent_as_its_bytes_and_read_as_text() -> None:
+    area, starts = to_area(pa.array(["ü", "x"]), pa.array(["k", "ö"]), None)
+    names = ("key", "payload")
+    found = to_record_batch(
+        area, starts, stream="s", topic="t", partition=0, names=names, payload_format="string"
+    )
+    assert found.to_pylist() == [
+        {"key": b"k", "payload": "ü"},
+        {"key": "ö".encode(), "payload": "x"},
+    ]
+
+
+def test_what_cannot_be_sent_or_read_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="null"):
+        to_area(pa.array(["x", None]), None, None)
+    with pytest.raises(InvalidArgumentError, match="string or binary"):
+        to_area(pa.array([1, 2]), None, None)
+    with pytest.raises(InvalidArgumentError, match="not UTF-8"):
+        read([batch([b"\xff"], 0)], 0, 1, names=COLUMNS, payload_format="string")
+
+
+def test_damage_is_told_apart() -> None:
+    first, second = batch([b"one"], 0), batch([b"two"], 2)
+    with pytest.raises(CorruptionError, match="gap"):
+        list(unpack([memoryview(first), memoryview(second)], 0, 3))
+    torn = bytearray(first)
+    torn[-6] ^= 1
+    with pytest.raises(RemoteProtocolError, match="checksum"):
+        list(unpack([memoryview(torn)], 0, 1))
+    state = batch([b"one"], 0, attributes=records.RECORDS_STATE | records.INDEXED)
+    with pytest.raises(CorruptionError, match="no messages"):
+        list(unpack([memoryview(state)], 0, 1))

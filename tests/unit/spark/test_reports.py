@@ -1,0 +1,72 @@
+"""What a heartbeat says, from a progress record as Spark 4.3 writes it."""
+
+from __future__ import annotations
+
+import json
+
+from headrace.ids import WindowId
+from headrace.pipeline.reports import operator_stats, read_progress
+from headrace.pipeline.windowlog import BatchWindow
+from headrace.pipeline.windows import NO_WINDOW, WindowGrid
+
+GRID = WindowGrid(1_700_000_000_000, 500)
+
+
+def window(ordinal: int) -> WindowId:
+    return GRID.window_at(GRID.start_ms + ordinal * GRID.width_ms)
+
+
+def offset(*positions: int) -> str:
+    return json.dumps({"v": 1, "c": "", "p": {f"9/{i}": [0, at] for i, at in enumerate(positions)}})
+
+
+PROGRESS = {
+    "runId": "4c1f9f0e-3d0c-4e0a-bd5e-6a1f0a1b2c3d",
+    "timestamp": "2023-11-14T22:13:25.000Z",
+    "batchId": 7,
+    "batchDuration": 800,
+    "numInputRows": 120,
+    "durationMs": {"addBatch": 600, "walCommit": 20, "commitOffsets": 30},
+    "stateOperators": [{"commitTimeMs": 11, "numRowsTotal": 5, "numRowsDroppedByWatermark": 2}],
+    "observedMetrics": {"orders_output": {"rows": 120, "bad_rows": 1}},
+    "sources": [{"endOffset": offset(60, 60), "latestOffset": offset(90, 61)}],
+}
+
+
+def test_a_progress_record_becomes_a_report() -> None:
+    report = read_progress(PROGRESS, BatchWindow(window(12), window(9), replay=False), 6)
+    assert (report.batch_id, report.rows_in, report.rows_out) == (7, 120, 6)
+    assert report.lag_messages == 31
+    assert report.ended_ms == 1_700_000_005_800
+    assert report.checkpoint_ms == 61
+    assert report.metrics == {
+        "orders_output.rows": 120,
+        "orders_output.bad_rows": 1,
+        "state_rows": 5,
+        "rows_late": 2,
+    }
+
+
+def test_rows_stand_where_they_enter_and_where_they_leave() -> None:
+    report = read_progress(PROGRESS, BatchWindow(window(12), window(9), replay=False), 6)
+    first = operator_stats(report, GRID, inputs=(), first=True, last=False)
+    middle = operator_stats(report, GRID, inputs=("orders",), first=False, last=False)
+    last = operator_stats(report, GRID, inputs=("enriched",), first=False, last=True)
+    assert [stats.output_ports[0].tuple_count for stats in (first, middle, last)] == [120, 0, 6]
+    assert first.output_ports[0].queue_size == 31
+    assert first.metrics["orders_output.bad_rows"] == 1
+    assert last.metrics["rows_published"] == 6
+    assert [port.id for port in last.input_ports] == ["enriched"]
+    for stats in (first, middle, last):
+        assert stats.window_id == window(12)
+        assert stats.checkpoint is not None
+        assert stats.checkpoint.window_id == window(12)
+        assert stats.window_count == 3
+        assert stats.batch_id == 7
+
+
+def test_a_source_that_is_not_ours_and_a_first_window_do_no_harm() -> None:
+    bare = {**PROGRESS, "sources": [{"endOffset": "7", "latestOffset": None}], "stateOperators": []}
+    report = read_progress(bare, BatchWindow(window(3), NO_WINDOW, replay=True), 0)
+    assert report.lag_messages == 0
+    assert operator_stats(report, GRID, inputs=(), first=True, last=True).window_count == 1
