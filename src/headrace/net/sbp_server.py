@@ -56,6 +56,7 @@ __all__ = [
 
 log = get_logger(__name__)
 
+_RETIRE_POLL = 0.01
 _TIMEOUT_MARGIN = 0.5  # a handler that keeps the request's own deadline answers better than we
 
 
@@ -329,11 +330,14 @@ class _Serving:
         self._connection.write(self._core.go_away())  # a few bytes: not worth waiting in line
         clock = self._server.runtime.clock
         deadline = clock.monotonic() + self._limits.grace
-        while (self._tasks or self._core.in_flight) and clock.monotonic() < deadline:
+        while (self._tasks or self._core.in_flight) and not self._ended.is_set():
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                break
             if self._tasks:
-                await asyncio.wait(list(self._tasks), timeout=deadline - clock.monotonic())
+                await asyncio.wait(list(self._tasks), timeout=left)
             else:
-                await clock.sleep(0)  # the reader is about to start one that it received before
+                await clock.sleep(_RETIRE_POLL)  # the reader has yet to start what it received
         try:
             async with asyncio.timeout(self._limits.linger):
                 await self._ended.wait()
