@@ -31,6 +31,12 @@ def test_the_trace_depends_on_nothing_but_the_seed(seed: int) -> None:
     assert first.splitlines()[-1] == here.digest()
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 300))
+def test_many_seeds_repeat(seed: int) -> None:
+    assert scenario.run(seed).trace == scenario.run(seed).trace
+
+
 def test_seeds_differ() -> None:
     assert len({scenario.run(seed).digest() for seed in range(5)}) == 5
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Literal, TextIO, cast
 
 import structlog
@@ -20,6 +20,7 @@ import structlog
 Format = Literal["console", "json"]
 
 _SECRET_WORDS = ("password", "secret", "token", "credential", "authorization", "private_key")
+_NOT_FIELDS = ("_record", "_from_structlog", "exc_info")
 _HANDLER_NAME = "headrace"
 
 Event = MutableMapping[str, Any]
@@ -91,8 +92,18 @@ def _formatter(format: Format, *, colors: bool) -> logging.Formatter:
 def hide_secrets(_logger: object, _method: str, event: Event) -> Event:
     """Replace secrets and payloads among the fields of an event."""
     for name, value in event.items():
-        if isinstance(value, bytes | bytearray | memoryview):
-            event[name] = f"<{memoryview(value).nbytes} bytes>"
-        elif any(word in name.lower() for word in _SECRET_WORDS):
-            event[name] = "<hidden>"
+        if name not in _NOT_FIELDS:
+            event[name] = _shown(name, value)
     return event
+
+
+def _shown(name: str, value: object) -> object:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"<{memoryview(value).nbytes} bytes>"
+    if any(word in name.lower() for word in _SECRET_WORDS):
+        return "<hidden>"
+    if isinstance(value, Mapping):
+        return {key: _shown(str(key), each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shown(name, each) for each in value]
+    return value

@@ -112,16 +112,16 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def create_future(self) -> SimulatedFuture[Any]:
         return SimulatedFuture(next(self._serials), self)
 
-    def create_task(  # type: ignore[override]  # typeshed names the arguments of each version
+    def create_task(
         self,
-        coroutine: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
         *,
         name: object = None,
         context: Context | None = None,
         **_eager: Any,
     ) -> SimulatedTask[T]:
         label = None if name is None else str(name)
-        return SimulatedTask(next(self._serials), coroutine, loop=self, name=label, context=context)
+        return SimulatedTask(next(self._serials), coro, loop=self, name=label, context=context)
 
     def run_in_executor(self, executor: object, func: object, *args: object) -> NoReturn:
         raise RuntimeError("threads are not simulated: use runtime.executor")

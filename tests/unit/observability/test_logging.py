@@ -44,11 +44,12 @@ def test_secrets_and_payloads_are_not_shown(output: io.StringIO) -> None:
             node_credential=b"hunter2",
             payload=bytearray(b"hunter2"),
             body=memoryview(b"hunter2"),
+            settings={"root": {"password": "hunter2"}, "pieces": [b"hunter2"]},
         )
     text = output.getvalue()
     assert "hunter2" not in text
     assert text.count("ann") == 2
-    assert text.count("<7 bytes>") == 6
+    assert text.count("<7 bytes>") == 8
 
 
 def test_exceptions_have_tracebacks_without_local_variables(output: io.StringIO) -> None:

@@ -100,6 +100,17 @@ def test_writing_nothing_is_fine(world: World) -> None:
     served(world, echo, client)
 
 
+def test_more_pieces_than_one_system_call_takes(world: World) -> None:
+    pieces = [b"%d," % number for number in range(5000)]
+
+    async def client(connection: Connection) -> None:
+        connection.write(pieces)
+        expected = b"".join(pieces)
+        assert await receive_exactly(connection, len(expected)) == expected
+
+    served(world, echo, client)
+
+
 def test_close_sends_what_is_queued(world: World) -> None:
     payload = bytes(range(256)) * 20_000  # 5 MB: more than any buffer on the way
 
