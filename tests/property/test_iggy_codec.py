@@ -206,14 +206,16 @@ messages = st.lists(
         origin_timestamp_us=u64,
     ),
     min_size=1,
-    max_size=12,
+    max_size=8,
 )
 partitionings = (
     st.just(Partitioning.balanced())
     | st.builds(Partitioning.to_partition, u32)
     | st.builds(Partitioning.by_key, st.binary(min_size=1, max_size=255))
 )
-sends = st.builds(encode_send, identifiers, identifiers, partitionings, messages)
+# Few messages are taken one by one and many by array operations: both ways are drawn.
+few_or_many = st.builds(lambda some, copies: some * copies, messages, st.sampled_from([1, 20]))
+sends = st.builds(encode_send, identifiers, identifiers, partitionings, few_or_many)
 
 
 # --- round trips ----------------------------------------------------------------------------------

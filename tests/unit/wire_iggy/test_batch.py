@@ -84,17 +84,18 @@ def test_stamp_equals_one_by_one(count: int, base_offset: int) -> None:
     assert bytes(request.area) == expected
 
 
-def test_stamp_asks_only_for_missing_ids() -> None:
+@pytest.mark.parametrize("copies", [1, 5])
+def test_stamp_asks_only_for_missing_ids(copies: int) -> None:
     asked: list[int] = []
 
     def new_ids(count: int) -> bytes:
         asked.append(count)
         return fresh_ids(count)
 
-    for messages in (MESSAGES, [Message(b"a", id=1)]):
+    for messages in (MESSAGES * copies, [Message(b"a", id=1)] * copies):
         request = decode_send(bytearray(send(messages)))
         batch.stamp(request.area, request.starts, base_offset=0, timestamp_us=0, new_ids=new_ids)
-    assert asked == [2]
+    assert asked == [2 * copies]
 
 
 def test_stamp_overwrites_what_a_producer_wrote_there() -> None:
@@ -114,9 +115,14 @@ def test_stamp_overwrites_what_a_producer_wrote_there() -> None:
 INDEX_AT = 4 + 3 + 3 + 2 + 4  # metadata length, "s", "t", balanced, count
 
 
-def changed(at: int, value: bytes) -> Callable[[bytearray], None]:
-    def change(payload: bytearray) -> None:
-        payload[at : at + len(value)] = value
+Place = int | Callable[[int], int]  # in a payload of so many messages
+Change = Callable[[bytearray, int], object]
+
+
+def changed(at: Place, value: bytes) -> Change:
+    def change(payload: bytearray, count: int) -> None:
+        place = at if isinstance(at, int) else at(count)
+        payload[place : place + len(value)] = value
 
     return change
 
@@ -125,17 +131,21 @@ def index(entry: int, field: int) -> int:
     return INDEX_AT + 16 * entry + field
 
 
-def header(entry: int, field: int) -> int:
+def last_index(field: int) -> Place:
+    return lambda count: index(count - 1, field)
+
+
+def header(entry: int, field: int) -> Place:
     starts = encode_send("s", "t", Partitioning.balanced(), MESSAGES).starts
-    return INDEX_AT + 16 * len(MESSAGES) + int(starts[entry]) + field
+    return lambda count: INDEX_AT + 16 * count + int(starts[entry]) + field
 
 
-REFUSED: dict[str, tuple[Callable[[bytearray], object], Status]] = {
+REFUSED: dict[str, tuple[Change, Status]] = {
     "offset in the index": (changed(index(1, 0), b"\x01"), Status.NON_ZERO_OFFSET),
     "time in the index": (changed(index(1, 8), b"\x01"), Status.NON_ZERO_TIMESTAMP),
     "time's upper half": (changed(index(2, 12), b"\x01"), Status.NON_ZERO_TIMESTAMP),
     "positions go back": (changed(index(1, 4), b"\x01\0"), Status.INVALID_MESSAGES_SIZE),
-    "last position beyond": (changed(index(3, 4), b"\xff"), Status.INVALID_MESSAGES_SIZE),
+    "last position beyond": (changed(last_index(4), b"\xff"), Status.INVALID_MESSAGES_SIZE),
     "position off by one": (changed(index(0, 4), b"\x46"), Status.INVALID_MESSAGES_SIZE),
     "payload longer": (changed(header(2, 52), b"\x2d"), Status.INVALID_MESSAGES_SIZE),
     "first payload longer": (changed(header(0, 52), b"\x06"), Status.INVALID_MESSAGES_SIZE),
@@ -145,8 +155,8 @@ REFUSED: dict[str, tuple[Callable[[bytearray], object], Status]] = {
         Status.INVALID_MESSAGES_SIZE,
     ),
     "reserved": (changed(header(3, 63), b"\x01"), Status.INVALID_RESERVED_FIELD),
-    "bytes missing": (lambda payload: payload.pop(), Status.INVALID_MESSAGES_SIZE),
-    "bytes too many": (lambda payload: payload.append(0), Status.INVALID_MESSAGES_SIZE),
+    "bytes missing": (lambda payload, _: payload.pop(), Status.INVALID_MESSAGES_SIZE),
+    "bytes too many": (lambda payload, _: payload.append(0), Status.INVALID_MESSAGES_SIZE),
     "count too high": (
         changed(INDEX_AT - 4, b"\xff\xff\xff\xff"),
         Status.INVALID_INDEXES_BYTE_SIZE,
@@ -159,11 +169,12 @@ REFUSED: dict[str, tuple[Callable[[bytearray], object], Status]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+@pytest.mark.parametrize("count", [len(MESSAGES), 5 * len(MESSAGES)])
+def test_refused(name: str, count: int) -> None:
     change, status = REFUSED[name]
-    payload = bytearray(send())
+    payload = bytearray(send(MESSAGES * (count // len(MESSAGES))))
     decode_send(payload)  # intact it is fine
-    change(payload)
+    change(payload, count)
     with pytest.raises(DecodeError) as caught:
         decode_send(payload)
     assert caught.value.code == status
@@ -192,25 +203,31 @@ def raw_send(sizes: list[tuple[int, int, int]]) -> bytes:
         ([(64 + 10_000_001, 0, 10_000_001)], Status.TOO_BIG_MESSAGE_PAYLOAD),
     ],
 )
-def test_sizes(sizes: list[tuple[int, int, int]], status: Status) -> None:
+@pytest.mark.parametrize("before", [0, 20])
+def test_sizes(sizes: list[tuple[int, int, int]], status: Status, before: int) -> None:
     with pytest.raises(DecodeError) as caught:
-        decode_send(raw_send(sizes))
+        decode_send(raw_send([(64, 0, 0)] * before + sizes))
     assert caught.value.code == status
 
 
 def test_sizes_at_the_limit_are_fine() -> None:
-    assert decode_send(raw_send([(64 + 100_000, 100_000, 0)])).count == 1
-    assert decode_send(raw_send([(64 + 10_000_000, 0, 10_000_000)])).count == 1
+    for others in (0, 20):
+        sizes = [(64, 0, 0)] * others
+        assert decode_send(raw_send([*sizes, (64 + 100_000, 100_000, 0)])).count == others + 1
+        large = raw_send([*sizes, (64 + 10_000_000, 0, 10_000_000)])
+        assert decode_send(large).count == others + 1
 
 
-def test_the_published_form_of_the_index() -> None:
+@pytest.mark.parametrize("copies", [1, 5])
+def test_the_published_form_of_the_index(copies: int) -> None:
     """`u64 reserved, u32 cumulative size, u32 reserved` is understood as well."""
-    payload = bytearray(send())
-    for entry in range(len(MESSAGES)):
+    messages = MESSAGES * copies
+    payload = bytearray(send(messages))
+    for entry in range(len(messages)):
         at = index(entry, 0)
         (end,) = struct.unpack_from("<I", payload, at + 4)
         payload[at : at + 16] = struct.pack("<QII", 0, end, 0)
-    assert decode_send(payload).starts.tolist() == decode_send(send()).starts.tolist()
+    assert decode_send(payload).starts.tolist() == decode_send(send(messages)).starts.tolist()
     for field, status in ((4, Status.NON_ZERO_OFFSET), (12, Status.NON_ZERO_TIMESTAMP)):
         broken = bytearray(payload)
         broken[index(1, field)] = 1
@@ -282,8 +299,9 @@ def test_split(bytes_max: int) -> None:
         assert len(area) + next_bytes > bytes_max
 
 
-def test_reading_a_request_that_cannot_be_written_to() -> None:
-    request = decode_send(send())  # bytes: decoding needs no writing
+@pytest.mark.parametrize("copies", [1, 5])
+def test_reading_a_request_that_cannot_be_written_to(copies: int) -> None:
+    request = decode_send(send(MESSAGES * copies))  # bytes: decoding needs no writing
     with pytest.raises((ValueError, TypeError)):
         batch.stamp(request.area, request.starts, base_offset=0, timestamp_us=0, new_ids=fresh_ids)
 

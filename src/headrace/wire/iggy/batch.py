@@ -43,9 +43,16 @@ HEADER_BYTES = 64
 NARROW_HEADER_BYTES = 56  # dialects A and B1
 INDEX_ENTRY_BYTES = 16
 
+FEW = 16
+"""Up to here messages are taken one by one: a numpy call costs as much as a message does."""
+
 _LENGTHS = struct.Struct("<II")
 _LENGTHS_AT = 48
 _POSITION = struct.Struct("<I")
+_ENTRY = struct.Struct("<IIII")
+_STAMP = struct.Struct("<16sQQ")
+_CHECKSUM = struct.Struct("<Q")
+_NO_ID = bytes(16)
 
 
 @cache
@@ -89,19 +96,64 @@ def gather_headers(area: Any, starts: Positions, header_bytes: int = HEADER_BYTE
 # --- where messages start -------------------------------------------------------------------------
 
 
-def read_index(index: Buffer, count: int, area_bytes: int) -> Positions:
-    """Start positions out of the index table of SEND_MESSAGES.
+def check_messages(index: Buffer, area: Buffer) -> tuple[Positions, int]:
+    """Check the messages of a SEND and its index; returns their starts and header size (56 or 64).
 
-    An entry is `u32 0, u32 cumulative end, u64 0`. The published description of the protocol has
-    `u64 0, u32 cumulative end, u32 0` instead: no message is empty, so the first entry tells.
+    An index entry is `u32 0, u32 cumulative end, u64 0`. The published description of the protocol
+    has `u64 0, u32 cumulative end, u32 0` instead: no message is empty, so the first entry tells.
     """
+    if len(index) == 0:
+        raise DecodeError(Status.INVALID_MESSAGES_COUNT)
+    if len(index) <= FEW * INDEX_ENTRY_BYTES:
+        return _check_few(index, area)
+    starts = _read_index(index, len(area))
+    return starts, _check_sizes(area, starts)
+
+
+def _check_few(index: Buffer, area: Buffer) -> tuple[Positions, int]:
     import numpy as np
 
-    if count == 0:
-        raise DecodeError(Status.INVALID_MESSAGES_COUNT)
-    if len(index) != count * INDEX_ENTRY_BYTES:
-        raise DecodeError(Status.INVALID_INDEXES_BYTE_SIZE, count=count, found=len(index))
-    table = np.frombuffer(index, "<u4").reshape(count, 4)
+    starts, start, header_bytes = [], 0, 0
+    _, at_second, at_third, _ = _ENTRY.unpack_from(index)
+    seed_form = at_second == 0 and at_third != 0
+    for first, second, third, last in _ENTRY.iter_unpack(index):
+        end, other = (third, second) if seed_form else (second, third)
+        if first or (seed_form and other):
+            raise DecodeError(Status.NON_ZERO_OFFSET)
+        if last or (not seed_form and other):
+            raise DecodeError(Status.NON_ZERO_TIMESTAMP)
+        if not start <= end <= len(area):
+            raise DecodeError(Status.INVALID_MESSAGES_SIZE, found=end, expected=len(area))
+        found = _check_one(area, start, end)
+        if header_bytes not in (0, found):
+            raise DecodeError(Status.INVALID_MESSAGES_SIZE, size=end - start)
+        starts.append(start)
+        start, header_bytes = end, found
+    if start != len(area):
+        raise DecodeError(Status.INVALID_MESSAGES_SIZE, found=start, expected=len(area))
+    return np.array(starts, np.uint32), header_bytes
+
+
+def _check_one(area: Buffer, start: int, end: int) -> int:
+    if end - start < NARROW_HEADER_BYTES:
+        raise DecodeError(Status.TOO_SMALL_MESSAGE, size=end - start)
+    headers_length, payload_length = _LENGTHS.unpack_from(area, start + _LENGTHS_AT)
+    header_bytes: int = end - start - headers_length - payload_length
+    if header_bytes not in (HEADER_BYTES, NARROW_HEADER_BYTES):
+        raise DecodeError(Status.INVALID_MESSAGES_SIZE, size=end - start)
+    if headers_length > USER_HEADERS_BYTES_MAX:
+        raise DecodeError(Status.TOO_BIG_USER_HEADERS, length=headers_length)
+    if payload_length > PAYLOAD_BYTES_MAX:
+        raise DecodeError(Status.TOO_BIG_MESSAGE_PAYLOAD, length=payload_length)
+    if header_bytes == HEADER_BYTES and any(area[start + NARROW_HEADER_BYTES : start + 64]):
+        raise DecodeError(Status.INVALID_RESERVED_FIELD)
+    return header_bytes
+
+
+def _read_index(index: Buffer, area_bytes: int) -> Positions:
+    import numpy as np
+
+    table = np.frombuffer(index, "<u4").reshape(-1, 4)
     seed_form = table[0, 1] == 0 and table[0, 2] != 0
     ends, other = (table[:, 2], table[:, 1]) if seed_form else (table[:, 1], table[:, 2])
     if table[:, 0].any() or (seed_form and other.any()):
@@ -110,14 +162,13 @@ def read_index(index: Buffer, count: int, area_bytes: int) -> Positions:
         raise DecodeError(Status.NON_ZERO_TIMESTAMP)
     if ends[-1] != area_bytes or (ends[1:] < ends[:-1]).any():
         raise DecodeError(Status.INVALID_MESSAGES_SIZE, found=int(ends[-1]), expected=area_bytes)
-    starts = np.empty(count, np.uint32)
+    starts = np.empty(len(table), np.uint32)
     starts[0] = 0
     starts[1:] = ends[:-1]
     return starts
 
 
-def check_messages(area: Buffer, starts: Positions) -> int:
-    """Check messages against the sizes their headers state; returns the header size (56 or 64)."""
+def _check_sizes(area: Buffer, starts: Positions) -> int:
     import numpy as np
 
     sizes = np.diff(starts.astype(np.int64), append=len(area))
@@ -257,6 +308,41 @@ def stamp(
 
     `new_ids(n)` gives n * 16 bytes of fresh ids; it is asked only for messages whose id is 0.
     """
+    if len(starts) <= FEW:
+        _stamp_few(memoryview(area), starts.tolist(), base_offset, timestamp_us, new_ids)
+    else:
+        _stamp_many(area, starts, base_offset, timestamp_us, new_ids)
+
+
+def _stamp_few(
+    area: memoryview,
+    starts: list[int],
+    base_offset: int,
+    timestamp_us: int,
+    new_ids: Callable[[int], bytes],
+) -> None:
+    from xxhash import xxh3_64_intdigest
+
+    ids = [bytes(area[start + 8 : start + 24]) for start in starts]
+    missing = ids.count(_NO_ID)
+    fresh = new_ids(missing) if missing else b""
+    given = 0
+    for i, (start, end) in enumerate(pairwise([*starts, len(area)])):
+        id_ = ids[i]
+        if id_ == _NO_ID:
+            id_ = fresh[16 * given : 16 * given + 16]
+            given += 1
+        _STAMP.pack_into(area, start + 8, id_, base_offset + i, timestamp_us)
+        _CHECKSUM.pack_into(area, start, xxh3_64_intdigest(area[start + 8 : end]))
+
+
+def _stamp_many(
+    area: bytearray | memoryview,
+    starts: Positions,
+    base_offset: int,
+    timestamp_us: int,
+    new_ids: Callable[[int], bytes],
+) -> None:
     import numpy as np
     from xxhash import xxh3_64_intdigest
 

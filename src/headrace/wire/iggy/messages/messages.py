@@ -121,8 +121,8 @@ def decode_send(payload: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
         raise DecodeError(Status.INVALID_INDEXES_BYTE_SIZE, count=count, found=reader.remaining)
     index = reader.take(count * batch.INDEX_ENTRY_BYTES)
     area = reader.take(reader.remaining)
-    starts = batch.read_index(index, count, len(area))
-    if batch.check_messages(area, starts) == batch.HEADER_BYTES:
+    starts, header_bytes = batch.check_messages(index, area)
+    if header_bytes == batch.HEADER_BYTES:
         return SendMessages(stream, topic, partitioning, starts, area)
     from headrace.wire.iggy.columns import widen
 
