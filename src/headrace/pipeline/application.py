@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Application", "Batch"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+Payload = Mapping[str, Any] | str  # an object, or the text of a payload, right or wrong
 Properties = Mapping[str, Mapping[str, Any]]
 
 READ_TOPIC = "headrace.pipeline.stages:read_topic"  # `class` of a topic port in the plan
@@ -256,7 +257,7 @@ class Application:
         *,
         close: bool = False,
         properties: Properties | None = None,
-        **rows: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        **rows: Sequence[Payload] | Sequence[Sequence[Payload]],
     ) -> dict[str, list[Row]]:
         """Run the application on rows, without broker or controller; rows per terminal stage.
 
