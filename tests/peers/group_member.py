@@ -1,0 +1,53 @@
+"""A member of a consumer group, apache-iggy 0.8.0.
+
+Arguments: host:port, stream, topic, group, seconds without a message after which to stop.
+Prints one line per message, `partition offset payload`, then exits 0.
+"""
+
+import asyncio
+import os
+import sys
+from datetime import timedelta
+
+from apache_iggy import AutoCommit, AutoCommitWhen, IggyClient, PollingStrategy
+
+
+async def main(address, stream, topic, group, quiet):
+    client = IggyClient(address)
+    await client.connect()
+    await client.login_user("iggy", "iggy")
+    consumer = await client.consumer_group(
+        group,
+        stream,
+        topic,
+        None,
+        PollingStrategy.Next(),
+        10,
+        auto_commit=AutoCommit.When(AutoCommitWhen.ConsumingEachMessage()),
+        poll_interval=timedelta(milliseconds=5),
+    )
+    print("joined", flush=True)
+    stop = asyncio.Event()
+    last = asyncio.get_running_loop().time()
+
+    async def take(message):
+        nonlocal last
+        last = asyncio.get_running_loop().time()
+        text = message.payload().decode()
+        print(message.partition_id(), message.offset(), text, flush=True)
+
+    async def watch():
+        left = float(quiet)
+        while left > 0:
+            await asyncio.sleep(left)
+            left = last + float(quiet) - asyncio.get_running_loop().time()
+        stop.set()
+
+    watching = asyncio.create_task(watch())
+    await consumer.consume_messages(take, stop)
+    await watching
+
+
+asyncio.run(main(*sys.argv[1:]))
+sys.stdout.flush()
+os._exit(0)  # the client's own threads sometimes abort an interpreter that shuts down in order
