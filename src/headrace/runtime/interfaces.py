@@ -147,7 +147,7 @@ class Connection(Protocol):
     async def receive(self) -> bytes:
         """The next bytes that arrived, b"" at the end. UnavailableError when it broke.
 
-        Reading pauses by itself while received bytes wait here, so a slow reader costs bounded memory.
+        Reading pauses by itself while received bytes wait here: a slow reader costs bounded memory.
         """
 
     def write(self, pieces: Sequence[Buffer]) -> None:
