@@ -6,6 +6,10 @@
 
 A node may do everything. A ticket, signed by the broker, reads the streams it names until it
 expires; executors only ever get tickets. Credentials are compared in constant time, never logged.
+
+The controller and its containers log in to the broker with a token made from the same secret:
+
+    service  "headrace-service-" + hex of HMAC-SHA256(secret, b"service")
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ TICKET_BYTES_MAX = 64 * 1024
 
 _NODE = b"node:"
 _TICKET = b"ticket:"
+_SERVICE = "headrace-service-"
 _MAC_BYTES = hashlib.sha256().digest_size
 
 
@@ -50,6 +55,11 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
 
 def node_credential(secret: bytes) -> bytes:
     return _NODE + _mac(secret, b"node")
+
+
+def service_token(secret: bytes) -> str:
+    """Logs in to the broker as root, without a user record that clients would see."""
+    return _SERVICE + _mac(secret, b"service").hex()
 
 
 def make_ticket(secret: bytes, stream_ids: Iterable[int], expires_ms: int) -> bytes:
