@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from headrace.broker import decisions, retention
 from headrace.broker.core import Broker, Identity, ProcessFigures
 from headrace.broker.dispatch import Dispatcher
-from headrace.broker.lease import HolderFile, Leadership
 from headrace.broker.passwords import check_password
 from headrace.broker.sessions import Session
+from headrace.client.leadership import HolderFile, Leadership
 from headrace.client.sbp import SbpClient
 from headrace.client.tasks import TaskSet
 from headrace.config.broker import BrokerSettings
@@ -29,6 +29,7 @@ from headrace.wire.iggy.dialects import Dialect
 
 log = get_logger(__name__)
 
+LEASE_NAME = "broker"
 ROOT_USERNAME = "iggy"
 _PASSWORD_BYTES = 18
 
@@ -99,6 +100,7 @@ class BrokerService:
         leadership = Leadership(
             self._runtime,
             self._client,
+            name=LEASE_NAME,
             holder=self._holder.holder,
             duration_ms=self._settings.lease_ms,
             on_lost=self._on_lost,

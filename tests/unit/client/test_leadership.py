@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from headrace.broker.lease import Holder, HolderFile, Leadership
+from headrace.client.leadership import Holder, HolderFile, Leadership
 from headrace.errors import NotLeaderError, UnavailableError
 from headrace.runtime.system import system_runtime
 from headrace.wire.sbp.messages import LeaseResponse
@@ -38,6 +38,7 @@ def leadership(placement: Placement, lost: list[bool], duration_ms: int = 150) -
     return Leadership(
         system_runtime(),
         placement,
+        name="broker",
         holder="me",
         duration_ms=duration_ms,
         on_lost=lambda: lost.append(True),

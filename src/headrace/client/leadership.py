@@ -1,8 +1,9 @@
-"""Leadership: a broker answers only while its lease at the placement manager holds.
+"""Leadership by lease: a broker or a controller acts only while its lease at the placement manager
+holds.
 
 The lease counts from the moment *before* the request for it was sent, so the local end comes before
 the placement manager's whatever the network did. What the last holder knows about its own stop
-(`broker.json` in the data directory) says whether streams may go on without being sealed.
+(`holder.json` in its folder) says whether streams may go on without being sealed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from headrace.errors import HeadraceError, NotFoundError, NotLeaderError, StateE
 from headrace.runtime.interfaces import Executor, Runtime
 from headrace.wire.sbp.messages import LeaseResponse
 
-LEASE_NAME = "broker"
 _RETRY_SECONDS_MAX = 1.0
 
 
@@ -47,7 +47,7 @@ class HolderFile:
     def __init__(self, runtime: Runtime, folder: str, executor: Executor) -> None:
         self._runtime = runtime
         self._folder = folder
-        self._path = f"{folder}/broker.json"
+        self._path = f"{folder}/holder.json"
         self._executor = executor
 
     async def load(self) -> Holder:
@@ -71,12 +71,14 @@ class Leadership:
         runtime: Runtime,
         client: LeaseClient,
         *,
+        name: str,
         holder: str,
         duration_ms: int,
         on_lost: Callable[[], None],
     ) -> None:
         self._clock = runtime.clock
         self._client = client
+        self._name = name
         self._holder = holder
         self._duration_ms = duration_ms
         self._on_lost = on_lost
@@ -91,7 +93,7 @@ class Leadership:
 
     def check(self) -> None:
         if not self.holds:
-            raise NotLeaderError("this broker does not hold the lease")
+            raise NotLeaderError("the lease is not held", lease=self._name)
 
     async def acquire(self) -> int:
         """Wait until the lease is ours; returns its epoch."""
@@ -116,7 +118,7 @@ class Leadership:
     async def _ask(self) -> LeaseResponse:
         asked = self._clock.monotonic()
         answer = await self._client.lease(
-            LEASE_NAME, self._holder, self._duration_ms, self._address, self.epoch
+            self._name, self._holder, self._duration_ms, self._address, self.epoch
         )
         if answer.granted and self.epoch in (-1, answer.epoch):
             self._until = asked + self._duration_ms / 1000
@@ -147,6 +149,6 @@ class Leadership:
         if self.holds:
             self._until = float("-inf")
             try:
-                await self._client.release(LEASE_NAME, self._holder, self.epoch)
+                await self._client.release(self._name, self._holder, self.epoch)
             except StateError:
                 return  # it runs out by itself
