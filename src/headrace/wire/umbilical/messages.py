@@ -251,7 +251,7 @@ class OperatorDeployInfo(Message):
     properties: Values = field(default_factory=dict)  # ours
     query: str = ""  # ours: of a terminal operator; empty: fused into the queries that need it
     run_id: int = 0  # ours: incarnation of the query, grows with every deploy
-    checkpoint_folder: str = ""  # ours: relative to the application path
+    checkpoint_folder: str = ""  # ours: under the application path; the query's own is inside
 
 
 @dataclass(frozen=True, slots=True)

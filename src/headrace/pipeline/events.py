@@ -1,0 +1,64 @@
+"""What happened to an application, newest last, bounded."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class EventType(Enum):
+    START_CONTAINER = "StartContainer"
+    STOP_CONTAINER = "StopContainer"
+    CONTAINER_ERROR = "ContainerError"
+    START_OPERATOR = "StartOperator"
+    STOP_OPERATOR = "StopOperator"
+    OPERATOR_ERROR = "OperatorError"
+    SUBMIT = "SubmitApplication"
+    FINISH = "FinishApplication"
+
+
+_ERRORS = frozenset({EventType.CONTAINER_ERROR, EventType.OPERATOR_ERROR})
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    id: int
+    time_ms: int
+    type: EventType
+    reason: str = ""
+    group: int = (
+        0  # an error and the restart it causes share one, so that they can be shown together
+    )
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "time_ms": self.time_ms,
+            "type": self.type.value,
+            "level": "ERROR" if self.type in _ERRORS else "INFO",
+            "reason": self.reason,
+            "group": self.group,
+            **self.data,
+        }
+
+
+class Events:
+    def __init__(self, most: int) -> None:
+        self._events: deque[Event] = deque(maxlen=most)
+        self._next_id = 1
+        self._group = 0
+
+    def add(self, time_ms: int, type: EventType, reason: str = "", **data: Any) -> Event:
+        if type in _ERRORS:
+            self._group += 1
+        event = Event(self._next_id, time_ms, type, reason, self._group, data)
+        self._next_id += 1
+        self._events.append(event)
+        return event
+
+    def list(self, *, after: int = 0, type: EventType | None = None) -> list[Event]:
+        return [one for one in self._events if one.id > after and type in (None, one.type)]

@@ -1,0 +1,127 @@
+"""What the controller must not forget, as events of a StateLog and a table they build.
+
+Decisions are journalled before they are acted upon: a run id is durable before any container hears
+of it, so no two incarnations of a query ever share one. Statistics and events are not journalled;
+containers report again.
+
+    submit     the whole record of an application
+    container  {application, index, id, state, run, restarts, exit_status}
+    run        {application, run}                     a query is deployed again in a live container
+    committed  {application, window}
+    stop       {application}                          somebody asked for its end
+    finished   {application, state, reason, time_ms}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from headrace.errors import CorruptionError
+from headrace.pipeline.windows import NO_WINDOW
+
+LOG_NAME = "s/controller"
+VERSION = 1
+
+Body: TypeAlias = dict[str, Any]
+
+
+class ContainerRecord(msgspec.Struct, kw_only=True):
+    index: int
+    id: str
+    state: str
+    run: int
+    restarts: int = 0
+    exit_status: int | None = None
+
+
+class ApplicationRecord(msgspec.Struct, kw_only=True):
+    name: str
+    plan: dict[str, Any]
+    package: str  # content hash of the deployed folder
+    entry: str  # file inside it
+    start_window_ms: int
+    submitted_ms: int
+    available_now: bool = False
+    stopping: bool = False
+    run: int = 0  # highest run id given out
+    committed: int = NO_WINDOW
+    containers: dict[int, ContainerRecord] = msgspec.field(default_factory=dict)
+    state: str = ""  # how it ended; empty while it has not
+    reason: str = ""
+    finished_ms: int = 0
+
+
+class Log(Protocol):
+    """What the controller needs of a StateLog: durable, applied in order, then returned."""
+
+    async def append(self, kind: str, body: object, version: int = 1) -> int: ...
+
+    async def write_snapshot(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+Apply: TypeAlias = Callable[[int, str, object], None]
+Snapshot: TypeAlias = Callable[[], tuple[int, Iterable[bytes]]]
+Restore: TypeAlias = Callable[[int, Iterable[bytes]], None]
+OpenLog: TypeAlias = Callable[[Apply, Snapshot, Restore], Awaitable[Log]]
+"""Opens the log and replays it. In a cluster: `StateLog.open(client, name=LOG_NAME, ...)`."""
+
+
+class Journal:
+    """The table of applications; changed by `apply` and `restore` only."""
+
+    def __init__(self) -> None:
+        self.applications: dict[str, ApplicationRecord] = {}
+
+    def apply(self, version: int, kind: str, body: object) -> None:
+        if version != VERSION or not isinstance(body, dict):
+            raise CorruptionError("not an event of the controller", kind=kind, version=version)
+        try:
+            self._apply(kind, body)
+        except (KeyError, TypeError, msgspec.ValidationError) as error:
+            raise CorruptionError(f"a controller event cannot be applied: {error!r}") from error
+
+    def _apply(self, kind: str, body: Body) -> None:
+        if kind == "submit":
+            record = msgspec.convert(body, ApplicationRecord, strict=False)
+            self.applications[record.name] = record
+            return
+        application = self.applications[body["application"]]
+        if kind == "container":
+            container = msgspec.convert(
+                {name: value for name, value in body.items() if name != "application"},
+                ContainerRecord,
+            )
+            application.containers[container.index] = container
+            application.run = max(application.run, container.run)
+        elif kind == "run":
+            application.run = max(application.run, int(body["run"]))
+        elif kind == "committed":
+            application.committed = max(application.committed, int(body["window"]))
+        elif kind == "stop":
+            application.stopping = True
+        elif kind == "finished":
+            application.state = str(body["state"])
+            application.reason = str(body["reason"])
+            application.finished_ms = int(body["time_ms"])
+        else:
+            raise KeyError(kind)
+
+    def snapshot(self) -> tuple[int, Iterable[bytes]]:
+        """One chunk per application."""
+        return VERSION, [msgspec.msgpack.encode(one) for one in self.applications.values()]
+
+    def restore(self, version: int, chunks: Iterable[bytes]) -> None:
+        if version != VERSION:
+            raise CorruptionError("a controller snapshot of another version", version=version)
+        self.applications.clear()
+        for chunk in chunks:
+            try:
+                record = msgspec.msgpack.decode(chunk, type=ApplicationRecord)
+            except msgspec.DecodeError as error:
+                raise CorruptionError(f"a controller snapshot is damaged: {error}") from error
+            self.applications[record.name] = record

@@ -1,0 +1,138 @@
+"""States of containers and operators, and the table that moves an operator on.
+
+container  NEW -> ALLOCATED -> ACTIVE -> KILLED (-> ALLOCATED under a new id)
+operator   INACTIVE -> PENDING_DEPLOY -> ACTIVE -> PENDING_UNDEPLOY -> PENDING_DEPLOY
+                                         ACTIVE -> INACTIVE
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from headrace.pipeline.journal import Body
+from headrace.pipeline.plan import PhysicalOperator
+from headrace.pipeline.statistics import OperatorStatistics
+from headrace.wire.umbilical import messages as m
+
+
+class ContainerState(Enum):
+    NEW = "NEW"
+    ALLOCATED = "ALLOCATED"
+    ACTIVE = "ACTIVE"
+    KILLED = "KILLED"
+
+
+class OperatorState(Enum):
+    INACTIVE = "INACTIVE"
+    PENDING_DEPLOY = "PENDING_DEPLOY"
+    ACTIVE = "ACTIVE"
+    PENDING_UNDEPLOY = "PENDING_UNDEPLOY"
+
+
+class Phase(Enum):
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    STOPPED = "STOPPED"  # on request
+    FINISHED = "FINISHED"  # by itself
+    FAILED = "FAILED"
+
+
+ENDED = frozenset({Phase.STOPPED, Phase.FINISHED, Phase.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Make this durable before going on."""
+
+    kind: str
+    body: Body
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    container_id: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    container_id: str
+
+
+Action: TypeAlias = Record | Launch | Kill
+
+
+class Step(Enum):
+    """What the deploy-state table asks for beside the next state."""
+
+    NOTHING = 0
+    DEPLOY = 1
+    UNDEPLOY = 2
+    STARTED = 3
+    STOPPED = 4  # ended by itself
+    FAILED = 5
+    GONE = 6  # undeployed as asked: deploy again
+
+
+_I, _PD = OperatorState.INACTIVE, OperatorState.PENDING_DEPLOY
+_A, _PU = OperatorState.ACTIVE, OperatorState.PENDING_UNDEPLOY
+_ACTIVE, _SHUTDOWN, _FAILED = m.DeployState.ACTIVE, m.DeployState.SHUTDOWN, m.DeployState.FAILED
+
+# (state here, state reported; None = not reported) -> (next state, what follows)
+DEPLOY_STEPS: dict[tuple[OperatorState, m.DeployState | None], tuple[OperatorState, Step]] = {
+    (_PD, None): (_PD, Step.DEPLOY),
+    (_PD, _ACTIVE): (_A, Step.STARTED),
+    (_PD, _SHUTDOWN): (_A, Step.NOTHING),
+    (_PD, _FAILED): (_A, Step.NOTHING),  # the failure is seen at the next heartbeat
+    (_A, None): (_A, Step.NOTHING),
+    (_A, _ACTIVE): (_A, Step.NOTHING),
+    (_A, _SHUTDOWN): (_I, Step.STOPPED),
+    (_A, _FAILED): (_PU, Step.FAILED),
+    (_PU, None): (_PD, Step.GONE),
+    (_PU, _ACTIVE): (_PU, Step.UNDEPLOY),
+    (_PU, _SHUTDOWN): (_PU, Step.UNDEPLOY),
+    (_PU, _FAILED): (_PU, Step.UNDEPLOY),
+    (_I, None): (_I, Step.NOTHING),
+    (_I, _ACTIVE): (_I, Step.UNDEPLOY),
+    (_I, _SHUTDOWN): (_I, Step.UNDEPLOY),
+    (_I, _FAILED): (_I, Step.UNDEPLOY),
+}
+
+
+@dataclass(slots=True)
+class Operator:
+    physical: PhysicalOperator
+    state: OperatorState = OperatorState.INACTIVE
+    run: int = 0
+    failures: int = 0  # since the last new checkpoint
+    deploy_after_ms: int = 0
+    last_error: str = ""
+    statistics: OperatorStatistics = field(default_factory=OperatorStatistics)
+    requests: list[m.StramToNodeRequest] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Container:
+    index: int
+    operators: tuple[Operator, ...]
+    id: str = ""
+    state: ContainerState = ContainerState.NEW
+    run: int = 0
+    restarts: int = 0
+    pid: int | None = None
+    exit_status: int | None = None
+    allocated_ms: int = 0
+    heartbeat_ms: int = 0
+    launch_after_ms: int | None = None
+    kill_deadline_ms: int | None = None  # set: a kill is on its way
+    counts_as_failure: bool = True
+    ended: bool = False  # for good: it will not be launched again
+    stack_trace_wanted: bool = False
+    stack_trace: str = ""
+    last: m.ContainerHeartbeat | None = None
+
+    @property
+    def failures(self) -> int:
+        return max(operator.failures for operator in self.operators)

@@ -1,0 +1,94 @@
+"""What heartbeats say about one operator, folded into a few numbers.
+
+A heartbeat may arrive twice and a restarted query repeats its last batch, so a window is counted
+once: rows of a window at or below the last counted one are not added again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.ids import WindowId
+from headrace.pipeline.windows import NO_WINDOW, format_window
+from headrace.wire.umbilical.messages import Json, OperatorStats, PortStats, Value
+
+RATE_MS = 10_000  # THROUGHPUT_CALCULATION_INTERVAL
+SAMPLES_MAX = 1_000  # THROUGHPUT_CALCULATION_MAX_SAMPLES
+
+
+@dataclass(slots=True)
+class OperatorStatistics:
+    window: WindowId = NO_WINDOW
+    batch_id: int | None = None
+    run_id: str = ""
+    rows_in: int = 0
+    rows_out: int = 0
+    bytes_in: int = 0
+    lag: int = 0
+    cpu_ns: int = 0
+    end_window_ms: int = 0
+    checkpoint_ms: int = 0
+    metrics: dict[str, Value] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+    _samples: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+
+    def fold(self, stats: OperatorStats, now_ms: int) -> bool:
+        """Whether the window is a new one."""
+        if stats.window_id <= self.window:
+            return False
+        rows_in, rows_out = _rows(stats.input_ports), _rows(stats.output_ports)
+        self.window = WindowId(stats.window_id)
+        self.batch_id, self.run_id = stats.batch_id, stats.run_id
+        self.rows_in += rows_in
+        self.rows_out += rows_out
+        self.bytes_in += sum(port.buffer_server_bytes for port in stats.input_ports)
+        self.lag = sum(port.queue_size for port in stats.input_ports)
+        self.cpu_ns += stats.cpu_time_used
+        ends = [port.end_window_timestamp for port in (*stats.input_ports, *stats.output_ports)]
+        self.end_window_ms = max(ends, default=self.end_window_ms)
+        if stats.checkpoint_stats is not None:
+            self.checkpoint_ms = stats.checkpoint_stats.checkpoint_time
+        if stats.metrics:
+            self.metrics = dict(stats.metrics)
+        for port in (*stats.input_ports, *stats.output_ports):
+            self.ports[port.id] = self.ports.get(port.id, 0) + port.tuple_count
+        self._samples.append((now_ms, rows_in, rows_out))
+        return True
+
+    def rates(self, now_ms: int) -> tuple[float, float]:
+        """Rows in and out per second, over the last ten seconds."""
+        recent = [one for one in self._samples if now_ms - one[0] < RATE_MS]
+        if not recent:
+            return 0.0, 0.0
+        seconds = RATE_MS / 1000
+        return sum(one[1] for one in recent) / seconds, sum(one[2] for one in recent) / seconds
+
+    def to_json(self, now_ms: int) -> dict[str, Any]:
+        rate_in, rate_out = self.rates(now_ms)
+        return {
+            "window": format_window(self.window),
+            "batch_id": self.batch_id,
+            "rows_in": self.rows_in,
+            "rows_out": self.rows_out,
+            "rows_in_per_second": rate_in,
+            "rows_out_per_second": rate_out,
+            "bytes_in": self.bytes_in,
+            "lag": self.lag,
+            "cpu_ns": self.cpu_ns,
+            "end_window_ms": self.end_window_ms,
+            "checkpoint_ms": self.checkpoint_ms,
+            "ports": dict(self.ports),
+            "metrics": {name: _plain(value) for name, value in self.metrics.items()},
+        }
+
+
+def _rows(ports: tuple[PortStats, ...]) -> int:
+    return sum(port.tuple_count for port in ports)
+
+
+def _plain(value: Value) -> Any:
+    if isinstance(value, Json):
+        return value.text
+    return value.hex() if isinstance(value, bytes) else value
