@@ -66,6 +66,13 @@ class Link:
     async def call(
         self, code: Code, message: Message, payload: Payload = (), *, timeout: float = 3.0
     ) -> Reply:
+        """Like a channel's call; once more on a new channel when the old one never sent it."""
+        used = self._channel
+        try:
+            return await self.call_on(await self.channel(), code, message, payload, timeout=timeout)
+        except UnavailableError as error:
+            if used is None or not error.data.get("refused"):
+                raise
         return await self.call_on(await self.channel(), code, message, payload, timeout=timeout)
 
     async def call_on(

@@ -34,6 +34,7 @@ from headrace.errors import (
     RemoteProtocolError,
     RequestError,
     StateError,
+    StorageError,
     UnavailableError,
 )
 from headrace.net.sbp_channel import Channel, InProcessChannel
@@ -84,6 +85,7 @@ class DataNodeService:
         self._placement = Link(placement)
         self._store: LogStore | None = None
         self._server: SbpServer | None = None
+        self._channels: list[InProcessChannel] = []
         self._identity: Identity | None = None
         self._advertise = ""
         self._producers: dict[int, Producers] = {}
@@ -125,6 +127,9 @@ class DataNodeService:
         self.state.closing = True
         await self._tasks.close()
         if self._store is not None:
+            for stream_id in self.state.streams():
+                for log in self.state.ranges(stream_id):
+                    log.fail(StorageError("data node aborted"))  # ends requests that wait on it
             await self._store.abort()
         await self._let_go()
 
@@ -133,6 +138,8 @@ class DataNodeService:
         self.state.closing = True
         if self._server is not None:
             await self._server.close()
+        for channel in self._channels:
+            await channel.close()
         await self._tasks.close()
         if self._store is not None:
             await self._save_interrupted()
@@ -140,6 +147,8 @@ class DataNodeService:
         await self._let_go()
 
     async def _let_go(self) -> None:
+        for channel in self._channels:
+            await channel.close()
         if self._server is not None:
             await self._server.close()
         await self._placement.close()
@@ -184,8 +193,12 @@ class DataNodeService:
                 _log.warning("producers of stream %d not read: %s", stream_id, error)
 
     async def connect(self) -> Channel:
-        """A channel inside this process."""
-        return InProcessChannel(self.routes, Peer(address="in-process", in_process=True))
+        """A channel inside this process; it ends with the node."""
+        channel = InProcessChannel(self.routes, Peer(address="in-process"))
+        if self.state.closing:
+            await channel.close()
+        self._channels.append(channel)
+        return channel
 
     @property
     def address(self) -> str:

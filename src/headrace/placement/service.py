@@ -68,6 +68,7 @@ class PlacementService:
         )
         self.routes: Routes = build_routes(Role.PLACEMENT_MANAGER, handlers(self))
         self._servers: list[SbpServer] = []
+        self._channels: list[InProcessChannel] = []
         self._mutex = KeyedMutex()
         self._changing = TaskSet("placement change")
         self._background = TaskSet("placement")
@@ -92,8 +93,12 @@ class PlacementService:
         return server.address
 
     async def connect(self) -> Channel:
-        """A channel inside this process."""
-        return InProcessChannel(self.routes, Peer(address="in-process", in_process=True))
+        """A channel inside this process; it ends with the service."""
+        channel = InProcessChannel(self.routes, Peer(address="in-process"))
+        if self._closed:
+            await channel.close()
+        self._channels.append(channel)
+        return channel
 
     def _on_goaway(self, peer: Peer) -> None:
         if peer.role is m.ClientRole.DATA_NODE:
@@ -104,6 +109,8 @@ class PlacementService:
         self._closed = True
         for server in self._servers:
             await server.close()
+        for channel in self._channels:
+            await channel.close()
         await self._background.close()
         await self._changing.finish()
         await self._calls.close()

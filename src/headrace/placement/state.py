@@ -342,7 +342,7 @@ class PlacementState:
         last = self.last_range(stream_id)
         self._check_epoch(last, epoch)
         if range_index > last.range_index or range_index < 0:
-            raise RangeNotFoundError(
+            raise InvalidArgumentError(
                 "no such range yet", stream_id=stream_id, range_index=range_index
             )
         finished = last.open and not last.sealing and epoch == last.writer_epoch
