@@ -10,7 +10,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.spark.session import session
+from tests.spark.headrace_server import HeadraceServer
 from tests.spark.plain_server import PlainServer
+
+AnyServer = HeadraceServer | PlainServer
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +32,20 @@ def plain() -> Iterator[PlainServer]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def headrace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeadraceServer]:
+    server = HeadraceServer(tmp_path_factory.mktemp("headrace") / "data")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["headrace", "plain"])
+def server(request: pytest.FixtureRequest) -> AnyServer:
+    found: AnyServer = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.errors import NotFoundError
 from headrace.pipeline.windows import WindowGrid
 from headrace.pipeline.workload import load_application
 from headrace.spark.options import Target, parse_sink
@@ -22,7 +23,7 @@ from headrace.spark.server import connect
 from headrace.wire.iggy.messages.messages import Message, decode_messages
 from headrace.wire.iggy.primitives import Partitioning
 from headrace.wire.umbilical import messages as m
-from tests.spark.plain_server import PlainServer
+from tests.spark.headrace_server import HeadraceServer
 from tests.spark.scripted_controller import START_MS, ScriptedController, deploy_infos
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -142,23 +143,29 @@ def produce(target: Target, rows: list[dict[str, object]]) -> None:
     )
 
 
-def published(server: PlainServer) -> dict[tuple[str, str], tuple[int, float]]:
+def published(address: str) -> dict[tuple[str, str], tuple[int, float]]:
     """(window start, category): (orders, revenue); a row that came twice must say the same."""
+    target = parse_sink({"address": address, "topic": "shop/revenue"})
+    server = connect(target)
+    try:
+        state, access = server.describe(target)
+    except NotFoundError:
+        return {}
     found: dict[tuple[str, str], tuple[int, float]] = {}
-    topic = server.known_topics.get(("shop", "revenue"))
-    for log in topic.partitions if topic else ():
-        for message in decode_messages(bytes(log)):
-            row = json.loads(message.payload)
-            assert message.key == row["category"].encode()
-            key = (row["window"]["start"], row["category"])
-            value = (row["orders"], row["revenue"])
-            assert found.setdefault(key, value) == value
+    for each in state.partitions:
+        for area, _ in server.read(target, access, each.partition, each.start, each.end):
+            for message in decode_messages(area):
+                row = json.loads(message.payload)
+                assert message.key == row["category"].encode()
+                key = (row["window"]["start"], row["category"])
+                value = (row["orders"], row["revenue"])
+                assert found.setdefault(key, value) == value
     return found
 
 
 def test_a_killed_container_goes_on_where_it_was(
     controller: ScriptedController,
-    plain: PlainServer,
+    headrace: HeadraceServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -171,12 +178,12 @@ def test_a_killed_container_goes_on_where_it_was(
     controller.deploy = deploy_infos(app)
     names = [info.name for info in controller.deploy]
     assert names == ["orders", "valid", "enriched", "revenue"]
-    target = parse_sink({"address": plain.address, "topic": "shop/orders"})
+    target = parse_sink({"address": headrace.address, "topic": "shop/orders"})
     connect(target).create_topic(target)
     produce(target, orders(0, 60))
 
-    with container(controller, package, plain.address) as process:
-        wait_for(lambda: len(published(plain)) >= 6, process)
+    with container(controller, package, headrace.address) as process:
+        wait_for(lambda: len(published(headrace.address)) >= 6, process)
         wait_for(lambda: len(controller.stats(4)) >= 1, process)
         controller.stack_trace_required = True
         wait_for(lambda: any(beat.stack_trace for beat in controller.heartbeats), process)
@@ -187,8 +194,8 @@ def test_a_killed_container_goes_on_where_it_was(
     first_life = controller.stats(4)
 
     produce(target, orders(60, 60))
-    with container(controller, package, plain.address) as process:
-        wait_for(lambda: len(published(plain)) >= 18, process)
+    with container(controller, package, headrace.address) as process:
+        wait_for(lambda: len(published(headrace.address)) >= 18, process)
         second_life = len(first_life)
         wait_for(lambda: len(controller.stats(4)) > second_life, process)
         controller.shutdown = m.ShutdownType.WAIT_TERMINATE
@@ -196,7 +203,9 @@ def test_a_killed_container_goes_on_where_it_was(
 
     # Ten seconds each, five orders per category; the last windows are not over yet.
     whole = {
-        key: value for key, value in published(plain).items() if key[0] < "2026-01-01T12:01:30"
+        key: value
+        for key, value in published(headrace.address).items()
+        if key[0] < "2026-01-01T12:01:30"
     }
     assert len(whole) == 18
     assert set(whole.values()) == {(5, 15.0)}

@@ -1,8 +1,10 @@
-"""The connector against a server that is plain Iggy: polled, identified by time of creation."""
+"""The connector against a real Headrace (read from the data nodes with tickets) and against a
+server that is plain Iggy (polled, its topics identified by their time of creation)."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,22 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace.client.iggy import IggyClient
 from headrace.spark.options import Target, parse_sink
 from headrace.spark.server import connect
-from tests.spark.plain_server import PlainServer
+from tests.spark.conftest import AnyServer
+from tests.spark.headrace_server import HeadraceServer
 
 
-def made(server: PlainServer, topic: str, *, partitions: int = 2) -> Target:
+def made(server: AnyServer, topic: str, *, partitions: int = 2) -> Target:
     target = parse_sink({"address": server.address, "stream": "s", "topic": topic})
     connect(target).create_topic(target, partitions=partitions)
     return target
+
+
+def ask(target: Target, call: Callable[[IggyClient], Awaitable[None]]) -> None:
+    server = connect(target)
+    server._loop.run(server._call(call))
 
 
 def reader(spark: SparkSession, target: Target, **options: object) -> Any:
@@ -70,8 +79,8 @@ def follow(spark: SparkSession, target: Target, **options: object) -> DataFrame:
     return reading.load()
 
 
-def test_what_is_written_is_read(spark: SparkSession, plain: PlainServer) -> None:
-    target = made(plain, "round-trip")
+def test_what_is_written_is_read(spark: SparkSession, server: AnyServer) -> None:
+    target = made(server, "round-trip")
     write(numbered(spark, 1000), target)
     frame = reader(spark, target).load()
     assert frame.columns == [
@@ -96,8 +105,8 @@ def test_what_is_written_is_read(spark: SparkSession, plain: PlainServer) -> Non
         assert offsets == list(range(len(offsets)))
 
 
-def test_columns_bounds_and_text(spark: SparkSession, plain: PlainServer) -> None:
-    target = made(plain, "bounds", partitions=1)
+def test_columns_bounds_and_text(spark: SparkSession, server: AnyServer) -> None:
+    target = made(server, "bounds", partitions=1)
     frame = spark.createDataFrame(
         [("a", {"h": bytearray(b"1")}, 0), ("b", None, 0), ("ü", {}, 0)],
         "payload string, headers map<string,binary>, partition int",
@@ -121,17 +130,17 @@ def test_columns_bounds_and_text(spark: SparkSession, plain: PlainServer) -> Non
     assert empty.count() == 0
 
 
-def test_rows_without_a_payload_become_json(spark: SparkSession, plain: PlainServer) -> None:
-    target = made(plain, "json", partitions=1)
+def test_rows_without_a_payload_become_json(spark: SparkSession, server: AnyServer) -> None:
+    target = made(server, "json", partitions=1)
     write(spark.createDataFrame([(1, "x", None)], "n int, s string, nothing string"), target)
     (row,) = reader(spark, target).load().collect()
     assert json.loads(row.payload) == {"n": 1, "s": "x", "nothing": None}
 
 
 def test_a_stream_keeps_to_its_limits_and_continues_where_it_was(
-    spark: SparkSession, plain: PlainServer, checkpoint: str
+    spark: SparkSession, server: AnyServer, checkpoint: str
 ) -> None:
-    target = made(plain, "limits")
+    target = made(server, "limits")
     write(numbered(spark, 100), target)
     stream = follow(spark, target, maxMessagesPerTrigger=30)
     seen, sizes = run(stream, checkpoint)
@@ -144,33 +153,31 @@ def test_a_stream_keeps_to_its_limits_and_continues_where_it_was(
     assert sorted(seen) == sorted(f"payload-{i}" for i in range(100, 120))
     offset = Path(checkpoint, "offsets", "0").read_text().split("\n")[2]
     parsed = json.loads(offset)
-    created = plain.known_topics["s", "limits"].created_at_us
+    state, _ = connect(target).describe(target)
     assert list(parsed) == ["v", "c", "p"]
-    assert (parsed["v"], parsed["c"]) == (1, "")
-    assert sorted(parsed["p"]) == [f"{created}/0", f"{created}/1"]
+    assert (parsed["v"], parsed["c"]) == (1, state.cluster)
+    assert list(parsed["p"]) == [f"{state.uid}/0", f"{state.uid}/1"]
     assert sum(at[1] for at in parsed["p"].values()) == 30
 
 
 def test_a_recreated_topic_is_an_error(
-    spark: SparkSession, plain: PlainServer, checkpoint: str
+    spark: SparkSession, server: AnyServer, checkpoint: str
 ) -> None:
-    target = made(plain, "recreated")
+    target = made(server, "recreated")
     write(numbered(spark, 10), target)
     stream = follow(spark, target)
     run(stream, checkpoint)
-    connect(target)._loop.run(
-        connect(target)._call(lambda client: client.delete_topic("s", "recreated"))
-    )
-    made(plain, "recreated")
+    ask(target, lambda client: client.delete_topic("s", "recreated"))
+    made(server, "recreated")
     write(numbered(spark, 50), target)
     with pytest.raises(StreamingQueryException, match="deleted and created again"):
         run(stream, checkpoint)
 
 
 def test_a_stream_writes_to_a_topic(
-    spark: SparkSession, plain: PlainServer, checkpoint: str
+    spark: SparkSession, server: AnyServer, checkpoint: str
 ) -> None:
-    source, copy = made(plain, "source"), made(plain, "copy")
+    source, copy = made(server, "source"), made(server, "copy")
     write(numbered(spark, 500), source)
     query = (
         follow(spark, source, maxMessagesPerTrigger=200)
@@ -206,22 +213,64 @@ def test_a_stream_writes_to_a_topic(
     ],
 )
 def test_mistakes_are_answered_with_the_remedy(
-    spark: SparkSession, plain: PlainServer, options: dict[str, str], text: str
+    spark: SparkSession, server: AnyServer, options: dict[str, str], text: str
 ) -> None:
-    target = made(plain, "mistakes")
+    target = made(server, "mistakes")
     with pytest.raises(PySparkException, match=text) as caught:
         reader(spark, target, **options).load().collect()
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_frame_that_is_no_message_is_refused(spark: SparkSession, plain: PlainServer) -> None:
-    target = made(plain, "refused")
+def test_a_frame_that_is_no_message_is_refused(spark: SparkSession, server: AnyServer) -> None:
+    target = made(server, "refused")
     with pytest.raises(PySparkException, match="column n has no place in a message"):
         write(spark.createDataFrame([("x", 1)], "payload string, n int"), target)
     with pytest.raises(PySparkException, match="payload is int"):
         write(spark.createDataFrame([(1,)], "payload int"), target)
     with pytest.raises(PySparkException, match="a payload is null"):
         write(spark.createDataFrame([(None,)], "payload string"), target)
+
+
+def test_a_purged_topic_is_an_error(
+    spark: SparkSession, headrace: HeadraceServer, checkpoint: str
+) -> None:
+    target = made(headrace, "purged", partitions=1)
+    write(numbered(spark, 10), target)
+    stream = follow(spark, target)
+    run(stream, checkpoint)
+    ask(target, lambda client: client.purge_topic("s", "purged"))
+    write(numbered(spark, 50), target)
+    with pytest.raises(StreamingQueryException, match="was purged"):
+        run(stream, checkpoint)
+
+
+def test_both_ways_of_reading_agree(spark: SparkSession, headrace: HeadraceServer) -> None:
+    target = made(headrace, "both")
+    write(numbered(spark, 5000), target)
+    state, access = connect(target).describe(target)
+    assert access.ticket, "the default reads from the data nodes"
+    assert access.ticket not in repr(access).encode()
+    frames = [reader(spark, target, readFrom=way).load() for way in ("data-nodes", "broker")]
+    rows = [sorted(map(tuple, frame.drop("headers").collect())) for frame in frames]
+    assert len(rows[0]) == 5000
+    assert rows[0] == rows[1]
+    assert state.cluster
+
+
+def test_a_query_outlives_a_restart_of_the_broker(
+    spark: SparkSession, tmp_path: Path, checkpoint: str
+) -> None:
+    server = HeadraceServer(tmp_path / "data")
+    server.start()
+    target = made(server, "restart", partitions=1)
+    write(numbered(spark, 100), target)
+    stream = follow(spark, target)
+    seen, _ = run(stream, checkpoint)
+    server.restart()
+    write(numbered(spark, 100, start=100), target)
+    more, _ = run(stream, checkpoint)
+    assert sorted(seen + more) == sorted(f"payload-{i}" for i in range(200))
+    server.stop()
 
 
 def test_no_jars_are_needed(spark: SparkSession) -> None:
