@@ -1,0 +1,137 @@
+"""Starts containers. Locally a container is a child process of the controller.
+
+Its environment: HEADRACE_CONTAINER_ID, HEADRACE_APPLICATION_PATH, HEADRACE_PACKAGE (folder, first
+on PYTHONPATH), HEADRACE_ENTRY, HEADRACE_BROKER, HEADRACE_AVAILABLE_NOW, SPARK_LOCAL_IP,
+PYSPARK_PYTHON, what the operator's own environment says, and the broker login. The login travels by
+environment because only this user can read it there and Spark shows it nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from headrace.errors import DeadlineError, InvalidArgumentError, NotFoundError
+from headrace.runtime.interfaces import Process, Runtime
+
+CONTAINER_MODULE = "headrace.pipeline.container"
+DESCRIBE_MODULE = "headrace.pipeline.describe"
+PLAN_FILE = "plan.json"
+LOG_TAIL_BYTES = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    container_id: str
+    application_path: str
+    package_folder: str
+    entry: str
+    available_now: bool
+
+    @property
+    def log_path(self) -> str:
+        return f"{self.application_path}/logs/{self.container_id}.log"
+
+
+class Launcher(Protocol):
+    @property
+    def survives(self) -> bool:
+        """Whether containers outlive the controller's process; then a new one waits for them."""
+
+    async def launch(self, request: LaunchRequest) -> Process: ...
+
+    async def describe(
+        self, package_folder: str, entry: str, *, work_folder: str, timeout: float
+    ) -> dict[str, Any]:
+        """The plan that a package's entry declares. InvalidArgumentError with its own words when
+        it declares none. Runs the package's code, so never in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLauncher:
+    """`environment` is what children inherit (PATH, HOME, JAVA_HOME, Spark settings); `login` the
+    variables by which they reach the broker."""
+
+    runtime: Runtime
+    broker: str
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    login: Mapping[str, str] = field(default_factory=dict, repr=False)
+    command: Sequence[str] = (sys.executable, "-m", CONTAINER_MODULE)
+
+    @property
+    def survives(self) -> bool:
+        return False  # the kernel ends them with us
+
+    async def launch(self, request: LaunchRequest) -> Process:
+        environment = {
+            **self._environment(request.package_folder, request.entry, request.application_path),
+            **self.login,
+            "HEADRACE_CONTAINER_ID": request.container_id,
+            "HEADRACE_AVAILABLE_NOW": "1" if request.available_now else "",
+        }
+        return await self.runtime.processes.spawn(
+            self.command,
+            environment=environment,
+            folder=request.application_path,
+            output=request.log_path,
+        )
+
+    async def describe(
+        self, package_folder: str, entry: str, *, work_folder: str, timeout: float
+    ) -> dict[str, Any]:
+        disk = self.runtime.disk
+        executor = self.runtime.executor("describe", 1)
+        try:
+            process = await self.runtime.processes.spawn(
+                (sys.executable, "-m", DESCRIBE_MODULE, f"{work_folder}/{PLAN_FILE}"),
+                environment=self._environment(package_folder, entry, work_folder),
+                folder=work_folder,
+                output=f"{work_folder}/describe.log",
+            )
+            status = await _wait(process, timeout, entry)
+            try:
+                plan = json.loads(await executor.run(disk.read, f"{work_folder}/{PLAN_FILE}"))
+            except (NotFoundError, ValueError):
+                data = await executor.run(disk.read, f"{work_folder}/describe.log")
+                text = data[-LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
+                raise InvalidArgumentError(
+                    f"{entry} could not be loaded (exit status {status}): {text}"
+                ) from None
+        finally:
+            executor.close()
+        if "error" in plan:
+            raise InvalidArgumentError(str(plan["error"]))
+        return dict(plan)
+
+    def _environment(
+        self, package_folder: str, entry: str, application_path: str
+    ) -> dict[str, str]:
+        inherited = self.environment.get("PYTHONPATH", "")
+        return {
+            **self.environment,
+            "HEADRACE_APPLICATION_PATH": application_path,
+            "HEADRACE_PACKAGE": package_folder,
+            "HEADRACE_ENTRY": entry,
+            "HEADRACE_BROKER": self.broker,
+            "PYTHONPATH": f"{package_folder}:{inherited}" if inherited else package_folder,
+            "PYTHONPYCACHEPREFIX": f"{application_path}/cache",  # the package stays as it was
+            "PYTHONUNBUFFERED": "1",
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": self.environment.get("SPARK_LOCAL_IP", "127.0.0.1"),
+        }
+
+
+async def _wait(process: Process, timeout: float, entry: str) -> int:
+    try:
+        async with asyncio.timeout(timeout):
+            return await process.wait()
+    except TimeoutError:
+        raise DeadlineError(f"{entry} did not state its plan in time", seconds=timeout) from None
+    finally:
+        if process.exit_status is None:
+            process.kill()
+            await process.wait()

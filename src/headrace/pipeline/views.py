@@ -1,0 +1,115 @@
+"""What the CLI and the JSON API show of an application."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.pipeline.deploy import checkpoint_folder
+from headrace.pipeline.journal import ApplicationRecord
+from headrace.pipeline.lifecycle import Container, Operator
+from headrace.pipeline.state import Application
+from headrace.pipeline.windows import NO_WINDOW, format_window
+
+
+def summary(application: Application, now_ms: int) -> dict[str, Any]:
+    record = application.record
+    leaves = [one for one in application.operators.values() if one.physical.query]
+    sources = [one for one in application.operators.values() if not one.physical.inputs]
+    window = min((one.statistics.window for one in leaves), default=NO_WINDOW)
+    rates = [one.statistics.rates(now_ms)[0] for one in leaves]
+    return {
+        "name": application.name,
+        "state": application.phase.value,
+        "package": record.package,
+        "entry": record.entry,
+        "submitted_ms": record.submitted_ms,
+        "finished_ms": record.finished_ms or None,
+        "window": format_window(window) if window != NO_WINDOW else None,
+        "committed_window": format_window(application.checkpoints.committed),
+        "rows": sum(one.statistics.rows_in for one in leaves),
+        "rows_per_second": sum(rates),
+        "lag": sum(one.statistics.lag for one in (*sources, *leaves)),
+        "restarts": sum(one.restarts for one in application.containers),
+        "containers": len(application.containers),
+        "last_error": application.last_error or None,
+    }
+
+
+def details(application: Application, now_ms: int) -> dict[str, Any]:
+    return {
+        **summary(application, now_ms),
+        "path": application.path,
+        "plan": application.record.plan,
+        "window_ms": application.grid.width_ms,
+        "start_window_ms": application.grid.start_ms,
+        "current_window": format_window(application.grid.window_at(now_ms)),
+        "containers": [_container(one, now_ms) for one in application.containers],
+        "operators": [
+            _operator(application, one, now_ms) for one in application.operators.values()
+        ],
+        "streams": [
+            {
+                "name": stream.name,
+                "source": f"{stream.source.operator}.{stream.source.port}",
+                "sinks": [f"{sink.operator}.{sink.port}" for sink in stream.sinks],
+                "locality": stream.locality.name if stream.locality else None,
+            }
+            for stream in application.plan.logical.streams
+        ],
+        "events": [event.to_json() for event in application.events.list()],
+    }
+
+
+def forgotten(record: ApplicationRecord, reason: str) -> dict[str, Any]:
+    """An application whose plan makes no sense to this version: its record is all there is."""
+    return {
+        "name": record.name,
+        "state": "UNREADABLE",
+        "package": record.package,
+        "entry": record.entry,
+        "submitted_ms": record.submitted_ms,
+        "last_error": reason,
+    }
+
+
+def _container(container: Container, now_ms: int) -> dict[str, Any]:
+    last = container.last
+    return {
+        "id": container.id,
+        "index": container.index,
+        "state": container.state.value,
+        "pid": container.pid,
+        "restarts": container.restarts,
+        "exit_status": container.exit_status,
+        "operators": [one.physical.logical.name for one in container.operators],
+        "last_heartbeat_ms": container.heartbeat_ms or None,
+        "heartbeat_age_ms": now_ms - container.heartbeat_ms if container.heartbeat_ms else None,
+        "restart_at_ms": container.launch_after_ms,
+        "jvm_name": last.jvm_name if last else None,
+        "memory_mb_free": last.memory_mb_free if last else None,
+        "gc_collection_time": last.gc_collection_time if last else None,
+        "gc_collection_count": last.gc_collection_count if last else None,
+        "log": f"logs/{container.id}.log" if container.id else None,
+    }
+
+
+def _operator(application: Application, operator: Operator, now_ms: int) -> dict[str, Any]:
+    physical, checkpoints = operator.physical, application.checkpoints
+    return {
+        "id": physical.id,
+        "name": physical.logical.name,
+        "function": physical.logical.function,
+        "type": physical.type.name,
+        "query": physical.query or None,
+        "container": application.containers[physical.container].id,
+        "state": operator.state.value,
+        "run": operator.run,
+        "failures": operator.failures,
+        "last_error": operator.last_error or None,
+        "checkpoint_folder": f"{checkpoint_folder(physical)}/{physical.logical.name}"
+        if physical.query
+        else None,
+        "checkpoint_window": format_window(checkpoints.newest(physical.id)),
+        "recovery_window": format_window(checkpoints.recovery(physical.id)),
+        **operator.statistics.to_json(now_ms),
+    }

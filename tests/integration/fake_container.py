@@ -1,0 +1,46 @@
+"""A container without Spark: it reports to the controller as a real one does, and no more."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from headrace.client.umbilical import BlockingUmbilicalClient
+from headrace.pipeline.windows import WindowGrid
+from headrace.runtime.system import system_runtime
+from headrace.wire.umbilical import messages as m
+
+
+def main() -> int:
+    id_ = os.environ["HEADRACE_CONTAINER_ID"]
+    print(f"container {id_} runs {os.environ['HEADRACE_ENTRY']}", flush=True)
+    with BlockingUmbilicalClient(
+        system_runtime(), os.environ["HEADRACE_APPLICATION_PATH"]
+    ) as client:
+        context = client.get_init_context(id_)
+        if context is None:
+            return 1
+        grid = WindowGrid(context.start_window_millis, 500)
+        running: set[int] = set()
+        while True:
+            window = grid.window_at(time.time_ns() // 1_000_000)
+            stats = (m.OperatorStats(window, checkpoint=m.Checkpoint(window)),)
+            operators = tuple(
+                m.OperatorHeartbeat(one, m.DeployState.ACTIVE, window_stats=stats)
+                for one in sorted(running)
+            )
+            response = client.process_heartbeat(
+                m.ContainerHeartbeat(
+                    jvm_name=f"{os.getpid()}@fake", stats=m.ContainerStats(id_, operators)
+                )
+            )
+            if response.shutdown is not None:
+                return 0
+            running.difference_update(response.undeploy_request)
+            running.update(info.id for info in response.deploy_request)
+            time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

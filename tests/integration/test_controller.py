@@ -1,0 +1,167 @@
+"""The controller with real child processes, files and sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config.controller import ControllerSettings
+from headrace.errors import DeadlineError, InvalidArgumentError
+from headrace.pipeline.controller import Controller
+from headrace.pipeline.launcher import LocalLauncher
+from headrace.pipeline.packages import PackageSpec
+from headrace.runtime.system import system_runtime
+from tests.unit.pipeline.test_controller import MemoryLog
+
+SCRIPT = b"""
+from headrace.pipeline.application import Application
+
+app = Application("shop")
+app.topic("orders", "shop/orders")
+
+@app.operator(to="shop/revenue")
+def revenue(orders):
+    return orders
+"""
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Callable[[], Any]]:
+    made: list[Controller] = []
+    log = MemoryLog()
+
+    async def make_one() -> Controller:
+        runtime = system_runtime()
+        launcher = LocalLauncher(
+            runtime,
+            broker="127.0.0.1:1",
+            environment={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd())},
+            login={"HEADRACE_USERNAME": "service", "HEADRACE_PASSWORD": "secret"},
+            command=(sys.executable, "-m", "tests.integration.fake_container"),
+        )
+        controller = Controller(
+            runtime,
+            ControllerSettings(describe_timeout_ms=20_000),
+            data_dir=str(tmp_path),
+            open_log=log.open,
+            launcher=launcher,
+        )
+        await controller.start()
+        made.append(controller)
+        return controller
+
+    yield make_one
+    for controller in made:
+        await controller.close()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 15.0) -> float:
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds, "it did not happen"
+        await asyncio.sleep(0.01)
+    return time.monotonic() - started
+
+
+def container(controller: Controller) -> dict[str, Any]:
+    found: dict[str, Any] = controller.show("shop")["containers"][0]
+    return found
+
+
+def active(controller: Controller) -> bool:
+    return bool(
+        all(one["state"] == "ACTIVE" for one in controller.show("shop")["operators"])
+        and container(controller)["state"] == "ACTIVE"
+    )
+
+
+async def test_a_container_killed_by_sigkill_is_noticed_and_restarted(make: Any) -> None:
+    controller = await make()
+    await controller.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
+    await until(lambda: active(controller))
+    pid = container(controller)["pid"]
+    os.kill(pid, signal.SIGKILL)
+    noticed = await until(lambda: container(controller)["state"] == "KILLED")
+    assert noticed < 1.0
+    back = await until(lambda: active(controller))
+    print(f"noticed after {noticed * 1000:.0f} ms, running again after {back:.2f} s")
+    assert container(controller)["pid"] != pid
+    assert controller.show("shop")["restarts"] == 1
+    (stopped,) = [one for one in controller.events("shop") if one["type"] == "StopContainer"]
+    assert stopped["exit_status"] == -signal.SIGKILL
+    assert "container shop.1.2 runs shop.py" in await controller.logs("shop", 10)
+    await controller.stop("shop")
+    assert (await controller.wait("shop"))["state"] == "STOPPED"
+
+
+async def test_a_new_controller_runs_the_submitted_package_again(make: Any, tmp_path: Path) -> None:
+    first = await make()
+    shown = await first.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
+    await until(lambda: active(first))
+    await first.close()
+    second = await make()
+    await until(lambda: active(second))
+    assert second.show("shop")["package"] == shown["package"]
+    assert container(second)["id"] == "shop.1.2"
+    folder = tmp_path / "applications" / "shop" / "packages" / shown["package"]
+    assert sorted(path.name for path in folder.iterdir()) == [".manifest", "shop.py"]
+
+
+async def test_a_script_states_its_plan_in_a_process_of_its_own(make: Any) -> None:
+    controller = await make()
+    shown = await controller.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
+    assert [one["name"] for one in shown["operators"]] == ["orders", "revenue"]
+    assert shown["operators"][1]["function"] == "shop:revenue"
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        (b"1 / 0\n", r"ZeroDivisionError: division by zero \(shop.py:1\)"),
+        (b"x = 1\n", "0 applications"),
+        (b"import os\nos._exit(3)\n", "exit status 3"),
+    ],
+    ids=["raises", "no application", "exits"],
+)
+async def test_a_script_without_a_plan_is_refused_in_its_own_words(
+    make: Any, script: bytes, text: str
+) -> None:
+    controller = await make()
+    with pytest.raises(InvalidArgumentError, match=text):
+        await controller.submit(PackageSpec("shop.py", {"shop.py": script}))
+    assert controller.list() == []
+
+
+async def test_a_script_that_does_not_come_back_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_bytes(b"import time\ntime.sleep(600)\n")
+    launcher = LocalLauncher(
+        system_runtime(), broker="127.0.0.1:1", environment={"PATH": os.environ["PATH"]}
+    )
+    started = time.monotonic()
+    with pytest.raises(DeadlineError):
+        await launcher.describe(str(tmp_path), "shop.py", work_folder=str(tmp_path), timeout=2.0)
+    assert time.monotonic() - started < 10
+
+
+async def test_the_containers_environment(tmp_path: Path) -> None:
+    """The login reaches containers and never the process that only states a plan."""
+    launcher = LocalLauncher(
+        system_runtime(),
+        broker="127.0.0.1:8090",
+        environment={"PATH": os.environ["PATH"]},
+        login={"HEADRACE_PASSWORD": "hidden"},
+    )
+    assert "hidden" not in repr(launcher)
+    (tmp_path / "shop.py").write_bytes(b"import os\nraise KeyError(sorted(os.environ))\n")
+    with pytest.raises(InvalidArgumentError) as caught:
+        await launcher.describe(str(tmp_path), "shop.py", work_folder=str(tmp_path), timeout=20.0)
+    assert "HEADRACE_BROKER" in str(caught.value)
+    assert "HEADRACE_PASSWORD" not in str(caught.value)
