@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -48,6 +48,8 @@ LAUNCH_FAILED = 127  # exit status of a container that could not be started
 CLOSE_SECONDS = 10.0  # for containers to end after SIGTERM
 LOGS_MAX = 10  # log files kept per application
 MESSAGE_CHARACTERS_MAX = 4_096
+
+Views: TypeAlias = list[dict[str, Any]]  # `list` is a method of the class below
 
 
 @dataclass(slots=True)
@@ -101,6 +103,13 @@ class Controller:
 
     async def start(self) -> None:
         """Replay the journal, listen, publish the address, go on with every application."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
         self._log = await self._open_log(
             self._journal.apply, self._journal.snapshot, self._journal.restore
         )
@@ -165,7 +174,7 @@ class Controller:
             await self._go_on(running, adopt=False)
         return self.show(record.name)
 
-    def list(self) -> Sequence[dict[str, Any]]:
+    def list(self) -> Views:
         now_ms = self._now_ms()
         return [
             views.summary(self._running[name].application, now_ms)
@@ -177,7 +186,7 @@ class Controller:
     def show(self, name: str) -> dict[str, Any]:
         return views.details(self._get(name).application, self._now_ms())
 
-    def events(self, name: str, *, after: int = 0) -> Sequence[dict[str, Any]]:
+    def events(self, name: str, *, after: int = 0) -> Views:
         return [one.to_json() for one in self._get(name).application.events.list(after=after)]
 
     async def stop(self, name: str) -> None:
