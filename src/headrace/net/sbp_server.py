@@ -180,7 +180,7 @@ class _Serving:
         self._retiring: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         self._ended = asyncio.Event()
-        self._heard = server.runtime.clock.monotonic()
+        self._active = server.runtime.clock.monotonic()
         self.gate = Gate(limits.requests_in_flight_max, limits.bytes_in_flight_max)
 
     async def run(self) -> None:
@@ -189,7 +189,7 @@ class _Serving:
         try:
             while data := await self._connection.receive():
                 for event in self._core.receive(data):
-                    self._heard = self._server.runtime.clock.monotonic()
+                    self._active = self._server.runtime.clock.monotonic()
                     await self._on_event(event)
                 if self._core.failure is not None:
                     raise self._core.failure
@@ -259,11 +259,16 @@ class _Serving:
         finally:
             if timer is not None:
                 timer.cancel()
-            self.gate.leave(request.bytes)
+            self._leave(request)
 
     async def _refuse(self, request: Request, error: HeadraceError) -> None:
         await self._fail(request, error)
+        self._leave(request)
+
+    def _leave(self, request: Request) -> None:
         self.gate.leave(request.bytes)
+        # The peer has only now something to react to: silence is counted from here.
+        self._active = self._server.runtime.clock.monotonic()
 
     def _start_timer(self, request: Request, message: Message) -> asyncio.TimerHandle | None:
         timeout_ms = getattr(message, "timeout_ms", 0)
@@ -317,7 +322,7 @@ class _Serving:
             return
         limits = self._limits
         limit = limits.frame_timeout if self._core.inside_frame else limits.idle_timeout
-        if now - self._heard >= limit:
+        if now - self._active >= limit:
             self._retiring = asyncio.get_running_loop().create_task(self._retire())
 
     async def retire(self) -> None:

@@ -13,6 +13,7 @@ from headrace.net.sbp_server import SbpServer, ServerLimits, build_routes
 from headrace.runtime.interfaces import Connection
 from headrace.runtime.simulated import Simulation
 from headrace.wire.sbp import messages as m
+from headrace.wire.sbp.flat import encode
 from headrace.wire.sbp.frames import Frame, FrameDecoder, encode_frame
 from headrace.wire.sbp.opcodes import Code, Role
 from tests.unit.net.sbp_fixtures import ToyNode, allow_all, append_request, fetch_request, raised
@@ -101,6 +102,8 @@ def test_a_request_in_flight_keeps_a_connection_alive() -> None:
         assert not waiting.done()
         cluster.node.release.set()
         await waiting
+        await cluster.client.clock.sleep(10)  # silence is counted from the answer
+        await channel.call(Code.APPEND, append_request(0), [b"x"])
         await channel.close()
 
     cluster.run(main())
@@ -206,5 +209,46 @@ def test_close_waits_for_work_in_flight_but_not_for_ever() -> None:
         assert 12 <= cluster.client.clock.monotonic() - start <= 20
         assert isinstance(await raised(waiting), UnavailableError)
         await channel.close()
+
+    cluster.run(main())
+
+
+def test_a_slow_reader_is_not_a_dead_one() -> None:
+    """Each answer has the write timeout to itself, however many wait behind it."""
+    cluster = Cluster(ServerLimits(write_timeout=30.0))
+
+    async def main() -> None:
+        connection = await cluster.raw()
+        header = encode(fetch_request(2 << 20))
+        for stream_id in range(1, 11):
+            connection.write(encode_frame(Frame(Code.FETCH, 0, stream_id, header)))
+        decoder = FrameDecoder()
+        start = cluster.client.clock.monotonic()
+        answers = 0
+        while answers < 10:
+            data = await connection.receive()
+            assert data, f"cut off after {answers} answers"
+            assert cluster.server.statistics()["connections"] == 1
+            answers += len(decoder.feed(data))
+            await cluster.client.clock.sleep(1.0 * len(data) / (1 << 18))  # 256 KiB a second
+        assert cluster.client.clock.monotonic() - start > 60
+        connection.close()
+
+    cluster.run(main())
+
+
+def test_a_reader_that_stopped_is_cut_off() -> None:
+    cluster = Cluster(ServerLimits(write_timeout=30.0))
+
+    async def main() -> None:
+        connection = await cluster.raw()
+        header = encode(fetch_request(2 << 20))
+        for stream_id in range(1, 11):
+            connection.write(encode_frame(Frame(Code.FETCH, 0, stream_id, header)))
+        await cluster.client.clock.sleep(29)
+        assert cluster.server.statistics()["connections"] == 1
+        await cluster.client.clock.sleep(4)
+        assert cluster.server.statistics()["connections"] == 0
+        connection.abort()
 
     cluster.run(main())

@@ -127,6 +127,16 @@ def test_long_range_lists_take_several_frames() -> None:
     assert all(len(header) <= 1 << 20 for header, _ in encode_answer(message, []))
 
 
+def test_a_criterion_asked_twice_is_answered_twice_after_an_error() -> None:
+    criteria = RangeCriteria(stream_id=2)
+    refused = ListRangesResult(criteria, (), Status(1404, "no stream"))
+    found = ListRangesResult(criteria, many_ranges(1))
+    assembler = Assembler()
+    assembler.add(ListRangesResponse(0, (refused,)), [])
+    assembler.add(ListRangesResponse(0, (found,)), [])
+    assert assembler.finish()[0] == ListRangesResponse(0, (refused, found))
+
+
 def test_results_are_concatenated_and_the_bad_status_wins() -> None:
     assembler = Assembler()
     assembler.add(AppendResponse(5, (AppendResult(1, 1, 7),)), [])
