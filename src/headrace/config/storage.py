@@ -37,7 +37,7 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = 0
     commit_threads: Annotated[
         int, Meta(ge=1, le=64, description="Files that a group commit syncs at the same time.")
-    ] = 8
+    ] = 16
     read_threads: Annotated[
         int, Meta(ge=1, le=64, description="Reads from disk at the same time.")
     ] = 4

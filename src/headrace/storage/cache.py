@@ -26,7 +26,6 @@ class Batch:
         self,
         header: Buffer,
         body: Sequence[Buffer],
-        *,
         offset: int,
         end: int,
         size: int,

@@ -12,7 +12,7 @@ is `carry_out` (in a thread) followed by `on_written` (on the loop), and nowhere
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -102,8 +102,28 @@ class Committer:
         return writes
 
     async def _commit(self, writes: list[SegmentWrite]) -> None:
+        self.groups_written += 1
+        dirty = sum(write.sync for write in writes)
+        journal = self._policy.journal
+        if journal is not None and self._policy.route(dirty) is Route.JOURNAL:
+            await self._carry_out(journal.commit(writes), writes)
+            return
+        shares = min(dirty, self._threads)
+        if shares <= 1:
+            await self._carry_out_directly(writes)
+            return
+        # Each share is acknowledged when it is done: its callers prepare their next batches while
+        # the other files are still being synced.
+        await asyncio.gather(
+            *(self._carry_out_directly(writes[share::shares]) for share in range(shares))
+        )
+
+    async def _carry_out_directly(self, writes: list[SegmentWrite]) -> None:
+        await self._carry_out(self._executor.run(carry_out, self._disk, writes), writes)
+
+    async def _carry_out(self, work: Awaitable[None], writes: list[SegmentWrite]) -> None:
         try:
-            await self._make_durable(writes)
+            await work
         except asyncio.CancelledError:
             for write in writes:
                 write.log.abandon(write)
@@ -113,24 +133,7 @@ class Committer:
             for write in writes:
                 if write.error is None:
                     write.error = StorageError(f"group commit failed: {error!r}")
-        self.groups_written += 1
         self.files_written += len(writes)
         for write in writes:
             self.bytes_written += write.size
             write.log.on_written(write)
-
-    async def _make_durable(self, writes: Sequence[SegmentWrite]) -> None:
-        dirty = sum(write.sync for write in writes)
-        if self._policy.journal is not None and self._policy.route(dirty) is Route.JOURNAL:
-            await self._policy.journal.commit(writes)
-            return
-        shares = min(dirty, self._threads)
-        if shares <= 1:
-            await self._executor.run(carry_out, self._disk, writes)
-            return
-        await asyncio.gather(
-            *(
-                self._executor.run(carry_out, self._disk, writes[share::shares])
-                for share in range(shares)
-            )
-        )

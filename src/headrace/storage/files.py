@@ -38,13 +38,13 @@ class FilePool:
             handle.pins -= 1
         elif handle is None and not segment.removed:
             segment.handle = Handle(file)
+            self._touch(segment)
         else:  # somebody else opened it meanwhile
             file.close()
             return
         if segment.removed:
             self.discard(segment)
-        else:
-            self._touch(segment)
+        elif len(self._segments) > self._limit:
             self._shrink()
 
     def discard(self, segment: Segment) -> None:
@@ -65,8 +65,6 @@ class FilePool:
         self._segments[segment] = None
 
     def _shrink(self) -> None:
-        if len(self._segments) <= self._limit:
-            return
         for segment in list(self._segments):
             handle = segment.handle
             if handle is not None and handle.pins == 0:

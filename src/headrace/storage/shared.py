@@ -33,6 +33,7 @@ class Shared:
     pool: FilePool
     cache: TailCache
     tasks: TaskSet
+    loop: asyncio.AbstractEventLoop
     active: dict[RangeLog, int] = field(default_factory=dict)
     """Ranges with appends since their last closing mark, and where they stood at the last look."""
     activity: asyncio.Event = field(default_factory=asyncio.Event)  # `active` is not empty

@@ -117,6 +117,7 @@ class LogStore:
             pool=FilePool(settings.open_files_max),
             cache=TailCache(settings.tail_cache_bytes),
             tasks=TaskSet(),
+            loop=asyncio.get_running_loop(),
         )
         store = cls(runtime, folder, shared, lock=opened.lock, clean=opened.clean)
         for each in found:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-from headrace.runtime import Buffer, Runtime
+from headrace.runtime import Buffer, Clock, Runtime
 from headrace.runtime.simulated import SimulatedDisk, SimulatedRandom
 from headrace.runtime.system import system_runtime
 from headrace.storage import LogStore, RangeKey, RangeLog, StorageSettings
@@ -54,6 +54,47 @@ def runtime_on(disk: SimulatedDisk, seed: int = 0) -> Runtime:
 
 async def open_store(disk: SimulatedDisk, settings: StorageSettings = SMALL) -> LogStore:
     return await LogStore.open(runtime_on(disk), FOLDER, settings)
+
+
+async def cut_power(disk: SimulatedDisk, store: LogStore) -> None:
+    await store.abort()
+    disk.power_cut()
+
+
+async def end_process(disk: SimulatedDisk, store: LogStore) -> None:
+    """kill -9: the page cache stays."""
+    await store.abort()
+    disk.end_process()
+
+
+async def turns(count: int) -> None:
+    """Let everything that is ready on the loop run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class ManualClock(Clock):
+    """Time stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._moved = asyncio.Event()
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def time_ns(self) -> int:
+        return int(self._now * 1e9)
+
+    async def sleep(self, seconds: float) -> None:
+        until = self._now + seconds
+        while self._now < until:
+            await self._moved.wait()
 
 
 def make_batch(

@@ -30,6 +30,7 @@ from tests.unit.storage.support import (
     SMALL,
     append_many,
     append_one,
+    cut_power,
     joined,
     make_batch,
     open_store,
@@ -263,7 +264,7 @@ async def test_a_seal_is_for_ever() -> None:
     assert await log.seal() == 3
     with pytest.raises(FencedError):
         await log.seal(writer_epoch=3)
-    disk.power_cut()
+    await cut_power(disk, store)
     store = await open_store(disk)
     log = store.range(KEY)
     assert (log.sealed, log.end_offset, log.next_offset, log.writer_epoch) == (True, 3, 3, 4)
@@ -320,7 +321,7 @@ async def test_epochs_only_rise_and_survive() -> None:
     await log.set_epoch(9)
     with pytest.raises(FencedError):
         await log.set_epoch(8)
-    disk.power_cut()
+    await cut_power(disk, store)
     store = await open_store(disk)
     assert store.range(KEY).writer_epoch == 9
     await store.close()
@@ -343,7 +344,7 @@ async def test_trim_removes_whole_segments_and_never_the_active_one() -> None:
     assert log.start_offset == bases[2] + 1
     await log.trim(50)
     assert [segment.base for segment in log.segments()] == bases[-1:]
-    disk.power_cut()
+    await cut_power(disk, store)
     store = await open_store(disk)
     log = store.range(KEY)
     assert (log.start_offset, log.next_offset) == (50, 50)
