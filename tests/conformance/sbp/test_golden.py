@@ -1,4 +1,4 @@
-"""Bytes that others made: frame vectors of the original codecs, headers written by flatc."""
+"""Bytes that others made: frame vectors of the reference description, headers written by flatc."""
 
 from __future__ import annotations
 
