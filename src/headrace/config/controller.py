@@ -16,6 +16,9 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     events_max: Annotated[
         int, Meta(ge=1, description="Events kept per application; older ones are forgotten.")
     ] = 1_000
+    lease_ms: Annotated[
+        int, Meta(ge=500, description="Length of the leadership lease; renewed at a third of it.")
+    ] = 10_000
     tick_interval_ms: Annotated[
         int,
         Meta(
@@ -35,6 +38,14 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     stop_timeout_ms: Annotated[
         int, Meta(ge=0, description="How long a container may take to stop before it is killed.")
     ] = 30_000
+    umbilical_frame_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=64 * 1024,
+            le=64 * 1024 * 1024,
+            description="Largest umbilical request; a longer one ends its connection.",
+        ),
+    ] = 4 * 1024 * 1024
     rpc_timeout_ms: Annotated[
         int, Meta(ge=1, description="Told to containers: how long one umbilical call may take.")
     ] = 5_000

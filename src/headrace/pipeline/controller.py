@@ -96,7 +96,11 @@ class Controller:
         self._started = (runtime.clock.now_ms(), runtime.clock.monotonic())
         self.failure: HeadraceError | None = None
         self._server = HadoopRpcServer(
-            runtime, calls.PROTOCOL_NAME, calls.PROTOCOL_VERSION, build_handlers(self)
+            runtime,
+            calls.PROTOCOL_NAME,
+            calls.PROTOCOL_VERSION,
+            build_handlers(self),
+            frame_bytes_max=settings.umbilical_frame_bytes_max,
         )
 
     # life

@@ -83,3 +83,32 @@ def test_equal_messages_have_equal_bytes() -> None:
     forward = m.StreamingContainerContext(attributes={"a": 1, "b": 2})
     backward = m.StreamingContainerContext(attributes={"b": 2, "a": 1})
     assert codec.encode(forward) == codec.encode(backward)
+
+
+@pytest.mark.parametrize("where", ["one list", "many lists", "a map"])
+def test_more_records_than_the_limit_are_refused_before_objects_are_made(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    active = pb.OperatorHeartbeat.ACTIVE
+    full = codec.RECORDS_MAX
+    heartbeat = pb.ContainerHeartbeat()
+    if where == "one list":
+        operator = heartbeat.stats.operators.add(node_id=1, state=active)
+        operator.window_stats.extend(pb.OperatorStats() for _ in range(full))
+    elif where == "many lists":
+        for _ in range(4):
+            operator = heartbeat.stats.operators.add(node_id=1, state=active)
+            operator.window_stats.extend(pb.OperatorStats() for _ in range(full // 4))
+    else:
+        stats = heartbeat.stats.operators.add(node_id=1, state=active).window_stats.add()
+        for index in range(full):
+            stats.metrics[str(index)].integer = index
+    data = heartbeat.SerializeToString()
+    monkeypatch.setattr(codec, "from_protobuf", None)  # not called
+    with pytest.raises(RemoteProtocolError, match="records"):
+        codec.decode(m.ContainerHeartbeat, data)
+
+
+def test_as_many_records_as_the_limit_are_fine() -> None:
+    request = m.ReportErrorRequest(operators=tuple(range(codec.RECORDS_MAX)))
+    assert codec.decode(m.ReportErrorRequest, codec.encode(request)) == request
