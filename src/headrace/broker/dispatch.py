@@ -28,6 +28,8 @@ from headrace.wire.iggy.errors import Status
 
 log = get_logger(__name__)
 
+_POLL_BYTES_KEPT_MAX = 1024
+
 Handler: TypeAlias = Callable[[Broker, Session, Any], Awaitable[Any]]
 Routes: TypeAlias = Mapping[int, tuple[c.AnyCommand, Handler]]
 
@@ -123,12 +125,24 @@ class Dispatcher:
         if route is None:
             raise _unknown(code)
         command, handler = route
-        request = command.decode_request(payload, session.dialect)
+        request = _decode(session, command, payload)
         if command.authenticated:
             authorize(self._broker, session, command, request)
         response = await handler(self._broker, session, request)
         self._check_lease()  # it may have run out meanwhile, and with it what we know
         return command.encode_response(response, session.dialect)
+
+
+def _decode(session: Session, command: c.AnyCommand, payload: memoryview) -> object:
+    if command is not c.POLL_MESSAGES or len(payload) > _POLL_BYTES_KEPT_MAX:
+        return command.decode_request(payload, session.dialect)
+    key = payload.tobytes()
+    last = session.last_poll
+    if last is not None and last[1] == key and last[0] is session.dialect:
+        return last[2]
+    request = command.decode_request(key, session.dialect)
+    session.last_poll = (session.dialect, key, request)
+    return request
 
 
 def _unknown(code: int) -> HeadraceError:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from headrace.broker.readahead import Batch, ReadAhead
 from headrace.client.owned_stream import OwnedStream
 from headrace.client.sbp import SbpClient
 from headrace.config.broker import BrokerSettings
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from headrace.wire.iggy.batch import Positions
 
 _ATTRIBUTES = records.RECORDS_IGGY | records.INDEXED
-_FETCH_BYTES_MIN = 64 * 1024
 _TIMESTAMP_AT = 32  # in a message
 
 
@@ -48,12 +48,19 @@ class PartitionLog:
     """Made by `open`."""
 
     def __init__(
-        self, runtime: Runtime, client: SbpClient, owned: OwnedStream, settings: BrokerSettings
+        self,
+        runtime: Runtime,
+        client: SbpClient,
+        owned: OwnedStream,
+        settings: BrokerSettings,
+        ahead: ReadAhead,
     ) -> None:
         self._clock = runtime.clock
         self._random = runtime.random
         self._client = client
         self._owned = owned
+        self._ahead = ahead
+        self._read_ahead_bytes = settings.read_ahead_bytes
         self._batch_bytes_max = settings.batch_bytes_max
         self._pending_bytes_max = settings.pending_bytes_max
         self._pending_bytes = 0
@@ -75,13 +82,14 @@ class PartitionLog:
         runtime: Runtime,
         client: SbpClient,
         settings: BrokerSettings,
+        ahead: ReadAhead,
         *,
         stream_id: int,
         epoch: int,
         clean: bool,
     ) -> PartitionLog:
         owned = await OwnedStream.open(client, stream_id, epoch, clean=clean)
-        log = cls(runtime, client, owned, settings)
+        log = cls(runtime, client, owned, settings, ahead)
         await log.refresh()
         log.last_timestamp_us = await log._newest_timestamp()
         return log
@@ -208,6 +216,7 @@ class PartitionLog:
         await self._owned.flush()
 
     async def close(self) -> None:
+        self._ahead.drop(self.stream_id)
         await self._owned.close()
 
     # -- reading
@@ -219,15 +228,10 @@ class PartitionLog:
         Messages before `from_us` are passed over.
         """
         position = max(offset, self.start_offset)
-        # A data node may know of acknowledgements before we do; replies agree with `committed`.
-        count = min(count, max(0, self.committed - position))
         found = Slice(full=count == 0)
         while not found.full and position < self.committed:
-            wanted = self._expected_bytes(count - found.count)
             try:
-                fetched = await self._client.fetch(
-                    self.stream_id, position, max_bytes=min(wanted, bytes_max - found.bytes)
-                )
+                batches = await self._batches(position, count - found.count, bytes_max)
             except OffsetOverflowError:
                 break
             except OffsetOutOfRangeError:
@@ -238,55 +242,69 @@ class PartitionLog:
                     raise
                 position = self.start_offset
                 continue
-            if not fetched.pieces:
+            if not batches:
                 break
-            position = self._take(found, fetched.pieces, position, count, bytes_max, from_us)
+            position = self._take(found, batches, position, count, bytes_max, from_us)
         return found
+
+    async def _batches(self, position: int, count: int, bytes_max: int) -> Sequence[Batch]:
+        """Batches from the one that contains `position`, where possible enough for `count`."""
+        known = self._ahead.get(self.stream_id, position)
+        if known:
+            return known
+        wanted = max(self._expected_bytes(count), self._read_ahead_bytes)
+        fetched = await self._client.fetch(
+            self.stream_id, position, max_bytes=min(wanted, bytes_max)
+        )
+        return self._ahead.put(self.stream_id, fetched.pieces)
 
     def _expected_bytes(self, count: int) -> int:
         """How many bytes `count` messages take, judging by those stored; plus some slack."""
         messages = max(self.messages_count, 1)
-        return max(_FETCH_BYTES_MIN, count * (self.size_bytes // messages + 1) * 5 // 4)
+        return count * (self.size_bytes // messages + 1) * 5 // 4
 
     def _take(
         self,
         found: Slice,
-        pieces: Sequence[memoryview],
+        batches: Sequence[Batch],
         position: int,
         count: int,
         bytes_max: int,
         from_us: int,
     ) -> int:
-        """Add what fits of the fetched batches; returns the next offset to ask for."""
-        for piece in pieces:
-            for header, view in records.split(piece):
-                skip = position - header.base_offset
-                if not 0 <= skip < header.record_count:
-                    raise StorageError(
-                        "the log skipped offsets",
-                        stream_id=self.stream_id,
-                        expected=position,
-                        found=header.base_offset,
-                    )
-                if from_us and _timestamp_us(header, view, skip) < from_us:
-                    position = header.next_offset  # one batch, one timestamp
-                    count = min(count, self.committed - position)
-                    continue
-                wanted = min(header.record_count - skip, count - found.count)
-                body = view[records.HEADER_BYTES :]
-                messages = batch.slice_batch(body, header.record_count, skip, wanted)
-                if found.count and found.bytes + len(messages) > bytes_max:
-                    found.full = True
-                    return position
-                if not found.count:
-                    found.first = position
-                found.count += wanted
-                found.bytes += len(messages)
-                found.pieces.append(messages)
-                position += wanted
-                if found.count == count or found.bytes >= bytes_max:
-                    found.full = True
-                    return position
+        """Add what fits of these batches; returns the next offset to ask for."""
+        for header, view in batches:
+            skip = position - header.base_offset
+            if not 0 <= skip < header.record_count:
+                raise StorageError(
+                    "the log skipped offsets",
+                    stream_id=self.stream_id,
+                    expected=position,
+                    found=header.base_offset,
+                )
+            if from_us and _timestamp_us(header, view, skip) < from_us:
+                position = header.next_offset  # one batch, one timestamp
+                continue
+            # A data node may know of acknowledgements before we do; replies agree with `committed`.
+            end = min(header.next_offset, self.committed)
+            wanted = min(end - position, count - found.count)
+            if wanted <= 0:
+                found.full = True
+                return position
+            body = view[records.HEADER_BYTES :]
+            messages = batch.slice_batch(body, header.record_count, skip, wanted)
+            if found.count and found.bytes + len(messages) > bytes_max:
+                found.full = True
+                return position
+            if not found.count:
+                found.first = position
+            found.count += wanted
+            found.bytes += len(messages)
+            found.pieces.append(messages)
+            position += wanted
+            if found.count >= count or found.bytes >= bytes_max:
+                found.full = True
+                return position
         return position
 
     async def offset_at(self, timestamp_us: int) -> int:

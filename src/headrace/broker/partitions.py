@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from headrace.broker import events
 from headrace.broker.offsets import Offsets, OffsetWriter, Place
 from headrace.broker.partition import PartitionLog
+from headrace.broker.readahead import ReadAhead
 from headrace.broker.resources import UNASSIGNED, Partition, Topic, log_name
 from headrace.client.sbp import SbpClient
 from headrace.client.tasks import TaskSet
@@ -46,6 +47,7 @@ class Partitions:
         self._writer = writer
         self._record = record
         self._on_fenced = on_fenced
+        self._ahead = ReadAhead(settings.read_ahead_bytes_max)
         self._epoch = epoch
         self._clean = clean
         self._logs: dict[Place, PartitionLog] = {}
@@ -102,6 +104,7 @@ class Partitions:
                     self._runtime,
                     self._client,
                     self._settings,
+                    self._ahead,
                     stream_id=stream_id,
                     epoch=self._epoch,
                     clean=self._clean and place not in self._known,

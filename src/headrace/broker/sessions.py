@@ -20,6 +20,8 @@ class Session:
     user_uid: int | None = None
     seen: float = 0.0
     """Monotonic time of the last request."""
+    last_poll: tuple[Dialect, bytes, object] | None = None
+    """The last POLL as bytes and decoded: consumers send the same one over and over."""
     stale: bool = False
     """It was silent for too long: its groups went on without it."""
 

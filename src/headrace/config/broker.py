@@ -53,6 +53,12 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     poll_bytes_max: Annotated[
         int, Meta(ge=64 * 1024, description="A poll reply stops growing past this.")
     ] = 16 * MIB
+    read_ahead_bytes: Annotated[
+        int, Meta(ge=4096, description="Fetched for a poll at least, when there is as much.")
+    ] = MIB
+    read_ahead_bytes_max: Annotated[
+        int, Meta(ge=0, description="Kept of that for later polls, over all partitions.")
+    ] = 64 * MIB
     pending_bytes_max: Annotated[
         int, Meta(ge=MIB, description="Bytes of one partition on their way to disk at a time.")
     ] = 32 * MIB

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from headrace.broker.readahead import ReadAhead
+from headrace.config.broker import BrokerSettings
+from headrace.wire.iggy.primitives import Strategy
+from headrace.wire.sbp.records import encode_header
+from tests.unit.broker.harness import opened
+
+
+def batch(base: int, count: int, size: int = 100) -> memoryview:
+    body = bytes(size)
+    header = encode_header(
+        base_offset=base, body=[body], record_count=count, base_timestamp=0, max_timestamp=0
+    )
+    return memoryview(bytes(header) + body)
+
+
+def bases(found: object) -> list[int]:
+    return [header.base_offset for header, _ in found]  # type: ignore[attr-defined]  # batches
+
+
+def test_it_finds_the_batch_that_contains_an_offset() -> None:
+    ahead = ReadAhead(10_000)
+    joined = memoryview(bytes(batch(10, 5)) + bytes(batch(15, 1)))
+    assert bases(ahead.put(7, [joined, batch(16, 4)])) == [10, 15, 16]
+    assert bases(ahead.get(7, 10)) == [10, 15, 16]
+    assert bases(ahead.get(7, 14)) == [10, 15, 16]
+    assert bases(ahead.get(7, 15)) == [15, 16]
+    assert bases(ahead.get(7, 19)) == [16]
+    assert bases(ahead.get(7, 9)) == bases(ahead.get(7, 20)) == bases(ahead.get(8, 10)) == []
+
+
+def test_it_is_bounded_and_forgets_the_least_recently_read() -> None:
+    ahead = ReadAhead(2 * 155)
+    ahead.put(1, [batch(0, 1)])
+    ahead.put(2, [batch(0, 1)])
+    ahead.get(1, 0)
+    ahead.put(3, [batch(0, 1)])
+    assert [bases(ahead.get(stream, 0)) for stream in (1, 2, 3)] == [[0], [], [0]]
+    assert ahead.bytes == 310
+    assert bases(ahead.put(4, [batch(0, 1, size=1000)])) == [0]  # too large to keep
+    assert bases(ahead.get(4, 0)) == []
+    ahead.drop(1)
+    ahead.drop(3)
+    assert ahead.bytes == 0
+
+
+async def test_small_polls_share_a_fetch() -> None:
+    async with opened(settings=BrokerSettings(read_ahead_bytes=4096)) as h:
+        client = await h.root()
+        await client.stream()
+        await client.topic()
+        for n in range(20):
+            await client.send(b"%d" % n * 300)
+        before = h.cluster.fetches
+        seen: list[int] = []
+        while True:
+            polled = await client.poll(Strategy.offset(len(seen)), 1)
+            if not polled.count:
+                break
+            seen.append(polled.messages()[0].offset)
+        assert seen == list(range(20))
+        assert h.cluster.fetches - before < 6
+        await client.send(b"tail")
+        assert [m.payload for m in (await client.poll(Strategy.offset(20))).messages()] == [b"tail"]
