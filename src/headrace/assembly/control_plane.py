@@ -1,0 +1,216 @@
+"""Controller, JSON API and page in one process, joined to the data plane by the protocols alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+from headrace.assembly.secrets import load_secret
+from headrace.assembly.web_server import WebServer
+from headrace.client.channels import Connect, tcp_connect
+from headrace.client.iggy import IggyClient
+from headrace.client.leadership import HolderFile, Leadership
+from headrace.client.sbp import SbpClient
+from headrace.client.statelog import StateLog
+from headrace.config.settings import Settings
+from headrace.errors import HeadraceError, UnauthenticatedError
+from headrace.net.addresses import format_address, parse_address
+from headrace.net.credentials import node_credential, service_token
+from headrace.pipeline.controller import Controller
+from headrace.pipeline.journal import LOG_NAME, VERSION
+from headrace.pipeline.launcher import LocalLauncher
+from headrace.runtime import Runtime
+from headrace.web.api import Login, create_app
+from headrace.wire.iggy.errors import IggyError
+
+LEASE_NAME = "controller"
+
+
+class BrokerView:
+    """What the JSON API asks of the broker; each login is tried on a connection of its own."""
+
+    def __init__(self, runtime: Runtime, address: str, token: str) -> None:
+        self._runtime = runtime
+        self._address = parse_address(address)
+        self._token = token
+        self._client: IggyClient | None = None
+        self._connecting = asyncio.Lock()
+
+    async def login(self, username: str, password: str) -> Login:
+        """Whether the broker knows this user, and whether they may manage the server."""
+        async with await IggyClient.connect(self._runtime, *self._address) as client:
+            try:
+                await client.login(username, password)
+            except IggyError as error:
+                raise UnauthenticatedError("unknown user or wrong password") from error
+            details = await client.get_user(username)  # reading oneself is always allowed
+            permissions = None if details is None else details.permissions
+            may_manage = permissions is not None and permissions.everywhere.manage_servers
+            return Login(username, may_manage=may_manage)
+
+    async def overview(self) -> dict[str, Any]:
+        async with self._shared() as client:
+            stats = await client.get_stats()
+            topics = [
+                {
+                    "stream": stream.name,
+                    "topic": topic.name,
+                    "partitions": topic.partitions_count,
+                    "messages": topic.messages_count,
+                    "bytes": topic.size_bytes,
+                }
+                for stream in await client.get_streams()
+                for topic in await client.get_topics(stream.id)
+            ]
+        return {"server": f"version {stats.server_version}", "topics": topics}
+
+    @asynccontextmanager
+    async def _shared(self) -> AsyncIterator[IggyClient]:
+        async with self._connecting:
+            if self._client is None or not self._client.usable:
+                client = await IggyClient.connect(self._runtime, *self._address)
+                await client.login_with_token(self._token)
+                self._client = client
+        yield self._client
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+
+class ControlPlane:
+    """`start`, then serves until `close`; `wait_ended` returns when it cannot go on."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        settings: Settings,
+        addresses: Mapping[str, str],
+        *,
+        environment: Mapping[str, str],
+    ) -> None:
+        """`addresses` are the data plane's; `environment` is what containers inherit."""
+        self._runtime = runtime
+        self._settings = settings
+        self._addresses = addresses
+        self._environment = environment
+        self._files = runtime.executor("assembly", 1)
+        self._closers: list[Callable[[], Awaitable[None]]] = []
+        self._lost = asyncio.Event()
+        self._controller: Controller | None = None
+        self._web: WebServer | None = None
+
+    async def start(self) -> None:
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
+        runtime, settings = self._runtime, self._settings
+        secret = await self._files.run(load_secret, runtime.disk, runtime.random, settings.data_dir)
+        client = SbpClient(
+            runtime,
+            placement=self._connect(self._addresses["placement_manager"], secret),
+            node=lambda address: self._connect(address, secret),
+            client_id="controller",
+        )
+        self._closers.append(client.close)
+        epoch, clean = await self._lead(client)
+
+        async def open_log(apply: Any, snapshot: Any, restore: Any) -> StateLog:
+            return await StateLog.open(
+                client,
+                name=LOG_NAME,
+                epoch=epoch,
+                clean=clean,
+                apply=apply,
+                snapshot=snapshot,
+                restore=restore,
+                runtime=runtime,
+                version_max=VERSION,
+            )
+
+        token = service_token(secret)
+        self._controller = Controller(
+            runtime,
+            settings.controller,
+            data_dir=settings.data_dir,
+            open_log=open_log,
+            launcher=LocalLauncher(
+                runtime,
+                self._addresses["iggy"],
+                environment=self._environment,
+                login={"HEADRACE_TOKEN": token},
+            ),
+            broker=parse_address(self._addresses["iggy"]),
+            host=settings.host,
+        )
+        await self._controller.start()
+        self._closers.append(self._controller.close)
+        broker = BrokerView(runtime, self._addresses["iggy"], token)
+        self._closers.append(broker.close)
+        page = (files("headrace.web") / "static" / "index.html").read_text()
+        self._web = WebServer(create_app(runtime, self._controller, broker, page))
+        await self._web.start(settings.host, settings.http_port)
+        self._closers.append(self._web.close)
+
+    def _connect(self, address: str, secret: bytes) -> Connect:
+        return tcp_connect(
+            self._runtime, address, client_id="controller", credential=node_credential(secret)
+        )
+
+    async def _lead(self, client: SbpClient) -> tuple[int, bool]:
+        """The epoch of the controller's lease, and whether our last stop was clean."""
+        folder = f"{self._settings.data_dir}/controller"
+        holder_file = HolderFile(self._runtime, folder, self._files)
+        holder = await holder_file.load()
+        leadership = Leadership(
+            self._runtime,
+            client,
+            name=LEASE_NAME,
+            holder=holder.holder,
+            duration_ms=self._settings.controller.lease_ms,
+            on_lost=self._lost.set,
+        )
+        epoch = await leadership.acquire()
+        clean = holder.continues(epoch)
+        holder.clean_epoch = -1
+        await holder_file.save(holder)
+
+        async def leave() -> None:
+            if leadership.holds:
+                holder.clean_epoch = leadership.epoch
+                await holder_file.save(holder)
+            await leadership.close()
+
+        self._closers.append(leave)
+        return epoch, clean
+
+    def addresses(self) -> dict[str, str]:
+        assert self._controller is not None, "not started"
+        assert self._web is not None, "not started"
+        return {
+            "http": format_address(*self._web.address),
+            "umbilical": format_address(*self._controller.umbilical_address),
+        }
+
+    async def wait_ended(self) -> HeadraceError | None:
+        """Returns the reason when the controller failed, None when the lease was lost."""
+        assert self._controller is not None, "not started"
+        lost = asyncio.create_task(self._lost.wait())
+        ended = asyncio.create_task(self._controller.wait_ended())
+        await asyncio.wait([lost, ended], return_when=asyncio.FIRST_COMPLETED)
+        lost.cancel()
+        ended.cancel()
+        await asyncio.gather(lost, ended, return_exceptions=True)
+        return self._controller.failure
+
+    async def close(self) -> None:
+        while self._closers:
+            await self._closers.pop()()
+        self._files.close()

@@ -1,0 +1,44 @@
+"""The identity of an installation: made at the first start, kept with mode 0600.
+
+* `secrets/cluster` signs node credentials, read tickets and the service token.
+* `cluster` is the uuid that Spark's offsets name. It lies beside the data it belongs to, so that a
+  wiped data directory is another cluster and not a silent mix-up.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from headrace.errors import ConfigError
+from headrace.runtime import Disk, Random
+
+_SECRET_BYTES = 32
+
+
+def load_secret(disk: Disk, random: Random, data_dir: str) -> bytes:
+    """The cluster's secret, made when this is the first start."""
+    path = f"{data_dir}/secrets/cluster"
+    if not disk.exists(path):
+        disk.make_folder(f"{data_dir}/secrets")
+        disk.write_atomic(path, random.bytes(_SECRET_BYTES).hex().encode(), mode=0o600)
+    try:
+        secret = bytes.fromhex(disk.read(path).decode("ascii", "replace"))
+    except ValueError:
+        secret = b""
+    if len(secret) != _SECRET_BYTES:
+        raise ConfigError(
+            f"{path} does not hold a secret; restore it from a backup, or, if nothing else uses "
+            "this data directory, remove it to have a new one made"
+        )
+    return secret
+
+
+def load_cluster_uuid(disk: Disk, random: Random, folder: str) -> str:
+    path = f"{folder}/cluster"
+    if not disk.exists(path):
+        disk.make_folder(folder)
+        disk.write_atomic(path, str(random.uuid()).encode())
+    try:
+        return str(UUID(disk.read(path).decode("ascii", "replace").strip()))
+    except ValueError as error:
+        raise ConfigError(f"{path} does not hold a uuid; restore it from a backup") from error

@@ -1,0 +1,64 @@
+"""Uvicorn inside a running event loop: starts, says where it listens, stops when told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.applications import Starlette
+
+from headrace.errors import ConfigError
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The process decides what a signal means, not its web server."""
+        yield
+
+
+class WebServer:
+    def __init__(self, app: Starlette) -> None:
+        self._app = app
+        self._task: asyncio.Task[None] | None = None
+        self._server: _Server | None = None
+
+    async def start(self, host: str, port: int) -> None:
+        config = uvicorn.Config(
+            self._app,
+            host=host,
+            port=port,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            limit_concurrency=256,
+            timeout_graceful_shutdown=2,
+            ws="none",
+        )
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._serve(self._server, host, port))
+        while not self._server.started:
+            if self._task.done():
+                await self._task
+            await asyncio.wait([self._task], timeout=0.01)
+
+    async def _serve(self, server: _Server, host: str, port: int) -> None:
+        try:
+            await server.serve()
+        except SystemExit as error:  # how uvicorn says that the address is taken
+            raise ConfigError(
+                f"cannot listen on {host}:{port}; choose another --http-port, or 0 for any"
+            ) from error
+
+    @property
+    def address(self) -> tuple[str, int]:
+        assert self._server is not None, "not started"
+        host, port = self._server.servers[0].sockets[0].getsockname()[:2]
+        return str(host), int(port)
+
+    async def close(self) -> None:
+        if self._server is not None and self._task is not None:
+            self._server.should_exit = True
+            await asyncio.wait([self._task])

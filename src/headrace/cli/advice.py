@@ -1,0 +1,34 @@
+"""What to do next, for errors whose text alone does not say it."""
+
+from __future__ import annotations
+
+from headrace.errors import (
+    DiskFullError,
+    FormatError,
+    HeadraceError,
+    LockedError,
+    NotFoundError,
+    UnauthenticatedError,
+    UnauthorizedError,
+    UnavailableError,
+)
+
+_ADVICE: tuple[tuple[type[HeadraceError], str], ...] = (
+    (
+        UnavailableError,
+        "Is the server running? Start it with `headrace up`, or point --address at it.",
+    ),
+    (
+        UnauthenticatedError,
+        "Give the user with --username and --password, or HEADRACE_USERNAME and HEADRACE_PASSWORD.",
+    ),
+    (UnauthorizedError, "Ask an administrator for the permission, or log in as another user."),
+    (LockedError, "Another headrace runs on this data directory; stop it, or choose --data-dir."),
+    (FormatError, "Upgrade headrace, or choose another --data-dir."),
+    (DiskFullError, "Free space on the disk, delete a topic, or move the data directory."),
+    (NotFoundError, "List what is there: `headrace stream list`, `headrace topic list STREAM`."),
+)
+
+
+def advice(error: HeadraceError) -> str:
+    return next((text for kind, text in _ADVICE if isinstance(error, kind)), "")

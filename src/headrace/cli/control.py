@@ -1,0 +1,73 @@
+"""The control plane's process: `python -m headrace.cli.control`, started by `headrace up`.
+
+The first line of stdin says what to serve. When stdin ends the parent is gone or wants an end, and
+so does this process; containers end with it. One line on stdout says that it is ready, and where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import msgspec
+
+from headrace.assembly.control_plane import ControlPlane
+from headrace.config.settings import Settings
+from headrace.errors import HeadraceError
+from headrace.observability.logging import configure_logging, get_logger
+from headrace.runtime.system import run, system_runtime
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    settings: Settings
+    addresses: dict[str, str]
+    log_json: bool = False
+
+
+async def serve(told: Told) -> int:
+    loop = asyncio.get_running_loop()
+    orphaned = asyncio.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and closes the pipe
+    loop.add_signal_handler(signal.SIGTERM, orphaned.set)
+
+    def watch_parent() -> None:
+        while sys.stdin.buffer.read(4096):
+            pass
+        loop.call_soon_threadsafe(orphaned.set)
+
+    threading.Thread(target=watch_parent, daemon=True).start()
+    plane = ControlPlane(
+        system_runtime(), told.settings, told.addresses, environment=dict(os.environ)
+    )
+    await plane.start()
+    try:
+        print(msgspec.json.encode(plane.addresses()).decode(), flush=True)
+        tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(orphaned.wait()),
+            asyncio.create_task(plane.wait_ended()),
+        ]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return 0 if orphaned.is_set() else 1
+    finally:
+        await plane.close()
+
+
+def main() -> int:
+    told = msgspec.json.decode(sys.stdin.buffer.readline(), type=Told)
+    configure_logging(format="json" if told.log_json else "console")
+    try:
+        return run(serve(told))
+    except HeadraceError as error:
+        get_logger(__name__).error("control plane failed", reason=str(error))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The command line: noun then verb. What is heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from headrace.cli import demo, messages, pipelines, streams, topics, up
+
+app = typer.Typer(
+    name="headrace",
+    help="A durable streaming log that Apache Iggy clients speak to, with PySpark pipelines on it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("up")(up.up)
+app.command("demo")(demo.demo)
+app.command("produce")(messages.produce)
+app.command("consume")(messages.consume)
+app.add_typer(streams.app, name="stream")
+app.add_typer(topics.app, name="topic")
+app.add_typer(pipelines.app, name="pipeline")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"headrace {version('headrace')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Set nothing up: each command does what it needs."""
+
+
+def main() -> None:
+    """Entry point. Exit 0 for success, 1 when the work failed, 2 for usage or configuration."""
+    from headrace.errors import ConfigError, HeadraceError
+
+    try:
+        app()
+    except ConfigError as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        sys.exit(2)
+    except HeadraceError as error:
+        from headrace.cli.advice import advice
+
+        print(f"headrace: {error}", file=sys.stderr)
+        hint = advice(error)
+        if hint:
+            print(f"  {hint}", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) went away: that is its right.
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

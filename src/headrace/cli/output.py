@@ -1,0 +1,55 @@
+"""Results on stdout as a table for people or JSON for programs; messages on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, default=str))
+
+
+def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool) -> None:
+    listed = [{name: row.get(name) for name in columns} for row in rows]
+    if as_json:
+        print_json(listed)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        numeric = bool(listed) and all(isinstance(row[name], int | float) for row in listed)
+        table.add_column(name.replace("_", " "), justify="right" if numeric else "left")
+    for row in listed:
+        table.add_row(*(format_value(row[name]) for name in columns))
+    Console().print(table)
+
+
+def print_fields(values: Mapping[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(dict(values))
+        return
+    width = max((len(name) for name in values), default=0)
+    for name, value in values.items():
+        print(f"{name.replace('_', ' '):<{width}}  {format_value(value)}")
+
+
+def format_value(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def note(text: str) -> None:
+    """A message for the person at the terminal; never part of the result."""
+    print(text, file=sys.stderr)

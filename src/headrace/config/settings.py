@@ -1,0 +1,75 @@
+"""One frozen `Settings`, made once at the edge from defaults, file, environment and flags.
+
+This module parses; it reads no file and no environment by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from headrace.config.broker import BrokerSettings
+from headrace.config.controller import ControllerSettings
+from headrace.config.datanode import DataNodeSettings
+from headrace.config.placement import PlacementSettings
+from headrace.config.storage import StorageSettings
+from headrace.errors import ConfigError
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every role shares; each role's own settings stand in a section of their own."""
+
+    data_dir: Annotated[str, Meta(description="Folder that holds everything durable.")] = (
+        "headrace-data"
+    )
+    host: Annotated[str, Meta(description="Address every listener binds to.")] = "127.0.0.1"
+    iggy_port: Annotated[Port, Meta(description="Iggy clients, TCP; 0 = any free port.")] = 8090
+    quic_port: Annotated[Port, Meta(description="Iggy clients, QUIC (reserved).")] = 8080
+    placement_port: Annotated[Port, Meta(description="Placement manager, SBP.")] = 12378
+    node_port: Annotated[Port, Meta(description="Data node, SBP.")] = 10911
+    http_port: Annotated[Port, Meta(description="JSON API and dashboard.")] = 3000
+    dev: Annotated[bool, Meta(description="Root user iggy/iggy; loopback only.")] = False
+    insecure: Annotated[bool, Meta(description="Allow listening beyond loopback without TLS.")] = (
+        False
+    )
+    broker: BrokerSettings = BrokerSettings()
+    placement: PlacementSettings = PlacementSettings()
+    data_node: DataNodeSettings = DataNodeSettings()
+    controller: ControllerSettings = ControllerSettings()
+    storage: StorageSettings = StorageSettings()
+
+    def check(self) -> None:
+        """Refuse combinations that would be unsafe, with the way out in the text."""
+        if self.host in LOOPBACK:
+            return
+        if self.dev:
+            raise ConfigError(
+                f"--dev has a well-known password and works on loopback only, not on {self.host}; "
+                "drop --dev, or drop --host"
+            )
+        if not self.insecure:
+            raise ConfigError(
+                f"refusing to listen on {self.host} without TLS: anyone on that network could read "
+                "passwords; use a loopback address, or --insecure if the network is yours alone"
+            )
+
+
+def parse_settings(file: bytes, overrides: Mapping[str, object]) -> Settings:
+    """Settings from the bytes of a TOML file, then what flags and environment said."""
+    try:
+        values = msgspec.toml.decode(file) if file else {}
+        if not isinstance(values, dict):
+            raise ConfigError("the settings file must hold a table")
+        values.update({name: value for name, value in overrides.items() if value is not None})
+        settings = msgspec.convert(values, Settings)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"settings: {error}") from error
+    settings.check()
+    return settings

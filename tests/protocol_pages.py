@@ -1,0 +1,157 @@
+"""Writes the tables of docs/protocols/*.md from the command tables; `--check` only compares.
+
+Every row names the test that proves it. A row without a proof, or a proof that names a test which
+does not exist, is an error: a page may not promise what nothing checks.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "docs" / "protocols"
+BEGIN = "<!-- generated: begin {name} -->"
+END = "<!-- generated: end {name} -->"
+
+
+class ProofError(Exception):
+    """A row without a proof, or a proof without a test."""
+
+
+def check_proof(row: str, proofs: Mapping[str, str]) -> str:
+    proof = proofs.get(row)
+    if proof is None:
+        raise ProofError(f"{row}: no test proves this row")
+    path, _, test = proof.partition("::")
+    file = ROOT / path
+    if not file.is_file():
+        raise ProofError(f"{row}: {path} does not exist")
+    names = {
+        node.name
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    wanted = test.split("[")[0].split("::")
+    if not test or not set(wanted) <= names:
+        raise ProofError(f"{row}: {path} has no test {test!r}")
+    return f"`{path.removeprefix('tests/')}::{test}`"
+
+
+def markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |"]
+    lines.append("|" + "---|" * len(list(head)))
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _fields(kind: Any) -> tuple[Field[Any], ...]:
+    """Every message class is a dataclass, though its base class does not say so."""
+    return fields(kind)
+
+
+def sbp_tables() -> dict[str, str]:
+    from headrace.wire.sbp import messages
+    from headrace.wire.sbp.opcodes import TABLE
+    from tests.conformance.sbp.proofs import PROOFS
+
+    opcodes = [
+        [
+            f"0x{row.code:04x}",
+            row.name,
+            ", ".join(role.name or "" for role in row.served_by).lower().replace("_", " "),
+            check_proof(row.name, PROOFS),
+        ]
+        for row in TABLE.values()
+    ]
+    groups: list[list[str]] = []
+    for name, kind in sorted(vars(messages).items()):
+        if (
+            isinstance(kind, type)
+            and issubclass(kind, messages.Message)
+            and kind is not messages.Message
+        ):
+            described = " · ".join(
+                f"{field.metadata['flat'].id} {field.name}" for field in _fields(kind)
+            )
+            groups.append([name, described, check_proof(name, PROOFS)])
+    return {
+        "opcodes": markdown_table(["Code", "Opcode", "Served by", "Proof"], opcodes),
+        "tables": markdown_table(["Table", "Fields (id name)", "Proof"], groups),
+    }
+
+
+def iggy_tables() -> dict[str, str]:
+    from headrace.wire.iggy.commands import TABLE
+    from tests.conformance.iggy.proofs import PROOFS
+
+    rows = [
+        [
+            str(row.code),
+            row.name,
+            "yes" if row.authenticated else "no",
+            check_proof(row.name, PROOFS),
+        ]
+        for row in TABLE.values()
+    ]
+    return {"commands": markdown_table(["Code", "Command", "Login", "Proof"], rows)}
+
+
+def umbilical_tables() -> dict[str, str]:
+    from headrace.wire.umbilical import messages
+    from headrace.wire.umbilical.calls import TABLE
+    from tests.conformance.umbilical.proofs import PROOFS
+
+    calls = [[name, check_proof(name, PROOFS)] for name in TABLE]
+    groups = [
+        [name, ", ".join(field.name for field in _fields(kind)), check_proof(name, PROOFS)]
+        for name, kind in sorted(messages.FIELD_GROUPS.items())
+    ]
+    return {
+        "calls": markdown_table(["Call", "Proof"], calls),
+        "fields": markdown_table(["Group", "Fields", "Proof"], groups),
+    }
+
+
+def render(page: str, tables: Mapping[str, str]) -> str:
+    """The page with each generated part replaced."""
+    for name, table in tables.items():
+        begin, end = BEGIN.format(name=name), END.format(name=name)
+        if begin not in page or end not in page:
+            raise ProofError(f"the page lacks the marks of the part {name!r}")
+        before, rest = page.split(begin, 1)
+        page = f"{before}{begin}\n\n{table}\n\n{end}{rest.split(end, 1)[1]}"
+    return page
+
+
+def main(arguments: list[str]) -> int:
+    stale = []
+    for name, tables in (
+        ("sbp", sbp_tables),
+        ("iggy", iggy_tables),
+        ("umbilical", umbilical_tables),
+    ):
+        path = PAGES / f"{name}.md"
+        try:
+            page = path.read_text()
+            text = render(page, tables())
+        except ProofError as error:
+            print(f"{path.relative_to(ROOT)}: {error}", file=sys.stderr)
+            return 1
+        if text != page:
+            stale.append(path.relative_to(ROOT))
+            if "--check" not in arguments:
+                path.write_text(text)
+    if stale and "--check" in arguments:
+        names = ", ".join(map(str, stale))
+        print(f"out of date: {names}; run `make docs`", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
