@@ -23,7 +23,7 @@ from headrace.storage.journal import CommitPolicy, Route
 from headrace.storage.segment import SegmentWrite, carry_out
 
 if TYPE_CHECKING:
-    from headrace.storage.rangelog import RangeLog
+    from headrace.storage.writer import RangeWriter
 
 log = get_logger(__name__)
 
@@ -55,19 +55,19 @@ class Committer:
         self._groups = groups
         self._threads = threads
         self._group_bytes_max = group_bytes_max
-        self._ready: dict[RangeLog, None] = {}
+        self._ready: dict[RangeWriter, None] = {}
         self._wake = asyncio.Event()
         self._closing = False
         self.groups_written = 0
         self.files_written = 0
         self.bytes_written = 0
 
-    def submit(self, log: RangeLog) -> None:
+    def submit(self, log: RangeWriter) -> None:
         """The range has something to write."""
         self._ready[log] = None
         self._wake.set()
 
-    def withdraw(self, log: RangeLog) -> None:
+    def withdraw(self, log: RangeWriter) -> None:
         self._ready.pop(log, None)
 
     def finish(self) -> None:

@@ -37,6 +37,7 @@ from crc32c import crc32c
 from headrace.storage.model import CorruptSpan, Point, RangeKey
 
 NO_TIMESTAMP = -1
+INDEX_BYTES_MAX = 64 * 1024 * 1024  # a larger file is none of ours and is not read into memory
 
 _MAGIC = b"hrix"
 _VERSION = 1

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 from headrace.errors import DiskFullError, HeadraceError
 from headrace.runtime import Buffer, Disk, File
 from headrace.storage.cache import Batch
-from headrace.storage.index import NO_TIMESTAMP, Checkpoint, Index, decode_checkpoint
+from headrace.storage.index import (
+    INDEX_BYTES_MAX,
+    NO_TIMESTAMP,
+    Checkpoint,
+    Index,
+    decode_checkpoint,
+)
 from headrace.storage.model import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -22,7 +28,7 @@ from headrace.storage.model import (
 )
 
 if TYPE_CHECKING:
-    from headrace.storage.rangelog import RangeLog
+    from headrace.storage.writer import RangeWriter
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +137,7 @@ class Segment:
 class SegmentWrite:
     """One group's write to one file, carried out in a thread by `carry_out`."""
 
-    log: RangeLog
+    log: RangeWriter
     segment: Segment
     batches: list[Batch]
     pieces: list[Buffer]
@@ -178,6 +184,6 @@ def _reserve(disk: Disk, file: File, write: SegmentWrite) -> None:
 
 def load_checkpoint(disk: Disk, segment_key: RangeKey, base: int, path: str) -> Checkpoint | None:
     """The saved index of a segment, or None when there is none that can be used."""
-    if not disk.exists(path):
+    if not disk.exists(path) or disk.size(path) > INDEX_BYTES_MAX:
         return None
     return decode_checkpoint(disk.read(path), segment_key, base)

@@ -18,7 +18,7 @@ from headrace.storage.tasks import TaskSet
 from headrace.wire.sbp.messages import Durability
 
 if TYPE_CHECKING:
-    from headrace.storage.rangelog import RangeLog
+    from headrace.storage.writer import RangeWriter
 
 
 @dataclass(slots=True)
@@ -34,12 +34,12 @@ class Shared:
     cache: TailCache
     tasks: TaskSet
     loop: asyncio.AbstractEventLoop
-    active: dict[RangeLog, int] = field(default_factory=dict)
+    active: dict[RangeWriter, int] = field(default_factory=dict)
     """Ranges with appends since their last closing mark, and where they stood at the last look."""
     activity: asyncio.Event = field(default_factory=asyncio.Event)  # `active` is not empty
     queued_bytes: int = 0
 
-    def note_active(self, log: RangeLog) -> None:
+    def note_active(self, log: RangeWriter) -> None:
         if log not in self.active:
             self.active[log] = -1
             self.activity.set()

@@ -10,44 +10,40 @@ await store.close()
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
-from uuid import UUID
 
 from headrace.config.storage import StorageSettings
 from headrace.errors import (
-    AlreadyExistsError,
     CorruptionError,
-    HeadraceError,
     RangeNotFoundError,
     StorageError,
 )
 from headrace.observability.logging import get_logger
-from headrace.runtime import Disk, Executor, Lock, Random, Runtime
+from headrace.runtime import Lock, Runtime
 from headrace.storage.cache import TailCache
 from headrace.storage.committer import Committer, GroupNumbers
 from headrace.storage.files import FilePool
-from headrace.storage.format import FORMAT_FILE, open_format
+from headrace.storage.folder import (
+    OpenedFolder,
+    create_range_folder,
+    open_folder,
+    recover_all,
+    remove_stream,
+)
 from headrace.storage.journal import CommitPolicy
-from headrace.storage.metadata import RangeMetadata, encode_metadata
+from headrace.storage.metadata import RangeMetadata
 from headrace.storage.model import (
     CLEAN_STOP,
-    DELETED,
-    LOCK,
-    RANGE_METADATA,
-    STREAMS,
     RangeKey,
     RangeState,
     range_folder,
-    stream_folder,
 )
 from headrace.storage.rangelog import RangeLog
-from headrace.storage.recovery import RecoveredRange, recover_range
+from headrace.storage.recovery import RecoveredRange
 from headrace.storage.shared import Shared
 from headrace.storage.tasks import TaskSet
 from headrace.wire.sbp.messages import Durability
 
-log = get_logger(__name__)
+_log = get_logger(__name__)
 
 _CONTROL_THREADS = 2
 _CLOSE_AT_ONCE = 16  # ranges whose files are finished at the same time during close
@@ -83,10 +79,10 @@ class LogStore:
         commit = runtime.executor("storage-commit", settings.commit_threads)
         read = runtime.executor("storage-read", settings.read_threads)
         executors = (control, commit, read)
-        opened: _Opened | None = None
+        opened: OpenedFolder | None = None
         try:
-            opened = await control.run(_open_folder, runtime.disk, folder, runtime.random)
-            found = await _recover_all(runtime.disk, commit, opened, folder, settings)
+            opened = await control.run(open_folder, runtime.disk, folder, runtime.random)
+            found = await recover_all(runtime.disk, commit, opened, folder, settings)
         except BaseException:
             for executor in executors:
                 executor.close()
@@ -192,7 +188,7 @@ class LogStore:
         folder = range_folder(self._folder, key)
         try:
             await self._shared.control_executor.run(
-                _create_folder, self._shared.disk, folder, metadata
+                create_range_folder, self._shared.disk, folder, metadata
             )
             recovered = RecoveredRange(key, folder, metadata, next_offset=metadata.start)
             self._logs[key] = log = RangeLog(self._shared, recovered)
@@ -214,7 +210,7 @@ class LogStore:
             keys = [key for key in self._logs if key.stream_id == stream_id]
             await asyncio.gather(*(self._logs[key].remove() for key in keys))
             await self._shared.control_executor.run(
-                _remove_stream, self._shared.disk, self._folder, stream_id
+                remove_stream, self._shared.disk, self._folder, stream_id
             )
             for key in keys:
                 del self._logs[key]
@@ -261,7 +257,7 @@ class LogStore:
             )
             for result in results:
                 if isinstance(result, StorageError):
-                    log_failure("range not closed cleanly", result)
+                    _log.error("range not closed cleanly", error=str(result))
                 elif isinstance(result, BaseException):
                     raise result
                 clean = clean and result is True
@@ -312,12 +308,12 @@ class LogStore:
                 try:
                     await log.close_mark()
                 except StorageError as error:
-                    log_failure("closing mark not written", error)
+                    _log.error("closing mark not written", error=str(error))
 
     def _on_worker_done(self, worker: asyncio.Task[None]) -> None:
         if worker.cancelled() or worker.exception() is None:
             return
-        log.critical("storage worker ended", error=repr(worker.exception()))
+        _log.critical("storage worker ended", error=repr(worker.exception()))
         for each in self._logs.values():
             each.fail(StorageError(f"storage worker ended: {worker.exception()!r}"))
 
@@ -325,102 +321,3 @@ class LogStore:
         error = self._unreadable.get(key)
         if error is not None:
             raise CorruptionError(error.message, **error.data)
-
-
-def log_failure(event: str, error: HeadraceError) -> None:
-    log.error(event, error=str(error))
-
-
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    lock: Lock
-    store_uuid: UUID
-    clean: bool
-    keys: Sequence[RangeKey]
-
-
-def _open_folder(disk: Disk, folder: str, random: Random) -> _Opened:
-    disk.make_folder(folder)
-    lock = disk.lock(f"{folder}/{LOCK}")
-    try:
-        is_new = not disk.exists(f"{folder}/{FORMAT_FILE}")
-        found = open_format(disk, folder, random)
-        marker = f"{folder}/{CLEAN_STOP}"
-        clean = disk.exists(marker)
-        if clean:  # durable before anything is written: a crash from now on is an unclean stop
-            disk.remove(marker)
-            disk.sync_folder(folder)
-        return _Opened(lock, found.store_uuid, clean or is_new, _list_ranges(disk, folder))
-    except BaseException:
-        lock.release()
-        raise
-
-
-def _list_ranges(disk: Disk, folder: str) -> list[RangeKey]:
-    keys: list[RangeKey] = []
-    for stream in disk.list(f"{folder}/{STREAMS}"):
-        if not stream.isdigit():
-            continue
-        names = disk.list(stream_folder(folder, int(stream)))
-        if DELETED in names:
-            _remove_stream(disk, folder, int(stream))
-            continue
-        keys.extend(RangeKey(int(stream), int(name)) for name in names if name.isdigit())
-    return sorted(keys)
-
-
-def _create_folder(disk: Disk, folder: str, metadata: RangeMetadata) -> None:
-    disk.make_folder(folder)
-    if disk.exists(f"{folder}/{RANGE_METADATA}"):
-        raise AlreadyExistsError("range folder exists", path=folder)
-    disk.write_atomic(f"{folder}/{RANGE_METADATA}", encode_metadata(metadata))
-
-
-def _remove_stream(disk: Disk, folder: str, stream_id: int) -> None:
-    """Tombstone, ranges, tombstone: a power cut in between never leaves half a range behind."""
-    stream = stream_folder(folder, stream_id)
-    names = disk.list(stream)
-    if not names:
-        return
-    disk.write_atomic(f"{stream}/{DELETED}", b"")
-    for name in names:
-        if name != DELETED:
-            disk.remove_tree(f"{stream}/{name}")
-    disk.sync_folder(stream)
-    disk.remove_tree(stream)
-    disk.sync_folder(f"{folder}/{STREAMS}")
-
-
-Found = RecoveredRange | tuple[RangeKey, CorruptionError] | None
-
-
-async def _recover_all(
-    disk: Disk, executor: Executor, opened: _Opened, folder: str, settings: StorageSettings
-) -> list[Found]:
-    shares = min(settings.commit_threads, len(opened.keys))
-    results = await asyncio.gather(
-        *(
-            executor.run(
-                _recover_some, disk, folder, opened.keys[share::shares], opened.store_uuid, settings
-            )
-            for share in range(shares)
-        )
-    )
-    return [found for share in results for found in share]
-
-
-def _recover_some(
-    disk: Disk,
-    folder: str,
-    keys: Sequence[RangeKey],
-    store_uuid: UUID,
-    settings: StorageSettings,
-) -> list[Found]:
-    found: list[Found] = []
-    for key in keys:
-        try:
-            found.append(recover_range(disk, range_folder(folder, key), key, store_uuid, settings))
-        except CorruptionError as error:
-            log.error("range unreadable", stream_id=key.stream_id, error=str(error))
-            found.append((key, error))
-    return found

@@ -1,0 +1,126 @@
+"""The data directory as a whole: opening it, finding and recovering its ranges, removing streams.
+
+Everything here but `recover_all` blocks and runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from headrace.config.storage import StorageSettings
+from headrace.errors import AlreadyExistsError, CorruptionError
+from headrace.observability.logging import get_logger
+from headrace.runtime import Disk, Executor, Lock, Random
+from headrace.storage.format import FORMAT_FILE, open_format
+from headrace.storage.metadata import RangeMetadata, encode_metadata
+from headrace.storage.model import (
+    CLEAN_STOP,
+    DELETED,
+    LOCK,
+    RANGE_METADATA,
+    STREAMS,
+    RangeKey,
+    range_folder,
+    stream_folder,
+)
+from headrace.storage.recovery import RecoveredRange, recover_range
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedFolder:
+    lock: Lock
+    store_uuid: UUID
+    clean: bool
+    keys: Sequence[RangeKey]
+
+
+def open_folder(disk: Disk, folder: str, random: Random) -> OpenedFolder:
+    disk.make_folder(folder)
+    lock = disk.lock(f"{folder}/{LOCK}")
+    try:
+        is_new = not disk.exists(f"{folder}/{FORMAT_FILE}")
+        found = open_format(disk, folder, random)
+        marker = f"{folder}/{CLEAN_STOP}"
+        clean = disk.exists(marker)
+        if clean:  # durable before anything is written: a crash from now on is an unclean stop
+            disk.remove(marker)
+            disk.sync_folder(folder)
+        return OpenedFolder(lock, found.store_uuid, clean or is_new, _list_ranges(disk, folder))
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _list_ranges(disk: Disk, folder: str) -> list[RangeKey]:
+    keys: list[RangeKey] = []
+    for stream in disk.list(f"{folder}/{STREAMS}"):
+        if not stream.isdigit():
+            continue
+        names = disk.list(stream_folder(folder, int(stream)))
+        if DELETED in names:
+            remove_stream(disk, folder, int(stream))
+            continue
+        keys.extend(RangeKey(int(stream), int(name)) for name in names if name.isdigit())
+    return sorted(keys)
+
+
+def create_range_folder(disk: Disk, folder: str, metadata: RangeMetadata) -> None:
+    disk.make_folder(folder)
+    if disk.exists(f"{folder}/{RANGE_METADATA}"):
+        raise AlreadyExistsError("range folder exists", path=folder)
+    disk.write_atomic(f"{folder}/{RANGE_METADATA}", encode_metadata(metadata))
+
+
+def remove_stream(disk: Disk, folder: str, stream_id: int) -> None:
+    """Tombstone, ranges, tombstone: a power cut in between never leaves half a range behind."""
+    stream = stream_folder(folder, stream_id)
+    names = disk.list(stream)
+    if not names:
+        return
+    disk.write_atomic(f"{stream}/{DELETED}", b"")
+    for name in names:
+        if name != DELETED:
+            disk.remove_tree(f"{stream}/{name}")
+    disk.sync_folder(stream)
+    disk.remove_tree(stream)
+    disk.sync_folder(f"{folder}/{STREAMS}")
+
+
+Found = RecoveredRange | tuple[RangeKey, CorruptionError] | None
+
+
+async def recover_all(
+    disk: Disk, executor: Executor, opened: OpenedFolder, folder: str, settings: StorageSettings
+) -> list[Found]:
+    shares = min(settings.commit_threads, len(opened.keys))
+    results = await asyncio.gather(
+        *(
+            executor.run(
+                _recover_some, disk, folder, opened.keys[share::shares], opened.store_uuid, settings
+            )
+            for share in range(shares)
+        )
+    )
+    return [found for share in results for found in share]
+
+
+def _recover_some(
+    disk: Disk,
+    folder: str,
+    keys: Sequence[RangeKey],
+    store_uuid: UUID,
+    settings: StorageSettings,
+) -> list[Found]:
+    found: list[Found] = []
+    for key in keys:
+        try:
+            found.append(recover_range(disk, range_folder(folder, key), key, store_uuid, settings))
+        except CorruptionError as error:
+            log.error("range unreadable", stream_id=key.stream_id, error=str(error))
+            found.append((key, error))
+    return found

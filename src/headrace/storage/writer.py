@@ -1,0 +1,376 @@
+"""The write half of a range: queue, group, acknowledgement, failure.
+
+Offsets and states live on the event loop; threads only ever see the values handed to them. An
+append is queued (`append`), taken into a group (`take_write`), written and synced in a thread, and
+acknowledged (`on_written`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from enum import Enum
+
+from headrace.errors import (
+    DiskFullError,
+    HeadraceError,
+    RangeNotFoundError,
+    SealedError,
+    StorageError,
+    UnavailableError,
+    UnexpectedOffsetError,
+)
+from headrace.observability.logging import get_logger
+from headrace.runtime import Buffer
+from headrace.storage.cache import Batch, RangeTail
+from headrace.storage.marks import MARK_BYTES, Mark, binding_of, encode_mark
+from headrace.storage.recovery import RecoveredRange
+from headrace.storage.segment import Segment, SegmentWrite
+from headrace.storage.segmentio import SegmentIO
+from headrace.storage.shared import Shared
+from headrace.wire.sbp.messages import Durability
+from headrace.wire.sbp.records import verify
+
+log = get_logger(__name__)
+
+# The fields of a batch header (see wire.sbp.records) that an append needs: base_offset,
+# batch_length, record_count, max_timestamp. Decoding all into an object took a third of the call.
+_BATCH_FIELDS = struct.Struct(">xqi6xi8xq")
+_LENGTH_END = 13  # batch_length counts from here
+
+
+class Status(Enum):
+    OPEN = "open"
+    SEALING = "sealing"  # refuses appends, not yet persisted
+    SEALED = "sealed"
+    FAILED = "failed"  # a write or sync failed
+    REMOVED = "removed"
+    CLOSED = "closed"  # the store stops
+
+
+class RangeWriter:
+    def __init__(self, shared: Shared, recovered: RecoveredRange) -> None:
+        metadata = recovered.metadata
+        self.key = recovered.key
+        self.start_offset = metadata.start
+        self.next_offset = recovered.next_offset  # written or queued
+        self.durable_offset = recovered.next_offset  # acknowledged: what reads may return
+        self._shared = shared
+        self._settings = shared.settings
+        self._metadata = metadata
+        self._io = SegmentIO(shared, recovered.folder)
+        self._segments = recovered.segments
+        self._truncated_bytes = recovered.truncated_bytes
+        self._status = Status.SEALED if metadata.sealed else Status.OPEN
+        self._committer = shared.committers[metadata.durability]
+        self._tail = RangeTail()
+        self._pending: deque[Batch] = deque()
+        self._writing: SegmentWrite | None = None
+        self._settled = asyncio.Event()  # no write is under way
+        self._settled.set()
+        self._rolling = False
+        self._saving = False
+        self._mark_wanted = False
+        self._control = asyncio.Lock()
+        self._waiters: dict[asyncio.Future[None], int] = {}
+        if recovered.tail_bytes:
+            shared.note_active(self)
+
+    @property
+    def end_offset(self) -> int:
+        return self._metadata.end
+
+    @property
+    def writer_epoch(self) -> int:
+        return self._metadata.writer_epoch
+
+    @property
+    def durability(self) -> Durability:
+        return self._metadata.durability
+
+    @property
+    def sealed(self) -> bool:
+        return self._metadata.sealed
+
+    @property
+    def failed(self) -> bool:
+        return self._status is Status.FAILED
+
+    @property
+    def position(self) -> int:
+        """Bytes written to the active segment file."""
+        active = self._active()
+        return active.position if active is not None else 0
+
+    def append(
+        self, header: bytearray, body: Sequence[Buffer], *, verified: bool = False
+    ) -> Awaitable[None]:
+        """Queue one batch; offsets follow the order of calls. The buffers now belong to the log.
+
+        Refusals raise here. The result resolves when the range's durability level holds; with
+        StorageError when the disk failed (the range then takes no more), with SealedError when the
+        batch was still queued at a seal or behind a failed one. `verified` says that the caller has
+        just computed or checked length and checksum.
+        """
+        if self._status is not Status.OPEN:
+            raise self._refusal()
+        if not verified:
+            verify(header, body)
+        base_offset, length, record_count, max_timestamp = _BATCH_FIELDS.unpack_from(header)
+        if base_offset != self.next_offset:
+            raise UnexpectedOffsetError(expected=self.next_offset, found=base_offset)
+        size = length + _LENGTH_END
+        shared = self._shared
+        shared.admit(size)
+        end = base_offset + record_count
+        done: asyncio.Future[None] = shared.loop.create_future()
+        batch = Batch(header, body, base_offset, end, size, max_timestamp, done)
+        self.next_offset = end
+        self._pending.append(batch)
+        shared.cache.add(self._tail, batch)
+        self._committer.submit(self)
+        return done
+
+    def take_write(self, group: int, budget: int) -> SegmentWrite | None:
+        """The next write of this range, for the committer; None when it has to wait.
+
+        A group never spans two segments: the old file is synced before the new one is created, so
+        a segment that has a successor is known to be synced whole.
+        """
+        if self._rolling or not (self._pending or self._mark_wanted):
+            return None
+        segment = self._active()
+        if segment is not None and self._pending and self._must_roll(segment, 0):
+            if segment.synced_position < segment.position:
+                self._rolling = True
+                self._shared.tasks.spawn(self._sync_before_roll(segment))
+                return None
+            segment.closed = True
+            self._shared.tasks.spawn(self._finish_segment(segment))
+            segment = None
+        create = segment is None
+        if segment is None:
+            if not self._pending:
+                return None
+            segment = self._new_segment(self._pending[0].offset)
+        self._mark_wanted = False
+        write = self._build_write(segment, group, budget, create=create)
+        self._writing = write
+        self._settled.clear()
+        return write
+
+    def _build_write(
+        self, segment: Segment, group: int, budget: int, *, create: bool
+    ) -> SegmentWrite:
+        mark = Mark(group, segment.synced_position, segment.end_offset)
+        position = segment.position
+        pieces: list[Buffer] = [encode_mark(mark, binding=segment.binding, position=position)]
+        batches: list[Batch] = []
+        taken = 0
+        pending = self._pending
+        while pending and not (batches and (taken >= budget or self._must_roll(segment, taken))):
+            batch = pending.popleft()
+            batches.append(batch)
+            taken += batch.size
+            pieces.append(batch.header)
+            pieces.extend(batch.body)
+        write = SegmentWrite(
+            self, segment, batches, pieces,
+            position=position, size=MARK_BYTES + taken, group=group, create=create,
+            sync=self._metadata.durability is Durability.SYNCED,
+            file=self._shared.pool.pin(segment),
+        )  # fmt: skip
+        self._plan_allocation(write)
+        return write
+
+    def _must_roll(self, segment: Segment, taken: int) -> bool:
+        content = segment.content_bytes + taken
+        return content > 0 and content + self._pending[0].size > self._settings.segment_bytes_max
+
+    def _plan_allocation(self, write: SegmentWrite) -> None:
+        allocated = write.segment.allocated
+        needed = write.position + write.size
+        if needed <= allocated:
+            return
+        step = self._settings.preallocate_bytes_min
+        write.allocate_least = -(-needed // step) * step
+        doubled = min(max(2 * allocated, step), self._settings.segment_bytes_max)
+        write.allocate_to = max(doubled, write.allocate_least)
+        write.keep_free_bytes = 0 if self._metadata.reserved else self._settings.min_free_bytes
+
+    def on_written(self, write: SegmentWrite) -> None:
+        """The committer carried the write out, or failed to."""
+        shared, segment = self._shared, write.segment
+        self._writing = None
+        shared.queued_bytes -= write.size - MARK_BYTES
+        shared.pool.unpin(segment, write.file)
+        if write.error is not None:
+            if write.create:
+                shared.pool.discard(segment)
+            self._fail(write.error, write.batches)
+        else:
+            self._acknowledge(write)
+        if self._pending or self._mark_wanted:
+            self._committer.submit(self)
+        self._settled.set()
+
+    def abandon(self, write: SegmentWrite) -> None:
+        """The committer was cancelled in the middle of the write; its outcome is unknown."""
+        self._shared.pool.unpin(write.segment, write.file)
+        if write.create:
+            self._shared.pool.discard(write.segment)
+
+    def _acknowledge(self, write: SegmentWrite) -> None:
+        segment = write.segment
+        if write.create:
+            self._segments.append(segment)
+        segment.group = write.group
+        segment.allocated = max(segment.allocated, write.allocate_to)
+        segment.on_batches(
+            write.batches, write.position + MARK_BYTES, self._settings.index_interval_bytes
+        )
+        if write.sync:
+            segment.synced_position = segment.position
+        if not write.batches:
+            return
+        self.durable_offset = segment.end_offset
+        for batch in write.batches:
+            if not batch.done.done():  # a caller that was cancelled left it behind
+                batch.done.set_result(None)
+        self._wake_waiters()
+        self._shared.note_active(self)
+        if (
+            segment.position - segment.saved_position >= self._settings.checkpoint_bytes
+            and not self._saving
+        ):
+            self._saving = True
+            self._shared.tasks.spawn(self._save_busy(segment))
+
+    def _fail(self, error: HeadraceError, batches: Sequence[Batch]) -> None:
+        """No offset may be skipped: what was queued behind the failed write cannot be stored."""
+        log.error(
+            "range failed", stream_id=self.key.stream_id, range_index=self.key.range_index,
+            durable_offset=self.durable_offset, error=str(error),
+        )  # fmt: skip
+        if self._status not in (Status.SEALED, Status.REMOVED):
+            self._status = Status.FAILED
+        for batch in batches:
+            if not batch.done.done():
+                batch.done.set_exception(error)
+        self._drop_pending()
+        self._shared.cache.forget(self._tail)
+        self._wake_waiters(everyone=True)
+
+    def _drop_pending(self) -> None:
+        """Refuse what is queued but in no group yet."""
+        error = self._refusal()
+        self._mark_wanted = False
+        self._committer.withdraw(self)
+        dropped = len(self._pending)
+        for batch in self._pending:
+            self._shared.queued_bytes -= batch.size
+            if not batch.done.done():
+                batch.done.set_exception(error)
+        self._pending.clear()
+        in_flight = self._writing.batches if self._writing is not None else ()
+        self.next_offset = in_flight[-1].end if in_flight else self.durable_offset
+        if dropped:
+            self._shared.cache.forget(self._tail)
+
+    def _refusal(self) -> HeadraceError:
+        data = {"stream_id": self.key.stream_id, "range_index": self.key.range_index}
+        if self._status is Status.REMOVED:
+            return RangeNotFoundError("the stream was deleted", **data)
+        if self._status is Status.CLOSED:
+            return UnavailableError("the store is closing", **data)
+        return SealedError(f"the range is {self._status.value}", **data)
+
+    async def wait_for(self, offset: int) -> None:
+        """Until `offset` can be read, or never will be here (sealed, failed, deleted, closing)."""
+        while self.durable_offset <= offset and self._status is Status.OPEN:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters[waiter] = offset
+            try:
+                await waiter
+            finally:
+                self._waiters.pop(waiter, None)
+
+    def _wake_waiters(self, *, everyone: bool = False) -> None:
+        if not self._waiters:
+            return
+        for waiter, offset in list(self._waiters.items()):
+            if (everyone or offset < self.durable_offset) and not waiter.done():
+                waiter.set_result(None)
+
+    def fail(self, error: StorageError) -> None:
+        """Nothing of this range will be written any more."""
+        batches = self._writing.batches if self._writing is not None else ()
+        self._fail(error, batches)
+
+    async def close_mark(self) -> None:
+        await self._shared.tasks.run(self._close_mark())
+
+    async def _close_mark(self) -> None:
+        """The range went quiet: note what is synced, so that damage to it is known as such."""
+        async with self._control:
+            active = self._active()
+            if active is None or self._status is not Status.OPEN:
+                return
+            if active.synced_position < active.position:
+                await self._sync_or_fail(active)
+            grown = active.position - active.saved_position
+            if self.durability is Durability.WRITTEN or (
+                grown >= self._settings.idle_checkpoint_bytes
+            ):
+                await self._io.save_index(active)
+            elif self._status is Status.OPEN:  # a mark is durable only where groups are synced
+                self._mark_wanted = True
+                self._committer.submit(self)
+
+    def refuse_appends(self) -> None:
+        """The store closes; what is queued is still written."""
+        if self._status is Status.OPEN:
+            self._status = Status.CLOSED
+        self._wake_waiters(everyone=True)
+
+    def _active(self) -> Segment | None:
+        if self._segments and not self._segments[-1].closed:
+            return self._segments[-1]
+        return None
+
+    def _new_segment(self, base: int) -> Segment:
+        binding = binding_of(self._shared.store_uuid, self.key, base)
+        return Segment(self.key, self._io.folder, base, binding)
+
+    async def _sync_before_roll(self, segment: Segment) -> None:
+        try:
+            await self._sync_or_fail(segment)
+        finally:
+            self._rolling = False
+            if self._pending:
+                self._committer.submit(self)
+
+    async def _sync_or_fail(self, segment: Segment) -> None:
+        try:
+            await self._io.sync(segment)
+        except StorageError as error:
+            self._fail(error, ())
+            raise
+
+    async def _save_busy(self, segment: Segment) -> None:
+        try:
+            async with self._control:
+                await self._io.save_index(segment)
+        except DiskFullError as error:
+            log.warning("index not saved", path=segment.index_path, error=str(error))
+        finally:
+            self._saving = False
+
+    async def _finish_segment(self, segment: Segment) -> None:
+        try:
+            async with self._control:
+                await self._io.finish(segment)
+        except StorageError as error:  # recovery scans what has no index
+            log.warning("index not saved", path=segment.index_path, error=str(error))
