@@ -158,6 +158,12 @@ class Placement(RuleBasedStateMachine):
             return
         self.finish(decision, fail)
 
+    @rule(stream_id=streams, count=st.integers(1, 9))
+    def append_and_seal(self, stream_id: int, count: int) -> None:
+        """The common path, so that deep histories are reached often."""
+        self.append(stream_id, count)
+        self.seal(stream_id, back=0, bump=0, fail=0)
+
     def finish(self, decision: Seal, fail: int) -> None:
         """`fail`: 1 crash after the intent, 2 crash after the data node sealed."""
         sealing = decision.range
@@ -246,4 +252,4 @@ class Placement(RuleBasedStateMachine):
 
 
 TestPlacement = Placement.TestCase
-TestPlacement.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPlacement.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

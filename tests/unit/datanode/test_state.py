@@ -1,0 +1,248 @@
+"""Decisions of a data node, as tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from headrace.datanode.state import Differences, NodeState, Sync, reconcile
+from headrace.errors import (
+    FencedError,
+    HeadraceError,
+    OffsetOutOfRangeError,
+    RangeNotFoundError,
+    SealedError,
+    UnavailableError,
+    UnexpectedOffsetError,
+)
+from headrace.storage.model import RangeKey
+from headrace.wire.sbp.errors import UnsupportedError
+from headrace.wire.sbp.messages import DataNode, Range, ReplicaNode
+
+
+@dataclass
+class View:
+    key: RangeKey
+    start_offset: int = 0
+    next_offset: int = 0
+    end_offset: int = -1
+    writer_epoch: int = -1
+    failed: bool = False
+
+    @property
+    def durable_offset(self) -> int:
+        return self.next_offset
+
+    @durable_offset.setter
+    def durable_offset(self, value: int) -> None:
+        raise NotImplementedError
+
+    @property
+    def sealed(self) -> bool:
+        return self.end_offset >= 0
+
+
+def view(
+    index: int, start: int = 0, end: int = -1, *, next_offset: int = -1, epoch: int = -1
+) -> View:
+    known_next = end if end >= 0 else max(next_offset, start)
+    return View(RangeKey(1, index), start, known_next, end, epoch)
+
+
+def state_of(*views: View) -> NodeState[View]:
+    state: NodeState[View] = NodeState()
+    for each in views:
+        state.on_range(each)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [(-1, 2), (2, 2), (1, SealedError), (0, SealedError), (3, RangeNotFoundError)],
+)
+def test_which_range_an_append_means(index: int, expected: int | type[HeadraceError]) -> None:
+    state = state_of(view(2, 9), view(1, 5, 9))
+    if isinstance(expected, int):
+        assert state.writable(1, index).key.range_index == expected
+    else:
+        with pytest.raises(expected):
+            state.writable(1, index)
+    with pytest.raises(RangeNotFoundError):
+        state.writable(7, index)
+
+
+@pytest.mark.parametrize(
+    ("range_epoch", "epoch", "expected_offset", "error"),
+    [
+        (-1, -1, -1, None),
+        (-1, -1, 4, None),
+        (-1, -1, 5, UnexpectedOffsetError),
+        (-1, 3, 4, RangeNotFoundError),  # only SYNC gives a range its epoch
+        (3, 3, 4, None),
+        (3, 3, -1, UnexpectedOffsetError),  # an owned append says where it belongs
+        (3, 3, 3, UnexpectedOffsetError),
+        (3, 3, 5, UnexpectedOffsetError),
+        (3, 2, 4, FencedError),
+        (3, -1, -1, FencedError),
+        (3, 4, 4, RangeNotFoundError),
+        (0, -1, -1, FencedError),  # owned from birth
+    ],
+)
+def test_epoch_and_offset_of_an_append(
+    range_epoch: int, epoch: int, expected_offset: int, error: type[HeadraceError] | None
+) -> None:
+    log = view(0, 0, next_offset=4, epoch=range_epoch)
+    state = state_of(log)
+    if error is None:
+        state.check_append(log, writer_epoch=epoch, expected_offset=expected_offset)
+    else:
+        with pytest.raises(error):
+            state.check_append(log, writer_epoch=epoch, expected_offset=expected_offset)
+
+
+@pytest.mark.parametrize("why", ["sealed", "failed", "interrupted"])
+def test_ranges_that_take_no_more(why: str) -> None:
+    log = view(0, 0, 4 if why == "sealed" else -1)
+    log.failed = why == "failed"
+    state = state_of(log)
+    if why == "interrupted":
+        state.interrupted.add(log.key)
+    with pytest.raises(SealedError):
+        state.check_append(log, writer_epoch=-1, expected_offset=-1)
+    log.writer_epoch = 5
+    with pytest.raises(FencedError):  # a writer that is over learns that first
+        state.check_append(log, writer_epoch=4, expected_offset=0)
+
+
+def test_a_seal_ends_the_interruption() -> None:
+    log = view(0)
+    state = state_of(log)
+    state.interrupted.add(log.key)
+    state.on_sealed(log.key)
+    assert state.interrupted == set()
+
+
+def test_a_seal_needs_the_epoch() -> None:
+    log = view(0, epoch=3)
+    state = state_of(log)
+    state.check_seal(log, 3)
+    state.check_seal(log, 4)
+    for epoch in (2, -1):
+        with pytest.raises(FencedError):
+            state.check_seal(log, epoch)
+
+
+@pytest.mark.parametrize(
+    ("offset", "expected"),
+    [
+        (4, OffsetOutOfRangeError),
+        (5, 1),
+        (8, 1),
+        (9, RangeNotFoundError),  # range 2 lives elsewhere
+        (19, RangeNotFoundError),
+        (20, 3),
+        (25, 4),  # a sealed end is where the next range starts
+        (99, 4),
+    ],
+)
+def test_which_range_holds_an_offset(offset: int, expected: int | type[HeadraceError]) -> None:
+    state = state_of(view(0, 5, 5), view(1, 5, 9), view(3, 20, 25), view(4, 25))
+    if isinstance(expected, int):
+        assert state.containing(1, offset).key.range_index == expected
+    else:
+        with pytest.raises(expected):
+            state.containing(1, offset)
+
+
+def test_beyond_a_sealed_end_readers_must_ask_again() -> None:
+    state = state_of(view(0, 0, 5))
+    with pytest.raises(OffsetOutOfRangeError):
+        state.containing(1, 5)
+    with pytest.raises(RangeNotFoundError):
+        state.containing(2, 0)
+    state.closing = True
+    with pytest.raises(UnavailableError):
+        state.containing(1, 0)
+
+
+def wanted(index: int, start: int = 0, end: int = -1, *, epoch: int = -1, node: int = 8) -> Range:
+    replica = ReplicaNode(data_node=DataNode(node_id=node), is_primary=True)
+    return Range(
+        stream_id=1,
+        range_index=index,
+        start_offset=start,
+        end_offset=end,
+        writer_epoch=epoch,
+        replica_nodes=(replica,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("known", "asked", "expected"),
+    [
+        (None, wanted(0), Sync.CREATE),
+        (None, wanted(0, 5, 5), Sync.CREATE),
+        (None, wanted(0, 0, 5), UnsupportedError),
+        (None, wanted(0, node=9), RangeNotFoundError),
+        (view(0, epoch=2), wanted(0, epoch=2), Sync.NOTHING),
+        (view(0, epoch=2), wanted(0, epoch=3), Sync.RAISE_EPOCH),
+        (view(0, epoch=2), wanted(0, epoch=1), FencedError),
+        (view(0, epoch=2), wanted(0, epoch=-1), FencedError),
+        (view(0), wanted(0, 0, 4), Sync.SEAL),
+        (view(0, 0, 4), wanted(0, 0, 4), Sync.NOTHING),
+        (view(0, 0, 4), wanted(0), SealedError),  # a sealed range never reopens
+    ],
+)
+def test_sync(known: View | None, asked: Range, expected: Sync | type[HeadraceError]) -> None:
+    state = state_of(*([known] if known else []))
+    if isinstance(expected, Sync):
+        assert state.sync(known, asked, node_id=8) is expected
+    else:
+        with pytest.raises(expected):
+            state.sync(known, asked, node_id=8)
+
+
+def test_sync_does_not_revive_an_interrupted_range() -> None:
+    log = view(0, epoch=1)
+    state = state_of(log)
+    state.interrupted.add(log.key)
+    with pytest.raises(SealedError):
+        state.sync(log, wanted(0, epoch=2), node_id=8)
+    assert state.sync(log, wanted(0, 0, 0, epoch=2), node_id=8) is Sync.SEAL
+
+
+def test_owned_streams_are_known_by_any_range() -> None:
+    assert state_of(view(0, 0, 5, epoch=0), view(1, 5)).is_owned(1)
+    assert not state_of(view(0)).is_owned(1)
+
+
+def test_deletion_forgets_everything() -> None:
+    state = state_of(view(0))
+    state.interrupted.add(RangeKey(1, 0))
+    state.on_deleted(1)
+    assert (state.streams(), state.interrupted) == ([], set())
+
+
+def test_reconciliation() -> None:
+    local = [
+        view(0, 0, 5),  # trimmed away
+        view(1, 5, 9),  # trimmed to 7
+        view(2, 9),  # sealed at 12 meanwhile
+        View(RangeKey(2, 0)),  # deleted
+        View(RangeKey(3, 0), 0, 4),  # as it should be
+    ]
+    new = Range(stream_id=3, range_index=1, start_offset=4, end_offset=-1)
+    sealed = Range(stream_id=1, range_index=2, start_offset=9, end_offset=12)
+    listed = [
+        Range(stream_id=1, range_index=1, start_offset=7, end_offset=9),
+        sealed,
+        Range(stream_id=3, range_index=0, start_offset=0, end_offset=-1),
+        new,
+    ]
+    assert reconcile(local, listed) == Differences(
+        delete=(2,),
+        trim=((RangeKey(1, 1), 7),),
+        retire=(RangeKey(1, 0),),
+        sync=(sealed, new),
+    )
