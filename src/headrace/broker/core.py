@@ -27,7 +27,7 @@ from headrace.runtime.interfaces import Runtime
 log = get_logger(__name__)
 
 _RECLAIM_RETRY_SECONDS = 5.0
-_SNAPSHOT_CHECK_SECONDS = 1.0
+_LOG_CHECK_SECONDS = 1.0
 
 E = TypeVar("E", bound=events.Event)
 
@@ -142,7 +142,7 @@ class Broker:
         self._live = True
         self._reconcile()
         self._tasks.start(self._reclaim_streams(), name="reclaim")
-        self._tasks.start(self._write_snapshots(), name="snapshots")
+        self._tasks.start(self._watch_logs(), name="logs")
         self._tasks.start(self._evict_silent(), name="evict")
 
     async def close(self) -> bool:
@@ -192,6 +192,8 @@ class Broker:
         self.catalogue.apply(event)
         if self._live and isinstance(event, _STRUCTURAL):
             self._reconcile()
+        if self.catalogue.doomed:
+            self._reclaim.set()
 
     def _reconcile(self) -> None:
         """Let go of whatever depended on what is gone: members, offsets, logs, logins.
@@ -207,12 +209,12 @@ class Broker:
         self.offsets.retain(place=self._place_lives, reader=self._reader_lives)
         self.partitions.retain(self._place_lives)
         for session in self.sessions:
-            if session.user_uid is not None and not self.catalogue.user_by_uid(session.user_uid):
-                self.logout(session)
+            if session.user_uid is not None:
+                user = self.catalogue.user_by_uid(session.user_uid)
+                if user is None or not user.active:
+                    self.logout(session)
         for uid in [uid for uid in self.rotation if self.catalogue.topic_by_uid(uid) is None]:
             del self.rotation[uid]
-        if self.catalogue.doomed:
-            self._reclaim.set()
 
     def _place_lives(self, place: Place) -> bool:
         return self.catalogue.find_partition(*place) is not None
@@ -252,11 +254,14 @@ class Broker:
                 self._reclaim.set()
                 await self.runtime.clock.sleep(_RECLAIM_RETRY_SECONDS)
 
-    async def _write_snapshots(self) -> None:
+    async def _watch_logs(self) -> None:
+        """Write snapshots when it is time; notice a log that takes no more events."""
         while True:
-            await self.runtime.clock.sleep(_SNAPSHOT_CHECK_SECONDS)
+            await self.runtime.clock.sleep(_LOG_CHECK_SECONDS)
             for state_log in self._logs:
-                if state_log.bytes_since_snapshot >= self.settings.snapshot_bytes:
+                if state_log.failure is not None:
+                    self._on_fenced()
+                elif state_log.bytes_since_snapshot >= self.settings.snapshot_bytes:
                     try:
                         await state_log.write_snapshot()
                     except HeadraceError as error:
@@ -294,7 +299,7 @@ _STRUCTURAL = (
     events.TopicsPurged,
     events.PartitionsAdded,
     events.PartitionsRemoved,
-    events.PartitionAssigned,
     events.GroupDeleted,
+    events.UserUpdated,
     events.UserDeleted,
 )

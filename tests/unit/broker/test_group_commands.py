@@ -8,6 +8,13 @@ from headrace.wire.iggy.messages import groups as g
 from headrace.wire.iggy.messages.offsets import GetConsumerOffset, StoreConsumerOffset
 from headrace.wire.iggy.messages.system import Empty
 from headrace.wire.iggy.messages.topics import CreatePartitions, DeletePartitions, DeleteTopic
+from headrace.wire.iggy.messages.users import (
+    CreateUser,
+    GlobalPermissions,
+    Permissions,
+    UpdateUser,
+    UserStatus,
+)
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
 from tests.unit.broker.fake_cluster import FakeCluster
 from tests.unit.broker.harness import Client, Harness, code_of, opened
@@ -144,6 +151,20 @@ async def test_deleting_group_or_topic_ends_membership() -> None:
         missing = g.GetGroup("s", "t", "g")
         assert await client.call(c.GET_CONSUMER_GROUP, missing) is None
         assert (await client.call(c.GET_CONSUMER_GROUPS, g.GetGroups("s", "t"))).groups == ()
+
+
+async def test_an_inactive_user_leaves_its_groups() -> None:
+    async with opened() as h:
+        root = await prepared(h)
+        admin = GlobalPermissions.all()
+        create = CreateUser("ann", "secret", UserStatus.ACTIVE, Permissions(admin))
+        await root.call(c.CREATE_USER, create)
+        ann = h.connect()
+        await ann.login("ann", "secret")
+        await join(ann)
+        assert len(await members(root)) == 1
+        await root.call(c.UPDATE_USER, UpdateUser("ann", None, UserStatus.INACTIVE))
+        assert await members(root) == {}
 
 
 async def test_silent_members_lose_their_partitions() -> None:

@@ -9,6 +9,7 @@ import pytest
 import xxhash
 
 from headrace.config.broker import BrokerSettings
+from headrace.errors import StorageError
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages.messages import FlushUnsavedBuffer, PolledMessages
 from headrace.wire.iggy.messages.offsets import (
@@ -272,6 +273,48 @@ async def test_offset_refusals() -> None:
 
 
 # -- restarts, purges, deletes
+
+
+async def test_a_failed_log_is_opened_again() -> None:
+    async with opened() as h:
+        client = await h.root()
+        await filled(client, batches=1)
+        (log,) = h.broker.open_logs()
+        log._owned._fail(StorageError("disk full for a moment"))
+        assert offsets(await client.poll()) == [0, 1, 2, 3, 4]
+        await client.send(b"after")
+        assert payloads(await client.poll(Strategy.offset(5))) == [b"after"]
+        assert not h.lost
+
+
+async def test_snapshots_replace_the_log_they_cover() -> None:
+    cluster = FakeCluster()
+    async with opened(cluster, settings=BrokerSettings(snapshot_bytes=1024)) as h:
+        client = await h.root()
+        for n in range(30):
+            await client.stream(f"stream-{n}")
+        await client.topic("stream-3")
+        await client.send(b"x", stream="stream-3")
+        for _ in range(90):
+            await client.poll(Strategy.first(), stream="stream-3", commit=True)
+        await _until(lambda: cluster.named("s/catalogue").start > 30)
+        await _until(lambda: cluster.named("s/offsets").start > 10)
+        await client.stream("later")
+        state = h.broker.catalogue.dump()
+    async with opened(cluster, epoch=2) as h:
+        assert h.broker.catalogue.dump() == state
+        client = await h.root()
+        assert (await client.poll(Strategy.next(), stream="stream-3")).count == 0
+
+
+async def test_a_fenced_offset_log_ends_leadership() -> None:
+    cluster = FakeCluster()
+    async with opened(cluster) as h:
+        client = await h.root()
+        await filled(client, batches=1)
+        cluster.named("s/offsets").ranges[-1].epoch = 99
+        assert await code_of(client.poll(Strategy.next(), commit=True)) == 8
+        await _until(lambda: bool(h.lost))
 
 
 async def test_everything_survives_a_restart_byte_for_byte() -> None:
