@@ -310,9 +310,7 @@ def _decode_response(body: bytes) -> Response:
     return Response(call_id, b"", error)
 
 
-def _refuse(
-    exception_class: str, text: str, code: int, call_id: int = CALL_ID_INVALID
-) -> Refusal:
+def _refuse(exception_class: str, text: str, code: int, call_id: int = CALL_ID_INVALID) -> Refusal:
     error = RpcError(exception_class, text, code, fatal=True)
     return Refusal(_frame(_error_header(error, call_id, b"", -1)), text)
 
