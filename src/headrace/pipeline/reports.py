@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.ids import WindowId
 from headrace.pipeline.declarations import OUTPUT_PORT
+from headrace.pipeline.statistics import ROWS_LATE
 from headrace.pipeline.windowlog import BatchWindow
 from headrace.pipeline.windows import WindowGrid
 from headrace.wire.umbilical.messages import (
@@ -129,5 +130,5 @@ def _metrics(progress: Mapping[str, Any]) -> dict[str, Value]:
     if states:
         metrics["state_rows"] = sum(int(each.get("numRowsTotal", 0)) for each in states)
         late = sum(int(each.get("numRowsDroppedByWatermark", 0)) for each in states)
-        metrics["rows_late"] = late
+        metrics[ROWS_LATE] = late
     return metrics

@@ -14,6 +14,7 @@ from headrace.ids import WindowId
 from headrace.pipeline.windows import NO_WINDOW, format_window
 from headrace.wire.umbilical.messages import Json, OperatorStats, PortStats, Value
 
+ROWS_LATE = "rows_late"  # metric: rows of this window that came after their watermark
 RATE_MS = 10_000  # THROUGHPUT_CALCULATION_INTERVAL
 SAMPLES_MAX = 1_000  # THROUGHPUT_CALCULATION_MAX_SAMPLES
 
@@ -27,6 +28,7 @@ class OperatorStatistics:
     rows_out: int = 0
     bytes_in: int = 0
     lag: int = 0
+    rows_late: int = 0
     cpu_ns: int = 0
     end_window_ms: int = 0
     checkpoint_ms: int = 0
@@ -44,7 +46,8 @@ class OperatorStatistics:
         self.rows_in += rows_in
         self.rows_out += rows_out
         self.bytes_in += sum(port.buffer_server_bytes for port in stats.input_ports)
-        self.lag = sum(port.queue_size for port in stats.input_ports)
+        # An input operator has no input port: what waits for it is reported where its rows leave.
+        self.lag = sum(p.queue_size for p in (*stats.input_ports, *stats.output_ports))
         self.cpu_ns += stats.cpu_time_used
         ends = [port.end_window_timestamp for port in (*stats.input_ports, *stats.output_ports)]
         self.end_window_ms = max(ends, default=self.end_window_ms)
@@ -52,6 +55,8 @@ class OperatorStatistics:
             self.checkpoint_ms = stats.checkpoint_stats.checkpoint_time
         if stats.metrics:
             self.metrics = dict(stats.metrics)
+            late = stats.metrics.get(ROWS_LATE, 0)
+            self.rows_late += late if isinstance(late, int) else 0
         for port in (*stats.input_ports, *stats.output_ports):
             self.ports[port.id] = self.ports.get(port.id, 0) + port.tuple_count
         self._samples.append((now_ms, rows_in, rows_out))
@@ -76,6 +81,7 @@ class OperatorStatistics:
             "rows_out_per_second": rate_out,
             "bytes_in": self.bytes_in,
             "lag": self.lag,
+            "rows_late": self.rows_late,
             "cpu_ns": self.cpu_ns,
             "end_window_ms": self.end_window_ms,
             "checkpoint_ms": self.checkpoint_ms,

@@ -16,7 +16,6 @@ def summary(application: Application, now_ms: int) -> dict[str, Any]:
     leaves = [one for one in application.operators.values() if one.physical.query]
     sources = [one for one in application.operators.values() if not one.physical.inputs]
     window = min((one.statistics.window for one in leaves), default=NO_WINDOW)
-    rates = [one.statistics.rates(now_ms)[0] for one in leaves]
     return {
         "name": application.name,
         "state": application.phase.value,
@@ -26,9 +25,10 @@ def summary(application: Application, now_ms: int) -> dict[str, Any]:
         "finished_ms": record.finished_ms or None,
         "window": format_window(window) if window != NO_WINDOW else None,
         "committed_window": format_window(application.checkpoints.committed),
-        "rows": sum(one.statistics.rows_in for one in leaves),
-        "rows_per_second": sum(rates),
-        "lag": sum(one.statistics.lag for one in (*sources, *leaves)),
+        "rows": sum(one.statistics.rows_out for one in sources),
+        "rows_per_second": sum(one.statistics.rates(now_ms)[1] for one in sources),
+        "rows_late": sum(one.statistics.rows_late for one in application.operators.values()),
+        "lag": sum(one.statistics.lag for one in sources),
         "restarts": sum(one.restarts for one in application.containers),
         "containers": len(application.containers),
         "last_error": application.last_error or None,

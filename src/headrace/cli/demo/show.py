@@ -286,7 +286,7 @@ class Show:
         return list(self._poll("revenue"))
 
     def _late(self, api: Api) -> int:
-        return int(api.get(f"/pipelines/{PIPELINE}").get("late_rows") or 0)
+        return int(api.get(f"/pipelines/{PIPELINE}")["rows_late"] or 0)
 
     # Telling
 
