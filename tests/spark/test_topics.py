@@ -137,6 +137,24 @@ def test_rows_without_a_payload_become_json(spark: SparkSession, server: AnyServ
     assert json.loads(row.payload) == {"n": 1, "s": "x", "nothing": None}
 
 
+def test_json_payloads_become_typed_columns(spark: SparkSession, headrace: HeadraceServer) -> None:
+    target = made(headrace, "typed", partitions=1)
+    payloads = [
+        '{"n": 1, "s": "x", "at": "2026-01-01T12:00:00Z", "more": []}',
+        "oops",
+        '{"n": "y"}',
+    ]
+    write(spark.createDataFrame([(each,) for each in payloads], "payload string"), target)
+    schema = "n int, s string, at timestamp, _corrupt string"
+    frame = reader(spark, target, payloadFormat="json").schema(schema).load()
+    rows = frame.selectExpr("n", "s", "unix_timestamp(at) as at", "_corrupt").collect()
+    assert sorted(map(tuple, rows), key=str) == [
+        (1, "x", 1767268800, None),
+        (None, None, None, "oops"),
+        (None, None, None, '{"n": "y"}'),
+    ]
+
+
 def test_a_stream_keeps_to_its_limits_and_continues_where_it_was(
     spark: SparkSession, server: AnyServer, checkpoint: str
 ) -> None:

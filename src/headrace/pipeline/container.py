@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headrace.client.umbilical import UmbilicalClient
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError
 from headrace.observability.logging import configure_logging, get_logger
 from headrace.pipeline.workload import Workload
 from headrace.runtime.interfaces import Runtime
@@ -101,8 +101,8 @@ class Container:
             self._workload = Workload(self._runtime, self._settings, context)
             await self._umbilical.log(self._id, "entering the heartbeat loop")
             await self._heartbeats(self._workload, context)
-        except HeadraceError as error:
-            log.error("container_failed", container=self._id, reason=str(error))
+        except Exception as error:  # the controller out of reach, the JVM gone: nothing is left
+            log.error("container_failed", container=self._id, reason=_text(error))
             self._failed = True
         finally:
             await self._shut_down()
@@ -179,7 +179,7 @@ class Container:
         try:
             await self._spark.run(workload.deploy, infos)
         except Exception as error:  # whatever the user's code raises ends the container
-            text = f"{type(error).__name__}: {error}"
+            text = _text(error)
             log.error("deploy_failed", reason=text)
             operators = tuple(info.id for info in infos)
             await self._umbilical.report_error(self._id, operators, text)
@@ -191,9 +191,16 @@ class Container:
         if self._deploying is not None and not self._deploying.done():
             await asyncio.wait([self._deploying])
         if self._workload is not None:
-            await self._spark.run(self._workload.close)
+            try:
+                await self._spark.run(self._workload.close)
+            except Exception as error:  # a JVM that is gone cannot be stopped
+                log.warning("spark_stop_failed", container=self._id, reason=_text(error))
         self._spark.close()
         await self._umbilical.close()
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 async def run_container(settings: ContainerSettings) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import CorruptionError, InvalidArgumentError
+from headrace.spark.json_rows import decode_json
 from headrace.spark.options import COLUMNS, PayloadFormat
 from headrace.wire.iggy.batch import locate, read_starts
 from headrace.wire.iggy.columns import Columns, build_area, columns, key_headers, keys
@@ -111,6 +112,12 @@ def to_record_batch(
         "payload": lambda: _payload(parts, payload_format),
     }
     return pa.RecordBatch.from_arrays([makers[name]() for name in names], names=list(names))
+
+
+def to_json_rows(area: memoryview, starts: Positions, schema: pa.Schema) -> pa.RecordBatch:
+    """Payloads that are JSON objects, in the columns of `schema`."""
+    parts = columns(area, starts)
+    return decode_json(parts.payload_data, parts.payload_offsets, schema)
 
 
 def _int64(values: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -12,6 +12,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -181,11 +182,14 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, TopicPartition):
         return  # Spark's stand-in for "no partitions"
-    from headrace.spark.arrow import join, to_record_batch
+    from headrace.spark.arrow import join, to_json_rows, to_record_batch
 
     target = options.target
     for areas in _gathered(options, partition):
         area, starts = join(areas)
+        if options.payload_format == "json":
+            yield to_json_rows(area, starts, to_arrow_schema(schema, timezone="UTC"))
+            continue
         yield to_record_batch(
             area,
             starts,
