@@ -67,9 +67,6 @@ class Committer:
         self._ready[log] = None
         self._wake.set()
 
-    def withdraw(self, log: RangeWriter) -> None:
-        self._ready.pop(log, None)
-
     def finish(self) -> None:
         """Let `run` return once nothing is queued."""
         self._closing = True

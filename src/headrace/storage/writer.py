@@ -267,7 +267,6 @@ class RangeWriter:
         """Refuse what is queued but in no group yet."""
         error = self._refusal()
         self._mark_wanted = False
-        self._committer.withdraw(self)
         dropped = len(self._pending)
         for batch in self._pending:
             self._shared.queued_bytes -= batch.size

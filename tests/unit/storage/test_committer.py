@@ -72,6 +72,17 @@ async def test_while_one_group_syncs_the_next_accumulates() -> None:
     await store.close()
 
 
+async def test_a_group_is_bounded_over_all_ranges() -> None:
+    settings = StorageSettings(group_bytes_max=500, idle_ms=10**6, min_free_bytes=0)
+    store = await open_store(simulated_disk(), settings)
+    logs = [await store.create_range(RangeKey(1, at), start_offset=0) for at in range(4)]
+    waits = [append_one(log, size=250)[0] for log in logs for _ in range(2)]
+    await asyncio.gather(*waits)
+    statistics = store.statistics()
+    assert (statistics["groups"], statistics["file_writes"]) == (4, 4)
+    await store.close()
+
+
 async def test_a_written_range_does_not_wait_for_another_range_s_sync() -> None:
     store, gate = await gated_store()
     synced = await store.create_range(KEY, start_offset=0)

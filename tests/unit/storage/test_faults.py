@@ -20,6 +20,7 @@ from tests.unit.storage.support import (
     open_store,
     read_all,
     simulated_disk,
+    turns,
 )
 
 LEVELS = [Durability.SYNCED, Durability.WRITTEN]
@@ -207,4 +208,38 @@ async def test_a_cancelled_seal_goes_on_to_its_end() -> None:
     await store.close()
     store = await open_store(disk)
     assert store.range(KEY).sealed
+    await store.close()
+
+
+async def test_a_trim_that_cannot_be_persisted_changes_nothing() -> None:
+    disk = simulated_disk()
+    store = await open_store(disk)
+    log = await store.create_range(KEY, start_offset=0)
+    written = await append_many(log, 40)
+    segments = log.segments()
+    await turns(50)  # the indexes of closed segments are saved
+    disk.fail_next("write_atomic")
+    with pytest.raises(StorageError):
+        await log.trim(39)
+    assert (log.start_offset, log.segments()) == (0, segments)
+    assert await read_all(log) == written
+    await store.close()
+
+
+async def test_a_segment_that_a_failed_write_left_behind_goes_with_the_seal() -> None:
+    disk = simulated_disk()
+    store = await open_store(disk)
+    log = await store.create_range(KEY, start_offset=0)
+    written = await append_many(log, 1, size=1900)
+    disk.fail_next("sync_folder")  # of the second segment, whose bytes are written by then
+    with pytest.raises(StorageError):
+        await append_many(log, 1, size=1900)
+    folder = f"{FOLDER}/streams/7/0"
+    assert disk.exists(f"{folder}/{1:020d}.log")
+    assert await log.seal() == 1
+    await store.close()
+    store = await open_store(disk)
+    log = store.range(KEY)
+    assert (log.end_offset, await read_all(log)) == (1, written)
+    assert not disk.exists(f"{folder}/{1:020d}.log")
     await store.close()

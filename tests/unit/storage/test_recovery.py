@@ -11,8 +11,9 @@ from headrace.errors import CorruptionError
 from headrace.runtime.simulated import PowerCut, SimulatedDisk
 from headrace.runtime.simulated_disk import SimulatedFile
 from headrace.storage import CorruptSpan, LogStore, RangeKey, StorageSettings
-from headrace.storage.marks import MARK_BYTES
+from headrace.storage.marks import MARK_BYTES, Mark, encode_mark
 from headrace.storage.model import format_base
+from headrace.storage.scan import Scanner
 from headrace.wire.sbp.messages import Durability
 from headrace.wire.sbp.records import encode_header
 from tests.unit.storage.support import (
@@ -24,6 +25,8 @@ from tests.unit.storage.support import (
     append_one,
     cut_power,
     end_process,
+    joined,
+    make_batch,
     open_store,
     read_all,
     runtime_on,
@@ -148,6 +151,20 @@ async def test_a_quiet_range_closes_its_tail_by_itself() -> None:
         with pytest.raises(CorruptionError):
             await store.range(KEY).read(0, 100)
         await store.close()
+
+
+async def test_a_recovered_tail_is_closed_once_the_range_is_quiet() -> None:
+    disk, _ = await written_store(3)
+    clock = ManualClock()
+    runtime = replace(runtime_on(disk), clock=clock)
+    settings = StorageSettings(idle_ms=900, min_free_bytes=0)
+    store = await LogStore.open(runtime, FOLDER, settings)
+    for _ in range(3):
+        await turns(50)
+        clock.advance(1.0)
+    await turns(50)
+    assert disk.size(log_path(0)) == 3 * (MARK_BYTES + 100) + MARK_BYTES
+    await store.close()
 
 
 async def test_several_damaged_batches_in_one_group() -> None:
@@ -410,13 +427,16 @@ async def test_a_range_whose_creation_was_cut_does_not_exist() -> None:
 
 
 async def test_the_clean_stop_marker_is_consumed_durably() -> None:
+    for seed in range(8):  # an unsynced removal would come back with some of them
+        disk = simulated_disk(seed)
+        await (await open_store(disk)).close()
+        store = await open_store(disk)
+        assert store.clean
+        await cut_power(disk, store)
+        store = await open_store(disk)
+        assert not store.clean
+        await store.close()
     disk, _, _ = await closed_segments()
-    store = await open_store(disk)
-    assert store.clean
-    await cut_power(disk, store)
-    store = await open_store(disk)
-    assert not store.clean
-    await store.close()
     store = await open_store(disk)
     assert store.clean
     done, _ = append_one(store.range(KEY))
@@ -425,3 +445,27 @@ async def test_the_clean_stop_marker_is_consumed_durably() -> None:
     store = await open_store(disk)
     assert not store.clean
     await store.close()
+
+
+def test_a_mark_that_does_not_continue_the_file_is_none() -> None:
+    """Bytes that an earlier recovery cut away must not come back beside newer ones."""
+    binding = 77
+    for second, valid in ((Mark(6, 0, 1), True), (Mark(5, 0, 1), False), (Mark(6, 0, 2), False)):
+        disk = simulated_disk()
+        file = disk.open("/log", create=True)
+        batches = [joined(make_batch(offset)) for offset in range(2)]
+        position = MARK_BYTES + 100
+        file.pwrite(
+            [
+                encode_mark(Mark(5, 0, 0), binding=binding, position=0),
+                batches[0],
+                encode_mark(second, binding=binding, position=position),
+                batches[1],
+            ],
+            0,
+        )
+        scan = Scanner(
+            file, size=file.size(), base=0, binding=binding, index_interval_bytes=100
+        ).run()
+        assert scan.checkpoint.end.offset == (2 if valid else 1)
+        assert scan.torn_bytes == (0 if valid else MARK_BYTES + 100)

@@ -275,6 +275,21 @@ async def test_a_seal_is_for_ever() -> None:
     await store.close()
 
 
+async def test_the_end_of_a_seal_is_synced_before_it_is_persisted() -> None:
+    disk = simulated_disk()
+    store = await open_store(disk)
+    log = await store.create_range(KEY, start_offset=0, durability=Durability.WRITTEN)
+    await append_many(log, 1)
+    start = len(disk.operations)
+    await log.seal()
+    folder = f"{FOLDER}/streams/7/0"
+    assert disk.operations[start : start + 2] == [
+        ("sync", f"{folder}/{0:020d}.log"),
+        ("write_atomic", f"{folder}/range.json"),
+    ]
+    await store.close()
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_seal_keeps_what_was_acknowledged_and_refuses_the_rest(
