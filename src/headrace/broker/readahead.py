@@ -2,8 +2,8 @@
 
 Consumers read forwards, a few messages at a time, and several of them read the same place; a fetch
 from disk costs about the same for 100 KB as for 1 MB. Stored batches never change, so what is kept
-here is right for as long as its log lives. One run of consecutive batches per stream; the streams
-least recently read make room.
+here is right for as long as its log lives. A stream has a few runs of consecutive batches, one for
+each place it is read at; the runs least recently read make room.
 """
 
 from __future__ import annotations
@@ -17,52 +17,67 @@ from headrace.wire.sbp.records import BatchHeader, split
 
 Batch = tuple[BatchHeader, memoryview]
 
+RUNS_PER_STREAM_MAX = 8  # looked through one by one
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class _Run:
     """Consecutive batches."""
 
+    stream_id: int
     batches: list[Batch]
     bases: list[int]
+    end: int
     bytes: int
-
-    @property
-    def end(self) -> int:
-        return self.batches[-1][0].next_offset
 
 
 class ReadAhead:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._runs: OrderedDict[int, _Run] = OrderedDict()
-
-    def get(self, stream_id: int, offset: int) -> Sequence[Batch]:
-        """Batches from the one that contains `offset`; none when that one is not here."""
-        run = self._runs.get(stream_id)
-        if run is None or not run.bases[0] <= offset < run.end:
-            return ()
-        self._runs.move_to_end(stream_id)
-        return run.batches[bisect_right(run.bases, offset) - 1 :]
-
-    def put(self, stream_id: int, pieces: Sequence[memoryview]) -> Sequence[Batch]:
-        """Keep fetched batches instead of those kept before; returns them."""
-        batches = [batch for piece in pieces for batch in split(piece)]
-        self.drop(stream_id)
-        size = sum(len(view) for _, view in batches)
-        if batches and size <= self._bytes_max:
-            bases = [header.base_offset for header, _ in batches]
-            self._runs[stream_id] = _Run(batches, bases, size)
-            self._bytes += size
-            while self._bytes > self._bytes_max:
-                self.drop(next(iter(self._runs)))
-        return batches
-
-    def drop(self, stream_id: int) -> None:
-        run = self._runs.pop(stream_id, None)
-        if run is not None:
-            self._bytes -= run.bytes
+        self._streams: dict[int, list[_Run]] = {}
+        self._recent: OrderedDict[_Run, None] = OrderedDict()
 
     @property
     def bytes(self) -> int:
         return self._bytes
+
+    def get(self, stream_id: int, offset: int) -> Sequence[Batch]:
+        """Batches from the one that contains `offset`; none when that one is not here."""
+        runs = self._streams.get(stream_id, [])
+        for position, run in enumerate(runs):
+            if run.bases[0] <= offset < run.end:
+                runs.append(runs.pop(position))  # the least recently read stand first
+                self._recent.move_to_end(run)
+                return run.batches[bisect_right(run.bases, offset) - 1 :]
+        return ()
+
+    def put(self, stream_id: int, pieces: Sequence[memoryview]) -> Sequence[Batch]:
+        """Keep fetched batches; returns them."""
+        batches = [batch for piece in pieces for batch in split(piece)]
+        size = sum(len(view) for _, view in batches)
+        if not batches or size > self._bytes_max:
+            return batches
+        bases = [header.base_offset for header, _ in batches]
+        run = _Run(stream_id, batches, bases, batches[-1][0].next_offset, size)
+        runs = self._streams.setdefault(stream_id, [])
+        runs.append(run)
+        self._recent[run] = None
+        self._bytes += size
+        if len(runs) > RUNS_PER_STREAM_MAX:
+            self._forget(runs[0])
+        while self._bytes > self._bytes_max:
+            self._forget(next(iter(self._recent)))
+        return batches
+
+    def drop(self, stream_id: int) -> None:
+        for run in list(self._streams.get(stream_id, ())):
+            self._forget(run)
+
+    def _forget(self, run: _Run) -> None:
+        del self._recent[run]
+        self._bytes -= run.bytes
+        runs = self._streams[run.stream_id]
+        runs.remove(run)
+        if not runs:
+            del self._streams[run.stream_id]

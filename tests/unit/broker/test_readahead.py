@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from headrace.broker.readahead import ReadAhead
+from headrace.broker.readahead import RUNS_PER_STREAM_MAX, ReadAhead
 from headrace.config.broker import BrokerSettings
 from headrace.wire.iggy.primitives import Strategy
 from headrace.wire.sbp.records import encode_header
@@ -43,6 +43,19 @@ def test_it_is_bounded_and_forgets_the_least_recently_read() -> None:
     ahead.drop(1)
     ahead.drop(3)
     assert ahead.bytes == 0
+
+
+def test_readers_at_several_places_keep_their_runs() -> None:
+    ahead = ReadAhead(1 << 20)
+    for place in range(RUNS_PER_STREAM_MAX):
+        ahead.put(1, [batch(place * 100, 10)])
+    assert bases(ahead.get(1, 0)) == [0]  # now the most recently read
+    ahead.put(1, [batch(9_000, 10)])
+    assert bases(ahead.get(1, 100)) == []
+    assert [bases(ahead.get(1, at)) for at in (0, 200, 9_005)] == [[0], [200], [9_000]]
+    ahead.drop(1)
+    assert ahead.bytes == 0
+    assert bases(ahead.get(1, 0)) == []
 
 
 async def test_small_polls_share_a_fetch() -> None:
