@@ -43,7 +43,7 @@ check: $(DEV)
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m tests.protocol_pages --check
+	$(BIN)/python -m tests.generated_pages --check
 
 format: $(DEV)
 	$(BIN)/ruff format src tests benchmarks examples
@@ -56,7 +56,7 @@ soak: $(DEV) $(IGGY)
 	HEADRACE_SOAK=1 $(BIN)/python -m pytest tests -m "soak or not soak" --timeout 7200
 
 docs: $(DEV)
-	$(BIN)/python -m tests.protocol_pages
+	$(BIN)/python -m tests.generated_pages
 	$(BIN)/mkdocs build --strict
 
 clean:

@@ -48,6 +48,7 @@ class Times:
     """The story of the kill, in seconds since the kill."""
 
     killed_at: float = 0.0
+    killed_at_ms: int = 0
     detected: float | None = None
     first_batch: float | None = None
     rows_before: int = 0
@@ -231,11 +232,12 @@ class Show:
         if not times.killed_at:
             if rows >= KILL_AT * self.events and running:
                 times.rows_before, times.killed_at = rows, time.monotonic()
+                times.killed_at_ms = time.time_ns() // 1_000_000
                 os.kill(running[0]["pid"], signal.SIGKILL)
             return
         since = time.monotonic() - times.killed_at
-        if times.detected is None and view["restarts"]:
-            times.detected = since
+        if times.detected is None:
+            times.detected = _noticed(view["events"], times.killed_at_ms)
         if times.detected is not None and times.first_batch is None and rows > times.rows_before:
             times.first_batch = since
 
@@ -306,7 +308,7 @@ class Show:
                 "  duplicated: the batch that was cut by the kill ran again; the sink is "
                 "at-least-once for now"
             )
-        print_(f"  pipeline   {HERE / 'shop.py'}")
+        print_(f"  pipeline   {HERE / 'pipeline' / 'shop.py'}")
         print_(
             f"  dashboard  http://{self._addresses['http']}/  (user {USER}, password {PASSWORD})"
         )
@@ -332,8 +334,14 @@ class Show:
                 self.console.print(f"\n--- {path.name}", *tail, sep="\n", markup=False)
 
 
+def _noticed(events: list[dict[str, Any]], killed_at_ms: int) -> float | None:
+    """Seconds from the kill to the moment the controller knew of it, by its own event."""
+    ends = [e["time_ms"] for e in events if e["type"] == "StopContainer"]
+    return next(((at - killed_at_ms) / 1000 for at in ends if at >= killed_at_ms), None)
+
+
 def _story(times: Times) -> str:
-    detected = "…" if times.detected is None else f"{times.detected:.1f} s"
+    detected = "…" if times.detected is None else f"{times.detected:.2f} s"
     batch = "…" if times.first_batch is None else f"{times.first_batch:.1f} s"
     return f"killed → detected {detected} → first batch again {batch}"
 

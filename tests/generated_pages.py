@@ -1,20 +1,24 @@
-"""Writes the tables of docs/protocols/*.md from the command tables; `--check` only compares.
+"""Writes docs/settings.md and the tables of docs/protocols/*.md; `--check` only compares.
 
 Every row names the test that proves it. A row without a proof, or a proof that names a test which
-does not exist, is an error: a page may not promise what nothing checks.
+does not exist, is an error: a page may not promise what nothing checks. Settings without a
+description are one too.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ROOT / "docs" / "protocols"
+DOCS = ROOT / "docs"
 BEGIN = "<!-- generated: begin {name} -->"
 END = "<!-- generated: end {name} -->"
 
@@ -86,7 +90,7 @@ def sbp_tables() -> dict[str, str]:
 
 
 def iggy_tables() -> dict[str, str]:
-    from headrace.wire.iggy.commands import TABLE
+    from headrace.wire.iggy.commands import SERVED
     from tests.conformance.iggy.proofs import PROOFS
 
     rows = [
@@ -96,7 +100,7 @@ def iggy_tables() -> dict[str, str]:
             "yes" if row.authenticated else "no",
             check_proof(row.name, PROOFS),
         ]
-        for row in TABLE.values()
+        for row in SERVED.values()
     ]
     return {"commands": markdown_table(["Code", "Command", "Login", "Proof"], rows)}
 
@@ -128,27 +132,53 @@ def render(page: str, tables: Mapping[str, str]) -> str:
     return page
 
 
+def _setting_rows(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[list[str]]:
+    described = msgspec.inspect.type_info(kind)
+    assert isinstance(described, msgspec.inspect.StructType)
+    for field in described.fields:
+        inner = field.type
+        if isinstance(inner, msgspec.inspect.StructType):
+            yield from _setting_rows(inner.cls, f"{prefix}{field.name}.")
+            continue
+        text = ""
+        if isinstance(inner, msgspec.inspect.Metadata):
+            text = (inner.extra_json_schema or {}).get("description", "")
+        if not text:
+            raise ProofError(f"setting {prefix}{field.name}: no description")
+        yield [f"`{prefix}{field.name}`", f"`{json.dumps(field.default)}`", text]
+
+
+def settings_tables() -> dict[str, str]:
+    from headrace.config.settings import Settings
+
+    rows = list(_setting_rows(Settings))
+    return {"settings": markdown_table(["Setting", "Default", "Meaning"], rows)}
+
+
+GENERATED: Mapping[str, Callable[[], dict[str, str]]] = {
+    "protocols/sbp.md": sbp_tables,
+    "protocols/iggy.md": iggy_tables,
+    "protocols/umbilical.md": umbilical_tables,
+    "settings.md": settings_tables,
+}
+
+
 def main(arguments: list[str]) -> int:
     stale = []
-    for name, tables in (
-        ("sbp", sbp_tables),
-        ("iggy", iggy_tables),
-        ("umbilical", umbilical_tables),
-    ):
-        path = PAGES / f"{name}.md"
+    for name, tables in GENERATED.items():
+        path = DOCS / name
         try:
             page = path.read_text()
             text = render(page, tables())
         except ProofError as error:
-            print(f"{path.relative_to(ROOT)}: {error}", file=sys.stderr)
+            print(f"docs/{name}: {error}", file=sys.stderr)
             return 1
         if text != page:
-            stale.append(path.relative_to(ROOT))
+            stale.append(f"docs/{name}")
             if "--check" not in arguments:
                 path.write_text(text)
     if stale and "--check" in arguments:
-        names = ", ".join(map(str, stale))
-        print(f"out of date: {names}; run `make docs`", file=sys.stderr)
+        print(f"out of date: {', '.join(stale)}; run `make docs`", file=sys.stderr)
         return 1
     return 0
 
