@@ -33,7 +33,7 @@ SHAPES = ((1000, 200), (100, 1024))  # messages in a batch, bytes in a payload
 CONNECTIONS = 8
 SECONDS = 0.5
 ROUNDS = 6
-POLLED_BATCHES = 64
+POLLED_BATCHES = 128
 
 _RESPONSE = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
@@ -157,9 +157,10 @@ async def load(port: int, frames: list[bytes], *, login: bool, seconds: float = 
     begin = time.perf_counter()
 
     async def work(number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+        first = number * len(frames) // CONNECTIONS  # each reads forwards from a place of its own
         done = 0
         while time.perf_counter() < begin + seconds:
-            await _ask(reader, writer, frames[(number + done * CONNECTIONS) % len(frames)])
+            await _ask(reader, writer, frames[(first + done) % len(frames)])
             done += 1
         return done
 
