@@ -495,6 +495,23 @@ async def test_clean_open_keeps_the_range_and_unclean_open_seals(client: SbpClie
     assert await client.bounds(stream.stream_id) == (0, 3)
 
 
+async def test_clean_open_seals_when_the_data_node_was_killed(
+    cluster: Cluster, client: SbpClient
+) -> None:
+    stream = await client.create_stream(name="p/6/0/0")
+    writer = await OwnedStream.open(client, stream.stream_id, 1, clean=True)
+    await writer.append(*owned(batch(b"a", base_offset=0)))
+    await writer.close()
+    await cluster.kill_node()
+    await cluster.start_node()
+    writer = await OwnedStream.open(client, stream.stream_id, 2, clean=True)
+    assert writer.next_offset == 1
+    assert [r.end_offset for r in await client.list_ranges(stream.stream_id)] == [1, -1]
+    await writer.append(*owned(batch(b"b", base_offset=1)))
+    await writer.close()
+    assert await read_all(client, stream.stream_id) == [(0, b"a"), (1, b"b")]
+
+
 async def test_writer_survives_a_killed_data_node(cluster: Cluster, client: SbpClient) -> None:
     stream = await client.create_stream(name="p/4/0/0")
     writer = await OwnedStream.open(client, stream.stream_id, 1, clean=True)

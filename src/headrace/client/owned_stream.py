@@ -6,6 +6,8 @@ lost), the writer seals the range through the placement manager. Where the new r
 which batches in flight were stored: those that end at or below it. The rest are sent again
 unchanged, at the same offsets. A higher epoch ends the writer for ever.
 
+A node that is only busy (ThrottledError) gets the same batches again a bit later, without a seal.
+
 Past `window` batches in flight, batches wait here; past `pending_bytes_max` bytes `append` refuses
 with ThrottledError.
 """
@@ -19,6 +21,9 @@ from dataclasses import dataclass, field
 
 from headrace.client.channels import payload_bytes
 from headrace.client.sbp import (
+    BACKOFF_MAX,
+    BACKOFF_MIN,
+    BATCH_BYTES_MAX,
     REQUEST_TIMEOUT,
     Backoff,
     SbpClient,
@@ -29,10 +34,12 @@ from headrace.client.tasks import TaskSet
 from headrace.errors import (
     FencedError,
     HeadraceError,
+    LocalProtocolError,
     RequestError,
     StateError,
     StorageError,
     ThrottledError,
+    TooLargeError,
     UnavailableError,
     UnexpectedOffsetError,
 )
@@ -88,6 +95,10 @@ class OwnedStream:
         self._channel: Channel | None = None  # None while recovering
         self._failure: HeadraceError | None = None
         self._fruitless = 0
+        self._throttled: list[
+            _Pending
+        ] = []  # refused for now; sent again when nothing is in flight
+        self._throttle_delay = 0.0
         self._tasks = TaskSet(f"owned stream {self.stream_id}")
 
     @classmethod
@@ -111,8 +122,8 @@ class OwnedStream:
         if clean:
             range_ = await client.seal(stream_id, -1, epoch)
         else:
-            ranges = await client.list_ranges(stream_id)
-            range_ = await client.seal(stream_id, ranges[-1].range_index, epoch)
+            newest = max((r.range_index for r in await client.list_ranges(stream_id)), default=0)
+            range_ = await client.seal(stream_id, newest, epoch)
         stream = cls(
             client,
             range_,
@@ -132,7 +143,7 @@ class OwnedStream:
 
     @property
     def pending_batches(self) -> int:
-        return len(self._sent) + len(self._queued)
+        return len(self._sent) + len(self._throttled) + len(self._queued)
 
     def append(self, header: bytearray, body: Sequence[Buffer]) -> asyncio.Future[int]:
         """Queue one batch whose header carries `next_offset`; resolves when it is durable.
@@ -148,6 +159,8 @@ class OwnedStream:
             )
         pieces = [header, *body]
         length = payload_bytes(pieces)
+        if length > BATCH_BYTES_MAX:
+            raise TooLargeError("record batch too large", bytes=length, limit=BATCH_BYTES_MAX)
         if self._pending_bytes and self._pending_bytes + length > self._pending_bytes_max:
             raise ThrottledError("too many bytes pending", stream_id=self.stream_id)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -167,7 +180,7 @@ class OwnedStream:
         self._check()
 
     def _last_before(self, offset: int) -> _Pending | None:
-        for entry in (*reversed(self._queued), *reversed(self._sent)):
+        for entry in (*reversed(self._queued), *self._throttled, *reversed(self._sent)):
             if entry.base_offset < offset and not entry.answer.done():
                 return entry
         return None
@@ -184,6 +197,8 @@ class OwnedStream:
 
     def _pump(self) -> None:
         """Send in order while the window has room."""
+        if self._throttled:
+            return
         while self._channel is not None and self._queued and len(self._sent) < self._window:
             entry = self._queued.popleft()
             self._sent.append(entry)
@@ -211,35 +226,66 @@ class OwnedStream:
                 )
         except HeadraceError as error:
             if session == self._session:
-                self._on_refused(error)
+                self._on_refused(entry, error)
+        except Exception:
+            self._fail(LocalProtocolError("the writer broke", stream_id=self.stream_id))
+            raise
         else:
             if session == self._session:
                 self._on_stored(entry)
 
     def _on_stored(self, entry: _Pending) -> None:
         self._fruitless = 0
-        if self._sent[0] is entry:  # nearly always: a data node acknowledges in offset order
+        self._throttle_delay = 0.0
+        self._take_back(entry)
+        self._settle(entry)
+        if self._throttled:
+            self._wait_out_throttle()
+        self._pump()
+
+    def _take_back(self, entry: _Pending) -> None:
+        if self._sent[0] is entry:  # nearly always: a data node answers in offset order
             self._sent.popleft()
         else:
             self._sent.remove(entry)
-        self._settle(entry)
-        self._pump()
 
     def _settle(self, entry: _Pending) -> None:
         self._pending_bytes -= entry.bytes
         if not entry.answer.done():
             entry.answer.set_result(entry.base_offset)
 
-    def _on_refused(self, error: HeadraceError) -> None:
+    def _on_refused(self, entry: _Pending, error: HeadraceError) -> None:
         """One refusal stops the pipeline: whatever follows it would leave a hole."""
+        behind_throttled = isinstance(error, UnexpectedOffsetError) and self._throttled
+        if isinstance(error, ThrottledError) or behind_throttled:
+            self._take_back(entry)
+            self._throttled.append(entry)
+            self._wait_out_throttle()
+            return
         self._session += 1
         self._channel = None
-        self._queued.extendleft(reversed(self._sent))
+        pending = [*self._sent, *self._throttled, *self._queued]
+        self._queued = deque(sorted(pending, key=lambda each: each.base_offset))
+        self._throttled.clear()
         self._sent.clear()
         if isinstance(error, FencedError | RequestError):
             self._fail(error)  # sending the same bytes again cannot help
         else:
             self._tasks.start(self._recover(error), name="recover")
+
+    def _wait_out_throttle(self) -> None:
+        """The range is fine, its node is busy: no seal, the same batches in order a bit later."""
+        if not self._sent:  # every batch behind the refused one has come back
+            self._tasks.start(self._send_throttled(self._session), name="throttle")
+
+    async def _send_throttled(self, session: int) -> None:
+        self._throttle_delay = min(max(2 * self._throttle_delay, BACKOFF_MIN), BACKOFF_MAX)
+        await self._client.runtime.clock.sleep(self._throttle_delay)
+        if session == self._session:
+            self._throttled.sort(key=lambda pending: pending.base_offset)
+            self._queued.extendleft(reversed(self._throttled))
+            self._throttled.clear()
+            self._pump()
 
     async def _recover(self, cause: HeadraceError) -> None:
         """Seal, learn what was stored, send the rest again."""
@@ -294,10 +340,11 @@ class OwnedStream:
         self._session += 1
         self._channel = None
         self._pending_bytes = 0
-        for entry in (*self._sent, *self._queued):
+        for entry in (*self._sent, *self._throttled, *self._queued):
             if not entry.answer.done():
                 entry.answer.set_exception(error)
         self._sent.clear()
+        self._throttled.clear()
         self._queued.clear()
 
 

@@ -41,6 +41,8 @@ REQUEST_TIMEOUT = 3.0
 METADATA_TIMEOUT = 5.0
 BACKOFF_MIN = 0.05
 BACKOFF_MAX = 1.0
+BATCH_BYTES_MAX = 12 << 20
+"""Of an append: the batch must fit into one frame of a fetch's answer too, beside its header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ class SbpClient:
             for result in response.create_responses:
                 raise_for_status(result.status)
                 stream = _present(result.stream)
-                if result.range is not None:
+                if result.range is not None and result.range.range_index == 0:
                     self._maps[stream.stream_id] = RangeMap([result.range])
                 made.append(stream)
             return made
@@ -340,10 +342,10 @@ class SbpClient:
         wanted = m.RangeId(stream_id=range_.stream_id, range_index=range_.range_index)
         request = m.DescribeRangesRequest(timeout_ms=_ms(timeout), ranges=(wanted,), sync=sync)
         link = self._nodes.to(primary_address(range_))
-        reply = await link.call(Code.DESCRIBE_RANGES, request, timeout=timeout)
-        response = _typed(reply.message, m.DescribeRangesResponse)
-        result = _only(response.describe_responses)
         try:
+            reply = await link.call(Code.DESCRIBE_RANGES, request, timeout=timeout)
+            response = _typed(reply.message, m.DescribeRangesResponse)
+            result = _only(response.describe_responses)
             raise_for_status(result.status, stream_id=range_.stream_id, index=range_.range_index)
         except StateError:
             self.invalidate(range_.stream_id)
@@ -355,6 +357,8 @@ class SbpClient:
 
         async def attempt(timeout: float) -> tuple[int, int]:
             ranges = await self.list_ranges(stream_id)
+            if not ranges:
+                raise RangeNotFoundError(stream_id=stream_id)
             last = ranges[-1]
             if last.end_offset >= 0:
                 return ranges[0].start_offset, last.end_offset
@@ -390,7 +394,10 @@ class SbpClient:
                     timeout=max(backoff.left, 0.001),
                 )
             except StateError as error:
-                if not error.retryable or writer_epoch >= 0 or not await backoff.pause():
+                if writer_epoch >= 0:
+                    self.invalidate(stream_id)
+                    raise
+                if not error.retryable or not await backoff.pause():
                     raise
                 if isinstance(error, RangeNotFoundError) and not refreshed:
                     refreshed = True

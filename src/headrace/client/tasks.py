@@ -7,6 +7,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from headrace.errors import HeadraceError
+
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -34,9 +36,10 @@ class TaskSet:
 
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
-        if not task.cancelled() and task.exception() is not None:
-            # Awaiting the task raises it too; a task nobody awaits would otherwise fail unseen.
-            _log.debug("task failed: %s", task.get_name(), exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, HeadraceError):
+            # Awaiting the task raises it too; one that nobody awaits would otherwise fail unseen.
+            _log.error("task failed: %s", task.get_name(), exc_info=error)
 
     async def finish(self) -> None:
         """Wait for what runs, whatever its outcome."""

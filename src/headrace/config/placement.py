@@ -9,9 +9,6 @@ from msgspec import Meta
 
 
 class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True):
-    heartbeat_interval_ms: Annotated[
-        int, Meta(ge=100, description="How often data nodes announce themselves.")
-    ] = 5_000
     node_timeout_ms: Annotated[
         int,
         Meta(ge=100, description="A data node silent for this long gets no new ranges."),

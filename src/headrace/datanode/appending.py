@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from headrace.client.channels import PieceReader, payload_bytes
+from headrace.client.sbp import BATCH_BYTES_MAX
 from headrace.datanode.producers import Producers
 from headrace.errors import InvalidArgumentError, SealedError, TooLargeError
 from headrace.runtime.interfaces import Buffer
 from headrace.storage.rangelog import RangeLog
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.records import HEADER_BYTES, PRODUCER, patch_base_offset, verify
-
-BATCH_BYTES_MAX = 12 << 20
-"""A batch must fit into one frame of an answer too, beside its header."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ class Want:
         return self.bytes > 0 and self._log is not None and self._log.sealed
 
     async def start(self) -> None:
+        if self.error is not None:
+            return
         try:
             if self.info.start_timestamp >= 0:
                 self._offset = await self._find_time(self.info.start_timestamp)
@@ -93,20 +95,24 @@ class Want:
             await clock.sleep(_IDLE_SECONDS)
 
 
-async def collect(wants: Sequence[Want], *, min_bytes: int, max_wait: float, clock: Clock) -> None:
-    """Fill the wants; see the module's rules."""
-    deadline = clock.monotonic() + max_wait
+async def collect(wants: Sequence[Want], *, min_bytes: int, max_wait: float, clock: Clock) -> float:
+    """Fill the wants; see the module's rules. Returns the seconds spent reading, not waiting."""
+    started = clock.monotonic()
     await _all([want.start() for want in wants])
-    while True:
-        left = deadline - clock.monotonic()
-        if sum(want.bytes for want in wants) >= min_bytes or any(w.error for w in wants):
-            return
+    now = clock.monotonic()
+    reading = now - started
+    while sum(want.bytes for want in wants) < min_bytes and not any(w.error for w in wants):
         waiting = [want for want in wants if not want.finished]
+        left = started + max_wait - now
         if not waiting or left <= 0:
-            return
+            break
         if not await _wait_any([want.wait(clock) for want in waiting], left):
-            return
+            break
+        woken = clock.monotonic()
         await _all([want.read() for want in waiting])
+        now = clock.monotonic()
+        reading += now - woken
+    return reading
 
 
 async def _all(work: Sequence[Coroutine[Any, Any, None]]) -> None:

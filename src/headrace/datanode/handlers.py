@@ -131,7 +131,7 @@ async def fetch(node: DataNodeService, request: m.FetchRequest, _: Payload, peer
             node.access.check_stream(peer, stream_id, owned=node.state.is_owned(stream_id))
         except HeadraceError as error:
             want.error = error
-    await fetching.collect(
+    node.counters.fetch_seconds += await fetching.collect(
         wants,
         min_bytes=max(1, request.min_bytes),
         max_wait=min(max(request.max_wait_ms, 0), settings.fetch_wait_ms_max) / 1000,

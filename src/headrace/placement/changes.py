@@ -14,12 +14,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from headrace.errors import (
+    DeadlineError,
     DiskFullError,
     HeadraceError,
     RangeNotFoundError,
     SealedError,
-    StateError,
     StorageError,
+    UnavailableError,
 )
 from headrace.placement.node_calls import NodeCalls
 from headrace.placement.records import (
@@ -217,18 +218,21 @@ class Changes:
         )
         try:
             try:
-                return await self._calls.seal(address, range_id, timeout=self._seal_timeout)
+                result = await self._calls.seal(address, range_id, timeout=self._seal_timeout)
             except RangeNotFoundError:
                 # It never heard of the range: its SYNC was lost. A node keeps its id only together
                 # with its store, and SYNC is refused by a node that is not on the replica list, so
                 # a range unknown to the right node has certainly no records.
                 await self._sync_node(node_id, record)
-                return await self._calls.seal(address, range_id, timeout=self._seal_timeout)
+                result = await self._calls.seal(address, range_id, timeout=self._seal_timeout)
         except HeadraceError as error:
             _log.info("seal unanswered: node %d, range %s: %s", node_id, record.key, error)
-            if isinstance(error, StateError):
+            if isinstance(error, UnavailableError | DeadlineError):
                 self.state.nodes.on_unreachable(node_id)
             return None
+        # An answer is a sign of life: after a restart it comes before the next heartbeat.
+        self.state.nodes.on_heartbeat(node_id, int(self._runtime.clock.monotonic() * 1000))
+        return result
 
     async def _sync(
         self, record: RangeRecord, producers: Sequence[m.ProducerState] = ()

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.client.owned_stream import FRUITLESS_RECOVERIES_MAX, OwnedStream
-from headrace.client.sbp import SbpClient
+from headrace.client.sbp import BATCH_BYTES_MAX, SbpClient
 from headrace.errors import (
     DeadlineError,
     DiskFullError,
@@ -19,6 +19,7 @@ from headrace.errors import (
     SealedError,
     StorageError,
     ThrottledError,
+    TooLargeError,
     UnavailableError,
     UnexpectedOffsetError,
 )
@@ -164,7 +165,7 @@ async def test_appends_are_pipelined_in_order(client: SbpClient, log: FakeLog) -
 
 
 @pytest.mark.parametrize(
-    "error", [SealedError(), UnavailableError(), DeadlineError(), ThrottledError(), StorageError()]
+    "error", [SealedError(), UnavailableError(), DeadlineError(), StorageError()]
 )
 @pytest.mark.parametrize("stored", [True, False])
 async def test_a_failure_in_the_middle_neither_loses_nor_doubles(
@@ -305,3 +306,37 @@ async def test_closing_fails_what_is_not_acknowledged(client: SbpClient, log: Fa
     await stream.close()
     with pytest.raises(UnavailableError):
         await answer
+
+
+async def test_a_busy_node_is_tried_again_without_a_seal(client: SbpClient, log: FakeLog) -> None:
+    stream = await OwnedStream.open(client, 1, 1, clean=True)
+    log.refuse.extend([ThrottledError(), ThrottledError()])
+    answers = [put(stream, body) for body in bodies(20)]
+    assert stream.pending_batches == 20
+    await stream.flush()
+    assert await asyncio.gather(*answers) == list(range(20))
+    assert log.stored == bodies(20)
+    assert log.index == 0, "a seal would help nobody"
+    await stream.close()
+
+
+async def test_a_failure_behind_a_throttled_batch_still_seals(
+    client: SbpClient, log: FakeLog
+) -> None:
+    stream = await OwnedStream.open(client, 1, 1, clean=True)
+    log.refuse.extend([ThrottledError(), UnavailableError()])
+    answers = [put(stream, body) for body in bodies(5)]
+    assert await asyncio.gather(*answers) == list(range(5))
+    assert log.stored == bodies(5)
+    assert log.index == 1
+    await stream.close()
+
+
+async def test_a_batch_that_no_frame_could_return_is_refused_at_once(
+    client: SbpClient, log: FakeLog
+) -> None:
+    stream = await OwnedStream.open(client, 1, 1, clean=True)
+    with pytest.raises(TooLargeError):
+        put(stream, b"x" * BATCH_BYTES_MAX)
+    assert await put(stream, b"fits") == 0
+    await stream.close()

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.datanode.appending import BATCH_BYTES_MAX, Batch, split_payload
+from headrace.client.sbp import BATCH_BYTES_MAX
+from headrace.datanode.appending import Batch, split_payload
 from headrace.datanode.fetching import cut
 from headrace.errors import InvalidArgumentError, TooLargeError
 from headrace.runtime.interfaces import Buffer
