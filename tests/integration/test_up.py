@@ -238,3 +238,21 @@ def test_help_is_quick() -> None:
         after.children_user - before.children_user + after.children_system - before.children_system
     )
     assert used < 0.3
+
+
+async def test_statistics_are_the_machines_own(server: Server) -> None:
+    from headrace.client.iggy import IggyClient
+    from headrace.net.addresses import parse_address
+    from headrace.runtime.system import system_runtime
+
+    address = parse_address(server.addresses["iggy"])
+    async with await IggyClient.connect(system_runtime(), *address) as client:
+        await client.login("iggy", "iggy")
+        await client.get_stats()
+        stats = await client.get_stats()
+    assert stats.process_id == server.process.pid
+    assert 10 << 20 < stats.memory_usage < stats.total_memory
+    assert 0 < stats.free_disk_space < stats.total_disk_space
+    assert stats.threads_count > 1
+    assert stats.hostname == socket.gethostname()
+    assert stats.clients_count >= 1

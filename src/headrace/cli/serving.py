@@ -18,6 +18,7 @@ import msgspec
 
 from headrace.assembly.data_plane import DataPlane
 from headrace.broker.service import RootCredentials
+from headrace.cli.figures import Figures
 from headrace.cli.output import note
 from headrace.cli.up import READY_SECONDS, child_arguments, print_ready, write_ready_file
 from headrace.config.settings import Settings
@@ -94,7 +95,8 @@ async def serve(settings: Settings, *, ready_file: str, log_json: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    plane = DataPlane(system_runtime(), settings, on_root=_tell_root)
+    figures = Figures(settings.data_dir)
+    plane = DataPlane(system_runtime(), settings, on_root=_tell_root, figures=figures)
     await plane.start()
     child = ControlChild(_first_line(settings, plane.addresses(), log_json=log_json))
     try:

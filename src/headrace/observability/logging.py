@@ -46,6 +46,10 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     )
 
 
+# Libraries that tell at INFO what only their own authors want to know.
+CHATTY = ("py4j", "uvicorn", "httpx", "httpcore")
+
+
 def configure_logging(
     *, format: Format = "console", level: str = "INFO", output: TextIO | None = None
 ) -> None:
@@ -59,6 +63,8 @@ def configure_logging(
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
 
 
 def _formatter(format: Format, *, colors: bool) -> logging.Formatter:
