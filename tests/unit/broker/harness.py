@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from headrace.broker import decisions
 from headrace.broker.core import Broker, Identity, ProcessFigures
 from headrace.broker.dispatch import Dispatcher
 from headrace.broker.passwords import Passwords
 from headrace.broker.sessions import Session
 from headrace.config.broker import BrokerSettings
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, NotLeaderError
 from headrace.runtime.interfaces import Clock, Runtime
 from headrace.runtime.system import system_runtime
 from headrace.wire.iggy import commands as c
@@ -166,8 +166,6 @@ async def opened(
     settings: BrokerSettings | None = None,
 ) -> AsyncIterator[Harness]:
     """A leading broker with root iggy/iggy; a second one on the same cluster replays."""
-    from headrace.broker import decisions
-
     cluster = cluster or FakeCluster()
     runtime, clock = fake_runtime()
     client = cluster.client(runtime)
@@ -195,8 +193,6 @@ async def opened(
 
     def check() -> None:
         if not harness.holds:
-            from headrace.errors import NotLeaderError
-
             raise NotLeaderError
 
     harness = Harness(cluster, broker, Dispatcher(broker, check), clock, lost)
@@ -214,7 +210,3 @@ async def code_of(awaitable: object) -> int:
     except HeadraceError as error:
         return int(getattr(error, "code", -1))
     return 0
-
-
-def scratch_folder() -> str:
-    return tempfile.mkdtemp(prefix="headrace-broker-")
