@@ -11,6 +11,7 @@ else, among it a controller that cannot be reached within the umbilical's retry 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -213,6 +214,7 @@ async def run_container(settings: ContainerSettings) -> int:
 
 def main() -> int:
     configure_logging()
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of every callback
     try:
         settings = ContainerSettings.from_environment(os.environ)
     except ConfigError as error:

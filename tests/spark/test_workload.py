@@ -1,0 +1,156 @@
+"""A container's operators, run in this process on the shared session."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.errors import LockedError
+from headrace.pipeline.container import ContainerSettings
+from headrace.pipeline.workload import Workload, load_application
+from headrace.runtime.system import system_runtime
+from headrace.spark.queries import ProgressRings
+from headrace.wire.umbilical import messages as m
+from tests.spark.headrace_server import HeadraceServer
+from tests.spark.scripted_controller import START_MS, deploy_infos
+from tests.spark.test_container import produce
+from tests.spark.test_topics import made
+
+MODULE = """
+import json
+from headrace import Application
+
+app = Application("{name}", trigger="200 milliseconds")
+app.topic("events", "s/{name}", schema="n int", messages_max=4)
+
+@app.sink
+def store(events, batch, *, folder=""):
+    rows = sorted(row.n for row in events.collect())
+    if "{mode}" == "fails" and batch.batch_id == 1 and not batch.replay:
+        raise ValueError("the disk is full")
+    with open(f"{{folder}}/rows", "a") as out:
+        out.write(json.dumps([rows, batch.batch_id, batch.window_id, batch.replay]) + "\\n")
+"""
+
+
+@pytest.fixture
+def deployment(
+    spark: SparkSession, headrace: HeadraceServer, tmp_path: Path
+) -> Iterator[Callable[[str, str], tuple[Workload, tuple[m.OperatorDeployInfo, ...]]]]:
+    """Make a workload over ten messages; `close` would end the session that all tests share."""
+    started: list[tuple[Workload, list[int]]] = []
+
+    def deploy(name: str, mode: str) -> tuple[Workload, tuple[m.OperatorDeployInfo, ...]]:
+        (tmp_path / f"{name}.py").write_text(MODULE.format(name=name, mode=mode))
+        app = load_application(str(tmp_path), f"{name}.py")
+        infos = deploy_infos(app)
+        properties = {"folder": str(tmp_path)}
+        infos = (infos[0], replace(infos[1], properties=properties))
+        settings = ContainerSettings(
+            container_id="c",
+            application_path=str(tmp_path / "application"),
+            package=str(tmp_path),
+            entry=f"{name}.py",
+            broker=headrace.address,
+            available_now=mode == "ends",
+        )
+        context = m.StreamingContainerContext(start_window_millis=START_MS)
+        workload = Workload(system_runtime(), settings, context)
+        workload._spark, workload._rings = spark, ProgressRings()
+        spark.streams.addListener(workload._rings)
+        started.append((workload, [info.id for info in infos]))
+        return workload, infos
+
+    yield deploy
+    for workload, ids in started:
+        workload.undeploy(ids)
+        if workload._rings is not None:
+            spark.streams.removeListener(workload._rings)
+
+
+def run_until(
+    workload: Workload, state: m.DeployState, *, seconds: float = 60
+) -> list[m.OperatorHeartbeat]:
+    """Heartbeats until every operator is in that state."""
+    seen: list[m.OperatorHeartbeat] = []
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        beats = workload.heartbeats(1, 100)
+        seen += beats
+        if all(beat.state is state for beat in beats):
+            time.sleep(1)  # the listener hears of the last batch a moment later
+            return seen + list(workload.heartbeats(1, 100))
+        time.sleep(0.1)
+    raise AssertionError(f"never {state.name}")
+
+
+def fill(headrace: HeadraceServer, name: str) -> None:
+    produce(made(headrace, name, partitions=1), [{"n": i} for i in range(10)])
+
+
+def stored(tmp_path: Path) -> list[list[object]]:
+    return [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
+
+
+Deploy = Callable[[str, str], tuple[Workload, tuple[m.OperatorDeployInfo, ...]]]
+
+
+def test_what_is_there_is_processed_then_it_ends(
+    headrace: HeadraceServer, deployment: Deploy, tmp_path: Path
+) -> None:
+    fill(headrace, "ends")
+    workload, infos = deployment("ends", "ends")
+    workload.expect(infos)
+    assert all(beat.state is m.DeployState.ACTIVE for beat in workload.heartbeats(1, 1))
+    workload.deploy(infos)
+    beats = run_until(workload, m.DeployState.SHUTDOWN)
+    assert workload.take_failures() == []
+    rows = stored(tmp_path)
+    assert [row[0] for row in rows] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [row[3] for row in rows] == [False] * 3
+    reported = [stats for beat in beats if beat.node_id == 2 for stats in beat.window_stats]
+    assert [(stats.batch_id, stats.window_id) for stats in reported] == [
+        (row[1], row[2]) for row in rows
+    ]
+    sources = [stats for beat in beats if beat.node_id == 1 for stats in beat.window_stats]
+    assert [stats.output_ports[0].tuple_count for stats in sources] == [4, 4, 2]
+    assert [stats.output_ports[0].queue_size for stats in sources] == [6, 2, 0]
+    assert sources[0].metrics["events_output.bad_rows"] == 0
+
+
+def test_a_failed_query_is_told_and_its_batch_comes_again(
+    headrace: HeadraceServer, deployment: Deploy, tmp_path: Path
+) -> None:
+    fill(headrace, "fails")
+    workload, infos = deployment("fails", "fails")
+    workload.expect(infos)
+    workload.deploy(infos)
+    run_until(workload, m.DeployState.FAILED)
+    ((operators, message),) = workload.take_failures()
+    assert operators == (1, 2)
+    assert "the disk is full" in message
+    other, _ = deployment("fails", "fails")
+    with pytest.raises(LockedError):
+        other.deploy(infos)
+    workload.undeploy([1, 2])
+    assert workload.heartbeats(1, 1) == ()
+
+    again, _ = deployment("fails", "fails")
+    again.expect(infos)
+    again.deploy(infos)
+    deadline = time.monotonic() + 60
+    while len(stored(tmp_path)) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    rows = stored(tmp_path)
+    assert [row[0] for row in rows] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [row[1] for row in rows] == [0, 1, 2]
+    assert [row[3] for row in rows] == [False, True, False], "the one that failed is a replay"
+    windows = [int(str(row[2])) for row in rows]
+    assert windows == sorted(set(windows))
