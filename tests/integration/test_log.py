@@ -118,6 +118,20 @@ async def test_long_poll_ends_empty_when_its_time_is_over(client: SbpClient) -> 
     assert (fetched.pieces, fetched.next_offset) == ([], 0)
 
 
+async def test_a_long_poll_does_not_hold_up_a_stop(cluster: Cluster, client: SbpClient) -> None:
+    stream = await client.create_stream()
+    poll = asyncio.create_task(
+        client.fetch(stream.stream_id, 0, max_bytes=1000, max_wait_ms=20_000)
+    )
+    await asyncio.sleep(0.05)
+    started = asyncio.get_running_loop().time()
+    await cluster.stop_node()
+    assert asyncio.get_running_loop().time() - started < 4
+    await cluster.start_node()
+    await client.append(stream.stream_id, batch(b"after"))
+    assert bodies((await asyncio.wait_for(poll, 5)).pieces) == [(0, b"after")], "it goes on"
+
+
 async def test_min_bytes_waits_for_more(client: SbpClient) -> None:
     stream = await client.create_stream()
     await client.append(stream.stream_id, batch(b"x" * 100))

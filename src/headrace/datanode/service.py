@@ -127,15 +127,18 @@ class DataNodeService:
         self.state.closing = True
         await self._tasks.close()
         if self._store is not None:
-            for stream_id in self.state.streams():
-                for log in self.state.ranges(stream_id):
-                    log.fail(StorageError("data node aborted"))  # ends requests that wait on it
+            for log in self._logs():
+                if log.next_offset > log.durable_offset:
+                    log.fail(StorageError("data node aborted"))  # ends appends that wait on it
+                log.refuse_appends()
             await self._store.abort()
         await self._let_go()
 
     async def close(self) -> None:
         """Stop accepting, finish what is in flight, leave the clean-stop marker."""
         self.state.closing = True
+        for log in self._logs():
+            log.refuse_appends()  # what is queued is still written; long polls wake up and end
         if self._server is not None:
             await self._server.close()
         for channel in self._channels:
@@ -199,6 +202,9 @@ class DataNodeService:
             await channel.close()
         self._channels.append(channel)
         return channel
+
+    def _logs(self) -> list[RangeLog]:
+        return [log for s in self.state.streams() for log in self.state.ranges(s)]
 
     @property
     def address(self) -> str:
@@ -356,15 +362,13 @@ class DataNodeService:
             counters=self.counters,
             storage=self.store.statistics(),
             free_bytes=free_bytes,
-            active_ranges=sum(
-                not log.sealed for s in self.state.streams() for log in self.state.ranges(s)
-            ),
+            active_ranges=sum(not log.sealed for log in self._logs()),
         )
         await self._placement.call(Code.REPORT_METRICS, report)
 
     async def reconcile(self) -> None:
         """Learn ends, deletions and trims that were missed."""
-        local = [log for s in self.state.streams() for log in self.state.ranges(s)]
+        local = self._logs()
         criteria = m.RangeCriteria(data_node=self._data_node())
         reply = await self._placement.call(
             Code.LIST_RANGES, m.ListRangesRequest(timeout_ms=3000, range_criteria=(criteria,))
