@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes
 RUN    := $(VENV)/.run
 DEV    := $(VENV)/.dev
-IGGY   := $(VENV)/peers/iggy-0.8.0/.done
+IGGY   := $(foreach version,0.5.0 0.6.0 0.7.0 0.8.0,$(VENV)/peers/iggy-$(version)/.done)
 
 .PHONY: demo test check format bench soak docs clean
 .DELETE_ON_ERROR:
@@ -32,7 +32,7 @@ $(VENV)/peers/iggy-%/.done: $(BIN)/python requirements/iggy-%.txt
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements/iggy-$*.txt
 	@touch $@
 
-demo: $(RUN) $(IGGY)
+demo: $(RUN) $(VENV)/peers/iggy-0.8.0/.done
 	$(BIN)/headrace demo
 
 test: $(DEV) $(IGGY)
