@@ -1,4 +1,4 @@
-"""Placement manager, data node and broker on loopback in this process, as `headrace up` joins them."""
+"""Placement manager, data node and broker on loopback in this process, as `headrace up` does."""
 
 from __future__ import annotations
 

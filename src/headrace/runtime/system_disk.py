@@ -1,4 +1,3 @@
-# ruff: noqa: TID251
 """Files on the machine: the Disk of the system runtime.
 
 Every OSError is translated where it enters: ENOSPC and EDQUOT to DiskFullError, an absent path to

@@ -1,4 +1,3 @@
-# ruff: noqa: TID251
 """TCP on asyncio's transports (uvloop's in production): the Transport of the system runtime.
 
 A connection holds at most RECEIVE_BYTES_MAX received bytes (plus one read of the transport) before

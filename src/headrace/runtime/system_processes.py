@@ -1,4 +1,3 @@
-# ruff: noqa: TID251
 """Child processes of the system runtime; `launcher` is their first moment."""
 
 from __future__ import annotations
