@@ -99,7 +99,8 @@ class Server:
 
     def peer(self, script: str, *arguments: str) -> subprocess.Popen[str]:
         """A script under the real Iggy client's interpreter."""
-        command = [str(IGGY_PYTHON), str(PEERS / script), self.addresses["iggy"], *arguments]
+        command = [str(IGGY_PYTHON), str(PEERS / "run.py"), str(PEERS / script)]
+        command += [self.addresses["iggy"], *arguments]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 

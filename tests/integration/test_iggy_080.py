@@ -41,6 +41,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
 async def spawn(script: str, *arguments: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         str(PEER),
+        str(SCRIPTS / "run.py"),
         str(SCRIPTS / script),
         *arguments,
         stdout=asyncio.subprocess.PIPE,
