@@ -118,9 +118,15 @@ class BrokerService:
             open_session=self._open_session,
             on_request=dispatcher.on_request,
             close_session=self._close_session,
+            is_trusted=lambda session: session.user_uid is not None,
             limits=IggyLimits(
                 connections_max=self._settings.connections_max,
                 send_frame_bytes_max=self._settings.frame_bytes_max,
+                login_frame_bytes_max=self._settings.login_frame_bytes_max,
+                held_bytes_max=self._settings.held_bytes_max,
+                login_idle_seconds=self._settings.login_idle_ms / 1000,
+                idle_seconds=self._settings.idle_ms / 1000,
+                transfer_seconds=self._settings.transfer_ms / 1000,
             ),
         )
         await self._server.start(host, port)

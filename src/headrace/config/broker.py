@@ -63,6 +63,31 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         int, Meta(ge=MIB, description="Bytes of one partition on their way to disk at a time.")
     ] = 32 * MIB
     connections_max: Annotated[int, Meta(ge=1, description="Client connections at a time.")] = 4096
+    held_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=MIB,
+            description="Requests and answers held in memory, over all connections; past it"
+            " connections wait their turn and those that are stuck are cut off.",
+        ),
+    ] = 512 * MIB
+    login_frame_bytes_max: Annotated[
+        int, Meta(ge=1024, description="Largest request of a connection that has not logged in.")
+    ] = 8 * 1024
+    login_idle_ms: Annotated[
+        int, Meta(ge=100, description="Silence after which one that has not logged in is closed.")
+    ] = 30_000
+    idle_ms: Annotated[
+        int, Meta(ge=0, description="Silence after which any other one is closed; 0 = never.")
+    ] = 0
+    transfer_ms: Annotated[
+        int,
+        Meta(
+            ge=100,
+            description="How long a half-sent request or an answer that is not taken may stay;"
+            " a second more per 64 KiB.",
+        ),
+    ] = 30_000
     opens_max: Annotated[
         int, Meta(ge=1, description="Partitions opened at a time after a restart.")
     ] = 16

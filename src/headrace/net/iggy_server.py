@@ -5,7 +5,10 @@ meanwhile wait in the connection, which stops reading when too many bytes wait. 
 who may send them and when a silent client is dropped is the business of whoever gives `on_request`.
 
 A connection ends when the peer ends it, when it sends a frame above the limit (answered first),
-when it speaks another framing, when the answer was STALE_CLIENT or CLIENT_NOT_FOUND, or by `close`.
+when it speaks another framing, when the answer was STALE_CLIENT or CLIENT_NOT_FOUND, by `close`, or
+by the sweep, which looks at all connections from time to time: no timer is set per request. It ends
+who does not log in, who leaves a frame or an answer half-way, and whoever is stuck while memory is
+short (`held_bytes.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.net.addresses import format_address
+from headrace.net.held_bytes import Held, HeldBytes, Phase
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer, Connection, Listener, Runtime
 from headrace.wire.iggy.errors import Status, status_of
@@ -38,6 +42,8 @@ S = TypeVar("S")
 Answer: TypeAlias = tuple[int, Sequence[Buffer]]
 
 _LAST_ANSWERS = frozenset((Status.STALE_CLIENT, Status.CLIENT_NOT_FOUND))
+_SWEEP_SECONDS = 1.0
+_TRANSFER_BYTES_PER_SECOND = 64 * 1024  # who is slower than this on the whole is cut off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +52,32 @@ class IggyLimits:
     """Connections above it are closed at once."""
     frame_bytes_max: int = FRAME_BYTES_MAX
     send_frame_bytes_max: int = SEND_FRAME_BYTES_MAX
+    login_frame_bytes_max: int = 8 * 1024
+    """Of a connection that has not logged in."""
+    held_bytes_max: int = 512 * 1024 * 1024
+    """Requests and answers in memory, over all connections."""
+    login_idle_seconds: float = 30.0
+    """Silence of a connection that has not logged in."""
+    idle_seconds: float = 0.0
+    """Silence of one that has; 0 = for ever."""
+    transfer_seconds: float = 30.0
+    """For the rest of a frame to come or an answer to be taken; a second more per 64 KiB."""
+    pressure_seconds: float = 1.0
+    """As `transfer_seconds`, while more than `held_bytes_max` are held."""
     close_seconds_max: float = 5.0
     """How long `close` waits for requests in progress."""
 
 
 @dataclass(slots=True, eq=False)
-class _Open:
+class _Open(Generic[S]):
     """A connection being served."""
 
     connection: Connection
+    session: S
     task: asyncio.Task[object] | None
+    held: Held
+    decoder: RequestDecoder
+    trusted: bool = False
     busy: bool = False
 
 
@@ -65,6 +87,7 @@ class IggyServer(Generic[S]):
     `open_session` is called for each accepted connection and `close_session` once it is over.
     `on_request` gets the session, the code and the payload (a writable buffer it owns) and gives
     the status with the reply's pieces; a HeadraceError it raises is answered with its number.
+    `is_trusted` says whether a session has logged in: before, frames are small and time is short.
     """
 
     def __init__(
@@ -74,19 +97,25 @@ class IggyServer(Generic[S]):
         open_session: Callable[[Connection], S],
         on_request: Callable[[S, int, memoryview], Awaitable[Answer]],
         close_session: Callable[[S], None],
+        is_trusted: Callable[[S], bool] = lambda _: True,
         limits: IggyLimits | None = None,
     ) -> None:
         self._runtime = runtime
         self._open_session = open_session
         self._on_request = on_request
         self._close_session = close_session
+        self._is_trusted = is_trusted
         self._limits = limits or IggyLimits()
+        self._held = HeldBytes(self._limits.held_bytes_max)
+        self._monotonic = runtime.clock.monotonic
+        self._sweeper: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
-        self._connections: dict[_Open, None] = {}  # a set that keeps its order
+        self._connections: dict[_Open[S], None] = {}  # a set that keeps its order
         self._closing = False
         self._requests = 0
         self._refused = 0
         self._malformed = 0
+        self._cut_off = 0
 
     async def start(self, host: str, port: int) -> None:
         self._listener = await self._runtime.transport.listen(host, port, self.serve)
@@ -105,6 +134,8 @@ class IggyServer(Generic[S]):
             "connections": len(self._connections),
             "requests": self._requests,
             "connections_refused": self._refused,
+            "connections_cut_off": self._cut_off,
+            "held_bytes": self._held.total,
             "frames_malformed": self._malformed,
         }
 
@@ -117,6 +148,9 @@ class IggyServer(Generic[S]):
             if not served.busy:
                 served.connection.close()
         tasks = [served.task for served in self._connections if served.task is not None]
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.wait([self._sweeper])
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=self._limits.close_seconds_max)
             for task in tasks:
@@ -134,57 +168,153 @@ class IggyServer(Generic[S]):
                 "iggy connection refused", peer=connection.peer, open=len(self._connections)
             )
             return
-        served = _Open(connection, asyncio.current_task())
+        if self._sweeper is None:
+            self._sweeper = asyncio.create_task(self._sweep())
+        served = _Open(
+            connection,
+            self._open_session(connection),
+            asyncio.current_task(),
+            Held(connection, self._monotonic()),
+            RequestDecoder(),
+        )
         self._connections[served] = None
-        session = self._open_session(connection)
+        self._set_limits(served)
         try:
-            await self._serve(served, session)
+            await self._serve(served)
         except UnavailableError:
             log.debug("iggy connection broke", peer=connection.peer)
         finally:
             del self._connections[served]
-            self._close_session(session)
+            self._held.drop(served.held)
+            self._close_session(served.session)
             connection.close()
 
-    async def _serve(self, served: _Open, session: S) -> None:
-        decoder = RequestDecoder(
-            frame_bytes_max=self._limits.frame_bytes_max,
-            send_frame_bytes_max=self._limits.send_frame_bytes_max,
-        )
-        while data := await served.connection.receive():
+    async def _serve(self, served: _Open[S]) -> None:
+        held, decoder = served.held, served.decoder
+        while data := await self._receive(served):
+            if not held.bytes:
+                held.since = self._monotonic()  # a frame begins
+            self._held.set(held, held.bytes + len(data))
             for event in decoder.feed(data):
                 served.busy = True
-                goes_on = await self._answer(served.connection, session, event)
+                goes_on = await self._answer(served, event)
                 served.busy = False
                 if not goes_on or self._closing:
                     return
+            self._held.set(held, decoder.buffered_bytes)
+            if not decoder.buffered_bytes:
+                self._held.pass_turn(held)
+            if served.trusted != self._is_trusted(served.session):
+                self._set_limits(served)
 
-    async def _answer(self, connection: Connection, session: S, event: RequestEvent) -> bool:
+    async def _receive(self, served: _Open[S]) -> bytes:
+        held = served.held
+        if self._held.over:
+            begun, held.phase = self._monotonic(), Phase.PAUSED
+            await self._held.wait_room(held)
+            held.since += self._monotonic() - begun  # not the peer's time
+        if held.phase is not Phase.RECEIVING:
+            held.phase = Phase.RECEIVING
+        if not held.bytes:
+            held.since = self._monotonic()
+        return await served.connection.receive()
+
+    def _set_limits(self, served: _Open[S]) -> None:
+        """Whoever has not logged in gets little memory."""
+        limits = self._limits
+        served.trusted = self._is_trusted(served.session)
+        if served.trusted:
+            served.decoder.set_limits(limits.frame_bytes_max, limits.send_frame_bytes_max)
+        else:
+            small = min(limits.login_frame_bytes_max, limits.frame_bytes_max)
+            served.decoder.set_limits(small, small)
+
+    # -- the sweep
+
+    async def _sweep(self) -> None:
+        while True:
+            seconds = min(_SWEEP_SECONDS, self._limits.pressure_seconds)
+            await self._runtime.clock.sleep(seconds)
+            now = self._monotonic()
+            for served in list(self._connections):
+                reason = self._overdue(served, now)
+                if reason:
+                    self._cut(served, reason)
+            if self._held.over:
+                self._relieve(now)
+
+    def _overdue(self, served: _Open[S], now: float) -> str:
+        """Why this connection has to go; empty when it may stay."""
+        limits, held = self._limits, served.held
+        waited = now - held.since
+        if held.stuck():
+            allowed = limits.transfer_seconds + held.bytes / _TRANSFER_BYTES_PER_SECOND
+            if waited > allowed:
+                return "left half-way"
+        elif held.phase is Phase.RECEIVING:
+            allowed = limits.idle_seconds if served.trusted else limits.login_idle_seconds
+            if allowed and waited > allowed:
+                return "idle"
+        return ""
+
+    def _relieve(self, now: float) -> None:
+        """Memory is short: end who holds most of it without moving."""
+        oldest = now - self._limits.pressure_seconds
+        stuck = [s for s in self._connections if s.held.stuck() and s.held.since <= oldest]
+        left = self._held.total
+        for served in sorted(stuck, key=lambda s: s.held.bytes, reverse=True):
+            if left <= self._held.limit:
+                break
+            left -= served.held.bytes
+            self._cut(served, "memory is short")
+
+    def _cut(self, served: _Open[S], reason: str) -> None:
+        self._cut_off += 1
+        log.warning(
+            "iggy connection cut off",
+            peer=served.connection.peer,
+            reason=reason,
+            held_bytes=served.held.bytes,
+        )
+        served.connection.abort()
+
+    # -- answers
+
+    async def _answer(self, served: _Open[S], event: RequestEvent) -> bool:
         """Answer one event; False when the connection is over."""
+        peer = served.connection.peer
         match event:
             case RequestFrame(code, payload):
-                status, pieces = await self._call(session, code, payload)
-                connection.write(encode_response(status, pieces))
-                await connection.drain()
+                served.held.phase = Phase.HANDLING
+                status, pieces = await self._call(served.session, code, payload)
+                await self._send(served, status, pieces)
                 return status not in _LAST_ANSWERS
             case BadLength(length):
                 self._malformed += 1
-                log.warning("iggy frame too short", peer=connection.peer, length=length)
-                connection.write(encode_response(Status.INVALID_COMMAND))
-                await connection.drain()
+                log.warning("iggy frame too short", peer=peer, length=length)
+                await self._send(served, Status.INVALID_COMMAND)
                 return True
             case TooLarge(code, length):
                 self._malformed += 1
-                log.warning("iggy frame too large", peer=connection.peer, code=code, length=length)
-                connection.write(encode_response(Status.INVALID_COMMAND))
+                log.warning("iggy frame too large", peer=peer, code=code, length=length)
+                await self._send(served, Status.INVALID_COMMAND)
                 return False
             case OtherFraming():
                 self._malformed += 1
                 log.warning(
                     "iggy client speaks a framing this server does not (0.9.0 and newer)",
-                    peer=connection.peer,
+                    peer=peer,
                 )
                 return False
+
+    async def _send(self, served: _Open[S], status: int, pieces: Sequence[Buffer] = ()) -> None:
+        held = served.held
+        length = sum(map(len, pieces))
+        self._held.set(held, held.bytes + length)
+        held.phase, held.since = Phase.ANSWERING, self._monotonic()
+        served.connection.write(encode_response(status, pieces))
+        await served.connection.drain()
+        self._held.set(held, held.bytes - length)
 
     async def _call(self, session: S, code: int, payload: memoryview) -> Answer:
         self._requests += 1

@@ -72,11 +72,15 @@ class RequestDecoder:
         frame_bytes_max: int = FRAME_BYTES_MAX,
         send_frame_bytes_max: int = SEND_FRAME_BYTES_MAX,
     ) -> None:
-        self._frame_bytes_max = frame_bytes_max
-        self._send_frame_bytes_max = max(frame_bytes_max, send_frame_bytes_max)
         self._pending = bytearray()
         self._first = True
         self._ended = False
+        self.set_limits(frame_bytes_max, send_frame_bytes_max)
+
+    def set_limits(self, frame_bytes_max: int, send_frame_bytes_max: int) -> None:
+        """For the frames whose length is read from now on."""
+        self._frame_bytes_max = frame_bytes_max
+        self._send_frame_bytes_max = max(frame_bytes_max, send_frame_bytes_max)
 
     @property
     def buffered_bytes(self) -> int:

@@ -1,0 +1,96 @@
+"""How many bytes all connections of a server hold, and who has to wait or go when it is too much.
+
+A connection holds the frame it has half received, the request it waits an answer for, and the
+answer its peer has not taken. Past the limit
+
+* a connection between two frames is not read until there is room: it holds nothing;
+* of those inside a frame one at a time goes on, so that frames complete and memory comes back; a
+  turn ends with the frame, or when nothing comes for a moment;
+* whoever had a turn, or has an answer to take, and makes no progress is cut off by the server's
+  sweep, largest first.
+
+So the bytes held stay below the limit, plus one frame, plus what connections were already reading
+(one piece each); and a peer that stops half-way delays nobody for longer than a sweep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum, auto
+
+from headrace.runtime.interfaces import Connection
+
+_TURN_SECONDS = 0.02
+
+
+class Phase(Enum):
+    RECEIVING = auto()
+    """Waiting for the peer: between two frames while nothing is held, inside one otherwise."""
+    PAUSED = auto()
+    """Waiting for room: not the peer's fault."""
+    HANDLING = auto()
+    ANSWERING = auto()
+    """Waiting for the peer to take its answer."""
+
+
+class Held:
+    """One connection's part, and since when it is in its phase."""
+
+    __slots__ = ("bytes", "connection", "phase", "since")
+
+    def __init__(self, connection: Connection, now: float) -> None:
+        self.connection = connection
+        self.bytes = 0
+        self.phase = Phase.RECEIVING
+        self.since = now
+
+    def stuck(self) -> bool:
+        """It holds something and only its peer can change that."""
+        return self.bytes > 0 and self.phase in (Phase.RECEIVING, Phase.ANSWERING)
+
+
+class HeldBytes:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.total = 0
+        self._turn: Held | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    def over(self) -> bool:
+        return self.total > self.limit
+
+    def set(self, held: Held, count: int) -> None:
+        self.total += count - held.bytes
+        held.bytes = count
+        if self._waiting and self.total <= self.limit:
+            self._wake()
+
+    async def wait_room(self, held: Held) -> None:
+        """Returns when `held` may receive: there is room, or its frame has the turn."""
+        while self.over and self._turn is not held:
+            loop = asyncio.get_running_loop()
+            if held.bytes and self._turn is None:
+                self._turn = held
+                loop.call_later(_TURN_SECONDS, self.pass_turn, held)
+                return
+            woken: asyncio.Future[None] = loop.create_future()
+            self._waiting.append(woken)
+            await woken
+
+    def pass_turn(self, held: Held) -> None:
+        """The frame is complete, the connection is over, or nothing came."""
+        if self._turn is held:
+            self._turn = None
+            self._wake()
+
+    def drop(self, held: Held) -> None:
+        self.set(held, 0)
+        self.pass_turn(held)
+
+    def _wake(self) -> None:
+        """All of them: each looks again, and the first inside a frame takes the turn."""
+        waiting, self._waiting = self._waiting, []
+        for woken in waiting:
+            if not woken.done():
+                woken.set_result(None)
