@@ -54,6 +54,7 @@ class HeldBytes:
         self.limit = limit
         self.total = 0
         self._turn: Held | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._waiting: list[asyncio.Future[None]] = []
 
     @property
@@ -68,11 +69,13 @@ class HeldBytes:
 
     async def wait_room(self, held: Held) -> None:
         """Returns when `held` may receive: there is room, or its frame has the turn."""
-        while self.over and self._turn is not held:
-            loop = asyncio.get_running_loop()
-            if held.bytes and self._turn is None:
+        loop = asyncio.get_running_loop()
+        while self.over:
+            if held.bytes and self._turn in (None, held):
                 self._turn = held
-                loop.call_later(_TURN_SECONDS, self.pass_turn, held)
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = loop.call_later(_TURN_SECONDS, self.pass_turn, held)
                 return
             woken: asyncio.Future[None] = loop.create_future()
             self._waiting.append(woken)
