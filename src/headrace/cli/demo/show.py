@@ -70,9 +70,13 @@ class Show:
     _producer: subprocess.Popen[str] | None = None
 
     def run(self) -> bool:
+        # However it is asked to end, it ends what it started.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         with self._exit:
             try:
                 return self._run()
+            except KeyboardInterrupt:
+                return False
             except HeadraceError as error:
                 self.console.print(f"[red]the demonstration failed:[/red] {error}")
                 self._show_logs()
@@ -93,6 +97,8 @@ class Show:
         self._start_producer(client_python)
         self._wait_for_spark(api)
         times = self._watch(api)
+        if not self.console.is_terminal:
+            self.console.print()  # the last picture ends without a line end when it goes to a file
         results = self._collect_results()
         verdict = check(self._poll("orders"), results, self._late(api))
         self._tell(times, verdict)
@@ -297,7 +303,6 @@ class Show:
 
     def _tell(self, times: Times, verdict: Verdict) -> None:
         print_ = self.console.print
-        print_(f"[bold]kill -9[/bold]  {_story(times)}")
         mark = "[green]✓[/green]" if verdict.holds else "[red]✗[/red]"
         print_(
             f"{mark} {verdict.windows} results checked against a plain computation: [bold]"
