@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from headrace.assembly.secrets import load_cluster_uuid, load_secret
 from headrace.broker.core import ProcessFigures
 from headrace.broker.service import BrokerService, RootCredentials
+from headrace.broker.snapshot import Diagnostics
 from headrace.client.channels import Connect, tcp_connect
 from headrace.client.sbp import SbpClient
 from headrace.config.settings import LOOPBACK, Settings
@@ -37,12 +38,14 @@ class DataPlane:
         *,
         on_root: Callable[[RootCredentials], None] | None = None,
         figures: Callable[[], ProcessFigures] = ProcessFigures,
+        diagnostics: Diagnostics | None = None,
         open_store: OpenStore = SqliteStore.open,
     ) -> None:
         self._runtime = runtime
         self._settings = settings
         self._on_root = on_root
         self._figures = figures
+        self._diagnostics = diagnostics
         self._open_store = open_store
         self._files = runtime.executor("assembly", 1)
         self._closers: list[Callable[[], Awaitable[None]]] = []
@@ -107,6 +110,7 @@ class DataPlane:
             folder=f"{data_dir}/broker",
             placement_address=self._placement_address,
             figures=self._figures,
+            diagnostics=self._diagnostics,
             on_root=self._on_root,
         )
         self.lost = self.broker.lost

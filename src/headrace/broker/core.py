@@ -15,6 +15,7 @@ from headrace.broker.partitions import Partitions
 from headrace.broker.passwords import Guard, Passwords
 from headrace.broker.resources import NEVER, SERVER_DEFAULT, UNLIMITED, Topic
 from headrace.broker.sessions import Session, Sessions
+from headrace.broker.snapshot import Diagnostics, Snapshots
 from headrace.broker.state import Catalogue
 from headrace.client.sbp import SbpClient
 from headrace.client.statelog import StateLog
@@ -28,6 +29,7 @@ log = get_logger(__name__)
 
 _RECLAIM_RETRY_SECONDS = 5.0
 _LOG_CHECK_SECONDS = 1.0
+_HEARTBEATS_MISSED = 1.2
 
 E = TypeVar("E", bound=events.Event)
 
@@ -74,12 +76,14 @@ class Broker:
         identity: Identity,
         *,
         figures: Callable[[], ProcessFigures],
+        diagnostics: Diagnostics | None = None,
     ) -> None:
         self.runtime = runtime
         self.settings = settings
         self.client = client
         self.identity = identity
         self.figures = figures
+        self.snapshots = Snapshots(runtime, diagnostics or Diagnostics())
         self.address = ("", 0)
         """Where clients reach us."""
         self.catalogue = Catalogue()
@@ -269,7 +273,7 @@ class Broker:
 
     async def _evict_silent(self) -> None:
         """Clients that stopped pinging leave their groups, so that others get their partitions."""
-        timeout = self.settings.heartbeat_timeout_ms / 1000
+        timeout = self.settings.heartbeat_interval_ms / 1000 * _HEARTBEATS_MISSED
         while timeout:
             await self.runtime.clock.sleep(timeout / 4)
             oldest = self.runtime.clock.monotonic() - timeout

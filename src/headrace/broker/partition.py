@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from headrace.broker import deduplication
 from headrace.broker.readahead import Batch, ReadAhead
 from headrace.client.owned_stream import OwnedStream
 from headrace.client.sbp import SbpClient
@@ -66,6 +67,12 @@ class PartitionLog:
         self._pending_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
+        self._window: deduplication.Window | None = None
+        if settings.deduplication:
+            self._window = deduplication.Window(
+                entries_max=settings.deduplication_entries_max,
+                seconds=settings.deduplication_ms / 1000,
+            )
         self.stream_id = owned.stream_id
         self.start_offset = 0
         """The oldest retained offset."""
@@ -75,6 +82,7 @@ class PartitionLog:
         self.size_bytes = 0
         self.segments: list[SegmentInfo] = []
         self.closed_segments: list[SegmentInfo] = []
+        self._refreshed_at = -1  # what `committed` was then
 
     @classmethod
     async def open(
@@ -113,8 +121,14 @@ class PartitionLog:
         """Of the last message; 0 when there is none, as clients expect."""
         return max(self.committed - 1, 0)
 
+    async def refresh_if_written(self) -> None:
+        """Segments close only by appends: what was known before is still so without one."""
+        if self._refreshed_at != self.committed:
+            await self.refresh()
+
     async def refresh(self) -> None:
         """Learn start, size and segments from the data nodes."""
+        committed = self.committed
         ranges = await self._client.list_ranges(self.stream_id)
         self.start_offset = ranges[0].start_offset
         every: list[SegmentInfo] = []
@@ -128,6 +142,7 @@ class PartitionLog:
             closed += described.segments[:-1] if is_open else described.segments
         self.segments, self.closed_segments = every, closed
         self.size_bytes = sum(segment.bytes for segment in every)
+        self._refreshed_at = committed
 
     async def _newest_timestamp(self) -> int:
         if self.committed == self.start_offset:
@@ -149,20 +164,44 @@ class PartitionLog:
         while self._pending_bytes and self._pending_bytes + len(area) > self._pending_bytes_max:
             self._room.clear()
             await self._room.wait()
+        # Nothing is awaited until every part has its offsets: they are consecutive.
         first = self._owned.next_offset
+        if self._window is None:
+            answers, dropped = self._place(area, starts), False
+        else:
+            answers, dropped = self._place_new(self._window, area, starts)
+        end = self._owned.next_offset
+        for answer in answers:
+            await answer
+        if dropped:
+            await self._owned.flush()  # it is in an earlier batch, which may still be on its way
+        # The callbacks of answers that came together may still be queued, but the sender's next
+        # poll must see its messages.
+        self.committed = max(self.committed, end)
+        return first
+
+    def _place(self, area: memoryview, starts: Positions) -> list[asyncio.Future[int]]:
         timestamp_us = max(self._clock.now_us(), self.last_timestamp_us)
         self.last_timestamp_us = timestamp_us
-        # Nothing is awaited until every part has its offsets: they are consecutive.
-        answers = [
+        return [
             self._append_batch(part, part_starts, timestamp_us)
             for part, part_starts in batch.split(area, starts, self._batch_bytes_max)
         ]
-        for answer in answers:
-            await answer
-        # The callbacks of answers that came together may still be queued, but the sender's next
-        # poll must see its messages.
-        self.committed = max(self.committed, first + len(starts))
-        return first
+
+    def _place_new(
+        self, window: deduplication.Window, area: memoryview, starts: Positions
+    ) -> tuple[list[asyncio.Future[int]], bool]:
+        """Without the messages whose id was seen; also says whether there were any."""
+        now = self._clock.monotonic()
+        window.expire(now)
+        ids = deduplication.ids_of(area, starts)
+        kept = deduplication.fresh(ids, window)
+        dropped = len(kept) < len(ids)
+        if dropped:
+            area, starts = deduplication.select(area, starts, kept)
+        answers = self._place(area, starts) if kept else []
+        window.add(deduplication.given(ids, kept), now)
+        return answers, dropped
 
     def _append_batch(
         self, area: memoryview, starts: Positions, timestamp_us: int

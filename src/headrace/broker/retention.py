@@ -1,6 +1,7 @@
 """Which messages a topic may forget. The decisions are pure; `enforce` carries them out.
 
-Only closed segments go, oldest first, and never one that a stored consumer offset has not passed.
+Only closed segments go, oldest first, and unless a setting allows it never one that a stored
+consumer offset has not passed: somebody with an offset who stays away then keeps them for good.
 """
 
 from __future__ import annotations
@@ -87,8 +88,10 @@ async def _enforce(broker: Broker, topic: Topic) -> int:
         found = await broker.partitions.find(topic, partition)
         if found is None:
             continue
-        await found.refresh()
-        lowest = broker.offsets.lowest(place_of(topic, partition))
+        await found.refresh_if_written()
+        lowest = None
+        if broker.settings.retention_waits_for_consumers:
+            lowest = broker.offsets.lowest(place_of(topic, partition))
         logs[partition.id] = found
         candidates.append(
             Candidate(partition.id, found.closed_segments, None if lowest is None else lowest + 1)

@@ -17,6 +17,7 @@ from headrace.broker.core import Broker, Identity, ProcessFigures
 from headrace.broker.dispatch import Dispatcher
 from headrace.broker.passwords import check_password
 from headrace.broker.sessions import Session
+from headrace.broker.snapshot import Diagnostics
 from headrace.client.leadership import HolderFile, Leadership
 from headrace.client.sbp import SbpClient
 from headrace.client.tasks import TaskSet
@@ -56,6 +57,7 @@ class BrokerService:
         placement_address: str = "",
         version: str = "0.1.0",
         figures: Callable[[], ProcessFigures] = ProcessFigures,
+        diagnostics: Diagnostics | None = None,
         on_root: Callable[[RootCredentials], None] | None = None,
     ) -> None:
         self._runtime = runtime
@@ -81,6 +83,7 @@ class BrokerService:
                 started_us=runtime.clock.now_us(),
             ),
             figures=figures,
+            diagnostics=diagnostics,
         )
         self._leadership: Leadership | None = None
         self._server: IggyServer[Session] | None = None

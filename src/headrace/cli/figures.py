@@ -71,6 +71,22 @@ class Figures:
         )
 
 
+def list_processes() -> str:
+    """`pid state threads memory name`: of others not the arguments, which may hold secrets."""
+    lines = [f"{'pid':>8} state threads {'rss_kib':>10} name"]
+    for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+        about = dict(
+            line.split(":\t", 1) for line in _read(f"{folder}/status").splitlines() if ":\t" in line
+        )
+        if about:
+            memory = about.get("VmRSS", "0 kB").split()[0]
+            lines.append(
+                f"{folder.name:>8} {about['State'][0]:>5} {about['Threads']:>7} {memory:>10}"
+                f" {about['Name']}"
+            )
+    return "\n".join(lines) + "\n"
+
+
 def _machine_ticks() -> tuple[float, float]:
     """Ticks the processors were busy, and all of them."""
     first = _read("/proc/stat").partition("\n")[0].split()[1:]

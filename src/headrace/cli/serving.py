@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import sys
 from contextlib import suppress
@@ -18,12 +19,14 @@ import msgspec
 
 from headrace.assembly.data_plane import DataPlane
 from headrace.broker.service import RootCredentials
-from headrace.cli.figures import Figures
+from headrace.broker.snapshot import Diagnostics
+from headrace.cli.figures import Figures, list_processes
 from headrace.cli.output import note
 from headrace.cli.up import READY_SECONDS, child_arguments, print_ready, write_ready_file
 from headrace.config.settings import Settings
 from headrace.errors import UnavailableError
 from headrace.observability.logging import get_logger
+from headrace.observability.recent import RecentLines
 from headrace.runtime.system import system_runtime
 
 STOP_SECONDS = 30.0
@@ -96,7 +99,20 @@ async def serve(settings: Settings, *, ready_file: str, log_json: bool) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     figures = Figures(settings.data_dir)
-    plane = DataPlane(system_runtime(), settings, on_root=_tell_root, figures=figures)
+    recent = RecentLines()
+    logging.getLogger().addHandler(recent)
+    plane = DataPlane(
+        system_runtime(),
+        settings,
+        on_root=_tell_root,
+        figures=figures,
+        diagnostics=Diagnostics(
+            data_dir=settings.data_dir,
+            settings=msgspec.to_builtins(settings),
+            processes=list_processes,
+            logs=recent.text,
+        ),
+    )
     await plane.start()
     child = ControlChild(_first_line(settings, plane.addresses(), log_json=log_json))
     try:

@@ -40,6 +40,26 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     topic_bytes_max: Annotated[
         int, Meta(ge=0, description="Size cap of topics created with 0; 0 = unlimited.")
     ] = 0
+    deduplication: Annotated[
+        bool,
+        Meta(
+            description="Drop messages whose id their partition saw a short time ago; ids of 0"
+            " never count."
+        ),
+    ] = False
+    deduplication_entries_max: Annotated[
+        int, Meta(ge=1, description="Ids remembered per partition.")
+    ] = 10_000
+    deduplication_ms: Annotated[
+        int, Meta(ge=1, description="How long; a restart of the broker forgets them.")
+    ] = 60_000
+    retention_waits_for_consumers: Annotated[
+        bool,
+        Meta(
+            description="Keep segments that a consumer or group with a stored offset has not read"
+            " yet, whatever expiry and size say; DELETE_SEGMENTS removes them all the same."
+        ),
+    ] = True
     retention_interval_ms: Annotated[
         int, Meta(ge=100, description="How often expired and surplus segments are removed.")
     ] = 60_000
@@ -94,9 +114,13 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     snapshot_bytes: Annotated[
         int, Meta(ge=1024, description="Log of catalogue or offsets between two snapshots.")
     ] = 4 * MIB
-    heartbeat_timeout_ms: Annotated[
+    heartbeat_interval_ms: Annotated[
         int,
-        Meta(ge=0, description="A client silent for longer leaves its groups; 0 = never."),
+        Meta(
+            ge=0,
+            description="A client that sends no PING for 1.2 times as long leaves its groups and"
+            " is told so (error 30); 0 = never. Iggy's SDKs ping every 5 s.",
+        ),
     ] = 0
     login_failures_free: Annotated[
         int, Meta(ge=0, description="Failed logins of one name from one host before delays start.")

@@ -57,7 +57,7 @@ def configure_logging(
     stream = sys.stderr if output is None else output
     handler = logging.StreamHandler(stream)
     handler.set_name(_HANDLER_NAME)
-    handler.setFormatter(_formatter(format, colors=stream.isatty()))
+    handler.setFormatter(make_formatter(format, colors=stream.isatty()))
     root = logging.getLogger()
     for old in [each for each in root.handlers if each.get_name() == _HANDLER_NAME]:
         root.removeHandler(old)
@@ -67,7 +67,8 @@ def configure_logging(
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
 
 
-def _formatter(format: Format, *, colors: bool) -> logging.Formatter:
+def make_formatter(format: Format, *, colors: bool) -> logging.Formatter:
+    """What turns records into lines, here and in every other handler of ours."""
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,

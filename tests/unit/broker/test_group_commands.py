@@ -168,7 +168,7 @@ async def test_an_inactive_user_leaves_its_groups() -> None:
 
 
 async def test_silent_members_lose_their_partitions() -> None:
-    settings = BrokerSettings(heartbeat_timeout_ms=50)
+    settings = BrokerSettings(heartbeat_interval_ms=40)
     async with opened(settings=settings) as h:
         client = await prepared(h)
         await join(client)

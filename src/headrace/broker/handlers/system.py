@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 from headrace.broker.core import Broker
-from headrace.broker.errors import FeatureUnavailableError, InvalidClientIdError
+from headrace.broker.errors import InvalidClientIdError
 from headrace.broker.handlers.views import open_logs
 from headrace.broker.sessions import Session
 from headrace.wire.iggy.messages import system as m
@@ -51,7 +54,11 @@ async def get_stats(broker: Broker, session: Session, request: m.Empty) -> m.Sta
 
 
 async def get_snapshot_file(broker: Broker, session: Session, request: m.GetSnapshot) -> m.Snapshot:
-    raise FeatureUnavailableError("server snapshots are not offered")
+    def usage() -> dict[str, Any]:
+        return {**asdict(broker.figures()), **counters}
+
+    counters = {**broker.counters, "clients": len(broker.sessions)}
+    return m.Snapshot(await broker.snapshots.make(request.compression, request.types, usage))
 
 
 async def get_cluster_metadata(
