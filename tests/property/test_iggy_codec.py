@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -66,6 +66,7 @@ _BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "F32": st.floats(width=32, allow_nan=False),
     "Flag": st.booleans(),
     "Str8": text,
+    "AccessToken": text,
     "Str32": text,
     "Id": u32,
     "Partition": u32,
@@ -228,6 +229,9 @@ def test_bodies_come_back(body: Body, dialect: Dialect) -> None:
     decoded = type(body).decode(encoded, dialect)
     if isinstance(body, system.ClusterMetadata) and dialect is Dialect.A:
         assert decoded.encode(dialect) == encoded  # A has no room for three of the ports
+    elif isinstance(body, system.Stats) and dialect is not Dialect.B2:
+        # A and B1 do not have the last three.
+        assert decoded == replace(body, threads_count=0, free_disk_space=0, total_disk_space=0)
     else:
         assert decoded == body
 

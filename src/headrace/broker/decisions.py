@@ -10,6 +10,7 @@ from collections.abc import Container, Mapping
 from headrace.broker import events as e
 from headrace.broker.errors import (
     GroupExistsError,
+    GroupIdTakenError,
     InvalidCredentialsError,
     InvalidGroupNameError,
     InvalidPartitionsCountError,
@@ -21,12 +22,14 @@ from headrace.broker.errors import (
     RootPermissionsError,
     RootUserError,
     StreamExistsError,
+    StreamIdTakenError,
     StreamNotFoundError,
     TokenExistsError,
     TooManyPartitionsError,
     TooManyTokensError,
     TooManyUsersError,
     TopicExistsError,
+    TopicIdTakenError,
     TopicNotFoundError,
     UserExistsError,
 )
@@ -40,7 +43,7 @@ from headrace.broker.resources import (
     UserStatus,
 )
 from headrace.broker.state import Catalogue, Reference, find_group, find_topic, group_of
-from headrace.errors import InvalidArgumentError, NotFoundError
+from headrace.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 
 NAME_BYTES_MAX = 255
 USERNAME_BYTES = (3, 50)
@@ -58,6 +61,15 @@ def lowest_free(taken: Container[int]) -> int:
     return slot
 
 
+def _choose_id(taken: Container[int], wanted: int | None, refusal: type[AlreadyExistsError]) -> int:
+    """The id a client asked for, else the lowest free one."""
+    if wanted is None:
+        return lowest_free(taken)
+    if wanted in taken:
+        raise refusal(id=wanted)
+    return wanted
+
+
 def _check_name(name: str, refusal: type[InvalidArgumentError]) -> None:
     if not 1 <= len(name.encode()) <= NAME_BYTES_MAX:
         raise refusal(f"a name has 1 to {NAME_BYTES_MAX} bytes")
@@ -66,12 +78,17 @@ def _check_name(name: str, refusal: type[InvalidArgumentError]) -> None:
 # -- streams
 
 
-def create_stream(state: Catalogue, *, name: str, now_us: int) -> e.StreamCreated:
+def create_stream(
+    state: Catalogue, *, name: str, now_us: int, wanted_id: int | None = None
+) -> e.StreamCreated:
     _check_name(name, InvalidStreamNameError)
     if state.find_stream(name) is not None:
         raise StreamExistsError(stream=name)
     return e.StreamCreated(
-        uid=state.next_uid, id=lowest_free(state.streams), name=name, created_at=now_us
+        uid=state.next_uid,
+        id=_choose_id(state.streams, wanted_id, StreamIdTakenError),
+        name=name,
+        created_at=now_us,
     )
 
 
@@ -106,6 +123,7 @@ def create_topic(
     max_size: int,
     replication: int,
     now_us: int,
+    wanted_id: int | None = None,
 ) -> e.TopicCreated:
     parent = state.stream(stream)
     _check_name(name, InvalidTopicNameError)
@@ -117,7 +135,7 @@ def create_topic(
     return e.TopicCreated(
         uid=state.next_uid,
         stream_uid=parent.uid,
-        id=lowest_free(parent.topics),
+        id=_choose_id(parent.topics, wanted_id, TopicIdTakenError),
         name=name,
         created_at=now_us,
         partitions=partitions,
@@ -178,11 +196,14 @@ def create_partitions(
 
 
 def delete_partitions(
-    state: Catalogue, stream: Reference, topic: Reference, *, count: int
+    state: Catalogue, stream: Reference, topic: Reference, *, count: int, clamp: bool = False
 ) -> e.PartitionsRemoved:
+    """`clamp`: more than exist means all of them."""
     found = state.topic(stream, topic)
     if not 1 <= count <= PARTITIONS_MAX:
         raise TooManyPartitionsError(partitions=count, limit=PARTITIONS_MAX)
+    if clamp:
+        count = min(count, len(found.partitions))
     if count > len(found.partitions):
         raise InvalidPartitionsCountError(asked=count, partitions=len(found.partitions))
     return e.PartitionsRemoved(topic_uid=found.uid, count=count)
@@ -192,14 +213,22 @@ def delete_partitions(
 
 
 def create_group(
-    state: Catalogue, stream: Reference, topic: Reference, *, name: str
+    state: Catalogue,
+    stream: Reference,
+    topic: Reference,
+    *,
+    name: str,
+    wanted_id: int | None = None,
 ) -> e.GroupCreated:
     found = state.topic(stream, topic)
     _check_name(name, InvalidGroupNameError)
     if find_group(found, name) is not None:
         raise GroupExistsError(group=name)
     return e.GroupCreated(
-        uid=state.next_uid, topic_uid=found.uid, id=lowest_free(found.groups), name=name
+        uid=state.next_uid,
+        topic_uid=found.uid,
+        id=_choose_id(found.groups, wanted_id, GroupIdTakenError),
+        name=name,
     )
 
 

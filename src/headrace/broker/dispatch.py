@@ -20,11 +20,14 @@ from headrace.broker.handlers import (
 )
 from headrace.broker.sessions import Session
 from headrace.broker.status import status_of
-from headrace.errors import HeadraceError, InvalidArgumentError
+from headrace.errors import HeadraceError, InvalidArgumentError, UnauthorizedError
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.iggy import commands as c
-from headrace.wire.iggy.errors import Status
+from headrace.wire.iggy.detection import TELLING, candidates, hint
+from headrace.wire.iggy.dialects import CLASSIC
+from headrace.wire.iggy.errors import DecodeError, Status
+from headrace.wire.iggy.messages.messages import SendMessages
 
 log = get_logger(__name__)
 
@@ -110,7 +113,7 @@ class Dispatcher:
         except HeadraceError as error:
             counters["refusals"] += 1
             log.debug("request refused", client=session.client_id, code=code, reason=str(error))
-            return status_of(error), ()
+            return status_of(error, session.rules), ()
         except Exception:
             counters["refusals"] += 1
             log.exception("request failed", client=session.client_id, code=code)
@@ -125,24 +128,68 @@ class Dispatcher:
         if route is None:
             raise _unknown(code)
         command, handler = route
-        request = _decode(session, command, payload)
-        if command.authenticated:
-            authorize(self._broker, session, command, request)
+        request = self._decode(session, command, payload)
+        if command.authenticated and not self._may(session, command, request):
+            return ()
         response = await handler(self._broker, session, request)
         self._check_lease()  # it may have run out meanwhile, and with it what we know
         return command.encode_response(response, session.dialect)
 
+    def _may(self, session: Session, command: c.AnyCommand, request: object) -> bool:
+        """False: answer as if what was asked for did not exist."""
+        try:
+            authorize(self._broker, session, command, request)
+        except UnauthorizedError:
+            if command.optional and session.rules.hides_forbidden:
+                return False
+            raise
+        return True
 
-def _decode(session: Session, command: c.AnyCommand, payload: memoryview) -> object:
-    if command is not c.POLL_MESSAGES or len(payload) > _POLL_BYTES_KEPT_MAX:
-        return command.decode_request(payload, session.dialect)
-    key = payload.tobytes()
-    last = session.last_poll
-    if last is not None and last[1] == key and last[0] is session.dialect:
-        return last[2]
-    request = command.decode_request(key, session.dialect)
-    session.last_poll = (session.dialect, key, request)
-    return request
+    # -- decoding, which is where a session's dialect shows
+
+    def _decode(self, session: Session, command: c.AnyCommand, payload: memoryview) -> object:
+        if command is c.SEND_MESSAGES:
+            return self._decode_send(session, payload)
+        if command is not c.POLL_MESSAGES or len(payload) > _POLL_BYTES_KEPT_MAX:
+            self._listen(session, command.code, payload)
+            return command.decode_request(payload, session.dialect)
+        key = payload.tobytes()
+        last = session.last_poll
+        if last is not None and last[1] == key and last[0] is session.dialect:
+            return last[2]
+        self._listen(session, command.code, key)
+        request = command.decode_request(key, session.dialect)
+        session.last_poll = (session.dialect, key, request)
+        return request
+
+    def _decode_send(self, session: Session, payload: memoryview) -> SendMessages:
+        """Decoding finds out how long the messages' headers are anyway, so the shape is asked for
+        only when that, or anything else, is not as expected."""
+        dialect = session.dialect
+        try:
+            request = SendMessages.decode(payload, dialect)
+        except DecodeError:
+            if not self._renumbers(session, payload):
+                raise
+        else:
+            as_expected = request.header_bytes == dialect.header_bytes
+            if as_expected or not self._renumbers(session, payload):
+                return request
+        return SendMessages.decode(payload, session.dialect)
+
+    def _renumbers(self, session: Session, payload: memoryview) -> bool:
+        """Learn from the shape of a SEND; whether its ids now count from another number."""
+        before = session.dialect.id_base
+        self._listen(session, c.SEND_MESSAGES.code, payload)
+        return session.dialect.id_base != before
+
+    def _listen(self, session: Session, code: int, payload: Buffer) -> None:
+        if code in TELLING:
+            shown = candidates(code, payload)
+            if shown is not CLASSIC:
+                self._broker.sessions.on_shape(session, shown)
+        elif (usual := hint(code)) is not CLASSIC:
+            self._broker.sessions.on_hint(session, usual)
 
 
 def _unknown(code: int) -> HeadraceError:

@@ -46,6 +46,15 @@ class TopicExistsError(AlreadyExistsError): ...
 class GroupExistsError(AlreadyExistsError): ...
 
 
+class StreamIdTakenError(AlreadyExistsError): ...
+
+
+class TopicIdTakenError(AlreadyExistsError): ...
+
+
+class GroupIdTakenError(AlreadyExistsError): ...
+
+
 class UserExistsError(AlreadyExistsError): ...
 
 
@@ -78,6 +87,10 @@ class InvalidTokenError(InvalidArgumentError): ...
 
 class InvalidOffsetError(InvalidArgumentError):
     """An offset to store that no message has."""
+
+
+class InvalidMessagesCountError(InvalidArgumentError):
+    """A poll that asks for no messages."""
 
 
 class InvalidClientIdError(InvalidArgumentError): ...

@@ -193,9 +193,8 @@ class BrokerService:
     # -- sessions
 
     def _open_session(self, connection: Connection) -> Session:
-        return self.broker.sessions.open(
-            connection.peer, Dialect.B2, self._runtime.clock.monotonic()
-        )
+        dialect = Dialect(self._settings.default_dialect)
+        return self.broker.sessions.open(connection.peer, dialect, self._runtime.clock.monotonic())
 
     def _close_session(self, session: Session) -> None:
         self.broker.logout(session)

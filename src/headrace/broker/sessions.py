@@ -1,13 +1,27 @@
-"""Client connections: who they are and what they joined."""
+"""Client connections: who they are, how they speak, what they joined."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 import xxhash
 
+from headrace.broker.rules import RULES, Rules
+from headrace.wire.iggy.connection import Spoken
 from headrace.wire.iggy.dialects import Dialect
+
+_REMEMBERED_MAX = 10_000
+
+
+class Login(Enum):
+    """How the user was named, and so what the login said about the dialect."""
+
+    VERSION = "version"  # name and password with the SDK's version
+    SILENT = "silent"  # name and password alone: Node's SDK
+    TOKEN = "token"  # a token says nothing about who holds it
+    SERVICE = "service"  # our own controller, in root's name
 
 
 @dataclass(slots=True, eq=False)
@@ -16,8 +30,9 @@ class Session:
 
     client_id: int
     address: str
-    dialect: Dialect
+    spoken: Spoken
     user_uid: int | None = None
+    login: Login = Login.SILENT
     seen: float = 0.0
     """Monotonic time of the last request."""
     last_poll: tuple[Dialect, bytes, object] | None = None
@@ -26,13 +41,53 @@ class Session:
     """It was silent for too long: its groups went on without it."""
 
     @property
+    def dialect(self) -> Dialect:
+        return self.spoken.dialect
+
+    @property
+    def rules(self) -> Rules:
+        return RULES[self.spoken.dialect]
+
+    @property
     def host(self) -> str:
         return self.address.rpartition(":")[0]
+
+
+class DialectMemory:
+    """What users were last known to speak, for logins that do not say. Lost at a restart.
+
+    Silent logins go by silent ones alone: a user's Node programs tell nothing about its Python
+    programs, whose version is stated, nor the other way round. A token may be in anybody's hands.
+    """
+
+    def __init__(self) -> None:
+        self._any: dict[int, Dialect] = {}
+        self._silent: dict[int, Dialect] = {}
+
+    def learn(self, session: Session) -> None:
+        if session.user_uid is None or not session.spoken.known:
+            return
+        if session.login is Login.SERVICE:
+            return
+        _put(self._any, session.user_uid, session.dialect)
+        if session.login is Login.SILENT:
+            _put(self._silent, session.user_uid, session.dialect)
+
+    def recall(self, user_uid: int, login: Login) -> Dialect | None:
+        return (self._silent if login is Login.SILENT else self._any).get(user_uid)
+
+
+def _put(memory: dict[int, Dialect], user_uid: int, dialect: Dialect) -> None:
+    memory.pop(user_uid, None)  # the newest stand last
+    memory[user_uid] = dialect
+    if len(memory) > _REMEMBERED_MAX:
+        del memory[next(iter(memory))]
 
 
 class Sessions:
     def __init__(self) -> None:
         self._sessions: dict[int, Session] = {}
+        self.dialects = DialectMemory()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -44,14 +99,35 @@ class Sessions:
         return self._sessions.get(client_id)
 
     def open(self, address: str, dialect: Dialect, now: float) -> Session:
+        """`dialect` is assumed until the client shows another."""
         client_id = xxhash.xxh32_intdigest(address.encode())
         # Two addresses with one hash are rare, but a group must not take them for one member.
         while client_id == 0 or client_id in self._sessions:
             client_id = (client_id + 1) & 0xFFFF_FFFF
-        session = Session(client_id, address, dialect, seen=now)
+        session = Session(client_id, address, Spoken(dialect), seen=now)
         self._sessions[client_id] = session
         return session
 
     def close(self, session: Session) -> None:
         if self._sessions.get(session.client_id) is session:
             del self._sessions[session.client_id]
+
+    # -- how they speak
+
+    def on_login(
+        self, session: Session, user_uid: int, login: Login, stated: Dialect | None
+    ) -> None:
+        """Call once the login is right: `user_uid` may be what the session had before."""
+        session.user_uid, session.login = user_uid, login
+        if stated is not None:
+            session.spoken.on_version(stated)
+        else:
+            session.spoken.on_silent_login(self.dialects.recall(user_uid, login))
+        self.dialects.learn(session)
+
+    def on_shape(self, session: Session, candidates: frozenset[Dialect]) -> None:
+        session.spoken.on_shape(candidates)
+        self.dialects.learn(session)
+
+    def on_hint(self, session: Session, candidates: frozenset[Dialect]) -> None:
+        session.spoken.on_hint(candidates)

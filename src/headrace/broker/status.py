@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.broker import errors as b
+from headrace.broker.rules import Rules
 from headrace.errors import HeadraceError
 from headrace.wire.iggy import errors as wire
 from headrace.wire.iggy.errors import Status
@@ -19,6 +20,9 @@ STATUS: dict[type[HeadraceError], Status] = {
     b.StreamExistsError: Status.STREAM_NAME_ALREADY_EXISTS,
     b.TopicExistsError: Status.TOPIC_NAME_ALREADY_EXISTS,
     b.GroupExistsError: Status.CONSUMER_GROUP_NAME_ALREADY_EXISTS,
+    b.StreamIdTakenError: Status.STREAM_ID_ALREADY_EXISTS,
+    b.TopicIdTakenError: Status.TOPIC_ID_ALREADY_EXISTS,
+    b.GroupIdTakenError: Status.CONSUMER_GROUP_ID_ALREADY_EXISTS,
     b.UserExistsError: Status.USER_ALREADY_EXISTS,
     b.TokenExistsError: Status.PERSONAL_ACCESS_TOKEN_ALREADY_EXISTS,
     b.InvalidStreamNameError: Status.INVALID_STREAM_NAME,
@@ -30,6 +34,7 @@ STATUS: dict[type[HeadraceError], Status] = {
     b.InvalidTokenNameError: Status.INVALID_PERSONAL_ACCESS_TOKEN_NAME,
     b.InvalidTokenError: Status.INVALID_PERSONAL_ACCESS_TOKEN,
     b.InvalidOffsetError: Status.INVALID_OFFSET,
+    b.InvalidMessagesCountError: Status.INVALID_MESSAGES_COUNT,
     b.InvalidClientIdError: Status.INVALID_CLIENT_ID,
     b.InvalidSegmentsCountError: Status.INVALID_SEGMENTS_COUNT,
     b.TooManyPartitionsError: Status.TOO_MANY_PARTITIONS,
@@ -48,6 +53,22 @@ STATUS: dict[type[HeadraceError], Status] = {
 }
 
 
-def status_of(error: HeadraceError) -> int:
-    status = STATUS.get(type(error))
+# What is missing by name, where names and ids have different numbers: the field that says which.
+_MISSING_BY_NAME: dict[type[HeadraceError], tuple[str, Status]] = {
+    b.StreamNotFoundError: ("stream", Status.STREAM_NAME_NOT_FOUND),
+    b.TopicNotFoundError: ("topic", Status.TOPIC_NAME_NOT_FOUND),
+    b.GroupNotFoundError: ("group", Status.CONSUMER_GROUP_NAME_NOT_FOUND),
+}
+
+
+def status_of(error: HeadraceError, rules: Rules) -> int:
+    """The number to answer with, as the asker's era had it."""
+    kind = type(error)
+    if rules.names_apart and kind in _MISSING_BY_NAME:
+        field, named = _MISSING_BY_NAME[kind]
+        if isinstance(error.data.get(field), str):
+            return int(named)
+    if kind is b.ConsumerNotResolvedError and not rules.unresolved_apart:
+        return int(Status.CONSUMER_OFFSET_NOT_FOUND)
+    status = STATUS.get(kind)
     return wire.status_of(error) if status is None else int(status)

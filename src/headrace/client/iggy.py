@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -174,6 +175,13 @@ class IggyClient:
         return (await self.call(c.LOGIN_USER, request)).user_id
 
     async def login_with_token(self, token: str) -> int:
+        """The user's id.
+
+        A token says nothing of our dialect, and a server that knows several would go by what the
+        token's user spoke last. So it first sees a command of B2; it may well refuse that one.
+        """
+        with suppress(IggyError):
+            await self.call(c.HELLO, _NOTHING)
         request = users.LoginWithPersonalAccessToken(token)
         return (await self.call(c.LOGIN_WITH_PERSONAL_ACCESS_TOKEN, request)).user_id
 

@@ -82,6 +82,21 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     pending_bytes_max: Annotated[
         int, Meta(ge=MIB, description="Bytes of one partition on their way to disk at a time.")
     ] = 32 * MIB
+    default_dialect: Annotated[
+        str,
+        Meta(
+            pattern="^(A|B1|B2)$",
+            description="Protocol dialect assumed of clients that neither say nor show which they"
+            " speak: `A` (SDKs of apache-iggy 0.5.0), `B1` (0.6.0), `B2` (0.7.0 and 0.8.0).",
+        ),
+    ] = "B2"
+    session_token_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="How long the access token in a login's reply (dialect A) lasts; 0 = none.",
+        ),
+    ] = 3_600_000
     connections_max: Annotated[int, Meta(ge=1, description="Client connections at a time.")] = 4096
     held_bytes_max: Annotated[
         int,

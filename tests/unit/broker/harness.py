@@ -142,13 +142,14 @@ class Harness:
     holds: bool = True
     ports: int = 40000
 
-    def connect(self) -> Client:
+    def connect(self, dialect: Dialect = Dialect.B2) -> Client:
+        """`dialect` is what the broker assumes of this connection."""
         self.ports += 1
-        session = self.broker.sessions.open(f"127.0.0.1:{self.ports}", Dialect.B2, 0.0)
+        session = self.broker.sessions.open(f"127.0.0.1:{self.ports}", dialect, 0.0)
         return Client(self.dispatcher, session)
 
-    async def root(self) -> Client:
-        client = self.connect()
+    async def root(self, dialect: Dialect = Dialect.B2) -> Client:
+        client = self.connect(dialect)
         await client.login()
         return client
 

@@ -158,7 +158,9 @@ def test_every_served_command_has_a_method() -> None:
         assert (polled.partition, polled.current_offset) == (1, 9)
 
     fake = run(scenario)
-    assert [code for code, _ in fake.seen] == [*(code for code, _, _ in CALLS), 100]
+    expected = [*(code for code, _, _ in CALLS), 100]
+    expected.insert(expected.index(44), 9000)  # before a token, a word that tells our dialect
+    assert [code for code, _ in fake.seen] == expected
     assert {code for code, _ in fake.seen} == SERVED.keys()
 
 
@@ -380,7 +382,7 @@ def test_sync_connects_again_after_close() -> None:
         sync.close()
         sync.hello()
         sync.close()
-        assert [code for code, _ in fake.seen] == [44, 9000, 44, 9000]
+        assert [code for code, _ in fake.seen] == [9000, 44, 9000] * 2
         assert fake.connections == 2
 
 

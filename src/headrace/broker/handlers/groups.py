@@ -19,6 +19,8 @@ async def get_group(broker: Broker, session: Session, request: m.GetGroup) -> m.
 
 
 async def get_groups(broker: Broker, session: Session, request: m.GetGroups) -> m.Groups:
+    if session.rules.lists_need_parent:
+        broker.catalogue.topic(request.stream, request.topic)
     topic = broker.catalogue.find_topic(request.stream, request.topic)
     if topic is None:
         return m.Groups(())
@@ -28,7 +30,11 @@ async def get_groups(broker: Broker, session: Session, request: m.GetGroups) -> 
 async def create_group(broker: Broker, session: Session, request: m.CreateGroup) -> m.GroupDetails:
     event = await broker.commit(
         lambda: decisions.create_group(
-            broker.catalogue, request.stream, request.topic, name=request.name
+            broker.catalogue,
+            request.stream,
+            request.topic,
+            name=request.name,
+            wanted_id=request.group_id,
         )
     )
     topic = broker.catalogue.topic(request.stream, request.topic)

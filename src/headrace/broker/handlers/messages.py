@@ -5,7 +5,7 @@ from __future__ import annotations
 import xxhash
 
 from headrace.broker.core import Broker
-from headrace.broker.errors import NoPartitionsError
+from headrace.broker.errors import InvalidMessagesCountError, NoPartitionsError
 from headrace.broker.handlers.readers import Resolved, resolve
 from headrace.broker.offsets import Entry
 from headrace.broker.partition import PartitionLog, Slice
@@ -45,11 +45,13 @@ def _choose(broker: Broker, topic: Topic, partitioning: Partitioning) -> Partiti
 async def poll_messages(
     broker: Broker, session: Session, request: m.PollMessages
 ) -> m.PolledMessages:
+    if request.count == 0 and session.rules.polls_need_count:
+        raise InvalidMessagesCountError(count=0)
     topic = broker.catalogue.topic(request.stream, request.topic)
     resolved = resolve(broker, session, topic, request.consumer, member=True)
-    partition = _polled_partition(topic, resolved, request.partition)
+    partition = _polled_partition(session, topic, resolved, request.partition)
     if partition is None:
-        return m.PolledMessages(0, 0, 0)
+        return m.PolledMessages(m.NOWHERE, 0, 0)
     log = broker.partitions.peek(topic, partition)
     if log is None:
         log = await broker.partitions.find(topic, partition)
@@ -66,7 +68,9 @@ async def poll_messages(
     return m.PolledMessages(partition.id, log.current_offset, found.count, found.pieces)
 
 
-def _polled_partition(topic: Topic, resolved: Resolved, partition: int | None) -> Partition | None:
+def _polled_partition(
+    session: Session, topic: Topic, resolved: Resolved, partition: int | None
+) -> Partition | None:
     """None: a member that has nothing to read there."""
     member = resolved.member
     if member is None:
@@ -75,7 +79,10 @@ def _polled_partition(topic: Topic, resolved: Resolved, partition: int | None) -
         partition = member.next_partition()
         if partition is None:
             return None
-    elif partition_of(topic, partition).id not in member.partitions:
+    elif (
+        partition_of(topic, partition).id not in member.partitions
+        and not session.rules.members_poll_any
+    ):
         return None
     return partition_of(topic, partition)
 

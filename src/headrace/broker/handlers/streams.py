@@ -29,7 +29,10 @@ async def create_stream(
 ) -> m.StreamDetails:
     event = await broker.commit(
         lambda: decisions.create_stream(
-            broker.catalogue, name=request.name, now_us=broker.runtime.clock.now_us()
+            broker.catalogue,
+            name=request.name,
+            now_us=broker.runtime.clock.now_us(),
+            wanted_id=request.stream_id,
         )
     )
     return await view_stream_details(broker, broker.catalogue.stream(event.id))

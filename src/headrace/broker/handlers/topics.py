@@ -17,6 +17,8 @@ async def get_topic(broker: Broker, session: Session, request: m.GetTopic) -> m.
 
 
 async def get_topics(broker: Broker, session: Session, request: m.GetTopics) -> m.Topics:
+    if session.rules.lists_need_parent:
+        broker.catalogue.stream(request.stream)
     stream = broker.catalogue.find_stream(request.stream)
     if stream is None:
         return m.Topics(())
@@ -37,6 +39,7 @@ async def create_topic(broker: Broker, session: Session, request: m.CreateTopic)
             max_size=request.max_size_bytes,
             replication=request.replication_factor,
             now_us=broker.runtime.clock.now_us(),
+            wanted_id=request.topic_id,
         )
     )
     topic = broker.catalogue.topic_by_uid(event.uid)
@@ -88,7 +91,11 @@ async def create_partitions(broker: Broker, session: Session, request: m.CreateP
 async def delete_partitions(broker: Broker, session: Session, request: m.DeletePartitions) -> None:
     await broker.commit(
         lambda: decisions.delete_partitions(
-            broker.catalogue, request.stream, request.topic, count=request.partitions_count
+            broker.catalogue,
+            request.stream,
+            request.topic,
+            count=request.partitions_count,
+            clamp=session.rules.removes_what_exists,
         )
     )
 

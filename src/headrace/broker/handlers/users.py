@@ -16,11 +16,12 @@ from headrace.broker.errors import (
 from headrace.broker.handlers.views import read_permissions, view_user, view_user_details
 from headrace.broker.passwords import check_password, draw_token, token_digest
 from headrace.broker.resources import ROOT_ID, Permissions, User
-from headrace.broker.sessions import Session
+from headrace.broker.session_tokens import make_session_token, parse_session_token
+from headrace.broker.sessions import Login, Session
 from headrace.errors import NotFoundError
 from headrace.net.credentials import service_token
 from headrace.wire.iggy.commands import Permission
-from headrace.wire.iggy.dialects import CLASSIC, of_version
+from headrace.wire.iggy.dialects import CLASSIC, Dialect, of_version
 from headrace.wire.iggy.messages import users as m
 from headrace.wire.iggy.messages.system import Empty
 
@@ -110,10 +111,11 @@ async def login_user(broker: Broker, session: Session, request: m.LoginUser) -> 
     )
     if user is None or broker.catalogue.user_by_uid(user.uid) is None:
         raise InvalidCredentialsError("deleted meanwhile")
-    dialect = of_version(request.version)
-    if dialect in CLASSIC:
-        session.dialect = dialect
-    return _log_in(broker, session, user)
+    stated = of_version(request.version)
+    if stated not in CLASSIC:
+        stated = None
+    login = Login.SILENT if stated is None else Login.VERSION
+    return _log_in(broker, session, user, login, stated=stated)
 
 
 async def login_with_token(
@@ -123,23 +125,54 @@ async def login_with_token(
         raise InvalidTokenError(f"a token has 1 to {TOKEN_BYTES_MAX} bytes")
     service = service_token(broker.identity.secret)
     if hmac.compare_digest(request.token.encode(), service.encode()):
-        return _log_in(broker, session, broker.catalogue.user(ROOT_ID))
+        root = broker.catalogue.user(ROOT_ID)
+        return _log_in(broker, session, root, Login.SERVICE, stated=Dialect.B2)
+    if (user := _session_user(broker, request.token)) is not None:
+        return _log_in(broker, session, user, Login.TOKEN)
     found = broker.catalogue.user_by_token(token_digest(request.token))
     if found is None:
         raise NotFoundError("unknown token")
     user, token = found
     if token.expiry_at and token.expiry_at <= broker.runtime.clock.now_us():
         raise TokenExpiredError(token=token.name)
-    return _log_in(broker, session, user)
+    return _log_in(broker, session, user, Login.TOKEN)
 
 
-def _log_in(broker: Broker, session: Session, user: User) -> m.Identity:
+def _session_user(broker: Broker, text: str) -> User | None:
+    """Whose session token this is; None when it is none, or not ours."""
+    token = parse_session_token(text)
+    user = None if token is None else broker.catalogue.user_by_uid(token.user_uid)
+    if token is None or user is None:
+        return None
+    if not token.is_signed(broker.identity.secret, user.password_hash):
+        return None
+    if token.expires_ms <= broker.runtime.clock.now_ms():
+        raise TokenExpiredError(user=user.name)
+    return user
+
+
+def _log_in(
+    broker: Broker, session: Session, user: User, login: Login, *, stated: Dialect | None = None
+) -> m.Identity:
     if not user.active:
         raise UserInactiveError(user=user.name)
     if session.user_uid not in (None, user.uid):
         broker.logout(session)  # a second login replaces the first, groups included
-    session.user_uid = user.uid
-    return m.Identity(user.id)
+    broker.sessions.on_login(session, user.uid, login, stated)
+    return m.Identity(user.id, _session_token(broker, session, user))
+
+
+def _session_token(broker: Broker, session: Session, user: User) -> str:
+    lifetime_ms = broker.settings.session_token_ms
+    by_password = session.login in (Login.VERSION, Login.SILENT)
+    if not (session.rules.login_token and by_password and lifetime_ms):
+        return ""
+    return make_session_token(
+        broker.identity.secret,
+        user_uid=user.uid,
+        password_hash=user.password_hash,
+        expires_ms=broker.runtime.clock.now_ms() + lifetime_ms,
+    )
 
 
 async def logout_user(broker: Broker, session: Session, request: Empty) -> None:

@@ -181,15 +181,21 @@ def widen(area: Buffer, starts: Positions) -> tuple[memoryview, Positions]:
 
 
 def narrow(area: Buffer, starts: Positions, dialect: Dialect) -> tuple[memoryview, Positions]:
-    """Canonical messages as A or B1 has them, with that dialect's checksum where there was one."""
+    """Canonical messages as A or B1 has them, with that dialect's checksum where there was one.
+
+    A header block that does not decode is passed on as it is: servers take any bytes for one, and
+    what a producer wrote there must not keep others from reading.
+    """
+    import numpy as np
     from xxhash import xxh3_64_intdigest
 
     out, places = _resize(area, starts, HEADER_BYTES, NARROW_HEADER_BYTES, Dialect.B2, dialect)
     digest = zlib.crc32 if dialect is Dialect.A else xxh3_64_intdigest
-    bounds = [*places.tolist(), len(out)]
-    for begin, end in pairwise(bounds):
-        if any(out[begin : begin + 8]):
-            out[begin : begin + 8] = digest(out[begin + 8 : end]).to_bytes(8, "little")
+    begins = (places + np.uint32(8)).tolist()
+    ends = [*places[1:].tolist(), len(out)]
+    sums = np.array([digest(out[a:b]) for a, b in zip(begins, ends, strict=True)], "<u8")
+    checksums = items(out, 8)
+    checksums[places] = np.where(checksums[places].view("<u8") != 0, sums, 0).view("V8")
     return out, places
 
 
@@ -207,16 +213,34 @@ def _resize(
 def _convert(
     data: Bytes, lengths: NDArray[Any], source: Dialect, target: Dialect
 ) -> tuple[Bytes, Offsets]:
-    """Translate header blocks one by one: their entries cannot be found by array operations."""
+    """Translate header blocks one by one: their entries cannot be found by array operations.
+
+    Producers often give many messages the same headers, so each distinct block is read once.
+    """
     import numpy as np
 
     bounds = _offsets(lengths).tolist()
-    view = data.data
-    blocks = [convert_headers(view[a:b], source, target) for a, b in pairwise(bounds)]
+    whole = data.tobytes()
+    known: dict[bytes, bytes] = {b"": b""}
+    blocks = []
+    for begin, end in pairwise(bounds):
+        block = whole[begin:end]
+        if (converted := known.get(block)) is None:
+            converted = known[block] = _convert_block(block, source, target)
+        blocks.append(converted)
     changed = np.array([len(block) for block in blocks], np.int64)
     if changed.max() > USER_HEADERS_BYTES_MAX:
         raise DecodeError(Status.TOO_BIG_USER_HEADERS, length=int(changed.max()))
     return np.frombuffer(b"".join(blocks), np.uint8), changed
+
+
+def _convert_block(block: bytes, source: Dialect, target: Dialect) -> bytes:
+    try:
+        return convert_headers(block, source, target)
+    except DecodeError:
+        if source is not Dialect.B2:
+            raise
+        return block
 
 
 # --- pieces ---------------------------------------------------------------------------------------

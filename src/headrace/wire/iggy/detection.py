@@ -2,10 +2,9 @@
 
 Requests that differ between A and B are self-describing by length once the ids in front are read;
 SEND tells 56-byte from 64-byte message headers. What a request cannot tell is how a *reply* must
-look, so a session keeps a dialect: from the login's version, else narrowed by what requests show
-(`candidates`), else the configured default.
+look, so a connection keeps a dialect (`connection.py`).
 
-A request that fits neither shape to the byte (decoders tolerate trailing ones) says nothing.
+A request that fits no shape to the byte (decoders tolerate trailing ones), or two, says nothing.
 """
 
 from __future__ import annotations
@@ -14,15 +13,24 @@ from headrace.wire.iggy.batch import HEADER_BYTES, INDEX_ENTRY_BYTES, NARROW_HEA
 from headrace.wire.iggy.dialects import CLASSIC, Dialect
 from headrace.wire.iggy.errors import DecodeError
 from headrace.wire.iggy.fields import U32_LAYOUT, Buffer, Reader
+from headrace.wire.iggy.messages.topics import is_published_form
 
 _B = frozenset((Dialect.B1, Dialect.B2))
 _A = frozenset((Dialect.A,))
 _WIDE = frozenset((Dialect.B2,))
 _NARROW = frozenset((Dialect.A, Dialect.B1))
 
+_SEND = 101
+_CREATE_TOPIC = 302
 _CONSUMER_COMMANDS = {100: 18, 120: 4, 121: 12, 122: 4}  # bytes after the ids in A; B has one more
 _NAMED = {202: (0, 0), 302: (1, 22), 602: (2, 0)}  # ids in front, bytes between them and name in B
 _A_ID_BYTES = 4  # what A has more in each of these
+
+TELLING = frozenset((_SEND, *_CONSUMER_COMMANDS, *_NAMED))
+"""Codes of the requests that may show their dialect."""
+
+_CLUSTER_METADATA = 12
+_FIRST_EXTENSION = 9000
 
 
 def candidates(code: int, payload: Buffer) -> frozenset[Dialect]:
@@ -36,12 +44,24 @@ def candidates(code: int, payload: Buffer) -> frozenset[Dialect]:
         if code in _NAMED:
             identifiers, before_name = _NAMED[code]
             _skip_identifiers(reader, identifiers)
-            return _by_name(reader, before_name)
-        if code == 101:
+            rest = reader.take(reader.remaining)
+            return _by_name(rest, before_name, published=code == _CREATE_TOPIC)
+        if code == _SEND:
             return _by_message(reader)
     except DecodeError:
         pass  # the codec will say what is wrong
     return CLASSIC
+
+
+def hint(code: int) -> frozenset[Dialect]:
+    """Who usually sends this command. Weaker than a shape: it never contradicts what is known.
+
+    SDKs of B ask for the cluster's metadata by themselves after each login, those of A do not.
+    Our own commands come from programs written for Headrace, which speak B2.
+    """
+    if code >= _FIRST_EXTENSION:
+        return _WIDE
+    return _B if code == _CLUSTER_METADATA else CLASSIC
 
 
 def _skip_identifiers(reader: Reader, count: int) -> None:
@@ -50,13 +70,14 @@ def _skip_identifiers(reader: Reader, count: int) -> None:
         reader.take(reader.u8())
 
 
-def _by_name(reader: Reader, before_name: int) -> frozenset[Dialect]:
-    rest = reader.take(reader.remaining)
+def _by_name(rest: memoryview, before_name: int, *, published: bool) -> frozenset[Dialect]:
     fits = [
         dialects
         for dialects, at in ((_B, before_name), (_A, before_name + _A_ID_BYTES))
         if len(rest) > at and len(rest) == at + 1 + rest[at]
     ]
+    if published and _A not in fits and is_published_form(rest):
+        fits.append(_A)
     return fits[0] if len(fits) == 1 else CLASSIC
 
 

@@ -158,10 +158,49 @@ def _read_bytes(reader: Reader, status: Status) -> bytes:
     return bytes(reader.take(length))
 
 
-def convert_headers(data: Buffer, source: Dialect, target: Dialect) -> bytes:
-    """The same headers in another dialect; on the way to A and B1 keys lose their kind."""
-    return _encode(decode_headers(data, source), target)
+_ENTRY_LENGTH = struct.Struct("<I")
+_KINDS = frozenset(HeaderKind)
 
+
+def convert_headers(data: bytes, source: Dialect, target: Dialect) -> bytes:
+    """The same headers in another dialect; on the way to A and B1 keys lose their kind.
+
+    What `encode_headers(decode_headers(...))` gives, without an object for each: poll replies to A
+    and B1 are made of this.
+    """
+    typed = source.typed_header_keys
+    if typed == target.typed_header_keys:
+        return data
+    pieces: list[bytes] = []
+    position, end = 0, len(data)
+    try:
+        while position < end:
+            if typed:
+                if data[position] not in _KINDS:
+                    raise DecodeError(Status.INVALID_HEADER_KIND, value=data[position])
+                position += 1
+            else:
+                pieces.append(_TEXT_KEY)
+            (length,) = _ENTRY_LENGTH.unpack_from(data, position)
+            value_kind_at = position + 4 + length
+            if not 1 <= length <= _TEXT_BYTES_MAX:
+                raise DecodeError(Status.INVALID_HEADER_KEY, length=length)
+            (length,) = _ENTRY_LENGTH.unpack_from(data, value_kind_at + 1)
+            kind, following = data[value_kind_at], value_kind_at + 5 + length
+            if kind not in _KINDS:
+                raise DecodeError(Status.INVALID_HEADER_KIND, value=kind)
+            if not 1 <= length <= _TEXT_BYTES_MAX or _SIZES.get(HeaderKind(kind), length) != length:
+                raise DecodeError(Status.INVALID_HEADER_VALUE, kind=kind, length=length)
+            if following > end:
+                raise DecodeError(Status.INVALID_COMMAND, "headers end inside a value")
+            pieces.append(data[position:following])
+            position = following
+    except (struct.error, IndexError):
+        raise DecodeError(Status.INVALID_NUMBER_ENCODING, position=position, length=end) from None
+    return b"".join(pieces)
+
+
+_TEXT_KEY = bytes((HeaderKind.STRING,))
 
 # --- the message key ------------------------------------------------------------------------------
 

@@ -84,8 +84,8 @@ class SendMessages:
     partitioning: Partitioning
     starts: Positions
     area: memoryview
-    dialect: Dialect = Dialect.B2
-    """What the messages looked like on the wire: B2, or B1 for 56-byte headers."""
+    header_bytes: int = batch.HEADER_BYTES
+    """Of the messages as they stood on the wire."""
 
     @property
     def count(self) -> int:
@@ -127,7 +127,7 @@ def decode_send(payload: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
     from headrace.wire.iggy.columns import widen
 
     area, starts = widen(area, starts)
-    return SendMessages(stream, topic, partitioning, starts, area, Dialect.B1)
+    return SendMessages(stream, topic, partitioning, starts, area, header_bytes)
 
 
 def encode_send(
@@ -205,6 +205,10 @@ class PollMessages(Body):
     auto_commit: Flag = False
 
 
+NOWHERE = -1
+"""The partition of a reply to a group member that has none: 0 on the wire, in every dialect."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PolledMessages:
     """`u32 partition, u64 current offset, u32 count`, messages. Never shorter than 16 bytes.
@@ -223,8 +227,7 @@ class PolledMessages:
         if len(data) < _POLL_HEAD.size:
             raise DecodeError(Status.INVALID_NUMBER_ENCODING, "poll reply", length=len(data))
         partition, current_offset, count = _POLL_HEAD.unpack_from(data)
-        # A partition that was never chosen reads 0 in every dialect.
-        canonical = max(0, partition - dialect.id_base)
+        canonical = max(0, partition - dialect.id_base)  # A's 0 is nowhere, see above
         area = memoryview(data)[_POLL_HEAD.size :]
         if dialect is not Dialect.B2 and len(area):
             from headrace.wire.iggy.columns import widen
@@ -251,7 +254,7 @@ def encode_poll_response(
     slices: Sequence[Buffer],
     dialect: Dialect = Dialect.B2,
 ) -> list[Buffer]:
-    head = _POLL_HEAD.pack(partition + dialect.id_base, current_offset, count)
+    head = _POLL_HEAD.pack(max(0, partition + dialect.id_base), current_offset, count)
     if dialect is Dialect.B2:
         return [head, *slices]
     from headrace.wire.iggy.columns import narrow

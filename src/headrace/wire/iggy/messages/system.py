@@ -51,12 +51,18 @@ class CacheMetrics(Body):
 
 def _late_number(layout: str) -> Codec[int]:
     number = {"u32": U32_LAYOUT, "u64": U64_LAYOUT}[layout]
-    return tail(Codec(lambda r: int(r.number(number)), lambda w, v: w.number(number, v)), 0)
+
+    def write(writer: Writer, value: int) -> None:
+        if writer.dialect not in (Dialect.A, Dialect.B1):
+            writer.number(number, value)
+
+    return tail(Codec(lambda r: int(r.number(number)), write), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Stats(Body):
-    """The last three fields came with 0.8.0, whose client insists on them; older ones skip them."""
+    """The last three fields came with 0.8.0, whose client insists on them; 0.7.0, which is of the
+    same dialect, skips them; A and B1 have none."""
 
     process_id: U32
     cpu_usage: F32

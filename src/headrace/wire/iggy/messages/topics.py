@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, Self
 
+from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.fields import (
+    STR8,
     U8,
     U32,
     U64,
     Body,
+    Buffer,
     Id,
     Partition,
+    Reader,
     RequestedId,
     Str8,
     choice,
     nested,
     to_end,
 )
-from headrace.wire.iggy.primitives import Reference
+from headrace.wire.iggy.primitives import REFERENCE, Identifier, Reference
 
 SERVER_DEFAULT = 0  # message expiry and topic size: what the server is configured to
 NEVER_EXPIRES = UNLIMITED = 0xFFFF_FFFF_FFFF_FFFF
@@ -85,7 +90,12 @@ class GetTopics(Body):
 
 @dataclass(frozen=True, slots=True)
 class CreateTopic(Body):
-    """`replication_factor` 0 means "not given"."""
+    """`replication_factor` 0 means "not given".
+
+    Dialect A has two forms. No client is known to send the one of the protocol's published
+    description, told by its length: `u32 topic id, u32 partitions, str8 name, u32 expiry in seconds
+    (0: server default) [, u64 maximal size], u8 replication` behind the stream.
+    """
 
     stream: Reference
     topic_id: RequestedId = field(default=None, kw_only=True)
@@ -95,6 +105,45 @@ class CreateTopic(Body):
     max_size_bytes: U64
     replication_factor: U8
     name: Str8
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        if reader.dialect is Dialect.A:
+            ahead = Reader(reader.data, reader.dialect, reader.position)
+            stream = REFERENCE.read(ahead)
+            if is_published_form(reader.data[ahead.position :]):
+                return cls._read_published(ahead, stream)
+        return super(CreateTopic, cls).read(reader)
+
+    @classmethod
+    def _read_published(cls, reader: Reader, stream: Identifier) -> Self:
+        topic_id, partitions = reader.u32(), reader.u32()
+        name, expiry_seconds = STR8.read(reader), reader.u32()
+        max_size = SERVER_DEFAULT if reader.remaining == 1 else int(reader.number(_SIZE))
+        return cls(
+            stream,
+            partitions,
+            Compression.NONE,
+            expiry_seconds * _SECOND_US,
+            max_size,
+            reader.u8(),
+            name,
+            topic_id=topic_id - 1 if topic_id else None,
+        )
+
+
+_SECOND_US = 1_000_000
+_SIZE = struct.Struct("<Q")
+_NAME_AT = 8
+
+
+def is_published_form(rest: Buffer) -> bool:
+    """Whether this, behind the stream of a CREATE_TOPIC, is the published description's form.
+
+    A's real form has the compression (1 or 2) where this one has the length of the name, and is
+    longer than a name of 1 or 2 bytes makes this one: no body is both.
+    """
+    return len(rest) > _NAME_AT and len(rest) - rest[_NAME_AT] in (14, 22)
 
 
 @dataclass(frozen=True, slots=True)

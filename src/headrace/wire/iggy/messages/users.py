@@ -178,11 +178,26 @@ class LoginUser(Body):
     context: Str32 = ""
 
 
+def _write_access_token(writer: Writer, token: str) -> None:
+    if token:
+        STR8.write(writer, token)
+
+
+AccessToken: TypeAlias = Annotated[
+    str, Codec(lambda r: STR8.read(r) if r.remaining else "", _write_access_token)
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Identity(Body):
-    """Reply of both logins. Exactly four bytes; there is no access token behind them."""
+    """Reply of both logins: four bytes, as every client expects.
+
+    The protocol's published description, which is of dialect A, has an access token behind them. It
+    goes there as a `str8`; clients skip what stands behind the id. Empty: no bytes.
+    """
 
     user_id: Id
+    token: AccessToken = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
