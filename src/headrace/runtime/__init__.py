@@ -1,15 +1,18 @@
 """Clock, Random, Executor, Disk, Transport, Processes: see `interfaces`."""
 
 from headrace.runtime.interfaces import (
+    Address,
     Buffer,
     Clock,
     Connection,
+    DatagramListener,
     Disk,
     Executor,
     File,
     Listener,
     Lock,
     OnConnection,
+    OnDatagram,
     Process,
     Processes,
     Random,
@@ -18,15 +21,18 @@ from headrace.runtime.interfaces import (
 )
 
 __all__ = [
+    "Address",
     "Buffer",
     "Clock",
     "Connection",
+    "DatagramListener",
     "Disk",
     "Executor",
     "File",
     "Listener",
     "Lock",
     "OnConnection",
+    "OnDatagram",
     "Process",
     "Processes",
     "Random",

@@ -181,6 +181,29 @@ class Listener(Protocol):
 
 OnConnection: TypeAlias = Callable[[Connection], Awaitable[None]]
 
+Address: TypeAlias = tuple[str, int]
+"""Numeric host and port of a datagram's other end."""
+
+OnDatagram: TypeAlias = Callable[[bytes, Address], None]
+
+
+class DatagramListener(Protocol):
+    """A UDP socket. Datagrams may be lost, doubled or overtaken, on this machine too."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int:
+        """The real one, also when 0 was asked for."""
+
+    def send(self, data: bytes, address: Address) -> None:
+        """Never waits and never fails: what cannot be sent now is dropped, as a network would."""
+
+    def close(self) -> None: ...
+
+    async def wait_closed(self) -> None: ...
+
 
 class Transport(Protocol):
     async def connect(self, host: str, port: int, *, timeout: float = 1.0) -> Connection:
@@ -189,6 +212,12 @@ class Transport(Protocol):
     async def listen(self, host: str, port: int, on_connection: OnConnection) -> Listener:
         """`on_connection` runs as a task of its own for each accepted connection; when it returns
         or raises, the connection is closed. ConfigError when the address is taken."""
+
+    async def listen_datagrams(
+        self, host: str, port: int, on_datagram: OnDatagram
+    ) -> DatagramListener:
+        """`on_datagram` is called for each datagram that arrives, until `close`; it may not raise.
+        ConfigError when the address is taken."""
 
 
 class Process(Protocol):

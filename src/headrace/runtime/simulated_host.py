@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 from headrace.errors import UnavailableError
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")  # the own host, by names that others cannot use
+ANY = ("", "0.0.0.0", "::")
+
 
 class Crashed(asyncio.CancelledError):
     """What a dead task gets at every door; it ends as cancelled, and no handler holds it up."""

@@ -19,8 +19,9 @@ from itertools import count, pairwise
 
 from headrace.errors import ConfigError, UnavailableError
 from headrace.runtime.accepted import AcceptedConnections
-from headrace.runtime.interfaces import Buffer, OnConnection
-from headrace.runtime.simulated_host import Boot, check_alive
+from headrace.runtime.interfaces import Buffer, OnConnection, OnDatagram
+from headrace.runtime.simulated_datagrams import SimulatedDatagramListener, SimulatedDatagrams
+from headrace.runtime.simulated_host import ANY, LOOPBACK, Boot, check_alive
 from headrace.runtime.simulated_random import SimulatedRandom
 
 Record = Callable[[str, str], None]
@@ -29,8 +30,6 @@ CHUNK_BYTES_MAX = 1 << 18  # as much as a real loop reads at once
 IN_FLIGHT_BYTES_MAX = 1 << 20  # written and not yet received: above it `drain` waits
 CLOSE_SECONDS_MAX = 10.0  # a closed connection that cannot send what is queued is aborted after it
 _FIRST_PORT = 49152
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_ANY = ("", "0.0.0.0", "::")
 
 
 class _Mark(Enum):
@@ -54,6 +53,7 @@ class SimulatedNetwork:
         self._partitions: set[frozenset[str]] = set()
         self._held: list[_Pipe] = []
         self._healed = asyncio.Event()
+        self.datagrams = SimulatedDatagrams(self)
 
     def partition(self, a: str, b: str) -> None:
         self._partitions.add(frozenset((a, b)))
@@ -73,6 +73,7 @@ class SimulatedNetwork:
             del self._listeners[key]
         for connection in [each for each in self._connections.values() if each.host == host]:
             connection.break_off()
+        self.datagrams.crash(host)
 
     def stop(self) -> None:
         """The loop ends, and everything that was scheduled on it."""
@@ -80,6 +81,7 @@ class SimulatedNetwork:
             connection.finish()
         self._listeners.clear()
         self._held.clear()
+        self.datagrams.stop()
 
     def is_cut(self, a: str, b: str) -> bool:
         return frozenset((a, b)) in self._partitions
@@ -95,13 +97,13 @@ class SimulatedNetwork:
 
     async def connect(self, boot: Boot, host: str, port: int) -> SimulatedConnection:
         """A handshake; waits for a partition to heal, so the caller sets the deadline."""
-        target = boot.host if host in _LOOPBACK else host
+        target = boot.host if host in LOOPBACK else host
         while self.is_cut(boot.host, target):
             await self._healed.wait()
         await asyncio.sleep(self.delay() + self.delay())  # noqa: TID251  on the virtual clock
         boot.check()
         listener = self._listeners.get((target, port))
-        if listener is None or (listener.host in _LOOPBACK and target != boot.host):
+        if listener is None or (listener.host in LOOPBACK and target != boot.host):
             self.record(boot.host, f"refused {target}:{port}")
             raise UnavailableError("cannot connect: refused", host=host, port=port)
         near, far = self._pair(boot.host, target, port)
@@ -112,7 +114,7 @@ class SimulatedNetwork:
     def _pair(
         self, host: str, target: str, port: int
     ) -> tuple[SimulatedConnection, SimulatedConnection]:
-        near_name, far_name = f"{host}:{self._free_port(host)}", f"{target}:{port}"
+        near_name, far_name = f"{host}:{self.free_port(host)}", f"{target}:{port}"
         near = SimulatedConnection(self, next(self._serials), host, near_name, far_name)
         far = SimulatedConnection(self, next(self._serials), target, far_name, near_name)
         near.outgoing = far.incoming = _Pipe(self, near, far)
@@ -124,9 +126,9 @@ class SimulatedNetwork:
     def listen(
         self, boot: Boot, host: str, port: int, on_connection: OnConnection
     ) -> SimulatedListener:
-        if host not in (*_LOOPBACK, *_ANY, boot.host):
+        if host not in (*LOOPBACK, *ANY, boot.host):
             raise ConfigError("cannot listen: not an address of this host", host=host, port=port)
-        port = port or self._free_port(boot.host)
+        port = port or self.free_port(boot.host)
         if (boot.host, port) in self._listeners:
             raise ConfigError("cannot listen: address already in use", host=host, port=port)
         listener = SimulatedListener(self, boot, host, port, on_connection)
@@ -139,9 +141,9 @@ class SimulatedNetwork:
         if self._listeners.get(key) is listener:
             del self._listeners[key]
 
-    def _free_port(self, host: str) -> int:
+    def free_port(self, host: str) -> int:
         port = self._ports.get(host, _FIRST_PORT)
-        while (host, port) in self._listeners:
+        while (host, port) in self._listeners or self.datagrams.is_taken(host, port):
             port += 1
         self._ports[host] = port + 1
         return port
@@ -404,3 +406,9 @@ class SimulatedTransport:
     async def listen(self, host: str, port: int, on_connection: OnConnection) -> SimulatedListener:
         self._boot.check()
         return self._network.listen(self._boot, host, port, on_connection)
+
+    async def listen_datagrams(
+        self, host: str, port: int, on_datagram: OnDatagram
+    ) -> SimulatedDatagramListener:
+        self._boot.check()
+        return self._network.datagrams.listen(self._boot, host, port, on_datagram)

@@ -1,7 +1,8 @@
-"""TCP on asyncio's transports (uvloop's in production): the Transport of the system runtime.
+"""TCP and UDP on asyncio's transports (uvloop's in production): the system runtime's Transport.
 
 A connection holds at most RECEIVE_BYTES_MAX received bytes (plus one read of the transport) before
 it stops reading from the socket, and `drain` waits while more than WRITE_BYTES_HIGH are queued.
+Datagrams that the kernel does not take are queued up to DATAGRAM_BYTES_MAX, then dropped.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from typing import cast
 
 from headrace.errors import ConfigError, UnavailableError
 from headrace.runtime.accepted import AcceptedConnections
-from headrace.runtime.interfaces import Buffer, Connection, OnConnection
+from headrace.runtime.interfaces import Address, Buffer, Connection, OnConnection, OnDatagram
 
 RECEIVE_BYTES_MAX = 1 << 20  # received and not yet taken: above it the socket is not read
 WRITE_BYTES_HIGH = 1 << 20  # queued and not yet sent: above it `drain` waits,
 WRITE_BYTES_LOW = 1 << 18  # until it falls below this
 CLOSE_SECONDS_MAX = 10.0  # a closed connection that cannot send what is queued is aborted after it
 BACKLOG = 1024
+DATAGRAM_BYTES_MAX = 1 << 20  # queued and not yet taken by the kernel: above it datagrams drop
+DATAGRAM_KERNEL_BYTES = 4 << 20  # asked of the kernel, which may grant less
 
 
 class SystemConnection(asyncio.Protocol):
@@ -182,6 +185,46 @@ class SystemListener:
         await self._accepted.wait()
 
 
+class SystemDatagramListener(asyncio.DatagramProtocol):
+    """A DatagramListener that is also its asyncio protocol."""
+
+    def __init__(self, on_datagram: OnDatagram) -> None:
+        self.host = ""
+        self.port = 0
+        self._on_datagram = on_datagram
+        self._transport: asyncio.DatagramTransport
+        self._closed = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.DatagramTransport, transport)
+        self.host, self.port = transport.get_extra_info("sockname")[:2]
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        if not self._transport.is_closing():
+            self._on_datagram(data, addr[:2])
+
+    def error_received(self, exc: Exception) -> None:
+        """Somebody's port is unreachable. Who waits for an answer has a timer of their own."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed.set()
+
+    def send(self, data: bytes, address: Address) -> None:
+        transport = self._transport
+        if transport.is_closing() or not data:  # asyncio sends no empty ones before 3.13
+            return
+        # Both loops have this method; the stubs give it to stream transports only.
+        queued: int = transport.get_write_buffer_size()  # type: ignore[attr-defined]
+        if queued < DATAGRAM_BYTES_MAX:
+            transport.sendto(data, address)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    async def wait_closed(self) -> None:
+        await self._closed.wait()
+
+
 class SystemTransport:
     async def connect(self, host: str, port: int, *, timeout: float = 1.0) -> Connection:
         loop = asyncio.get_running_loop()
@@ -197,18 +240,58 @@ class SystemTransport:
 
     async def listen(self, host: str, port: int, on_connection: OnConnection) -> SystemListener:
         """Listens on the first address of `host`, IPv4 before IPv6: one listener has one port."""
-        loop = asyncio.get_running_loop()
         listener = SystemListener(on_connection)
         try:
-            found = await loop.getaddrinfo(
-                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
-            await listener.start(family, (str(address[0]), port))
+            family, address = await _resolve(host, port, socket.SOCK_STREAM)
+            await listener.start(family, address)
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigError(f"cannot listen: {reason}", host=host, port=port) from error
+            raise _cannot_listen(error, host, port) from error
         return listener
+
+    async def listen_datagrams(
+        self, host: str, port: int, on_datagram: OnDatagram
+    ) -> SystemDatagramListener:
+        """On the first address of `host`, as `listen` does."""
+        loop = asyncio.get_running_loop()
+        try:
+            family, address = await _resolve(host, port, socket.SOCK_DGRAM)
+            # Bound here, not by the loop: uvloop leaks its handle when that fails.
+            bound = _bind_datagrams(family, address)
+        except OSError as error:
+            raise _cannot_listen(error, host, port) from error
+        _, listener = await loop.create_datagram_endpoint(
+            lambda: SystemDatagramListener(on_datagram), sock=bound
+        )
+        return listener
+
+
+async def _resolve(
+    host: str, port: int, kind: socket.SocketKind
+) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host or None, port, type=kind, flags=socket.AI_PASSIVE
+    )
+    family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+    return family, (str(address[0]), port)
+
+
+def _bind_datagrams(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        bound.setblocking(False)
+        # A burst of one congestion window must fit while the loop is busy elsewhere.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, DATAGRAM_KERNEL_BYTES)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, DATAGRAM_KERNEL_BYTES)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _cannot_listen(error: OSError, host: str, port: int) -> ConfigError:
+    reason = error.strerror or str(error)
+    return ConfigError(f"cannot listen: {reason}", host=host, port=port)
 
 
 def format_address(name: tuple[str, int] | tuple[str, int, int, int] | None) -> str:
