@@ -4,7 +4,8 @@ One request of a connection is handled at a time, as the protocol has it; reques
 meanwhile wait in the connection, which stops reading when too many bytes wait. What commands mean,
 who may send them and when a silent client is dropped is the business of whoever gives `on_request`.
 
-A connection ends when the peer ends it, when it sends a frame above the limit (answered first),
+With a `TlsAcceptor` a connection may begin with TLS; its frames then travel inside. A connection
+ends when the peer ends it, when it sends a frame above the limit (answered first),
 when it speaks another framing, when the answer was STALE_CLIENT or CLIENT_NOT_FOUND, by `close`, or
 by the sweep, which looks at all connections from time to time: no timer is set per request. It ends
 who does not log in, who leaves a frame or an answer half-way, and whoever is stuck while memory is
@@ -18,9 +19,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
-from headrace.errors import HeadraceError, UnavailableError
+from headrace.errors import HeadraceError, RemoteProtocolError, UnavailableError
 from headrace.net.addresses import format_address
 from headrace.net.held_bytes import Held, HeldBytes, Phase
+from headrace.net.tls import TlsAcceptor
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer, Connection, Listener, Runtime
 from headrace.wire.iggy.errors import Status, status_of
@@ -98,6 +100,7 @@ class IggyServer(Generic[S]):
         on_request: Callable[[S, int, memoryview], Awaitable[Answer]],
         close_session: Callable[[S], None],
         is_trusted: Callable[[S], bool] = lambda _: True,
+        tls: TlsAcceptor | None = None,
         limits: IggyLimits | None = None,
     ) -> None:
         self._runtime = runtime
@@ -105,6 +108,7 @@ class IggyServer(Generic[S]):
         self._on_request = on_request
         self._close_session = close_session
         self._is_trusted = is_trusted
+        self._tls = tls
         self._limits = limits or IggyLimits()
         self._held = HeldBytes(self._limits.held_bytes_max)
         self._monotonic = runtime.clock.monotonic
@@ -183,15 +187,22 @@ class IggyServer(Generic[S]):
             await self._serve(served)
         except UnavailableError:
             log.debug("iggy connection broke", peer=connection.peer)
+        except RemoteProtocolError as error:
+            self._malformed += 1
+            log.warning("iggy connection refused", peer=connection.peer, reason=str(error))
         finally:
             del self._connections[served]
             self._held.drop(served.held)
             self._close_session(served.session)
-            connection.close()
+            served.connection.close()
 
     async def _serve(self, served: _Open[S]) -> None:
         held, decoder = served.held, served.decoder
-        while data := await self._receive(served):
+        first = b""
+        if self._tls is not None:
+            served.connection, first = await self._tls.accept(served.connection)
+        while data := first or await self._receive(served):
+            first = b""
             if not held.bytes:
                 held.since = self._monotonic()  # a frame begins
             self._held.set(held, held.bytes + len(data))

@@ -1,0 +1,29 @@
+"""A development certificate for tests, made once per run."""
+
+from __future__ import annotations
+
+import functools
+import ssl
+
+from headrace.assembly.certificates import Certificate, load_certificate
+from headrace.config.tls import TlsSettings
+from headrace.runtime.simulated import Simulation
+from headrace.runtime.system_tls import server_context
+
+
+@functools.cache
+def development() -> tuple[Certificate, bytes]:
+    """The certificate, and the authority that clients trust, as PEM."""
+    runtime = Simulation(1).runtime("host")
+    made = load_certificate(runtime.disk, runtime.clock, TlsSettings(), "/data")
+    return made, runtime.disk.read(made.authority_path)
+
+
+@functools.cache
+def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """For the server, and for a client that trusts it."""
+    certificate, authority = development()
+    return (
+        server_context(certificate.chain, certificate.key),
+        ssl.create_default_context(cadata=authority.decode()),
+    )
