@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic, sleep
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -23,7 +24,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 PROGRESS_KEPT = 1024  # per query, as many as the origin kept windows per operator
-STOP_TIMEOUT_MS = 20_000
+STOP_SECONDS = 5.0
 
 OnBatch = Callable[[DataFrame, int], None]
 
@@ -99,7 +100,15 @@ class RunningQuery:
         return self._rings.drain(self.run_id)
 
     def stop(self) -> None:
-        """Stop after what runs now was cut off; the batch is run again by the next start."""
+        """Stop between two batches if there is such a moment soon, else in the middle of one.
+
+        A batch that was cut off is run again by the next start.
+        """
+        deadline = monotonic() + STOP_SECONDS
+        while self._query.isActive and self._query.status["isTriggerActive"]:
+            if monotonic() > deadline:
+                break
+            sleep(0.02)
         self._query.stop()
 
 
