@@ -48,9 +48,13 @@ class HeadraceServer:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        assert self._process.wait(START_SECONDS) == 0
-        self._process.stdout.close()
-        self._log.close()
+        try:
+            assert self._process.wait(START_SECONDS) == 0
+        finally:
+            self._process.kill()  # nothing, once it has ended
+            self._process.wait()
+            self._process.stdout.close()
+            self._log.close()
 
 
 async def _serve(data_dir: str, port: int) -> None:
