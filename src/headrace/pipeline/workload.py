@@ -334,12 +334,12 @@ def load_application(package: str, entry: str) -> Application:
         found = [getattr(module, attribute, None)]
     else:
         found = [each for each in vars(module).values() if isinstance(each, Application)]
-    if len(found) != 1 or not isinstance(found[0], Application):
-        raise ConfigError(
-            f"{name} has {len(found)} applications; name one, like {name}:app"
-            if len(found) != 1
-            else f"{name}:{attribute} is no Application"
-        )
+    if not found:
+        raise ConfigError(f'{name} declares no Application; write app = Application("{name}")')
+    if len(found) > 1:
+        raise ConfigError(f"{name} declares {len(found)} Applications; name one: {name}:app")
+    if not isinstance(found[0], Application):
+        raise ConfigError(f"{name}:{attribute} is no Application")
     return found[0]
 
 
