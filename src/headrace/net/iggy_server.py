@@ -43,9 +43,9 @@ log = get_logger(__name__)
 S = TypeVar("S")
 Answer: TypeAlias = tuple[int, Sequence[Buffer]]
 
-_LAST_ANSWERS = frozenset((Status.STALE_CLIENT, Status.CLIENT_NOT_FOUND))
+LAST_ANSWERS = frozenset((Status.STALE_CLIENT, Status.CLIENT_NOT_FOUND))
 _SWEEP_SECONDS = 1.0
-_TRANSFER_BYTES_PER_SECOND = 64 * 1024  # who is slower than this on the whole is cut off
+TRANSFER_BYTES_PER_SECOND = 64 * 1024  # who is slower than this on the whole is cut off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +259,7 @@ class IggyServer(Generic[S]):
         limits, held = self._limits, served.held
         waited = now - held.since
         if held.stuck():
-            allowed = limits.transfer_seconds + held.bytes / _TRANSFER_BYTES_PER_SECOND
+            allowed = limits.transfer_seconds + held.bytes / TRANSFER_BYTES_PER_SECOND
             if waited > allowed:
                 return "left half-way"
         elif held.phase is Phase.RECEIVING:
@@ -299,7 +299,7 @@ class IggyServer(Generic[S]):
                 served.held.phase = Phase.HANDLING
                 status, pieces = await self._call(served.session, code, payload)
                 await self._send(served, status, pieces)
-                return status not in _LAST_ANSWERS
+                return status not in LAST_ANSWERS
             case BadLength(length):
                 self._malformed += 1
                 log.warning("iggy frame too short", peer=peer, length=length)
