@@ -13,11 +13,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.broker import deduplication
+from headrace.broker.figures import describe
 from headrace.broker.readahead import Batch, ReadAhead
 from headrace.client.owned_stream import OwnedStream
 from headrace.client.sbp import SbpClient
 from headrace.config.broker import BrokerSettings
-from headrace.errors import OffsetOutOfRangeError, OffsetOverflowError, StorageError
+from headrace.errors import (
+    OffsetOutOfRangeError,
+    OffsetOverflowError,
+    StorageError,
+    UnavailableError,
+)
 from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.wire.iggy import batch
 from headrace.wire.sbp import records
@@ -129,19 +135,13 @@ class PartitionLog:
     async def refresh(self) -> None:
         """Learn start, size and segments from the data nodes."""
         committed = self.committed
-        ranges = await self._client.list_ranges(self.stream_id)
-        self.start_offset = ranges[0].start_offset
-        every: list[SegmentInfo] = []
-        closed: list[SegmentInfo] = []
-        for range_ in ranges:
-            if range_.end_offset == range_.start_offset:
-                continue  # sealed before anything was written
-            described = await self._client.describe_range(self.stream_id, range_.range_index)
-            every += described.segments
-            is_open = range_.end_offset < 0
-            closed += described.segments[:-1] if is_open else described.segments
-        self.segments, self.closed_segments = every, closed
-        self.size_bytes = sum(segment.bytes for segment in every)
+        stored = (await describe(self._client, [self.stream_id])).get(self.stream_id)
+        if stored is None:  # being deleted, or its data node has it no more: say so
+            await self._client.list_ranges(self.stream_id)
+            raise UnavailableError("partition cannot be described", stream_id=self.stream_id)
+        self.start_offset = stored.start
+        self.segments, self.closed_segments = stored.segments, stored.closed_segments
+        self.size_bytes = stored.size_bytes
         self._refreshed_at = committed
 
     async def _newest_timestamp(self) -> int:

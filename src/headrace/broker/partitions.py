@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
 from headrace.broker import events
+from headrace.broker.figures import Figures, Stored, describe
 from headrace.broker.offsets import Offsets, OffsetWriter, Place
 from headrace.broker.partition import PartitionLog
 from headrace.broker.readahead import ReadAhead
@@ -54,6 +55,8 @@ class Partitions:
         self._opening: dict[Place, asyncio.Task[PartitionLog]] = {}
         self._known: set[Place] = set()
         """Opened before in this process: a clean stop of the last one says nothing any more."""
+        self._figures: dict[Place, Stored] = {}
+        """Of partitions that nobody has opened yet."""
         self._opens = asyncio.Semaphore(settings.opens_max)
         self._tasks = TaskSet("partitions")
         self._closed = False
@@ -88,6 +91,29 @@ class Partitions:
     async def find_all(self, pairs: Iterable[tuple[Topic, Partition]]) -> list[PartitionLog | None]:
         return list(await asyncio.gather(*(self.find(*pair) for pair in pairs)))
 
+    async def figures(self, pairs: Iterable[tuple[Topic, Partition]]) -> list[Figures | None]:
+        """What is stored in each, opened or not; None where nothing ever was."""
+        wanted = list(pairs)
+        unknown: dict[int, Place] = {}
+        for topic, partition in wanted:
+            place = place_of(topic, partition)
+            if (
+                partition.stream_id != UNASSIGNED
+                and self.peek(topic, partition) is None
+                and place not in self._figures
+            ):
+                unknown[partition.stream_id] = place
+        told = await describe(self._client, unknown) if unknown else {}
+        for stream_id, place in unknown.items():
+            if stream_id in told and place not in self._known:  # else it may change meanwhile
+                self._figures[place] = told[stream_id]
+        return [
+            self.peek(topic, partition)
+            or self._figures.get(place_of(topic, partition))
+            or told.get(partition.stream_id)
+            for topic, partition in wanted
+        ]
+
     async def _open(self, topic: Topic, partition: Partition, place: Place) -> PartitionLog:
         failed = self._logs.pop(place, None)
         if failed is not None:
@@ -113,6 +139,7 @@ class Partitions:
                 self._on_fenced()
                 raise NotLeaderError("another broker leads") from None
         self._known.add(place)
+        self._figures.pop(place, None)
         lost = self._offsets.beyond(place, log.committed)
         if lost:
             await self._writer.store(lost)
@@ -142,6 +169,8 @@ class Partitions:
 
     def retain(self, living: Callable[[Place], bool]) -> None:
         """Let go of partitions that were deleted or purged."""
+        for place in [p for p in self._figures if not living(p)]:
+            del self._figures[place]
         for place in [p for p in self._logs if not living(p)]:
             log = self._logs.pop(place)
             self._tasks.start(log.close(), name="close")

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.broker.core import Broker
-from headrace.broker.partition import PartitionLog
 from headrace.broker.partitions import place_of
 from headrace.broker.resources import NEVER, UNLIMITED, Topic
 from headrace.errors import HeadraceError
@@ -82,28 +81,34 @@ async def enforce(broker: Broker) -> int:
 
 
 async def _enforce(broker: Broker, topic: Topic) -> int:
-    logs: dict[int, PartitionLog] = {}
+    """Partitions are opened only when something in them has to go."""
+    partitions = list(topic.partitions)
+    for partition in partitions:
+        opened = broker.partitions.peek(topic, partition)
+        if opened is not None:
+            await opened.refresh_if_written()
+    figures = await broker.partitions.figures((topic, partition) for partition in partitions)
+    stored = {
+        partition.id: (partition, each)
+        for partition, each in zip(partitions, figures, strict=True)
+        if each is not None
+    }
     candidates = []
-    for partition in list(topic.partitions):
-        found = await broker.partitions.find(topic, partition)
-        if found is None:
-            continue
-        await found.refresh_if_written()
+    for partition, each in stored.values():
         lowest = None
         if broker.settings.retention_waits_for_consumers:
             lowest = broker.offsets.lowest(place_of(topic, partition))
-        logs[partition.id] = found
-        candidates.append(
-            Candidate(partition.id, found.closed_segments, None if lowest is None else lowest + 1)
-        )
+        barrier = None if lowest is None else lowest + 1
+        candidates.append(Candidate(partition.id, each.closed_segments, barrier))
     offsets = plan(
         candidates,
-        size=sum(found.size_bytes for found in logs.values()),
+        size=sum(each.size_bytes for _, each in stored.values()),
         expiry_us=broker.expiry_of(topic),
         max_size=broker.max_size_of(topic),
         now_us=broker.runtime.clock.now_us(),
     )
     for partition_id, offset in offsets.items():
-        await logs[partition_id].trim(offset)
+        found = await broker.partitions.get(topic, stored[partition_id][0])
+        await found.trim(offset)
         log.info("trimmed", topic=topic.uid, partition=partition_id, offset=offset)
     return len(offsets)

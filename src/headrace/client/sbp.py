@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from headrace.client.channels import Connect, Link, Links, PieceReader, payload_bytes
 from headrace.errors import (
     DeadlineError,
+    NotFoundError,
     OffsetOutOfRangeError,
     OffsetOverflowError,
     RangeNotFoundError,
@@ -267,6 +269,26 @@ class SbpClient:
         self._maps[stream_id] = RangeMap(ranges)
         return ranges
 
+    async def list_ranges_of(self, stream_ids: Sequence[int]) -> dict[int, list[m.Range]]:
+        """Of many streams in one request; those that do not exist are left out."""
+
+        async def attempt(timeout: float) -> dict[int, list[m.Range]]:
+            criteria = tuple(m.RangeCriteria(stream_id=stream_id) for stream_id in stream_ids)
+            request = m.ListRangesRequest(timeout_ms=_ms(timeout), range_criteria=criteria)
+            response = await self._ask(Code.LIST_RANGES, request, m.ListRangesResponse, timeout)
+            found: dict[int, list[m.Range]] = {}
+            for result in response.list_responses:
+                with suppress(NotFoundError):
+                    raise_for_status(result.status)
+                    criterion = _present(result.range_criteria)
+                    found.setdefault(criterion.stream_id, []).extend(result.ranges)
+            for stream_id, ranges in found.items():
+                ranges.sort(key=lambda r: r.range_index)
+                self._maps[stream_id] = RangeMap(ranges)
+            return found
+
+        return await self._retrying(attempt, METADATA_TIMEOUT)
+
     async def seal(self, stream_id: int, index: int, writer_epoch: int = -1) -> m.Range:
         """Seal a range and open the next one; returns the writable range.
 
@@ -335,6 +357,38 @@ class SbpClient:
             return await self._describe(known, timeout, sync=sync)
 
         return await self._retrying(attempt, REQUEST_TIMEOUT)
+
+    async def describe_ranges(
+        self, ranges: Sequence[m.Range]
+    ) -> list[m.DescribeRangeResult | None]:
+        """What the primaries of many ranges know, one request per data node; None where a range
+        is not known there any more."""
+        by_node: dict[str, list[int]] = {}
+        for position, range_ in enumerate(ranges):
+            by_node.setdefault(primary_address(range_), []).append(position)
+        results: list[m.DescribeRangeResult | None] = [None] * len(ranges)
+
+        async def ask(address: str, positions: list[int]) -> None:
+            async def attempt(timeout: float) -> m.DescribeRangesResponse:
+                wanted = tuple(
+                    m.RangeId(stream_id=ranges[p].stream_id, range_index=ranges[p].range_index)
+                    for p in positions
+                )
+                request = m.DescribeRangesRequest(timeout_ms=_ms(timeout), ranges=wanted)
+                link = self._nodes.to(address)
+                reply = await link.call(Code.DESCRIBE_RANGES, request, timeout=timeout)
+                return _typed(reply.message, m.DescribeRangesResponse)
+
+            response = await self._retrying(attempt, METADATA_TIMEOUT)
+            if len(response.describe_responses) != len(positions):
+                raise RemoteProtocolError("one result per range expected")
+            for position, result in zip(positions, response.describe_responses, strict=True):
+                with suppress(NotFoundError, StateError):
+                    raise_for_status(result.status)
+                    results[position] = result
+
+        await asyncio.gather(*(ask(*each) for each in by_node.items()))
+        return results
 
     async def _describe(
         self, range_: m.Range, timeout: float, *, sync: bool = False

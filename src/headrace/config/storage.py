@@ -50,6 +50,9 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     open_files_max: Annotated[
         int, Meta(ge=16, description="Segment files kept open, over all ranges.")
     ] = 512
+    idle_file_ms: Annotated[
+        int, Meta(ge=10, description="A segment file that is not used for this long is closed.")
+    ] = 10_000
     idle_ms: Annotated[
         int,
         Meta(ge=1, description="Quiet time after which a range notes in its log what is synced."),

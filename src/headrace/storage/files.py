@@ -1,7 +1,8 @@
 """Open segment files, bounded in number.
 
 A file is pinned while a thread works on it; only unpinned files are closed, the least recently
-used first. More than the limit are open only while that many are pinned.
+used first. More than the limit are open only while that many are pinned. A file that nobody has
+used for a while is closed too: an idle range keeps none open.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ class FilePool:
 
     def __init__(self, open_files_max: int) -> None:
         self._limit = open_files_max
-        self._segments: dict[Segment, None] = {}  # least recently used first
+        self._segments: dict[Segment, int] = {}  # least recently used first -> round of last use
+        self._round = 0
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -62,7 +64,17 @@ class FilePool:
 
     def _touch(self, segment: Segment) -> None:
         self._segments.pop(segment, None)
-        self._segments[segment] = None
+        self._segments[segment] = self._round
+
+    def close_idle(self) -> None:
+        """Close what was not used since the call before the last one."""
+        self._round += 1
+        for segment, last in list(self._segments.items()):
+            if last >= self._round - 1:
+                break
+            handle = segment.handle
+            if handle is not None and handle.pins == 0:
+                self._close(segment, handle)
 
     def _shrink(self) -> None:
         for segment in list(self._segments):

@@ -129,6 +129,7 @@ class LogStore:
         for committer in self._shared.committers.values():
             self._workers.append(loop.create_task(committer.run()))
         self._workers.append(loop.create_task(self._keep()))
+        self._workers.append(loop.create_task(self._close_idle_files()))
         for worker in self._workers:
             worker.add_done_callback(self._on_worker_done)
 
@@ -228,7 +229,8 @@ class LogStore:
             log.refuse_appends()
         for committer in self._shared.committers.values():
             committer.finish()
-        self._workers[-1].cancel()  # the keeper; what it is in the middle of is joined below
+        for keeper in self._workers[-2:]:
+            keeper.cancel()  # what it is in the middle of is joined below
         await asyncio.wait(self._workers)
         await self._shared.tasks.join()
         try:
@@ -309,6 +311,11 @@ class LogStore:
                     await log.close_mark()
                 except StorageError as error:
                     _log.error("closing mark not written", error=str(error))
+
+    async def _close_idle_files(self) -> None:
+        while True:
+            await self._runtime.clock.sleep(self._shared.settings.idle_file_ms / 2000)
+            self._shared.pool.close_idle()
 
     def _on_worker_done(self, worker: asyncio.Task[None]) -> None:
         if worker.cancelled() or worker.exception() is None:

@@ -75,6 +75,7 @@ class FakeCluster:
         self.leases: dict[str, tuple[str, int]] = {}
         self.appends = 0
         self.fetches = 0
+        self.describes = 0
         self.segment_batches = segment_batches
         self.gate = asyncio.Event()
         self.gate.set()
@@ -136,11 +137,17 @@ class FakeCluster:
         return m.DeleteStreamsResponse(delete_responses=(done,), status=m.OK)
 
     def _list_ranges(self, request: m.ListRangesRequest) -> m.Message:
-        stream = self.stream(request.range_criteria[0].stream_id)
-        kept = [r for r in stream.ranges if r.end < 0 or r.end > stream.start]
-        ranges = tuple(stream.message(r) for r in kept)
-        result = m.ListRangesResult(ranges=ranges, status=m.OK)
-        return m.ListRangesResponse(list_responses=(result,), status=m.OK)
+        results = []
+        for criteria in request.range_criteria:
+            try:
+                stream = self.stream(criteria.stream_id)
+            except NotFoundError as error:
+                results.append(m.ListRangesResult(criteria, (), status_of(error)))
+                continue
+            kept = [r for r in stream.ranges if r.end < 0 or r.end > stream.start]
+            ranges = tuple(stream.message(r) for r in kept)
+            results.append(m.ListRangesResult(criteria, ranges, m.OK))
+        return m.ListRangesResponse(list_responses=tuple(results), status=m.OK)
 
     def _seal_ranges(self, request: m.SealRangesRequest) -> m.Message:
         (wanted,) = request.ranges
@@ -180,10 +187,14 @@ class FakeCluster:
     # -- data node
 
     def _describe_ranges(self, request: m.DescribeRangesRequest) -> m.Message:
-        (wanted,) = request.ranges
+        results = tuple(self._describe(wanted, sync=request.sync) for wanted in request.ranges)
+        return m.DescribeRangesResponse(describe_responses=results, status=m.OK)
+
+    def _describe(self, wanted: m.RangeId, *, sync: bool) -> m.DescribeRangeResult:
+        self.describes += 1
         stream = self.stream(wanted.stream_id)
         range_ = stream.ranges[wanted.range_index]
-        stream.syncs += request.sync
+        stream.syncs += sync
         kept = [b for b in range_.batches if b[1] > stream.start]
         segments = []
         for at in range(0, len(kept), self.segment_batches):
@@ -191,13 +202,12 @@ class FakeCluster:
             newest = decode_header(group[-1][2]).max_timestamp
             size = sum(len(b[2]) for b in group)
             segments.append(m.SegmentInfo(group[0][0], group[-1][1], size, newest))
-        result = m.DescribeRangeResult(
+        return m.DescribeRangeResult(
             stream_id=stream.id,
             range=stream.message(range_),
             status=m.OK,
             segments=tuple(segments),
         )
-        return m.DescribeRangesResponse(describe_responses=(result,), status=m.OK)
 
     async def _append(self, request: Any, payload: Sequence[Buffer]) -> Reply:
         (info,) = request.append_requests

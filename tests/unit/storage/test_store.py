@@ -498,3 +498,19 @@ async def test_joined_pieces_are_what_is_stored() -> None:
     assert view == expected
     assert view.readonly
     await store.close()
+
+
+async def test_idle_ranges_keep_no_file_open() -> None:
+    settings = StorageSettings(tail_cache_bytes=0, idle_ms=20, idle_file_ms=100, min_free_bytes=0)
+    store = await open_store(simulated_disk(), settings)
+    logs = [await store.create_range(RangeKey(1, at), start_offset=0) for at in range(5)]
+    for log in logs:
+        await append_one(log)[0]
+    assert store.statistics()["open_files"] == 5
+    async with asyncio.timeout(10):
+        while store.statistics()["open_files"]:  # noqa: ASYNC110  nobody is told
+            await asyncio.sleep(0.01)
+    assert len(await logs[3].read(0, 1000)) == 1
+    await append_one(logs[4])[0]
+    assert len(await logs[4].read(0, 1000)) == 2
+    await store.close()

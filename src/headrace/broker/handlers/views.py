@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from headrace.broker import resources as r
 from headrace.broker.core import Broker
-from headrace.broker.partition import PartitionLog
+from headrace.broker.figures import Figures
 from headrace.wire.iggy.messages import groups, streams, topics, users
 
+Stored: TypeAlias = dict[int, list[Figures | None]]
+"""Figures of partitions by topic uid; None where nothing was ever written."""
 
-async def open_logs(
-    broker: Broker, which: Iterable[r.Topic]
-) -> dict[int, list[PartitionLog | None]]:
-    """The logs of these topics' partitions, by topic uid; None where nothing was ever written."""
-    found: dict[int, list[PartitionLog | None]] = {}
-    for topic in which:
-        logs = [broker.partitions.peek(topic, partition) for partition in topic.partitions]
-        if any(
-            log is None and partition.stream_id != r.UNASSIGNED
-            for log, partition in zip(logs, topic.partitions, strict=True)
-        ):
-            logs = await broker.partitions.find_all((topic, p) for p in list(topic.partitions))
-        found[topic.uid] = logs
+
+async def open_logs(broker: Broker, which: Iterable[r.Topic]) -> Stored:
+    """The figures of these topics' partitions."""
+    pairs = [(topic, partition) for topic in which for partition in topic.partitions]
+    figures = await broker.partitions.figures(pairs)
+    found: Stored = {topic.uid: [] for topic, _ in pairs}
+    for (topic, _), each in zip(pairs, figures, strict=True):
+        found[topic.uid].append(each)
     return found
 
 
-def _sums(logs: Iterable[PartitionLog | None]) -> tuple[int, int]:
+def _sums(figures: Iterable[Figures | None]) -> tuple[int, int]:
     """(bytes, messages)"""
-    opened = [log for log in logs if log is not None]
-    return sum(log.size_bytes for log in opened), sum(log.messages_count for log in opened)
+    stored = [each for each in figures if each is not None]
+    return sum(each.size_bytes for each in stored), sum(each.messages_count for each in stored)
 
 
-def view_topic(
-    broker: Broker, topic: r.Topic, logs: dict[int, list[PartitionLog | None]]
-) -> topics.Topic:
+def view_topic(broker: Broker, topic: r.Topic, logs: Stored) -> topics.Topic:
     size, messages = _sums(logs.get(topic.uid, ()))
     return topics.Topic(
         id=topic.id,
@@ -56,12 +52,12 @@ async def view_topic_details(broker: Broker, topic: r.Topic) -> topics.TopicDeta
         view_topic(broker, topic, logs),
         tuple(
             _view_partition(partition, log)
-            for partition, log in zip(topic.partitions, logs[topic.uid], strict=False)
+            for partition, log in zip(topic.partitions, logs.get(topic.uid, ()), strict=False)
         ),
     )
 
 
-def _view_partition(partition: r.Partition, log: PartitionLog | None) -> topics.PartitionInfo:
+def _view_partition(partition: r.Partition, log: Figures | None) -> topics.PartitionInfo:
     return topics.PartitionInfo(
         id=partition.id,
         created_at_us=partition.created_at,
@@ -72,7 +68,7 @@ def _view_partition(partition: r.Partition, log: PartitionLog | None) -> topics.
     )
 
 
-def view_stream(stream: r.Stream, logs: dict[int, list[PartitionLog | None]]) -> streams.Stream:
+def view_stream(stream: r.Stream, logs: Stored) -> streams.Stream:
     size, messages = _sums(
         log for topic in stream.topics.values() for log in logs.get(topic.uid, ())
     )
