@@ -26,7 +26,7 @@ def main(names: list[str]) -> int:
             results.append({"benchmark": name, **row})
             print(
                 f"   {row['name']:<48} {row['value']:>14,.1f} {row['unit']:<12}"
-                f" limit {row['limit']:>14,.1f}   ratio {row['ratio']:.2f}",
+                f" limit {row['limit']:>14,.1f}   ratio {row['ratio']:.2f}{_latency(row)}",
                 flush=True,
             )
     REPORT.mkdir(exist_ok=True)
@@ -34,6 +34,12 @@ def main(names: list[str]) -> int:
     _plot(results)
     print(f"report: {REPORT.relative_to(Path.cwd())}/results.json, ratios.svg")
     return 0
+
+
+def _latency(row: dict[str, Any]) -> str:
+    if "p50_ms" not in row:
+        return ""
+    return f"   p50 {row['p50_ms']:.2f} ms, p99 {row['p99_ms']:.2f} ms"
 
 
 def _machine() -> dict[str, str]:

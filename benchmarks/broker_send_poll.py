@@ -1,127 +1,108 @@
-"""Send and poll through TCP, against a bare loop that does the same I/O and nothing else.
+"""Send and poll through TCP, against bare servers that do the same I/O and nothing else.
 
-One process serves, this one loads it over several connections with frames encoded beforehand. The
-limit for sending is an asyncio server that receives the same frames, writes the same bytes with
-pwrite, syncs them once per group with fdatasync and answers; for polling, one that answers each
-request with the same bytes from memory. Rounds of both alternate and the best of each counts, so
-that a machine with other work to do disturbs both alike.
+The broker and the bare servers (`bare_server.py`) run in processes of their own; this one loads
+them over several connections with frames encoded beforehand, each connection waiting for its answer
+before it sends again. Rounds of both alternate and the best of each counts, so that a machine with
+other work to do disturbs both alike. Each round of sends begins with an empty log. Latencies are
+the broker's, of its best round.
 
-Run alone: `python -m benchmarks broker_send_poll`. With PROFILE=path the broker writes a cProfile.
+Run alone: `python -m benchmarks broker_send_poll`. With PROFILE=path the brokers write a cProfile;
+with ONLY=text only the figures whose name contains it are taken.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
 
+import msgspec
+
+from benchmarks.bare_server import RESPONSE
+from benchmarks.bare_server import serve as serve_bare
+from headrace.cli.serving import SWITCH_INTERVAL_SECONDS
 from headrace.runtime.system import run as run_loop
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.frames import encode_request
 from headrace.wire.iggy.messages.messages import Message, PollMessages, encode_send
 from headrace.wire.iggy.messages.streams import CreateStream
-from headrace.wire.iggy.messages.topics import Compression, CreateTopic
+from headrace.wire.iggy.messages.topics import Compression, CreateTopic, DeleteTopic
 from headrace.wire.iggy.messages.users import LoginUser
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
 
-SHAPES = ((1000, 200), (100, 1024))  # messages in a batch, bytes in a payload
-CONNECTIONS = 8
-SECONDS = 0.5
+SECONDS = 0.35
 ROUNDS = 6
-POLLED_BATCHES = 128
-
-_RESPONSE = struct.Struct("<II")
-_LENGTH = struct.Struct("<I")
+POLLED_BATCHES = 32
+STREAM, TOPIC = "bench", "bench"
 
 
-# --- the servers, each in a process of its own ----------------------------------------------------
+@dataclass(frozen=True)
+class Shape:
+    kind: str
+    level: str
+    count: int
+    size: int
+    connections: int
+
+    @property
+    def name(self) -> str:
+        what = f"{self.kind} {self.count} x {self.size} B"
+        if self.kind == "send":
+            what += f" {self.level}"
+        return f"{what}, {self.connections} connections"
 
 
-async def serve_broker(folder: str) -> None:
-    from tests.integration.broker_stack import Stack
+SHAPES = (
+    Shape("send", "written", 1000, 1000, 8),
+    Shape("send", "synced", 1000, 1000, 8),
+    Shape("send", "written", 1000, 100, 8),
+    Shape("send", "synced", 1000, 100, 8),
+    Shape("send", "written", 1, 1000, 16),
+    Shape("send", "synced", 1, 1000, 16),
+    Shape("poll", "written", 1000, 1000, 8),
+    Shape("poll", "written", 1000, 100, 8),
+)
 
-    stack = await Stack(folder).start()
+
+# --- the servers ----------------------------------------------------------------------------------
+
+
+async def serve_broker(folder: str, level: str) -> None:
+    from tests.integration.broker_stack import DEVELOPMENT, Stack
+
+    settings = msgspec.structs.replace(DEVELOPMENT, durability=level)
+    stack = await Stack(folder, settings).start()
     print(stack.port, flush=True)
-    await _until_input_ends()
-    await stack.stop()
-
-
-class BareLog:
-    """Group commit in a dozen lines: what waits is written and synced together."""
-
-    def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_CREAT | os.O_WRONLY)
-        self._end = 0
-        self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
-        self._busy = False
-
-    async def append(self, data: bytes) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((data, done))
-        if not self._busy:
-            self._busy = True
-            await self._write()
-        await done
-
-    async def _write(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting:
-            group, self._waiting = self._waiting, []
-            await loop.run_in_executor(None, self._sync, [data for data, _ in group])
-            for _, done in group:
-                done.set_result(None)
-        self._busy = False
-
-    def _sync(self, pieces: list[bytes]) -> None:
-        self._end += os.pwritev(self._file, pieces, self._end)
-        os.fdatasync(self._file)
-
-
-async def serve_bare(folder: str, reply_bytes: int) -> None:
-    """Answer every frame: with `reply_bytes` from memory, or after writing it to disk."""
-    log = BareLog(f"{folder}/bare.log")
-    reply = _RESPONSE.pack(0, reply_bytes) + bytes(reply_bytes)
-
-    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                (length,) = _LENGTH.unpack(await reader.readexactly(4))
-                frame = await reader.readexactly(length)
-                if not reply_bytes:
-                    await log.append(frame)
-                writer.write(reply)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
-
-    server = await asyncio.start_server(on_connection, "127.0.0.1", 0, limit=1 << 22)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await _until_input_ends()
-    server.close()
-
-
-async def _until_input_ends() -> None:
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    await stack.stop()
 
 
 class Server:
     """A child that serves until its standard input is closed."""
 
     def __init__(self, *arguments: str) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="headrace-bench-")
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="headrace-bench-", dir=os.environ.get("HEADRACE_BENCH_DIR")
+        )
         command = [sys.executable, "-m", "benchmarks.broker_send_poll", self._folder.name]
         self._process = subprocess.Popen(
             [*command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def __enter__(self) -> int:
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> list[int]:
+        """The ports it serves."""
         assert self._process.stdout is not None
-        return int(self._process.stdout.readline())
+        return [int(port) for port in self._process.stdout.readline().split()]
 
     def __exit__(self, *_: object) -> None:
         self._process.communicate("")
@@ -131,124 +112,251 @@ class Server:
 # --- the load -------------------------------------------------------------------------------------
 
 
+@dataclass
+class Round:
+    begin: float
+    end: float
+    latencies: list[float] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        return len(self.latencies) / (self.end - self.begin)
+
+    def quantile(self, share: float) -> float:
+        return sorted(self.latencies)[int(share * (len(self.latencies) - 1))]
+
+
+class Caller(asyncio.Protocol):
+    """Sends a frame, counts the bytes of its answer, sends the next. Answers are not kept."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport
+        self._head = b""
+        self._missing = 0
+        self._on_answer: Callable[[], None] = lambda: None
+        self._on_failure: Callable[[Exception], None] = lambda _: None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def ask(
+        self,
+        frame: bytes,
+        on_answer: Callable[[], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._head, self._missing = b"", RESPONSE.size
+        self._on_answer, self._on_failure = on_answer, on_failure
+        self.transport.write(frame)
+
+    async def call(self, frame: bytes) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ask(frame, lambda: done.set_result(None), done.set_exception)
+        try:
+            await done
+        finally:
+            self._on_failure = lambda _: None
+
+    def data_received(self, data: bytes) -> None:
+        if len(self._head) < RESPONSE.size:
+            self._head += data[: RESPONSE.size]
+            status, length = RESPONSE.unpack(self._head)  # eight bytes do not come in two pieces
+            if status:
+                self._on_failure(RuntimeError(f"refused with {status}"))
+                return
+            self._missing += length
+        self._missing -= len(data)
+        if not self._missing:
+            self._on_answer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_failure(exc or ConnectionError("the server closed the connection"))
+
+
+async def load(callers: list[Caller], frames: list[bytes], seconds: float) -> Round:
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    clock = time.perf_counter
+    measured = Round(clock(), 0.0)
+    deadline = measured.begin + seconds
+    busy = len(callers)
+
+    def fail(error: Exception) -> None:
+        if not over.done():
+            over.set_exception(error)
+
+    def start(number: int, caller: Caller) -> None:
+        at = number * len(frames) // len(callers)  # each reads forwards from a place of its own
+        sent = 0.0
+
+        def send() -> None:
+            nonlocal at, sent
+            sent = clock()
+            at = (at + 1) % len(frames)
+            caller.ask(frames[at], on_answer, fail)
+
+        def on_answer() -> None:
+            nonlocal busy
+            now = clock()
+            measured.latencies.append(now - sent)
+            if now < deadline:
+                send()
+                return
+            busy -= 1
+            if not busy:
+                over.set_result(None)
+
+        send()
+
+    for number, caller in enumerate(callers):
+        start(number, caller)
+    await asyncio.wait_for(over, seconds + 30)
+    measured.end = clock()
+    return measured
+
+
+async def _connect(port: int, count: int) -> list[Caller]:
+    loop = asyncio.get_running_loop()
+    return [(await loop.create_connection(Caller, "127.0.0.1", port))[1] for _ in range(count)]
+
+
+async def broker_round(port: int, shape: Shape, frames: list[bytes]) -> Round:
+    callers = await _connect(port, shape.connections)
+    for caller in callers:
+        await caller.call(_frame(c.LOGIN_USER, LoginUser("iggy", "iggy")))
+    if shape.kind == "send":
+        await _empty(callers[0])
+        await callers[0].call(frames[0])  # opens the partition
+    measured = await load(callers, frames, SECONDS)
+    _close(callers)
+    return measured
+
+
+async def bare_round(port: int, shape: Shape, frames: list[bytes]) -> Round:
+    callers = await _connect(port, shape.connections)
+    measured = await load(callers, frames, SECONDS)
+    _close(callers)
+    await asyncio.sleep(0.05)  # it truncates its file
+    return measured
+
+
+def _close(callers: list[Caller]) -> None:
+    for caller in callers:
+        caller.transport.abort()
+
+
+async def _empty(caller: Caller) -> None:
+    """A topic of one partition without messages."""
+    await caller.call(_frame(c.DELETE_TOPIC, DeleteTopic(STREAM, TOPIC)))
+    await caller.call(_frame(c.CREATE_TOPIC, _TOPIC))
+
+
+_TOPIC = CreateTopic(STREAM, 1, Compression.NONE, 0, 0, 1, TOPIC)
+
+
 def _frame(command: c.AnyCommand, request: Any) -> bytes:
     return b"".join(encode_request(command.code, command.encode_request(request)))
 
 
-async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frame: bytes) -> int:
-    """Bytes of the reply's body."""
-    writer.write(frame)
-    status, length = _RESPONSE.unpack(await reader.readexactly(_RESPONSE.size))
-    if status:
-        raise RuntimeError(f"refused with {status}")
-    if length:
-        await reader.readexactly(length)
-    return int(length)
-
-
-async def load(port: int, frames: list[bytes], *, login: bool, seconds: float = SECONDS) -> float:
-    """Requests per second over all connections; each waits for its answer before the next."""
-    pairs = [
-        await asyncio.open_connection("127.0.0.1", port, limit=1 << 22) for _ in range(CONNECTIONS)
-    ]
-    if login:
-        for reader, writer in pairs:
-            await _ask(reader, writer, _frame(c.LOGIN_USER, LoginUser("iggy", "iggy")))
-    begin = time.perf_counter()
-
-    async def work(number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
-        first = number * len(frames) // CONNECTIONS  # each reads forwards from a place of its own
-        done = 0
-        while time.perf_counter() < begin + seconds:
-            await _ask(reader, writer, frames[(first + done) % len(frames)])
-            done += 1
-        return done
-
-    requests = sum(await asyncio.gather(*(work(n, *pair) for n, pair in enumerate(pairs))))
-    rate = requests / (time.perf_counter() - begin)
-    for _, writer in pairs:
-        writer.close()
-        await writer.wait_closed()
-    return rate
-
-
-async def compare(broker: int, bare: int, frames: list[bytes]) -> tuple[float, float]:
-    """The best rates of both; the first round warms up and does not count."""
-    rates, limits = [], []
-    for _ in range(ROUNDS + 1):
-        rates.append(await load(broker, frames, login=True))
-        limits.append(await load(bare, frames, login=False))
-    return max(rates[1:]), max(limits[1:])
-
-
-def _send_frame(count: int, size: int) -> bytes:
-    messages = [Message(bytes([65 + n % 26]) * size) for n in range(count)]
-    request = encode_send(0, 0, Partitioning.to_partition(0), messages)
+def _send_frame(shape: Shape) -> bytes:
+    messages = [Message(bytes([65 + n % 26]) * shape.size) for n in range(shape.count)]
+    request = encode_send(STREAM, TOPIC, Partitioning.to_partition(0), messages)
     return _frame(c.SEND_MESSAGES, request)
 
 
-def _poll_frames(count: int) -> list[bytes]:
+def _poll_frames(shape: Shape) -> list[bytes]:
+    consumer = Consumer.single()
     return [
         _frame(
             c.POLL_MESSAGES,
-            PollMessages(Consumer.single(), 0, 0, 0, Strategy.offset(n * count), count, False),
+            PollMessages(
+                consumer, STREAM, TOPIC, 0, Strategy.offset(n * shape.count), shape.count, False
+            ),
         )
         for n in range(POLLED_BATCHES)
     ]
 
 
-async def _prepare(port: int, frames: list[bytes]) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
-    for frame in (
-        _frame(c.LOGIN_USER, LoginUser("iggy", "iggy")),
-        _frame(c.CREATE_STREAM, CreateStream("bench")),
-        _frame(c.CREATE_TOPIC, CreateTopic(0, 1, Compression.NONE, 0, 0, 1, "bench")),
-        *frames,
-    ):
-        await _ask(reader, writer, frame)
-    writer.close()
-    await writer.wait_closed()
+async def _prepare(port: int) -> None:
+    (caller,) = await _connect(port, 1)
+    await caller.call(_frame(c.LOGIN_USER, LoginUser("iggy", "iggy")))
+    await caller.call(_frame(c.CREATE_STREAM, CreateStream(STREAM)))
+    await caller.call(_frame(c.CREATE_TOPIC, _TOPIC))
+    _close([caller])
 
 
-def _row(name: str, rate: float, limit: float, count: int) -> dict[str, Any]:
+async def _fill(broker: int, bare: int, shape: Shape) -> None:
+    (caller,) = await _connect(broker, 1)
+    await caller.call(_frame(c.LOGIN_USER, LoginUser("iggy", "iggy")))
+    await _empty(caller)
+    for _ in range(POLLED_BATCHES):
+        await caller.call(_send_frame(shape))
+    _close([caller])
+    (caller,) = await _connect(bare, 1)
+    reply_bytes = 16 + shape.count * (64 + shape.size)
+    request = RESPONSE.pack(12, 0) + RESPONSE.pack(reply_bytes, POLLED_BATCHES)
+    await caller.call(request)
+    _close([caller])
+
+
+async def measure(brokers: dict[str, int], bare: dict[str, int], shape: Shape) -> dict[str, Any]:
+    """The best of each; the first round warms up and does not count."""
+    broker = brokers[shape.level]
+    limit = bare["polled" if shape.kind == "poll" else shape.level]
+    if shape.kind == "poll":
+        await _fill(broker, limit, shape)
+        frames = _poll_frames(shape)
+    else:
+        frames = [_send_frame(shape)]
+    ours, limits = [], []
+    for _ in range(ROUNDS + 1):
+        ours.append(await broker_round(broker, shape, frames))
+        limits.append(await bare_round(limit, shape, frames))
+    best = max(ours[1:], key=lambda one: one.rate)
+    best_limit = max(limits[1:], key=lambda one: one.rate)
     return {
-        "name": name,
-        "value": rate * count,
+        "name": shape.name,
+        "value": best.rate * shape.count,
         "unit": "messages/s",
-        "limit": limit * count,
-        "ratio": rate / limit,
+        "limit": best_limit.rate * shape.count,
+        "ratio": best.rate / best_limit.rate,
+        "p50_ms": 1000 * best.quantile(0.5),
+        "p99_ms": 1000 * best.quantile(0.99),
+        "limit_p50_ms": 1000 * best_limit.quantile(0.5),
+        "limit_p99_ms": 1000 * best_limit.quantile(0.99),
     }
 
 
 def run() -> list[dict[str, Any]]:
-    rows = []
-    for count, size in SHAPES:
-        frame = _send_frame(count, size)
-        with Server("broker") as broker, Server("bare", "0") as bare:
-            run_loop(_prepare(broker, []))
-            rate, limit = run_loop(compare(broker, bare, [frame]))
-        rows.append(_row(f"send {count} x {size} B", rate, limit, count))
-        reply_bytes = 16 + count * (64 + size)
-        with Server("broker") as broker, Server("bare", str(reply_bytes)) as bare:
-            run_loop(_prepare(broker, [frame] * POLLED_BATCHES))
-            rate, limit = run_loop(compare(broker, bare, _poll_frames(count)))
-        rows.append(_row(f"poll {count} x {size} B", rate, limit, count))
-    return rows
+    only = os.environ.get("ONLY", "")
+    with (
+        Server("broker", "written") as (written,),
+        Server("broker", "synced") as (synced,),
+        Server("bare") as ports,
+    ):
+        brokers = {"written": written, "synced": synced}
+        bare = dict(zip(("written", "synced", "polled"), ports, strict=True))
+        for port in brokers.values():
+            run_loop(_prepare(port))
+        return [run_loop(measure(brokers, bare, shape)) for shape in SHAPES if only in shape.name]
 
 
-def _main(folder: str, kind: str, reply_bytes: str = "0") -> None:
-    work = serve_broker(folder) if kind == "broker" else serve_bare(folder, int(reply_bytes))
+def _main(folder: str, kind: str, level: str = "") -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    if kind == "bare":
+        run_loop(serve_bare(folder, sys.stdin.read))
+        return
     profile = os.environ.get("PROFILE")
-    if profile is None or kind != "broker":
-        run_loop(work)
+    if profile is None:
+        run_loop(serve_broker(folder, level))
         return
     import cProfile
 
     profiler = cProfile.Profile()
     profiler.enable()
-    run_loop(work)
+    run_loop(serve_broker(folder, level))
     profiler.disable()
-    profiler.dump_stats(f"{profile}.{os.getpid()}")
+    profiler.dump_stats(f"{profile}.{level}.{os.getpid()}")
 
 
 if __name__ == "__main__":
