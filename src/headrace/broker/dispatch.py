@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from headrace.broker import audit
 from headrace.broker.authorization import authorize
 from headrace.broker.core import Broker
 from headrace.broker.errors import FeatureUnavailableError, StaleSessionError
@@ -123,12 +124,25 @@ class Dispatcher:
         self._check_lease()
         if session.stale:
             raise StaleSessionError(client=session.client_id)
-        session.seen = self._broker.runtime.clock.monotonic()
         route = self._routes.get(code)
         if route is None:
             raise _unknown(code)
         command, handler = route
         request = self._decode(session, command, payload)
+        if code not in audit.AUDITED:
+            return await self._handle(session, command, handler, request)
+        entry = audit.Entry(self._broker, session, command, request)
+        try:
+            answer = await self._handle(session, command, handler, request)
+        except HeadraceError as error:
+            entry.refused(status_of(error, session.rules))
+            raise
+        entry.done()
+        return answer
+
+    async def _handle(
+        self, session: Session, command: c.AnyCommand, handler: Handler, request: object
+    ) -> Sequence[Buffer]:
         if command.authenticated and not self._may(session, command, request):
             return ()
         response = await handler(self._broker, session, request)

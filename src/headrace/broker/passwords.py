@@ -2,6 +2,8 @@
 
 Argon2id runs in an executor: it takes tens of milliseconds by design. One login at a time per name
 and host; after a few failures each answer waits longer, so guessing is slow and the loop is not.
+Only a few logins of a host are checked at a time, whatever their names: a flood from one place then
+delays others by little.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ _TOKEN_BYTES = 50
 _TOKEN_PREFIX = "iggypat-"  # a connection string tells a token from a user name by it
 _TRACKED_MAX = 10_000
 _DELAY_FIRST_MS = 100
+_TOKENS = ""  # no user's name is empty
 
 
 def check_password(password: str) -> None:
@@ -72,6 +75,14 @@ class _Attempts:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+@dataclass(slots=True)
+class _Lane:
+    """The logins of one host that are being checked."""
+
+    room: asyncio.Semaphore
+    users: int = 0
+
+
 class Guard:
     """Slows down who guesses: state per (name, host)."""
 
@@ -80,7 +91,9 @@ class Guard:
         self._free = settings.login_failures_free
         self._delay_ms_max = settings.login_delay_ms_max
         self._waiting_max = settings.login_waiting_max
+        self._per_host_max = settings.logins_per_host_max
         self._attempts: dict[tuple[str, str], _Attempts] = {}
+        self._lanes: dict[str, _Lane] = {}
 
     async def check(self, passwords: Passwords, name: str, host: str, stored: str | None,
                     password: str) -> None:  # fmt: skip
@@ -92,7 +105,7 @@ class Guard:
         try:
             async with attempts.turn:
                 await self._delay(attempts)
-                if await passwords.verify(stored, password):
+                if await self._verify(passwords, host, stored, password):
                     attempts.failures = 0
                 else:
                     attempts.failures += 1
@@ -100,6 +113,35 @@ class Guard:
         finally:
             attempts.waiting -= 1
             self._tidy(name, host, attempts)
+
+    async def _verify(
+        self, passwords: Passwords, host: str, stored: str | None, password: str
+    ) -> bool:
+        lane = self._lanes.get(host)
+        if lane is None:
+            lane = self._lanes[host] = _Lane(asyncio.Semaphore(self._per_host_max))
+        lane.users += 1
+        try:
+            async with lane.room:
+                return await passwords.verify(stored, password)
+        finally:
+            lane.users -= 1
+            if not lane.users:
+                del self._lanes[host]
+
+    async def on_token_refused(self, host: str) -> None:
+        """Nobody guesses a token, but asking often is not free either: failures get slower."""
+        attempts = self._attempts.setdefault((_TOKENS, host), _Attempts())
+        attempts.failures += 1
+        attempts.waiting += 1
+        try:
+            await self._delay(attempts)
+        finally:
+            attempts.waiting -= 1
+            self._tidy(_TOKENS, host, attempts)
+
+    def on_token_accepted(self, host: str) -> None:
+        self._attempts.pop((_TOKENS, host), None)
 
     async def _delay(self, attempts: _Attempts) -> None:
         beyond = attempts.failures - self._free

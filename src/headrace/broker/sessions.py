@@ -11,6 +11,7 @@ import xxhash
 from headrace.broker.rules import RULES, Rules
 from headrace.wire.iggy.connection import Spoken
 from headrace.wire.iggy.dialects import Dialect
+from headrace.wire.iggy.messages.system import TransportKind
 
 _REMEMBERED_MAX = 10_000
 
@@ -33,8 +34,9 @@ class Session:
     spoken: Spoken
     user_uid: int | None = None
     login: Login = Login.SILENT
+    transport: TransportKind = TransportKind.TCP
     seen: float = 0.0
-    """Monotonic time of the last request."""
+    """Monotonic time of the last PING, or of the connection's begin."""
     last_poll: tuple[Dialect, bytes, object] | None = None
     """The last POLL as bytes and decoded: consumers send the same one over and over."""
     stale: bool = False
@@ -98,13 +100,19 @@ class Sessions:
     def get(self, client_id: int) -> Session | None:
         return self._sessions.get(client_id)
 
-    def open(self, address: str, dialect: Dialect, now: float) -> Session:
+    def open(
+        self,
+        address: str,
+        dialect: Dialect,
+        now: float,
+        transport: TransportKind = TransportKind.TCP,
+    ) -> Session:
         """`dialect` is assumed until the client shows another."""
         client_id = xxhash.xxh32_intdigest(address.encode())
         # Two addresses with one hash are rare, but a group must not take them for one member.
         while client_id == 0 or client_id in self._sessions:
             client_id = (client_id + 1) & 0xFFFF_FFFF
-        session = Session(client_id, address, Spoken(dialect), seen=now)
+        session = Session(client_id, address, Spoken(dialect), seen=now, transport=transport)
         self._sessions[client_id] = session
         return session
 

@@ -143,6 +143,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     login_delay_ms_max: Annotated[
         int, Meta(ge=0, description="Longest delay of an answer to a login after failures.")
     ] = 5_000
+    logins_per_host_max: Annotated[
+        int, Meta(ge=1, description="Passwords of one host's logins checked at a time.")
+    ] = 4
     login_waiting_max: Annotated[
         int, Meta(ge=1, description="Logins of one name from one host that may wait at a time.")
     ] = 16

@@ -30,6 +30,7 @@ Q = TypeVar("Q", bound=c.Encodable)
 R = TypeVar("R")
 
 NOW_US = 1_700_000_000_000_000
+QUICK = BrokerSettings(login_delay_ms_max=100)  # refused logins are answered without much delay
 
 
 class FakeClock(Clock):
@@ -145,7 +146,9 @@ class Harness:
     def connect(self, dialect: Dialect = Dialect.B2) -> Client:
         """`dialect` is what the broker assumes of this connection."""
         self.ports += 1
-        session = self.broker.sessions.open(f"127.0.0.1:{self.ports}", dialect, 0.0)
+        session = self.broker.sessions.open(
+            f"127.0.0.1:{self.ports}", dialect, self.clock.monotonic()
+        )
         return Client(self.dispatcher, session)
 
     async def root(self, dialect: Dialect = Dialect.B2) -> Client:
@@ -178,7 +181,7 @@ async def opened(
         secret=b"s" * 32,
         started_us=NOW_US,
     )
-    broker = Broker(runtime, settings or BrokerSettings(), client, identity, figures=ProcessFigures)
+    broker = Broker(runtime, settings or QUICK, client, identity, figures=ProcessFigures)
     broker.passwords.close()
     broker.passwords = Passwords(runtime, time_cost=1, memory_kib=8)
     lost: list[bool] = []

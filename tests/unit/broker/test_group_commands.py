@@ -167,12 +167,31 @@ async def test_an_inactive_user_leaves_its_groups() -> None:
         assert await members(root) == {}
 
 
-async def test_silent_members_lose_their_partitions() -> None:
-    settings = BrokerSettings(heartbeat_interval_ms=40)
+async def test_only_a_ping_keeps_a_client() -> None:
+    """Silent for 1.2 intervals: out of its groups, told so with its next request, and only once."""
+    settings = BrokerSettings(heartbeat_interval_ms=100)
     async with opened(settings=settings) as h:
+        quiet = await prepared(h)
+        await join(quiet)
+        pinging = h.connect()
+        await pinging.login()
+        await join(pinging)
+        started = h.clock.monotonic()
+        while len(h.broker.membership.members(h.broker.membership.groups()[0])) == 2:
+            assert await pinging.status(c.PING.code) == 0
+            await quiet.poll(topic="t")  # any other request is no sign of life
+            await h.broker.runtime.clock.sleep(0.005)
+        assert h.clock.monotonic() - started >= 0.12
+        (left,) = (await members(pinging)).values()
+        assert len(left) == 3, "it got the other one's partitions"
+        assert await code_of(poll(quiet)) == 30
+        assert await code_of(quiet.login()) == 30, "the connection is over: its server closes it"
+
+
+async def test_without_the_setting_nobody_is_stale() -> None:
+    async with opened() as h:
         client = await prepared(h)
         await join(client)
         client.session.seen = float("-inf")
-        while h.broker.membership.groups():
-            await h.broker.runtime.clock.sleep(0.01)
-        assert await code_of(poll(client)) == 30
+        await h.broker.runtime.clock.sleep(0.05)
+        assert await code_of(poll(client)) == 0

@@ -13,7 +13,8 @@ from headrace.wire.iggy.messages import system as m
 
 
 async def ping(broker: Broker, session: Session, request: m.Empty) -> None:
-    return None
+    """A sign of life; other commands are none, as in the reference server."""
+    session.seen = broker.runtime.clock.monotonic()
 
 
 async def get_stats(broker: Broker, session: Session, request: m.Empty) -> m.Stats:
@@ -70,7 +71,7 @@ async def get_cluster_metadata(
         name=f"{broker.identity.cluster_name}-broker",
         ip=host,
         tcp_port=port,
-        quic_port=0,
+        quic_port=broker.quic_port,
         http_port=0,
         websocket_port=0,
         role=m.NodeRole.LEADER,
@@ -110,7 +111,7 @@ def _details(broker: Broker, session: Session) -> m.ClientDetails:
         m.ClientInfo(
             client_id=session.client_id,
             user_id=None if user is None else user.id,
-            transport=m.TransportKind.TCP,
+            transport=session.transport,
             address=session.address,
             groups_count=len(groups),
         ),

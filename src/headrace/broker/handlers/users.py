@@ -121,6 +121,18 @@ async def login_user(broker: Broker, session: Session, request: m.LoginUser) -> 
 async def login_with_token(
     broker: Broker, session: Session, request: m.LoginWithPersonalAccessToken
 ) -> m.Identity:
+    try:
+        identity = _log_in_with_token(broker, session, request)
+    except (InvalidTokenError, NotFoundError, TokenExpiredError):
+        await broker.guard.on_token_refused(session.host)
+        raise
+    broker.guard.on_token_accepted(session.host)
+    return identity
+
+
+def _log_in_with_token(
+    broker: Broker, session: Session, request: m.LoginWithPersonalAccessToken
+) -> m.Identity:
     if not 1 <= len(request.token.encode()) <= TOKEN_BYTES_MAX:
         raise InvalidTokenError(f"a token has 1 to {TOKEN_BYTES_MAX} bytes")
     service = service_token(broker.identity.secret)
