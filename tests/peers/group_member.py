@@ -1,10 +1,12 @@
-"""A member of a consumer group, apache-iggy 0.8.0.
+"""A member of a consumer group, with any apache-iggy from 0.5.0 to 0.8.0.
 
 Arguments: host:port, stream, topic, group, seconds without a message after which to stop.
-Prints one line per message, `partition offset payload`, then exits 0.
+Prints one line per message, `partition offset payload`, then exits 0. Clients before 0.7.0 do not
+tell a message's partition: -1.
 """
 
 import asyncio
+import inspect
 import os
 import sys
 from datetime import timedelta
@@ -16,7 +18,7 @@ async def main(address, stream, topic, group, quiet):
     client = IggyClient(address)
     await client.connect()
     await client.login_user("iggy", "iggy")
-    consumer = await client.consumer_group(
+    made = client.consumer_group(
         group,
         stream,
         topic,
@@ -26,6 +28,7 @@ async def main(address, stream, topic, group, quiet):
         auto_commit=AutoCommit.When(AutoCommitWhen.ConsumingEachMessage()),
         poll_interval=timedelta(milliseconds=5),
     )
+    consumer = await made if inspect.isawaitable(made) else made
     print("joined", flush=True)
     stop = asyncio.Event()
     last = asyncio.get_running_loop().time()
@@ -34,7 +37,8 @@ async def main(address, stream, topic, group, quiet):
         nonlocal last
         last = asyncio.get_running_loop().time()
         text = message.payload().decode()
-        print(message.partition_id(), message.offset(), text, flush=True)
+        partition = getattr(message, "partition_id", lambda: -1)()
+        print(partition, message.offset(), text, flush=True)
 
     async def watch():
         left = float(quiet)
