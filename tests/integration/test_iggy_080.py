@@ -166,8 +166,8 @@ async def crash(stack: Stack) -> None:
     broker = stack.broker
     await broker.broker._tasks.close()
     await broker._tasks.close()
-    assert broker._server is not None
-    await broker._server.close()
+    assert broker._transports is not None
+    await broker._transports.close()
     assert broker._leadership is not None
     broker._leadership.give_up()
     await stack.node.abort()

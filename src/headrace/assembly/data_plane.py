@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from headrace.assembly.certificates import load_certificate
 from headrace.assembly.secrets import load_cluster_uuid, load_secret
 from headrace.broker.core import ProcessFigures
 from headrace.broker.service import BrokerService, RootCredentials
 from headrace.broker.snapshot import Diagnostics
+from headrace.broker.transports import Encryption
 from headrace.client.channels import Connect, tcp_connect
 from headrace.client.sbp import SbpClient
 from headrace.config.settings import LOOPBACK, Settings
@@ -20,9 +22,11 @@ from headrace.datanode.service import DataNodeService
 from headrace.net.addresses import format_address, parse_address
 from headrace.net.credentials import node_credential
 from headrace.net.sbp_channel import Channel
+from headrace.net.tls import TlsAcceptor, TlsLimits
 from headrace.placement.service import PlacementService
 from headrace.placement.store import SqliteStore, Store
 from headrace.runtime import Runtime
+from headrace.runtime.system_tls import server_context
 from headrace.wire.sbp.messages import ClientRole
 
 OpenStore = Callable[[Runtime, str], Awaitable[Store]]
@@ -50,6 +54,7 @@ class DataPlane:
         self._files = runtime.executor("assembly", 1)
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._placement_address = ""
+        self._authority_path = ""
         self.node: DataNodeService | None = None
         self.placement: PlacementService | None = None
         self.broker: BrokerService | None = None
@@ -112,10 +117,38 @@ class DataPlane:
             figures=self._figures,
             diagnostics=self._diagnostics,
             on_root=self._on_root,
+            encryption=await self._files.run(self._load_encryption),
         )
         self.lost = self.broker.lost
-        await self.broker.start(host, settings.iggy_port)
+        quic_port = None if settings.quic_port < 0 else settings.quic_port
+        await self.broker.start(settings.iggy_host or host, settings.iggy_port, quic_port)
         self._closers.append(self.broker.close)
+
+    def _load_encryption(self) -> Encryption:
+        """Blocks. The files are read now, so that a wrong path stops the start and not a client."""
+        runtime, settings, tls = self._runtime, self._settings, self._settings.tls
+        certificate = load_certificate(runtime.disk, runtime.clock, tls, settings.data_dir)
+        self._authority_path = certificate.authority_path
+        seconds = tls.handshake_ms / 1000
+        acceptor = TlsAcceptor(
+            server_context(certificate.chain, certificate.key),
+            required=tls.mode == "required",
+            limits=TlsLimits(
+                handshake_seconds=seconds, handshake_bytes_max=tls.handshake_bytes_max
+            ),
+        )
+        return Encryption(
+            certificate=certificate.chain,
+            key=certificate.key,
+            tls=None if tls.mode == "off" else acceptor,
+            quic=settings.quic,
+            handshake_seconds=seconds,
+        )
+
+    @property
+    def authority_path(self) -> str:
+        """What clients trust the development certificate by; empty with one of your own."""
+        return self._authority_path
 
     def _connect_node(self, address: str) -> Connect:
         """In process when the address is our own node's, over TCP otherwise."""
@@ -138,11 +171,13 @@ class DataPlane:
         """Where clients reach each part, as `host:port`."""
         assert self.broker is not None, "not started"
         assert self.node is not None, "not started"
-        return {
+        found = {
             "iggy": self.broker.address,
+            "quic": self.broker.quic_address,
             "placement_manager": self._placement_address,
             "data_node": self.node.address,
         }
+        return {name: address for name, address in found.items() if address}
 
     async def close(self) -> None:
         """The broker first, the store last: each part outlives those that use it."""

@@ -86,6 +86,8 @@ class Broker:
         self.snapshots = Snapshots(runtime, diagnostics or Diagnostics())
         self.address = ("", 0)
         """Where clients reach us."""
+        self.quic_port = 0
+        """0 when QUIC is not served."""
         self.catalogue = Catalogue()
         self.offsets = Offsets()
         self.membership = Membership()

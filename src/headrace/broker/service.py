@@ -18,15 +18,16 @@ from headrace.broker.dispatch import Dispatcher
 from headrace.broker.passwords import check_password
 from headrace.broker.sessions import Session
 from headrace.broker.snapshot import Diagnostics
+from headrace.broker.transports import Encryption, Transports
 from headrace.client.leadership import HolderFile, Leadership
 from headrace.client.sbp import SbpClient
 from headrace.client.tasks import TaskSet
 from headrace.config.broker import BrokerSettings
 from headrace.errors import ConfigError, HeadraceError, RequestError
-from headrace.net.iggy_server import IggyLimits, IggyServer
 from headrace.observability.logging import get_logger
-from headrace.runtime.interfaces import Connection, Runtime
+from headrace.runtime.interfaces import Runtime
 from headrace.wire.iggy.dialects import Dialect
+from headrace.wire.iggy.messages.system import TransportKind
 
 log = get_logger(__name__)
 
@@ -59,11 +60,13 @@ class BrokerService:
         figures: Callable[[], ProcessFigures] = ProcessFigures,
         diagnostics: Diagnostics | None = None,
         on_root: Callable[[RootCredentials], None] | None = None,
+        encryption: Encryption | None = None,
     ) -> None:
         self._runtime = runtime
         self._settings = settings
         self._client = client
         self._on_root = on_root
+        self._encryption = encryption
         self._executor = runtime.executor("broker", 1)
         self._holder_file = HolderFile(runtime, folder, self._executor)
         self._tasks = TaskSet("broker service")
@@ -86,19 +89,22 @@ class BrokerService:
             diagnostics=diagnostics,
         )
         self._leadership: Leadership | None = None
-        self._server: IggyServer[Session] | None = None
+        self._transports: Transports | None = None
 
     # -- starting and stopping
 
-    async def start(self, host: str, port: int) -> None:
-        """Returns once clients are served. Waits while another broker leads."""
+    async def start(self, host: str, port: int, quic_port: int | None = None) -> None:
+        """Returns once clients are served. Waits while another broker leads.
+
+        QUIC is served when it has a port (0 = any free one) and `encryption` was given.
+        """
         try:
-            await self._start(host, port)
+            await self._start(host, port, quic_port)
         except BaseException:
             await self.close()
             raise
 
-    async def _start(self, host: str, port: int) -> None:
+    async def _start(self, host: str, port: int, quic_port: int | None) -> None:
         self._holder = await self._holder_file.load()
         leadership = Leadership(
             self._runtime,
@@ -116,24 +122,19 @@ class BrokerService:
         await self.broker.open(epoch=epoch, clean=clean, on_fenced=self._on_lost)
         await self._make_root()
         dispatcher = Dispatcher(self.broker, leadership.check)
-        self._server = IggyServer(
+        transports = self._transports = Transports(
             self._runtime,
+            self._settings,
+            dispatcher,
             open_session=self._open_session,
-            on_request=dispatcher.on_request,
             close_session=self._close_session,
-            is_trusted=lambda session: session.user_uid is not None,
-            limits=IggyLimits(
-                connections_max=self._settings.connections_max,
-                send_frame_bytes_max=self._settings.frame_bytes_max,
-                login_frame_bytes_max=self._settings.login_frame_bytes_max,
-                held_bytes_max=self._settings.held_bytes_max,
-                login_idle_seconds=self._settings.login_idle_ms / 1000,
-                idle_seconds=self._settings.idle_ms / 1000,
-                transfer_seconds=self._settings.transfer_ms / 1000,
-            ),
+            encryption=self._encryption,
         )
-        await self._server.start(host, port)
-        self.broker.address = (self._server.listener.host, self._server.listener.port)
+        await transports.start(host, port, quic_port)
+        listener = transports.tcp.listener
+        self.broker.address = (listener.host, listener.port)
+        if transports.quic is not None:
+            self.broker.quic_port = transports.quic.port
         await leadership.announce(self.address)
         self._tasks.start(self._enforce_retention(), name="retention")
         log.info("broker leads", epoch=epoch, clean=clean, address=self.address)
@@ -142,8 +143,8 @@ class BrokerService:
         if self._closed:
             return
         self._closed = True
-        if self._server is not None:
-            await self._server.close()
+        if self._transports is not None:
+            await self._transports.close()
         await self._tasks.close()
         clean = await self.broker.close()
         leadership = self._leadership
@@ -162,8 +163,8 @@ class BrokerService:
         log.error("leadership lost")
         if self._leadership is not None:
             self._leadership.give_up()
-        if self._server is not None:
-            self._tasks.start(self._server.close(), name="leave")
+        if self._transports is not None:
+            self._tasks.start(self._transports.close(), name="leave")
 
     async def _make_root(self) -> None:
         if self.broker.catalogue.users:
@@ -192,9 +193,10 @@ class BrokerService:
 
     # -- sessions
 
-    def _open_session(self, connection: Connection) -> Session:
+    def _open_session(self, peer: str, transport: TransportKind) -> Session:
         dialect = Dialect(self._settings.default_dialect)
-        return self.broker.sessions.open(connection.peer, dialect, self._runtime.clock.monotonic())
+        now = self._runtime.clock.monotonic()
+        return self.broker.sessions.open(peer, dialect, now, transport)
 
     def _close_session(self, session: Session) -> None:
         self.broker.logout(session)
@@ -212,8 +214,14 @@ class BrokerService:
 
     @property
     def address(self) -> str:
-        assert self._server is not None, "not started"
-        return self._server.address
+        assert self._transports is not None, "not started"
+        return self._transports.tcp.address
+
+    @property
+    def quic_address(self) -> str:
+        """Empty when QUIC is not served."""
+        quic = None if self._transports is None else self._transports.quic
+        return "" if quic is None else quic.address
 
     @property
     def leads(self) -> bool:
@@ -232,5 +240,5 @@ class BrokerService:
             "partitions_open": len(broker.open_logs()),
             "doomed_streams": len(broker.catalogue.doomed),
             **broker.counters,
-            **({} if self._server is None else self._server.statistics()),
+            **({} if self._transports is None else self._transports.statistics()),
         }

@@ -118,7 +118,7 @@ async def serve(settings: Settings, *, ready_file: str, log_json: bool) -> None:
     try:
         await child.start()
         addresses = {**plane.addresses(), **child.addresses}
-        print_ready(addresses)
+        print_ready(addresses, plane.authority_path)
         if ready_file:
             write_ready_file(ready_file, addresses)
         await _wait(stop, plane, child)

@@ -26,8 +26,11 @@ def up(
     iggy_port: Annotated[
         int | None, typer.Option("--iggy-port", help="Iggy clients; 0 = any.")
     ] = None,
+    iggy_host: Annotated[
+        str | None, typer.Option("--iggy-host", help="Address of the Iggy ports, if another.")
+    ] = None,
     quic_port: Annotated[
-        int | None, typer.Option("--quic-port", help="Iggy over QUIC; 0 = any.")
+        int | None, typer.Option("--quic-port", help="Iggy over QUIC; 0 = any, -1 = off.")
     ] = None,
     placement_port: Annotated[
         int | None, typer.Option("--placement-port", help="Placement manager; 0 = any.")
@@ -56,6 +59,7 @@ def up(
         "data_dir": data_dir,
         "host": host,
         "iggy_port": iggy_port,
+        "iggy_host": iggy_host,
         "quic_port": quic_port,
         "placement_port": placement_port,
         "node_port": node_port,
@@ -102,10 +106,11 @@ def with_root(settings: Settings, environment: os._Environ[str] | dict[str, str]
     return msgspec.structs.replace(settings, broker=broker)
 
 
-def print_ready(addresses: dict[str, str]) -> None:
+def print_ready(addresses: dict[str, str], authority_path: str) -> None:
     note("headrace is up; Ctrl-C stops it")
     labels = {
         "iggy": "Iggy clients",
+        "quic": "over QUIC",
         "http": "dashboard   http://",
         "placement_manager": "placement",
         "data_node": "data node",
@@ -115,6 +120,8 @@ def print_ready(addresses: dict[str, str]) -> None:
         if addresses.get(name):
             gap = "" if label.endswith("//") else "  "
             note(f"  {label:<12}{gap}{addresses[name]}")
+    if authority_path:
+        note(f"  TLS clients trust {authority_path} (a development certificate for localhost)")
 
 
 def write_ready_file(path: str, addresses: dict[str, str]) -> None:

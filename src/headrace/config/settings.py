@@ -15,10 +15,13 @@ from headrace.config.broker import BrokerSettings
 from headrace.config.controller import ControllerSettings
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
+from headrace.config.quic import QuicSettings
 from headrace.config.storage import StorageSettings
+from headrace.config.tls import TlsSettings
 from headrace.errors import ConfigError
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
+PortOrOff = Annotated[int, Meta(ge=-1, le=65535)]
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -31,7 +34,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     )
     host: Annotated[str, Meta(description="Address every listener binds to.")] = "127.0.0.1"
     iggy_port: Annotated[Port, Meta(description="Iggy clients, TCP; 0 = any free port.")] = 8090
-    quic_port: Annotated[Port, Meta(description="Iggy clients, QUIC (reserved).")] = 8080
+    iggy_host: Annotated[
+        str,
+        Meta(
+            description="Address of the Iggy port, TCP and QUIC; empty = `host`. Beyond loopback it"
+            ' needs `tls.mode = "required"` with a certificate of your own.'
+        ),
+    ] = ""
+    quic_port: Annotated[
+        PortOrOff, Meta(description="Iggy clients, QUIC (UDP); 0 = any free port, -1 = off.")
+    ] = 8080
     placement_port: Annotated[Port, Meta(description="Placement manager, SBP.")] = 12378
     node_port: Annotated[Port, Meta(description="Data node, SBP.")] = 10911
     http_port: Annotated[Port, Meta(description="JSON API and dashboard.")] = 3000
@@ -39,6 +51,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     insecure: Annotated[bool, Meta(description="Allow listening beyond loopback without TLS.")] = (
         False
     )
+    tls: TlsSettings = TlsSettings()
+    quic: QuicSettings = QuicSettings()
     broker: BrokerSettings = BrokerSettings()
     placement: PlacementSettings = PlacementSettings()
     data_node: DataNodeSettings = DataNodeSettings()
@@ -47,17 +61,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def check(self) -> None:
         """Refuse combinations that would be unsafe, with the way out in the text."""
-        if self.host in LOOPBACK:
+        beyond = [host for host in (self.host, self.iggy_host) if host and host not in LOOPBACK]
+        if not beyond:
             return
         if self.dev:
             raise ConfigError(
-                f"--dev has a well-known password and works on loopback only, not on {self.host}; "
+                f"--dev has a well-known password and works on loopback only, not on {beyond[0]}; "
                 "drop --dev, or drop --host"
             )
-        if not self.insecure:
+        if self.insecure:
+            return
+        if self.host not in LOOPBACK:
             raise ConfigError(
-                f"refusing to listen on {self.host} without TLS: anyone on that network could read "
-                "passwords; use a loopback address, or --insecure if the network is yours alone"
+                f"refusing to listen on {self.host}: the SBP, HTTP and umbilical ports have no TLS "
+                "yet, so anyone on that network could read what passes; set iggy_host to open the "
+                "Iggy port alone, or use --insecure if the network is yours alone"
+            )
+        if self.tls.mode != "required" or not self.tls.has_files:
+            raise ConfigError(
+                f"refusing to listen on {self.iggy_host} without TLS: anyone on that network could "
+                'read passwords; set tls.mode = "required" with tls.certificate and tls.key, or '
+                "use --insecure if the network is yours alone"
             )
 
 
