@@ -8,7 +8,8 @@
 | C       | 0.9.0         | 256 bytes | 48, in batches | 0        | typed            |
 
 Inside Headrace there is one canonical form, B2's: ids from 0, 64-byte message headers, typed keys.
-Codecs of the other dialects translate at this border, so nothing above it asks for a dialect.
+Codecs of the other dialects translate at this border. What servers of an era *did* differently is
+the broker's business (`broker/rules.py`), which dialect a connection speaks is `connection.py`'s.
 """
 
 from __future__ import annotations
