@@ -17,6 +17,7 @@ from headrace.broker.resources import NEVER, SERVER_DEFAULT, UNLIMITED, Topic
 from headrace.broker.sessions import Session, Sessions
 from headrace.broker.snapshot import Diagnostics, Snapshots
 from headrace.broker.state import Catalogue
+from headrace.broker.turns import Turns
 from headrace.client.sbp import SbpClient
 from headrace.client.statelog import StateLog
 from headrace.client.tasks import TaskSet
@@ -93,6 +94,8 @@ class Broker:
         self.membership = Membership()
         self.sessions = Sessions()
         self.passwords = Passwords(runtime)
+        self.committing = Turns()
+        """Polls that commit, by place and reader."""
         self.guard = Guard(runtime, settings)
         self.rotation: dict[int, int] = {}
         """Topic uid -> how many balanced batches it got."""

@@ -7,7 +7,7 @@ import xxhash
 from headrace.broker.core import Broker
 from headrace.broker.errors import InvalidMessagesCountError, NoPartitionsError
 from headrace.broker.handlers.readers import Resolved, resolve
-from headrace.broker.offsets import Entry
+from headrace.broker.offsets import Entry, Place, Reader
 from headrace.broker.partition import PartitionLog, Slice
 from headrace.broker.partitions import place_of
 from headrace.broker.resources import Partition, Topic
@@ -58,11 +58,11 @@ async def poll_messages(
     if log is None:
         return m.PolledMessages(partition.id, 0, 0)
     place = place_of(topic, partition)
-    stored = broker.offsets.get(place, resolved.reader)
-    found = await _read(broker, log, request.strategy, request.count, stored)
-    if request.auto_commit and found.count:
-        # Durable before the answer: what was handed out as consumed stays consumed.
-        await broker.offset_writer.store([Entry(place, resolved.reader, found.last)])
+    if request.auto_commit:
+        found = await _read_and_commit(broker, log, request, place, resolved.reader)
+    else:
+        stored = broker.offsets.get(place, resolved.reader)
+        found = await _read(broker, log, request.strategy, request.count, stored)
     broker.counters["polled_messages"] += found.count
     broker.counters["polled_bytes"] += found.bytes
     return m.PolledMessages(partition.id, log.current_offset, found.count, found.pieces)
@@ -85,6 +85,20 @@ def _polled_partition(
     ):
         return None
     return partition_of(topic, partition)
+
+
+async def _read_and_commit(
+    broker: Broker, log: PartitionLog, request: m.PollMessages, place: Place, reader: Reader
+) -> Slice:
+    """One at a time per reader: a group's partition may have just moved to another member, which
+    must go on behind what the one before it is being given."""
+    async with broker.committing.hold((place, reader)):
+        stored = broker.offsets.get(place, reader)
+        found = await _read(broker, log, request.strategy, request.count, stored)
+        if found.count:
+            # Durable before the answer: what was handed out as consumed stays consumed.
+            await broker.offset_writer.store([Entry(place, reader, found.last)])
+        return found
 
 
 async def _read(
