@@ -84,6 +84,49 @@ def test_stamp_equals_one_by_one(count: int, base_offset: int) -> None:
     assert bytes(request.area) == expected
 
 
+EQUAL = {
+    "no payload": [Message(b"", id=n % 3) for n in range(40)],
+    "small": [Message(bytes([n]) * 100, origin_timestamp_us=n) for n in range(40)],
+    "large": [Message(bytes([n]) * 2000, id=n << 64) for n in range(40)],
+    "headers of different lengths": [
+        Message(b"x" * (50 - n), headers=b"h" * n, id=1 + n) for n in range(40)
+    ],
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_stamp_of_messages_of_one_size_equals_one_by_one(name: str) -> None:
+    request = decode_send(bytearray(send(EQUAL[name])))
+    assert batch.stride_of(request.starts, len(request.area)) == len(request.area) // 40
+    assert decode_messages(request.area) == EQUAL[name]
+    expected = stamp_one_by_one(bytes(request.area), 7, 8)
+    batch.stamp(request.area, request.starts, base_offset=7, timestamp_us=8, new_ids=fresh_ids)
+    assert bytes(request.area) == expected
+
+
+@pytest.mark.parametrize("field", [48, 52, 56])
+def test_a_wrong_length_among_messages_of_one_size_is_found(field: int) -> None:
+    payload = bytearray(send(EQUAL["small"]))
+    payload[INDEX_AT + 16 * 40 + 164 * 30 + field] ^= 1
+    with pytest.raises(DecodeError):
+        decode_send(payload)
+
+
+def test_sizes_that_differ_are_no_stride() -> None:
+    starts = np.array([0, 100, 300], np.uint32)
+    assert batch.stride_of(starts, 400) == 0
+    assert batch.stride_of(np.array([0, 100, 200], np.uint32), 301) == 0
+    assert batch.stride_of(np.array([0, 100, 200], np.uint32), 300) == 100
+
+
+@pytest.mark.parametrize("first", [0, 5, 2**64 - 2, 2**128 - 1])
+def test_consecutive_ids_are_distinct_and_never_0(first: int) -> None:
+    ids = batch.consecutive_ids(first, 100)
+    found = {ids[at : at + 16] for at in range(0, len(ids), 16)}
+    assert len(found) == 100
+    assert bytes(16) not in found
+
+
 @pytest.mark.parametrize("copies", [1, 5])
 def test_stamp_asks_only_for_missing_ids(copies: int) -> None:
     asked: list[int] = []

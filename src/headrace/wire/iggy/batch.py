@@ -22,9 +22,10 @@ costs a third of a second, and the command line must not pay it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headrace.wire.iggy.errors import DecodeError, Status
@@ -53,6 +54,10 @@ _ENTRY = struct.Struct("<IIII")
 _STAMP = struct.Struct("<16sQQ")
 _CHECKSUM = struct.Struct("<Q")
 _NO_ID = bytes(16)
+_NOTHING = bytes(HEADER_BYTES - NARROW_HEADER_BYTES)
+
+_COPIED_BYTES_MAX = 1024
+"""Up to here hashing a copy of a message is faster than making a view of it."""
 
 
 @cache
@@ -107,7 +112,8 @@ def check_messages(index: Buffer, area: Buffer) -> tuple[Positions, int]:
     if len(index) <= FEW * INDEX_ENTRY_BYTES:
         return _check_few(index, area)
     starts = _read_index(index, len(area))
-    return starts, _check_sizes(area, starts)
+    stride = stride_of(starts, len(area))
+    return starts, _check_equal(area, starts, stride) if stride else _check_sizes(area, starts)
 
 
 def _check_few(index: Buffer, area: Buffer) -> tuple[Positions, int]:
@@ -145,7 +151,7 @@ def _check_one(area: Buffer, start: int, end: int) -> int:
         raise DecodeError(Status.TOO_BIG_USER_HEADERS, length=headers_length)
     if payload_length > PAYLOAD_BYTES_MAX:
         raise DecodeError(Status.TOO_BIG_MESSAGE_PAYLOAD, length=payload_length)
-    if header_bytes == HEADER_BYTES and any(area[start + NARROW_HEADER_BYTES : start + 64]):
+    if header_bytes == HEADER_BYTES and area[start + NARROW_HEADER_BYTES : start + 64] != _NOTHING:
         raise DecodeError(Status.INVALID_RESERVED_FIELD)
     return header_bytes
 
@@ -153,19 +159,53 @@ def _check_one(area: Buffer, start: int, end: int) -> int:
 def _read_index(index: Buffer, area_bytes: int) -> Positions:
     import numpy as np
 
-    table = np.frombuffer(index, "<u4").reshape(-1, 4)
-    seed_form = table[0, 1] == 0 and table[0, 2] != 0
-    ends, other = (table[:, 2], table[:, 1]) if seed_form else (table[:, 1], table[:, 2])
-    if table[:, 0].any() or (seed_form and other.any()):
+    table = np.frombuffer(index, "<u4").reshape(-1, 4).T.copy()  # columns: contiguous is faster
+    seed_form = table[1, 0] == 0 and table[2, 0] != 0
+    ends, other = (table[2], table[1]) if seed_form else (table[1], table[2])
+    if table[0].any() or (seed_form and other.any()):
         raise DecodeError(Status.NON_ZERO_OFFSET)
-    if table[:, 3].any() or (not seed_form and other.any()):
+    if table[3].any() or (not seed_form and other.any()):
         raise DecodeError(Status.NON_ZERO_TIMESTAMP)
     if ends[-1] != area_bytes or (ends[1:] < ends[:-1]).any():
         raise DecodeError(Status.INVALID_MESSAGES_SIZE, found=int(ends[-1]), expected=area_bytes)
-    starts = np.empty(len(table), np.uint32)
+    starts = np.empty(len(ends), np.uint32)
     starts[0] = 0
     starts[1:] = ends[:-1]
     return starts
+
+
+def stride_of(starts: Positions, area_bytes: int) -> int:
+    """The size of each message when all have the same, as in bulk they usually do; otherwise 0.
+
+    Fields then lie at a fixed distance and plain strided views reach them, without a gather.
+    """
+    import numpy as np
+
+    stride, rest = divmod(area_bytes, len(starts))
+    if rest or stride < NARROW_HEADER_BYTES:
+        return 0
+    expected = np.arange(0, area_bytes, stride, dtype=np.uint32)
+    return stride if (starts == expected).all() else 0
+
+
+def column(area: Any, stride: int, at: int, field: str, width: int = 1) -> NDArray[Any]:
+    """A field of messages of one size, as a view: one row per message, `width` numbers in it."""
+    import numpy as np
+
+    dtype = np.dtype(field)
+    shape = (memoryview(area).nbytes // stride, width)
+    return np.ndarray(shape, dtype, area, at, (stride, dtype.itemsize))
+
+
+def _check_equal(area: Buffer, starts: Positions, stride: int) -> int:
+    """As `_check_sizes`, for messages of one size."""
+    lengths = column(area, stride, _LENGTHS_AT, "<u8")
+    if (lengths != lengths[0, 0]).any():  # headers and payloads that differ, or add up to no sum
+        return _check_sizes(area, starts)
+    header_bytes = _check_one(area, 0, stride)
+    if header_bytes == HEADER_BYTES and column(area, stride, NARROW_HEADER_BYTES, "<u8").any():
+        raise DecodeError(Status.INVALID_RESERVED_FIELD)
+    return header_bytes
 
 
 def _check_sizes(area: Buffer, starts: Positions) -> int:
@@ -344,23 +384,64 @@ def _stamp_many(
     new_ids: Callable[[int], bytes],
 ) -> None:
     import numpy as np
-    from xxhash import xxh3_64_intdigest
 
-    count = len(starts)
-    stamped = np.empty(count, np.dtype([("id", "<u8", (2,)), ("offset", "<u8"), ("time", "<u8")]))
-    places = items(area, stamped.itemsize)
+    offsets = np.arange(base_offset, base_offset + len(starts), dtype=np.uint64)
+    stride = stride_of(starts, len(area))
+    if stride:
+        ids = column(area, stride, 8, "<u8", 2)
+        _fill_ids(ids, new_ids)
+        column(area, stride, 24, "<u8")[:, 0] = offsets
+        column(area, stride, 32, "<u8")[:] = timestamp_us
+        column(area, stride, 0, "V8")[:, 0] = _checksums(_equal_bodies(area, stride))
+        return
+    stamped = np.empty(len(starts), np.dtype([("id", "<u8", 2), ("offset", "<u8"), ("at", "<u8")]))
     at = starts + np.uint32(8)
-    stamped["id"] = items(area, 16)[at].view("<u8").reshape(count, 2)
-    missing = np.flatnonzero(~stamped["id"].any(axis=1))
+    stamped["id"] = items(area, 16)[at].view("<u8").reshape(-1, 2)
+    _fill_ids(stamped["id"], new_ids)
+    stamped["offset"] = offsets
+    stamped["at"] = timestamp_us
+    items(area, stamped.itemsize)[at] = stamped.view(f"V{stamped.itemsize}")
+    ends = [*starts[1:].tolist(), len(area)]
+    items(area, 8)[starts] = _checksums(
+        map(memoryview(area).__getitem__, map(slice, at.tolist(), ends))
+    )
+
+
+def consecutive_ids(first: int, count: int) -> bytes:
+    """`count` ids of 16 bytes. The lower half wraps around, so they are distinct; none is 0."""
+    import numpy as np
+
+    ids = np.empty((count, 2), "<u8")
+    ids[:, 0] = np.arange(count, dtype=np.uint64) + np.uint64(first & 0xFFFF_FFFF_FFFF_FFFF)
+    ids[:, 1] = (first >> 64) or 1
+    return ids.tobytes()
+
+
+def _fill_ids(ids: NDArray[Any], new_ids: Callable[[int], bytes]) -> None:
+    """Give fresh ids where both halves are 0."""
+    import numpy as np
+
+    missing = np.flatnonzero((ids[:, 0] | ids[:, 1]) == 0)
     if len(missing):
-        fresh = np.frombuffer(new_ids(len(missing)), "<u8")
-        stamped["id"][missing] = fresh.reshape(len(missing), 2)
-    stamped["offset"] = np.arange(base_offset, base_offset + count, dtype=np.uint64)
-    stamped["time"] = timestamp_us
-    places[at] = stamped.view(f"V{stamped.itemsize}")
-    view = memoryview(area)
-    begins = at.tolist()
-    ends = [*starts[1:].tolist(), len(view)]
-    # One C call per message; XXH3 has no batch form and this is the larger half of the cost here.
-    sums = [xxh3_64_intdigest(view[a:b]) for a, b in zip(begins, ends, strict=True)]
-    items(area, 8)[starts] = np.array(sums, np.uint64).astype("<u8", copy=False).view("V8")
+        fresh = np.frombuffer(new_ids(len(missing)), "<u8").reshape(-1, 2)
+        if len(missing) == len(ids):
+            ids[:] = fresh
+        else:
+            ids[missing] = fresh
+
+
+def _equal_bodies(area: bytearray | memoryview, stride: int) -> Iterator[Buffer]:
+    """What the checksums of messages of one size cover."""
+    if stride <= _COPIED_BYTES_MAX:
+        return map(itemgetter(0), struct.iter_unpack(f"8x{stride - 8}s", area))
+    begins, ends = range(8, len(area), stride), range(stride, len(area) + 1, stride)
+    return map(memoryview(area).__getitem__, map(slice, begins, ends))
+
+
+def _checksums(bodies: Iterator[Buffer]) -> NDArray[np.void]:
+    """One C call per message: XXH3 has no form for many, and this is most of what a SEND costs."""
+    import numpy as np
+    from xxhash import xxh3_64_digest
+
+    big_endian = np.frombuffer(b"".join(map(xxh3_64_digest, bodies)), ">u8")
+    return big_endian.astype("<u8").view("V8")
