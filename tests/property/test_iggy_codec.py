@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,6 +44,7 @@ from headrace.wire.iggy.primitives import StrategyKind as Kind
 from headrace.wire.iggy.userheaders import (
     HeaderKind,
     UserHeader,
+    convert_headers,
     decode_headers,
     encode_headers,
     key_header,
@@ -318,6 +320,25 @@ def test_slices_of_garbage(data: bytes, record_count: int, first: int, count: in
 def test_garbage_headers(data: bytes, dialect: Dialect) -> None:
     with suppress(RemoteProtocolError):
         assert encode_headers(decode_headers(data, dialect), dialect) == data
+
+
+@given(headers, st.sampled_from([(Dialect.B1, Dialect.B2), (Dialect.B2, Dialect.A)]), st.data())
+def test_translated_headers_are_the_same_headers(
+    entries: list[UserHeader], way: tuple[Dialect, Dialect], data: st.DataObject
+) -> None:
+    """Also of blocks that were damaged: what does not decode is not translated either."""
+    source, target = way
+    block = bytearray(encode_headers(entries, source))
+    for _ in range(data.draw(st.integers(0, 2)) if block else 0):
+        block[data.draw(st.integers(0, len(block) - 1))] = data.draw(u8)
+    del block[data.draw(st.integers(0, len(block))) :]
+    try:
+        expected = encode_headers(decode_headers(block, source), target)
+    except RemoteProtocolError:
+        with pytest.raises(RemoteProtocolError):
+            convert_headers(bytes(block), source, target)
+    else:
+        assert convert_headers(bytes(block), source, target) == expected
 
 
 @given(st.binary(max_size=200))

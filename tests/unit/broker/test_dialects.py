@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from headrace.config.broker import BrokerSettings
+from headrace.net.credentials import service_token
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import Status
@@ -435,6 +436,17 @@ async def test_our_own_commands_tell_b2_even_before_login() -> None:
             c.LOGIN_WITH_PERSONAL_ACCESS_TOKEN, users.LoginWithPersonalAccessToken(token)
         )
         assert (identity.user_id, client.session.dialect) == (0, B2)
+
+
+async def test_our_own_service_speaks_b2_and_teaches_nothing() -> None:
+    async with opened() as harness:
+        token = await token_of(await harness.root())
+        await speaking(harness, A)
+        service = harness.connect(A)
+        login = users.LoginWithPersonalAccessToken(service_token(harness.broker.identity.secret))
+        assert await reply(service, 44, login.encode()) == bytes(4)
+        assert service.session.dialect is B2
+        assert (await by_token(harness, token)).session.dialect is A
 
 
 async def test_another_login_on_the_same_connection() -> None:

@@ -73,6 +73,9 @@ def test_refused(block: bytes, status: Status) -> None:
     with pytest.raises(DecodeError) as caught:
         decode_headers(block)
     assert caught.value.code == status
+    with pytest.raises(DecodeError) as caught:
+        convert_headers(block, Dialect.B2, Dialect.A)
+    assert caught.value.code == status
 
 
 def test_what_we_may_not_write() -> None:

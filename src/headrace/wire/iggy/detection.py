@@ -76,7 +76,7 @@ def _by_name(rest: memoryview, before_name: int, *, published: bool) -> frozense
         for dialects, at in ((_B, before_name), (_A, before_name + _A_ID_BYTES))
         if len(rest) > at and len(rest) == at + 1 + rest[at]
     ]
-    if published and _A not in fits and is_published_form(rest):
+    if published and is_published_form(rest):
         fits.append(_A)
     return fits[0] if len(fits) == 1 else CLASSIC
 
