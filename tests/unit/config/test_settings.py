@@ -1,0 +1,64 @@
+"""Which addresses a server may listen on, and what it says when it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.config.settings import Settings, parse_settings
+from headrace.errors import ConfigError
+
+REQUIRED = b'[tls]\nmode = "required"\ncertificate = "a.pem"\nkey = "b.pem"\n'
+
+
+def refusal(file: bytes = b"", **overrides: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_settings(file, overrides)
+    return str(caught.value)
+
+
+def test_the_defaults_are_safe() -> None:
+    assert parse_settings(b"", {}) == Settings()
+    assert Settings().host == "127.0.0.1"
+    assert Settings().tls.mode == "optional"
+
+
+def test_the_other_ports_have_no_tls_so_their_address_stays_on_loopback() -> None:
+    text = refusal(REQUIRED, host="0.0.0.0")
+    assert "SBP" in text
+    assert "iggy_host" in text
+    assert parse_settings(b"", {"host": "0.0.0.0", "insecure": True}).host == "0.0.0.0"
+
+
+def test_the_iggy_port_may_leave_loopback_with_tls_and_a_certificate() -> None:
+    settings = parse_settings(REQUIRED, {"iggy_host": "0.0.0.0"})
+    assert (settings.host, settings.iggy_host) == ("127.0.0.1", "0.0.0.0")
+    assert parse_settings(b"", {"iggy_host": "0.0.0.0", "insecure": True}).insecure
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        b"",
+        b'[tls]\nmode = "required"\n',  # the development certificate proves nothing to others
+        b'[tls]\nmode = "optional"\ncertificate = "a.pem"\nkey = "b.pem"\n',
+        b'[tls]\nmode = "required"\ncertificate = "a.pem"\n',
+    ],
+)
+def test_anything_less_is_refused_with_the_way_out(file: bytes) -> None:
+    text = refusal(file, iggy_host="192.0.2.1")
+    assert "192.0.2.1" in text
+    assert 'tls.mode = "required"' in text
+
+
+@pytest.mark.parametrize("where", ["host", "iggy_host"])
+def test_the_well_known_password_stays_on_loopback(where: str) -> None:
+    text = refusal(REQUIRED, **{where: "0.0.0.0"}, dev=True, insecure=True)
+    assert "--dev" in text
+    assert parse_settings(b"", {where: "::1", "dev": True}).dev
+
+
+def test_ports() -> None:
+    assert parse_settings(b"", {"quic_port": -1}).quic_port == -1
+    assert "quic_port" in refusal(quic_port=-2)
+    assert "iggy_port" in refusal(iggy_port=-1)
+    assert "mode" in refusal(b'[tls]\nmode = "sometimes"\n')
