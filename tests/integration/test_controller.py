@@ -126,7 +126,7 @@ async def test_a_script_states_its_plan_in_a_process_of_its_own(make: Any) -> No
     ("script", "text"),
     [
         (b"1 / 0\n", r"ZeroDivisionError: division by zero \(shop.py:1\)"),
-        (b"x = 1\n", "0 applications"),
+        (b"x = 1\n", "declares no Application"),
         (b"import os\nos._exit(3)\n", "exit status 3"),
     ],
     ids=["raises", "no application", "exits"],
