@@ -44,7 +44,7 @@ S = TypeVar("S")
 Answer: TypeAlias = tuple[int, Sequence[Buffer]]
 
 LAST_ANSWERS = frozenset((Status.STALE_CLIENT, Status.CLIENT_NOT_FOUND))
-_SWEEP_SECONDS = 1.0
+_SWEEP_SECONDS = 0.5
 TRANSFER_BYTES_PER_SECOND = 64 * 1024  # who is slower than this on the whole is cut off
 
 
@@ -64,7 +64,7 @@ class IggyLimits:
     """Silence of one that has; 0 = for ever."""
     transfer_seconds: float = 30.0
     """For the rest of a frame to come or an answer to be taken; a second more per 64 KiB."""
-    pressure_seconds: float = 1.0
+    pressure_seconds: float = 0.5
     """As `transfer_seconds`, while more than `held_bytes_max` are held."""
     close_seconds_max: float = 5.0
     """How long `close` waits for requests in progress."""
@@ -244,8 +244,8 @@ class IggyServer(Generic[S]):
 
     async def _sweep(self) -> None:
         while True:
-            seconds = min(_SWEEP_SECONDS, self._limits.pressure_seconds)
-            await self._runtime.clock.sleep(seconds)
+            pressed = self._limits.pressure_seconds / 4 if self._held.over else _SWEEP_SECONDS
+            await self._runtime.clock.sleep(min(_SWEEP_SECONDS, pressed))
             now = self._monotonic()
             for served in list(self._connections):
                 reason = self._overdue(served, now)
@@ -258,23 +258,30 @@ class IggyServer(Generic[S]):
         """Why this connection has to go; empty when it may stay."""
         limits, held = self._limits, served.held
         waited = now - held.since
-        if held.stuck():
-            allowed = limits.transfer_seconds + held.bytes / TRANSFER_BYTES_PER_SECOND
-            if waited > allowed:
+        if not served.trusted:
+            if held.phase is Phase.RECEIVING and waited > limits.login_idle_seconds:
+                return "not logged in"
+        elif held.stuck():
+            if waited > limits.transfer_seconds + held.bytes / TRANSFER_BYTES_PER_SECOND:
                 return "left half-way"
-        elif held.phase is Phase.RECEIVING:
-            allowed = limits.idle_seconds if served.trusted else limits.login_idle_seconds
-            if allowed and waited > allowed:
-                return "idle"
+        elif held.phase is Phase.RECEIVING and 0 < limits.idle_seconds < waited:
+            return "idle"
         return ""
 
     def _relieve(self, now: float) -> None:
-        """Memory is short: end who holds most of it without moving."""
+        """Memory is short: end who holds most of it without moving, until half of it is free, so
+        that whoever waited meanwhile does not fill it at once again. Who holds less than a fair
+        share is spared: if all held that little, there would be no shortage."""
         oldest = now - self._limits.pressure_seconds
-        stuck = [s for s in self._connections if s.held.stuck() and s.held.since <= oldest]
+        share = self._held.limit // 2 // len(self._connections)
+        stuck = [
+            served
+            for served in self._connections
+            if served.held.stuck() and served.held.since <= oldest and served.held.bytes > share
+        ]
         left = self._held.total
         for served in sorted(stuck, key=lambda s: s.held.bytes, reverse=True):
-            if left <= self._held.limit:
+            if left <= self._held.limit // 2:
                 break
             left -= served.held.bytes
             self._cut(served, "memory is short")
