@@ -187,7 +187,6 @@ class _Connection(Generic[S]):
         self._turns = asyncio.Semaphore(server.limits.requests_max)
         self._held = 0
         self._active = server.monotonic()  # when its last request came
-        self._pinged = 0.0  # when we had last heard of it before we pinged
 
     # -- what the link tells
 
@@ -242,9 +241,8 @@ class _Connection(Generic[S]):
                 self._cut("left half-way")
                 self._refuse(stream_id, stream, Refusal.STALLED)
         is_silent = now - link.heard >= limits.keep_alive_seconds > 0
-        if trusted and is_silent and link.heard != self._pinged:
-            self._pinged = link.heard  # once: a peer that is gone shall time out
-            link.ping()
+        if trusted and is_silent:
+            link.ping()  # unanswered ones do not put off the idle timeout (RFC 9000 §10.1)
 
     def _cut(self, reason: str) -> None:
         self._server.cut_off += 1

@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
+from qh3.quic.events import StopSendingReceived
 
 from headrace.errors import NotFoundError, UnavailableError
 from headrace.net.iggy_quic import IggyQuicLimits, IggyQuicServer, Refusal
 from headrace.net.iggy_server import Answer, IggyLimits
-from headrace.net.quic import QuicLimits
+from headrace.net.quic import QuicLimits, _RetryTokens
 from headrace.runtime.interfaces import Runtime
 from headrace.runtime.simulated import Simulation
 from headrace.wire.iggy.errors import Status, error_of
@@ -109,6 +110,7 @@ class World:
             assert self.statistics["quic_connections"] == 0
             assert self.statistics["quic_held_bytes"] == 0
             assert set(self.recorder.closed) == set(self.recorder.opened)
+            assert self.server._endpoint._routes == {}
 
         self.simulation.run(main())
 
@@ -146,7 +148,9 @@ def test_a_frame_in_pieces(piece_bytes: int) -> None:
             assert answer == struct.pack("<II", 0, len(payload)) + payload
             client.quic.send_stream_data(stream_id, b"ignored", True)
             client.touch()
+            await world.sleep(1)
             assert await client.request(ECHO, [b"next"]) == (0, b"next")
+            assert world.statistics["quic_frames_malformed"] == 0, "no second frame"
 
     World().run(scenario)
 
@@ -207,6 +211,7 @@ def test_a_frame_above_the_limit_is_answered_and_the_rest_not_taken() -> None:
                 "<II", 3, 0
             )
             assert await client.request(LOGIN, [b"small"]) == (0, b"small")
+            assert any(isinstance(e, StopSendingReceived) for e in client.events)
             assert await client.request(ECHO, [b"x" * 100_000]) == (0, b"x" * 100_000)
 
     World().run(scenario)
@@ -294,10 +299,14 @@ def test_a_stale_client_is_told_and_closed() -> None:
 def test_a_silent_client_that_is_there_stays_and_one_that_is_gone_goes() -> None:
     async def scenario(world: World) -> None:
         there, gone = await world.connect(), await world.connect()
+        gone.open(struct.pack("<II", 100_000, ECHO) + b"h" * 50_000, end=False)
+        await world.sleep(1)
+        assert world.statistics["quic_held_bytes"] == 50_008
         gone.is_muted = True
         await world.sleep(60)
         assert len(world.recorder.closed) == 1
         assert world.statistics["quic_connections"] == 1
+        assert world.statistics["quic_held_bytes"] == 0
         assert await there.request(ECHO, [b"still"]) == (0, b"still")
         await there.close()
         await gone.vanish()
@@ -323,16 +332,21 @@ def test_who_does_not_log_in_is_closed() -> None:
 
 
 def test_a_slow_reader_bounds_what_is_queued() -> None:
-    """Answers wait in the server's accounts, not in QUIC's buffers, and end when nobody reads."""
+    """Two answers are in memory, not ten, and little of them in QUIC's own buffers."""
 
     async def scenario(world: World) -> None:
         client = await world.connect()
-        streams = [client.open(struct.pack("<II", 4, BIG), end=True) for _ in range(10)]
+        for _ in range(10):
+            client.open(struct.pack("<II", 4, BIG), end=True)
+        await world.sleep(0.01)
         client.is_muted = True  # it acknowledges nothing
+        await world.sleep(5)
+        (link,) = world.server._endpoint.links
+        queued = link._quic.get_send_buffer_size()
+        assert 0 < queued <= 1_500_000
+        assert 5_000_000 < world.statistics["quic_held_bytes"] < 11_000_000
         await world.sleep(30)
         assert world.statistics["quic_connections"] == 0
-        assert world.statistics["quic_held_bytes"] == 0
-        assert len(streams) == 10
         await client.vanish()
 
     World(limits=IggyQuicLimits(requests_max=2)).run(scenario)
@@ -346,6 +360,42 @@ def test_newcomers_prove_their_address_while_many_shake_hands() -> None:
         assert world.statistics["quic_address_checks"] >= 5
 
     World(quic_limits=QuicLimits(handshakes_unvalidated_max=0)).run(scenario)
+
+
+def test_a_token_proves_one_address_for_a_short_time() -> None:
+    tokens, others = _RetryTokens(b"k" * 32), _RetryTokens(b"o" * 32)
+    here, there = ("10.0.0.2", 1000), ("10.0.0.2", 1001)
+    token = tokens.make(b"original", b"source", here, 50_000)
+    assert tokens.verify(token, here, 50_000) == (b"original", b"source")
+    assert tokens.verify(token, here, 60_000) == (b"original", b"source")
+    assert tokens.verify(token, here, 60_001) is None
+    assert tokens.verify(token, here, 49_999) is None
+    assert tokens.verify(token, there, 50_000) is None
+    assert others.verify(token, here, 50_000) is None
+    for position in range(len(token)):
+        changed = bytearray(token)
+        changed[position] ^= 1
+        assert tokens.verify(bytes(changed), here, 50_000) is None
+    for length in range(len(token)):
+        assert tokens.verify(token[:length], here, 50_000) is None
+
+
+def test_a_forged_token_opens_nothing() -> None:
+    async def scenario(world: World) -> None:
+        transport = world.simulation.runtime(CLIENT).transport
+        answers: list[bytes] = []
+        source = await transport.listen_datagrams("", 0, lambda data, _: answers.append(data))
+        head = b"\xc0\x00\x00\x00\x01\x08" + b"d" * 8 + b"\x08" + b"s" * 8
+        packet = head + b"\x20" + b"t" * 32 + b"\x44\x9e"
+        for _ in range(5):
+            source.send(packet + bytes(1200), (BROKER, PORT))
+        await world.sleep(0.1)
+        assert answers == []
+        assert world.statistics["quic_connections"] == 0
+        assert world.statistics["quic_connections_refused"] > 0
+        source.close()
+
+    World().run(scenario)
 
 
 def test_connections_above_the_cap_get_no_answer() -> None:
@@ -384,6 +434,33 @@ def test_garbage_is_ignored() -> None:
             await world.sleep(15)
             assert world.statistics["quic_connections"] == 1, "nothing is kept of strangers"
             source.close()
+
+    World().run(scenario)
+
+
+def test_a_client_may_change_its_connection_id() -> None:
+    async def scenario(world: World) -> None:
+        async with await world.connect() as client:
+            for number in range(3):
+                await world.sleep(0.5)
+                client.quic.change_connection_id()
+                assert await client.request(ECHO, [b"n%d" % number]) == (0, b"n%d" % number)
+        assert len(world.recorder.opened) == 1
+
+    World().run(scenario)
+
+
+def test_a_short_initial_packet_opens_nothing() -> None:
+    async def scenario(world: World) -> None:
+        transport = world.simulation.runtime(CLIENT).transport
+        source = await transport.listen_datagrams("", 0, lambda data, _: None)
+        initial = b"\xc0\x00\x00\x00\x01\x08" + b"d" * 8 + b"\x08" + b"s" * 8 + b"\x00\x44\x00"
+        for length, expected in ((1100, 0), (1200, 1)):
+            for _ in range(5):
+                source.send(initial.ljust(length, b"\0"), (BROKER, PORT))
+            await world.sleep(0.1)
+            assert world.statistics["quic_connections"] == expected
+        source.close()
 
     World().run(scenario)
 

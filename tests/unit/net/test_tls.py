@@ -10,9 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from headrace.errors import RemoteProtocolError, UnavailableError
+from headrace.net.iggy_server import Answer, IggyServer
 from headrace.net.tls import TlsAcceptor, TlsConnection, TlsLimits, is_client_hello
 from headrace.runtime.interfaces import Buffer, Connection
 from headrace.runtime.simulated import Simulation
+from headrace.wire.iggy.errors import Status
 from headrace.wire.iggy.frames import encode_request
 from tests.unit.net.certificates import contexts
 
@@ -133,7 +135,7 @@ def test_a_client_hello_is_known_after_six_bytes() -> None:
     assert [is_client_hello(first[:count]) for count in range(7)] == [None] * 6 + [True]
 
 
-@pytest.mark.parametrize("length", [4, 26, 0x16, 0x0316, 0x0316 + 0x1_0000 * 5, 0xFFFF_FFFF])
+@pytest.mark.parametrize("length", [4, 26, 0x16, 0x0316, 0x1_0316, 0x3_0316, 0x5_0316, 0xFFFF_FFFF])
 def test_a_frame_is_known_by_its_first_different_byte(length: int) -> None:
     frame = struct.pack("<II", length, 38)
     assert is_client_hello(frame) is False
@@ -374,3 +376,43 @@ def test_required_serves_tls_from_anywhere() -> None:
         assert await receive_exactly(secured, 10) == b"in private"
 
     assert served(echo, scenario, required=True) == []
+
+
+# -- behind the acceptor
+
+
+def test_plain_and_tls_clients_of_one_server() -> None:
+    simulation = Simulation(3)
+    seen: list[tuple[str, int, bytes]] = []
+
+    async def on_request(session: str, code: int, payload: memoryview) -> Answer:
+        seen.append((session, code, bytes(payload)))
+        return Status.OK, [payload]
+
+    server: IggyServer[str] = IggyServer(
+        simulation.runtime("broker"),
+        open_session=lambda connection: connection.peer,
+        on_request=on_request,
+        close_session=lambda session: None,
+        tls=TlsAcceptor(contexts()[0], required=False),
+    )
+
+    async def main() -> None:
+        await simulation.on("broker", server.start("broker", PORT))
+        transport = simulation.runtime("client").transport
+        clients: list[Connection] = [await transport.connect("broker", PORT)]
+        clients.append(await secure(await transport.connect("broker", PORT)))
+        silent = await transport.connect("broker", PORT)
+        for number in range(3):
+            for client in clients:
+                client.write(encode_request(7, [b"n%d" % number]))
+                answer = await receive_exactly(client, 10)
+                assert answer == struct.pack("<II", 0, 2) + b"n%d" % number
+        assert len(seen) == 6
+        assert {code for _, code, _ in seen} == {7}
+        assert len({session for session, _, _ in seen}) == 2
+        await simulation.on("broker", server.close())
+        for client in (*clients, silent):
+            assert await client.receive() == b""
+
+    simulation.run(main())
