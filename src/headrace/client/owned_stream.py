@@ -32,6 +32,7 @@ from headrace.client.sbp import (
 )
 from headrace.client.tasks import TaskSet
 from headrace.errors import (
+    DeadlineError,
     FencedError,
     HeadraceError,
     LocalProtocolError,
@@ -43,11 +44,12 @@ from headrace.errors import (
     UnavailableError,
     UnexpectedOffsetError,
 )
-from headrace.net.sbp_channel import Channel
+from headrace.net.sbp_channel import Channel, InProcessChannel, as_over_tcp
+from headrace.net.sbp_routes import LocalNode
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
-from headrace.wire.sbp.records import decode_header
+from headrace.wire.sbp.records import decode_offsets
 
 WINDOW = 64
 PENDING_BYTES_MAX = 64 << 20
@@ -59,9 +61,12 @@ FRUITLESS_RECOVERIES_MAX = 5
 class _Pending:
     base_offset: int
     end_offset: int
-    pieces: Sequence[Buffer]
+    header: bytearray
+    body: Sequence[Buffer]
     bytes: int
     answer: asyncio.Future[int] = field(repr=False)
+    sent_at: float = 0.0
+    """Loop time, of an append inside this process."""
 
 
 class OwnedStream:
@@ -95,10 +100,10 @@ class OwnedStream:
         self._channel: Channel | None = None  # None while recovering
         self._failure: HeadraceError | None = None
         self._fruitless = 0
-        self._throttled: list[
-            _Pending
-        ] = []  # refused for now; sent again when nothing is in flight
+        self._throttled: list[_Pending] = []  # refused for now, sent again when none is in flight
         self._throttle_delay = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._watch: asyncio.TimerHandle | None = None
         self._tasks = TaskSet(f"owned stream {self.stream_id}")
 
     @classmethod
@@ -152,21 +157,20 @@ class OwnedStream:
         the writer is over, the offset is wrong or too much is pending.
         """
         self._check()
-        decoded = decode_header(header)
-        if decoded.base_offset != self.next_offset:
+        base_offset, end_offset = decode_offsets(header)
+        if base_offset != self.next_offset:
             raise UnexpectedOffsetError(
-                stream_id=self.stream_id, expected=self.next_offset, found=decoded.base_offset
+                stream_id=self.stream_id, expected=self.next_offset, found=base_offset
             )
-        pieces = [header, *body]
-        length = payload_bytes(pieces)
+        length = len(header) + payload_bytes(body)
         if length > BATCH_BYTES_MAX:
             raise TooLargeError("record batch too large", bytes=length, limit=BATCH_BYTES_MAX)
         if self._pending_bytes and self._pending_bytes + length > self._pending_bytes_max:
             raise ThrottledError("too many bytes pending", stream_id=self.stream_id)
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[int] = self._loop.create_future()
         answer.add_done_callback(_retrieve)
-        entry = _Pending(decoded.base_offset, decoded.next_offset, pieces, length, answer)
-        self.next_offset = decoded.next_offset
+        entry = _Pending(base_offset, end_offset, header, body, length, answer)
+        self.next_offset = end_offset
         self._queued.append(entry)
         self._pending_bytes += length
         self._pump()
@@ -197,17 +201,75 @@ class OwnedStream:
 
     def _pump(self) -> None:
         """Send in order while the window has room."""
-        if self._throttled:
-            return
-        while self._channel is not None and self._queued and len(self._sent) < self._window:
+        while (
+            self._channel is not None
+            and self._queued
+            and not self._throttled
+            and len(self._sent) < self._window
+        ):
             entry = self._queued.popleft()
             self._sent.append(entry)
-            self._tasks.start(self._send(entry, self._channel, self._session), name="append")
+            channel = self._channel
+            local = channel.local if isinstance(channel, InProcessChannel) else None
+            if local is not None:
+                self._append_locally(entry, channel, local)
+            else:
+                self._tasks.start(self._send(entry, channel, self._session), name="append")
+
+    def _append_locally(self, entry: _Pending, channel: Channel, local: LocalNode) -> None:
+        """Like `_send`, without a task and a timer for each batch."""
+        session = self._session
+        try:
+            stored = local.append(
+                self.stream_id,
+                self._range.range_index,
+                writer_epoch=self.epoch,
+                expected_offset=entry.base_offset,
+                header=entry.header,
+                body=entry.body,
+            )
+        except HeadraceError as error:
+            self._on_local_error(entry, channel, error)
+            return
+        entry.sent_at = self._loop.time()
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._request_timeout, self._on_watch)
+
+        def on_done(done: asyncio.Future[None]) -> None:
+            error = UnavailableError("cut off") if done.cancelled() else done.exception()
+            if session != self._session:
+                return
+            if error is None:
+                self._on_stored(entry)
+            elif isinstance(error, HeadraceError):
+                self._on_local_error(entry, channel, error)
+            else:
+                self._fail(LocalProtocolError("the node broke", stream_id=self.stream_id))
+
+        stored.add_done_callback(on_done)
+
+    def _on_local_error(self, entry: _Pending, channel: Channel, error: HeadraceError) -> None:
+        error = as_over_tcp(error)
+        if isinstance(error, UnavailableError):
+            self._client.node(self._range).forget(channel)
+        self._on_refused(entry, error)
+
+    def _on_watch(self) -> None:
+        """One timer for all local appends in flight, looked at when the oldest may be overdue."""
+        self._watch = None
+        if not self._sent or not self._sent[0].sent_at:  # over TCP each has a timer of its own
+            return
+        left = self._sent[0].sent_at + self._request_timeout - self._loop.time()
+        if left > 0:
+            self._watch = self._loop.call_later(left, self._on_watch)
+        else:
+            self._on_refused(self._sent[0], DeadlineError("no answer in time"))
 
     async def _send(self, entry: _Pending, channel: Channel, session: int) -> None:
         # Tasks start in the order they were made and nothing is awaited before the call, so the
         # batches leave in offset order.
         range_ = self._range
+        pieces = [entry.header, *entry.body]
         request = append_request(
             range_,
             entry.bytes,
@@ -217,7 +279,7 @@ class OwnedStream:
         )
         try:
             reply = await self._client.node(range_).call_on(
-                channel, Code.APPEND, request, entry.pieces, timeout=self._request_timeout
+                channel, Code.APPEND, request, pieces, timeout=self._request_timeout
             )
             base_offset = appended_offset(reply.message)
             if base_offset != entry.base_offset:
@@ -339,6 +401,9 @@ class OwnedStream:
             self._failure = error
         self._session += 1
         self._channel = None
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         self._pending_bytes = 0
         for entry in (*self._sent, *self._throttled, *self._queued):
             if not entry.answer.done():

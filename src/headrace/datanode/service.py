@@ -25,6 +25,7 @@ from headrace.datanode.identity import (
     save_identity,
     save_interrupted,
 )
+from headrace.datanode.local import Local
 from headrace.datanode.metrics import Counters, Reporter
 from headrace.datanode.producers import Producers
 from headrace.datanode.state import Differences, NodeState, Sync, reconcile
@@ -78,7 +79,7 @@ class DataNodeService:
         self.access = Access(runtime.clock, secret=secret, plain_streams=plain_streams)
         self.state: NodeState[RangeLog] = NodeState()
         self.counters = Counters()
-        self.routes: Routes = build_routes(Role.DATA_NODE, handlers(self))
+        self.routes: Routes = build_routes(Role.DATA_NODE, handlers(self), Local(self))
         self._folder = folder
         self._storage = storage
         self._secret = secret

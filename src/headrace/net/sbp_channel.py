@@ -23,7 +23,17 @@ from headrace.errors import (
 )
 from headrace.net.credentials import NodeCredential
 from headrace.net.flow import Gate
-from headrace.net.sbp_routes import READS, Payload, Peer, Reply, Route, Routes, closing, identify
+from headrace.net.sbp_routes import (
+    READS,
+    LocalNode,
+    Payload,
+    Peer,
+    Reply,
+    Route,
+    Routes,
+    closing,
+    identify,
+)
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Connection, Runtime
 from headrace.wire.sbp.connection import (
@@ -310,6 +320,11 @@ class InProcessChannel:
         peer.in_process = True
         peer.credential = peer.credential or NodeCredential()
 
+    @property
+    def local(self) -> LocalNode | None:
+        """The shorter way to a data node; errors that come this way go through `as_over_tcp`."""
+        return None if self._closed else self._routes.local
+
     async def call(
         self, code: Code, message: Message, payload: Payload = (), *, timeout: float = 3.0
     ) -> Reply:
@@ -353,8 +368,7 @@ class InProcessChannel:
                 return reply
             return await _collect(reply)
         except HeadraceError as error:
-            # Through the same table as over TCP, so that callers see the same classes either way.
-            raise error_of(status_of(error)) from error
+            raise as_over_tcp(error) from error
         except Exception as error:
             log.error("handler failed", opcode=route.opcode.name, exc_info=error)
             raise UnavailableError("internal error") from error
@@ -363,6 +377,11 @@ class InProcessChannel:
         del self._tasks[task]
         if not task.cancelled():
             task.exception()  # a caller that stopped waiting is not told
+
+
+def as_over_tcp(error: HeadraceError) -> HeadraceError:
+    """Through the same table, so that callers see the same classes either way."""
+    return error_of(status_of(error))
 
 
 async def _collect(replies: AsyncIterator[Reply]) -> Reply:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from headrace.errors import UnauthorizedError
 from headrace.net.credentials import NodeCredential, verify
@@ -51,19 +52,49 @@ class Route:
     handler: Handler
 
 
+class LocalNode(Protocol):
+    """The hot half of a data node for callers in its process: APPEND and FETCH without messages,
+    tasks and timers. Whoever uses it counts as holding the node credential."""
+
+    def append(
+        self,
+        stream_id: int,
+        range_index: int,
+        *,
+        writer_epoch: int,
+        expected_offset: int,
+        header: bytearray,
+        body: Sequence[Buffer],
+    ) -> asyncio.Future[None]:
+        """Store one batch of an owned stream; the future is done when it is durable.
+
+        Raises what APPEND would answer. Length and checksum must just have been computed: they are
+        not looked at. The buffers belong to the node from now on.
+        """
+        ...
+
+    def read_cached(self, stream_id: int, offset: int, max_bytes: int) -> Sequence[memoryview]:
+        """Whole batches as FETCH returns them, if they are in memory; otherwise none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Routes:
     role: Role
     table: Mapping[int, Route] = field(default_factory=dict)
+    local: LocalNode | None = None
 
 
-def build_routes(role: Role, handlers: Mapping[int, Handler]) -> Routes:
+def build_routes(
+    role: Role, handlers: Mapping[int, Handler], local: LocalNode | None = None
+) -> Routes:
     """RuntimeError unless the handlers are exactly those of the opcodes that the role serves."""
     served = {c: row for c, row in TABLE.items() if row.served_by & role and c not in _OWN}
     if served.keys() != handlers.keys():
         differing = sorted(f"0x{code:04x}" for code in served.keys() ^ handlers.keys())
         raise RuntimeError(f"routes out of step with the opcode table: {', '.join(differing)}")
-    return Routes(role, {code: Route(row, handlers[code]) for code, row in served.items()})
+    table = {code: Route(row, handlers[code]) for code, row in served.items()}
+    return Routes(role, table, local)
 
 
 @asynccontextmanager

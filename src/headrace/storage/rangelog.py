@@ -58,11 +58,10 @@ class RangeLog(RangeWriter):
         if offset == stop and offset >= self.start_offset:
             return []
         self._check_offset(offset, stop)
-        max_bytes = min(max_bytes, self._settings.read_bytes_max)
-        cached = self._tail.read(offset, stop=stop, max_bytes=max_bytes)
+        cached = self.read_cached(offset, max_bytes)
         if cached:
-            self._shared.cache.hits += 1
             return cached
+        max_bytes = min(max_bytes, self._settings.read_bytes_max)
         self._shared.cache.misses += 1
         segment = self._segment_at(offset)
         try:
@@ -70,6 +69,18 @@ class RangeLog(RangeWriter):
         except FreshDamage as error:
             await self._on_damage(segment, error)
         return await self._io.read(segment, offset, stop=stop, max_bytes=max_bytes)
+
+    def read_cached(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
+        """As `read`, of what is in memory; none when the offset is not, whatever the reason."""
+        stop = self.durable_offset
+        if not self.start_offset <= offset < stop or self._status is Status.REMOVED:
+            return ()
+        max_bytes = min(max_bytes, self._settings.read_bytes_max)
+        cached = self._tail.read(offset, stop=stop, max_bytes=max_bytes)
+        if not cached:
+            return ()
+        self._shared.cache.hits += 1
+        return cached
 
     def _check_offset(self, offset: int, stop: int) -> None:
         if self._status is Status.REMOVED:

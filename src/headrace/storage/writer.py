@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 
 from headrace.errors import (
@@ -106,7 +106,7 @@ class RangeWriter:
 
     def append(
         self, header: bytearray, body: Sequence[Buffer], *, verified: bool = False
-    ) -> Awaitable[None]:
+    ) -> asyncio.Future[None]:
         """Queue one batch; offsets follow the order of calls. The buffers now belong to the log.
 
         Refusals raise here. The result resolves when the range's durability level holds; with

@@ -49,6 +49,7 @@ INDEXED = 1 << 7
 
 _HEADER = struct.Struct(">BqiIHiqqqq")
 _BASE_OFFSET = struct.Struct(">q")
+_OFFSETS = struct.Struct(">xq10xi")
 _LENGTH_END = 13  # batch_length counts from here
 _CRC_START = 17  # what the checksum covers starts here
 _CRC = struct.Struct(">I")
@@ -147,6 +148,12 @@ def _problem(length: int, attributes: int, record_count: int) -> str:
         if record_count * _POSITION_BYTES > body:
             return "record batch shorter than its index"
     return ""
+
+
+def decode_offsets(header: Buffer) -> tuple[int, int]:
+    """Offset of the first record and the one after the last, of a header that was made here."""
+    base_offset, record_count = _OFFSETS.unpack_from(header)
+    return base_offset, base_offset + record_count
 
 
 def patch_base_offset(header: bytearray | memoryview, offset: int) -> None:

@@ -1,0 +1,71 @@
+"""APPEND and FETCH for a broker in the same process: no messages, no tasks, no second checksum.
+
+The rules are those of `appending` and `fetching`; what is not simple is left to the opcodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headrace.errors import HeadraceError, InvalidArgumentError
+from headrace.runtime.interfaces import Buffer
+
+if TYPE_CHECKING:
+    from headrace.datanode.service import DataNodeService
+
+
+class Local:
+    """A `LocalNode`."""
+
+    def __init__(self, node: DataNodeService) -> None:
+        self._node = node
+        self._state = node.state
+        self._counters = node.counters
+        self._monotonic = node.runtime.clock.monotonic
+
+    def append(
+        self,
+        stream_id: int,
+        range_index: int,
+        *,
+        writer_epoch: int,
+        expected_offset: int,
+        header: bytearray,
+        body: Sequence[Buffer],
+    ) -> asyncio.Future[None]:
+        try:
+            log = self._state.writable(stream_id, range_index)
+            self._state.check_append(
+                log, writer_epoch=writer_epoch, expected_offset=expected_offset
+            )
+            if log.writer_epoch < 0:
+                raise InvalidArgumentError("not an owned stream", stream_id=stream_id)
+            durable = log.append(header, body, verified=True)
+        except HeadraceError:
+            self._counters.appends_failed += 1
+            raise
+        self._counters.appends_in_flight += 1
+        started = self._monotonic()
+        durable.add_done_callback(lambda done: self._on_done(done, started))
+        return durable
+
+    def _on_done(self, durable: asyncio.Future[None], started: float) -> None:
+        counters = self._counters
+        counters.appends_in_flight -= 1
+        counters.appends += 1
+        counters.append_seconds += self._monotonic() - started
+        if durable.cancelled() or durable.exception() is not None:
+            counters.appends_failed += 1
+
+    def read_cached(self, stream_id: int, offset: int, max_bytes: int) -> Sequence[memoryview]:
+        try:
+            log = self._state.containing(stream_id, offset)
+        except HeadraceError:
+            return ()
+        views = log.read_cached(offset, max_bytes)
+        if views:
+            self._counters.fetches += 1
+            self._counters.bytes_out += sum(map(len, views))
+        return views
