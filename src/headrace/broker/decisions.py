@@ -42,7 +42,7 @@ from headrace.broker.resources import (
     User,
     UserStatus,
 )
-from headrace.broker.state import Catalogue, Reference, find_group, find_topic, group_of
+from headrace.broker.state import Catalogue, Reference, find_group, group_of
 from headrace.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 
 NAME_BYTES_MAX = 255
@@ -130,7 +130,7 @@ def create_topic(
     if partitions > PARTITIONS_MAX:
         raise TooManyPartitionsError(partitions=partitions, limit=PARTITIONS_MAX)
     _check_compression(compression)
-    if find_topic(parent, name) is not None:
+    if state.find_topic(parent.id, name) is not None:
         raise TopicExistsError(topic=name)
     return e.TopicCreated(
         uid=state.next_uid,

@@ -94,25 +94,27 @@ class Partitions:
     async def figures(self, pairs: Iterable[tuple[Topic, Partition]]) -> list[Figures | None]:
         """What is stored in each, opened or not; None where nothing ever was."""
         wanted = list(pairs)
-        unknown: dict[int, Place] = {}
+        found: list[Figures | None] = []
+        unknown: dict[int, int] = {}  # stream id -> position
         for topic, partition in wanted:
-            place = place_of(topic, partition)
-            if (
-                partition.stream_id != UNASSIGNED
-                and self.peek(topic, partition) is None
-                and place not in self._figures
-            ):
-                unknown[partition.stream_id] = place
-        told = await describe(self._client, unknown) if unknown else {}
-        for stream_id, place in unknown.items():
-            if stream_id in told and place not in self._known:  # else it may change meanwhile
-                self._figures[place] = told[stream_id]
-        return [
-            self.peek(topic, partition)
-            or self._figures.get(place_of(topic, partition))
-            or told.get(partition.stream_id)
-            for topic, partition in wanted
-        ]
+            figures: Figures | None = None
+            if partition.stream_id != UNASSIGNED:
+                figures = self.peek(topic, partition) or self._figures.get(
+                    place_of(topic, partition)
+                )
+                if figures is None:
+                    unknown[partition.stream_id] = len(found)
+            found.append(figures)
+        if unknown:
+            for stream_id, stored in (await describe(self._client, unknown)).items():
+                topic, partition = wanted[unknown[stream_id]]
+                if partition.stream_id != stream_id:
+                    continue  # purged or deleted meanwhile
+                place = place_of(topic, partition)
+                if place not in self._known:  # else it changes without us looking
+                    self._figures[place] = stored
+                found[unknown[stream_id]] = self.peek(topic, partition) or stored
+        return found
 
     async def _open(self, topic: Topic, partition: Partition, place: Place) -> PartitionLog:
         failed = self._logs.pop(place, None)

@@ -59,6 +59,7 @@ class Catalogue:
         self._streams_by_uid: dict[int, Stream] = {}
         self._streams_by_name: dict[str, Stream] = {}
         self._topics_by_uid: dict[int, Topic] = {}
+        self._topics_by_name: dict[tuple[int, str], Topic] = {}  # by the stream's uid and the name
         self._groups_by_uid: dict[int, tuple[Topic, Group]] = {}
 
     # -- looking things up
@@ -95,14 +96,19 @@ class Catalogue:
         return self._streams_by_uid.get(uid)
 
     def topic(self, stream: Reference, topic: Reference) -> Topic:
-        found = find_topic(self.stream(stream), topic)
+        found = self._topic_in(self.stream(stream), topic)
         if found is None:
             raise TopicNotFoundError(stream=stream, topic=topic)
         return found
 
     def find_topic(self, stream: Reference, topic: Reference) -> Topic | None:
         parent = self.find_stream(stream)
-        return None if parent is None else find_topic(parent, topic)
+        return None if parent is None else self._topic_in(parent, topic)
+
+    def _topic_in(self, stream: Stream, reference: Reference) -> Topic | None:
+        if isinstance(reference, int):
+            return stream.topics.get(reference)
+        return self._topics_by_name.get((stream.uid, reference))
 
     def topic_by_uid(self, uid: int) -> Topic | None:
         return self._topics_by_uid.get(uid)
@@ -153,6 +159,7 @@ class Catalogue:
         self._used(topic.uid)
         self._streams_by_uid[topic.stream_uid].topics[topic.id] = topic
         self._topics_by_uid[topic.uid] = topic
+        self._topics_by_name[topic.stream_uid, topic.name] = topic
         for group in topic.groups.values():
             self._add_group(topic, group)
 
@@ -177,7 +184,9 @@ class Catalogue:
 
     def _topic_updated(self, event: e.TopicUpdated) -> None:
         topic = self._topics_by_uid[event.uid]
+        del self._topics_by_name[topic.stream_uid, topic.name]
         topic.name = event.name
+        self._topics_by_name[topic.stream_uid, topic.name] = topic
         topic.compression = event.compression
         topic.expiry = event.expiry
         topic.max_size = event.max_size
@@ -204,6 +213,7 @@ class Catalogue:
             del self._groups_by_uid[group.uid]
         del stream.topics[topic.id]
         del self._topics_by_uid[topic.uid]
+        del self._topics_by_name[topic.stream_uid, topic.name]
 
     def _change_grants(
         self, change: Callable[[dict[int, StreamGrant]], dict[int, StreamGrant]]
@@ -378,13 +388,6 @@ class Catalogue:
             [self.next_uid, sorted(self.doomed), self.users, self.streams],
             builtin_types=(bytes,),
         )
-
-
-def find_topic(stream: Stream, reference: Reference) -> Topic | None:
-    if isinstance(reference, int):
-        return stream.topics.get(reference)
-    # Streams hold few topics; an index by name per stream would have to follow every rename.
-    return next((t for t in stream.topics.values() if t.name == reference), None)
 
 
 def find_group(topic: Topic, reference: Reference) -> Group | None:

@@ -296,3 +296,27 @@ def test_names_may_be_kept_in_an_update(shop: Recorded) -> None:
 
 def test_root_may_do_everything() -> None:
     assert ROOT_PERMISSIONS.rights == sum(1 << bit for bit in range(10)) == GlobalRight.ALL
+
+
+def test_topics_are_found_by_their_present_name_only() -> None:
+    r = Recorded()
+    for stream in ("s", "other"):
+        r.stream(stream)
+        r.topic(stream, "t")
+    change = {"compression": 1, "expiry": 0, "max_size": 0, "replication": 1}
+    r.do(decisions.update_topic(r.state, "s", "t", name="renamed", **change))
+    r.do(decisions.rename_stream(r.state, "s", name="stream"))
+    version, chunks = r.state.snapshot()
+    restored = Catalogue()
+    restored.restore(version, list(chunks))
+    for state in (r.state, replay(r.log), restored):
+        assert state.find_topic("stream", "t") is None
+        assert state.topic("stream", "renamed") is state.topic("stream", 0)
+        assert state.topic("other", "t") is state.topic("other", 0)
+    again = r.topic("stream", "t")
+    assert r.state.topic("stream", "t").uid == again.uid
+    r.do(decisions.delete_topic(r.state, "stream", "t"))
+    assert r.state.find_topic("stream", "t") is None
+    r.do(decisions.delete_stream(r.state, "other"))
+    r.stream("other")
+    assert r.state.find_topic("other", "t") is None
