@@ -8,7 +8,7 @@ canonical form, so a poll is a slice of the stored bytes. Offsets are dense, in 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -273,7 +273,9 @@ class PartitionLog:
         found = Slice(full=count == 0)
         while not found.full and position < self.committed:
             try:
-                batches = await self._batches(position, count - found.count, bytes_max)
+                batches = self._ahead.get(self.stream_id, position)
+                if not batches:
+                    batches = await self._fetch(position, count - found.count, bytes_max)
             except OffsetOverflowError:
                 break
             except OffsetOutOfRangeError:
@@ -289,16 +291,14 @@ class PartitionLog:
             position = self._take(found, batches, position, count, bytes_max, from_us)
         return found
 
-    async def _batches(self, position: int, count: int, bytes_max: int) -> Sequence[Batch]:
+    async def _fetch(self, position: int, count: int, bytes_max: int) -> Sequence[Batch]:
         """Batches from the one that contains `position`, where possible enough for `count`."""
-        known = self._ahead.get(self.stream_id, position)
-        if known:
-            return known
-        wanted = max(self._expected_bytes(count), self._read_ahead_bytes)
-        fetched = await self._client.fetch(
-            self.stream_id, position, max_bytes=min(wanted, bytes_max)
-        )
-        return self._ahead.put(self.stream_id, fetched.pieces)
+        wanted = min(max(self._expected_bytes(count), self._read_ahead_bytes), bytes_max)
+        pieces = self._owned.read_cached(position, wanted)
+        if not pieces:
+            fetched = await self._client.fetch(self.stream_id, position, max_bytes=wanted)
+            pieces = fetched.pieces
+        return self._ahead.put(self.stream_id, pieces)
 
     def _expected_bytes(self, count: int) -> int:
         """How many bytes `count` messages take, judging by those stored; plus some slack."""
@@ -308,7 +308,7 @@ class PartitionLog:
     def _take(
         self,
         found: Slice,
-        batches: Sequence[Batch],
+        batches: Iterable[Batch],
         position: int,
         count: int,
         bytes_max: int,

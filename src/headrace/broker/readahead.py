@@ -3,14 +3,15 @@
 Consumers read forwards, a few messages at a time, and several of them read the same place; a fetch
 from disk costs about the same for 100 KB as for 1 MB. Stored batches never change, so what is kept
 here is right for as long as its log lives. A stream has a few runs of consecutive batches, one for
-each place it is read at; the runs least recently read make room.
+each place it is read at; a fetch that goes on where a run ends makes it longer, up to a bound. The
+runs least recently read make room.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headrace.wire.sbp.records import BatchHeader, split
@@ -18,6 +19,7 @@ from headrace.wire.sbp.records import BatchHeader, split
 Batch = tuple[BatchHeader, memoryview]
 
 RUNS_PER_STREAM_MAX = 8  # looked through one by one
+RUN_BYTES_MAX = 8 << 20  # what is forgotten at a time
 
 
 @dataclass(slots=True, eq=False)
@@ -42,14 +44,16 @@ class ReadAhead:
     def bytes(self) -> int:
         return self._bytes
 
-    def get(self, stream_id: int, offset: int) -> Sequence[Batch]:
-        """Batches from the one that contains `offset`; none when that one is not here."""
+    def get(self, stream_id: int, offset: int) -> Iterable[Batch]:
+        """Batches from the one that contains `offset`; () when that one is not here."""
         runs = self._streams.get(stream_id, [])
         for position, run in enumerate(runs):
             if run.bases[0] <= offset < run.end:
                 runs.append(runs.pop(position))  # the least recently read stand first
                 self._recent.move_to_end(run)
-                return run.batches[bisect_right(run.bases, offset) - 1 :]
+                first = bisect_right(run.bases, offset) - 1
+                # Not a slice: a run may hold thousands of batches, of which a poll takes a few.
+                return map(run.batches.__getitem__, range(first, len(run.batches)))
         return ()
 
     def put(self, stream_id: int, pieces: Sequence[memoryview]) -> Sequence[Batch]:
@@ -58,17 +62,30 @@ class ReadAhead:
         size = sum(len(view) for _, view in batches)
         if not batches or size > self._bytes_max:
             return batches
-        bases = [header.base_offset for header, _ in batches]
-        run = _Run(stream_id, batches, bases, batches[-1][0].next_offset, size)
         runs = self._streams.setdefault(stream_id, [])
-        runs.append(run)
-        self._recent[run] = None
         self._bytes += size
+        self._extend(runs, stream_id, batches, size)
         if len(runs) > RUNS_PER_STREAM_MAX:
             self._forget(runs[0])
         while self._bytes > self._bytes_max:
             self._forget(next(iter(self._recent)))
         return batches
+
+    def _extend(self, runs: list[_Run], stream_id: int, batches: list[Batch], size: int) -> None:
+        bases = [header.base_offset for header, _ in batches]
+        bytes_max = min(RUN_BYTES_MAX, self._bytes_max)
+        for position, run in enumerate(runs):
+            if run.end == bases[0] and run.bytes + size <= bytes_max:
+                runs.append(runs.pop(position))
+                run.batches += batches
+                run.bases += bases
+                run.bytes += size
+                run.end = batches[-1][0].next_offset
+                self._recent.move_to_end(run)
+                return
+        run = _Run(stream_id, list(batches), bases, batches[-1][0].next_offset, size)
+        runs.append(run)
+        self._recent[run] = None
 
     def drop(self, stream_id: int) -> None:
         for run in list(self._streams.get(stream_id, ())):

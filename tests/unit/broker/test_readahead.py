@@ -58,6 +58,27 @@ def test_readers_at_several_places_keep_their_runs() -> None:
     assert bases(ahead.get(1, 0)) == []
 
 
+def test_a_reader_that_goes_on_has_one_run() -> None:
+    ahead = ReadAhead(1 << 20)
+    for base in range(0, 50, 10):
+        ahead.put(1, [batch(base, 10)])
+    ahead.put(1, [batch(90, 10)])
+    assert bases(ahead.get(1, 25)) == [20, 30, 40]
+    assert bases(ahead.get(1, 90)) == [90]
+    assert ahead.bytes == 6 * 155
+    ahead.drop(1)
+    assert ahead.bytes == 0
+
+
+def test_runs_are_bounded() -> None:
+    ahead = ReadAhead(3 * 155)
+    for base in range(0, 40, 10):
+        ahead.put(1, [batch(base, 10)])
+    assert bases(ahead.get(1, 0)) == []  # three made a run as large as may be, the fourth another
+    assert bases(ahead.get(1, 30)) == [30]
+    assert ahead.bytes == 155
+
+
 async def test_small_polls_share_a_fetch() -> None:
     async with opened(settings=BrokerSettings(read_ahead_bytes=4096)) as h:
         client = await h.root()
