@@ -254,9 +254,19 @@ class QuicLink:
                     log.debug("quic connection ended", peer=self.peer, reason=event.reason_phrase)
 
     def _transmit(self) -> None:
-        for data, address in self._quic.datagrams_to_send(self._clock.monotonic()):
+        for data, address in self._outgoing():
             self._listener.send(data, address)
         self._wake_waiting()
+
+    def _outgoing(self) -> list[tuple[bytes, Address]]:
+        try:
+            return self._quic.datagrams_to_send(self._clock.monotonic())
+        except QuicConnectionError:
+            if self.is_connected:
+                raise
+            # A packet did not fit into what an unproven address may still be sent; qh3 means this
+            # as an error. The peer's next datagram makes room, and silence ends it in time.
+            return []
 
     def _wake_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []

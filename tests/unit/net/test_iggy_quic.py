@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
+from qh3.quic.configuration import QuicConfiguration
+from qh3.quic.connection import QuicConnection
 from qh3.quic.events import StopSendingReceived
 
 from headrace.errors import NotFoundError, UnavailableError
@@ -460,6 +463,40 @@ def test_a_short_initial_packet_opens_nothing() -> None:
                 source.send(initial.ljust(length, b"\0"), (BROKER, PORT))
             await world.sleep(0.1)
             assert world.statistics["quic_connections"] == expected
+        source.close()
+
+    World().run(scenario)
+
+
+def test_a_handshake_goes_on_after_a_long_silence() -> None:
+    """Meanwhile the server repeats itself, up to three times what it received."""
+
+    async def scenario(world: World) -> None:
+        runtime = world.simulation.runtime(CLIENT)
+        inbox: list[bytes] = []
+        source = await runtime.transport.listen_datagrams("", 0, lambda data, _: inbox.append(data))
+        now = runtime.clock.monotonic
+        client = QuicConnection(
+            configuration=QuicConfiguration(server_name="localhost", verify_mode=ssl.CERT_NONE)
+        )
+        client.connect((BROKER, PORT), now())
+        sent = [data for data, _ in client.datagrams_to_send(now())]
+        for data in sent:
+            source.send(data, (BROKER, PORT))
+        await world.sleep(7)
+        received = sum(map(len, inbox))
+        assert sum(map(len, sent)) < received < 3.1 * sum(map(len, sent))  # doubled ones count too
+        while not client._handshake_complete:
+            taken, inbox[:] = list(inbox), []
+            for data in taken:
+                client.receive_datagram(data, (BROKER, PORT), now())
+            client.handle_timer(now())
+            for data, _ in client.datagrams_to_send(now()):
+                source.send(data, (BROKER, PORT))
+            await world.sleep(0.1)
+        await world.sleep(0.1)
+        (link,) = world.server._endpoint.links
+        assert link.is_connected
         source.close()
 
     World().run(scenario)
