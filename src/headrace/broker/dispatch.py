@@ -28,7 +28,7 @@ from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.detection import TELLING, candidates, hint
 from headrace.wire.iggy.dialects import CLASSIC
 from headrace.wire.iggy.errors import DecodeError, Status
-from headrace.wire.iggy.messages.messages import SendMessages
+from headrace.wire.iggy.messages.messages import POLL_TAIL_BYTES, PollMessages, SendMessages
 
 log = get_logger(__name__)
 
@@ -167,14 +167,11 @@ class Dispatcher:
         if command is not c.POLL_MESSAGES or len(payload) > _POLL_BYTES_KEPT_MAX:
             self._listen(session, command.code, payload)
             return command.decode_request(payload, session.dialect)
-        key = payload.tobytes()
-        last = session.last_poll
-        if last is not None and last[1] == key and last[0] is session.dialect:
-            return last[2]
-        self._listen(session, command.code, key)
-        request = command.decode_request(key, session.dialect)
-        session.last_poll = (session.dialect, key, request)
-        return request
+        front = payload[:-POLL_TAIL_BYTES].tobytes()
+        if session.last_poll != (session.dialect, front):
+            self._listen(session, command.code, payload)
+            session.last_poll = (session.dialect, front)
+        return PollMessages.decode(payload, session.dialect)
 
     def _decode_send(self, session: Session, payload: memoryview) -> SendMessages:
         """Decoding finds out how long the messages' headers are anyway, so the shape is asked for

@@ -37,8 +37,8 @@ class Session:
     transport: TransportKind = TransportKind.TCP
     seen: float = 0.0
     """Monotonic time of the last PING, or of the connection's begin."""
-    last_poll: tuple[Dialect, bytes, object] | None = None
-    """The last POLL as bytes and decoded: consumers send the same one over and over."""
+    last_poll: tuple[Dialect, bytes] | None = None
+    """Bytes of the last POLL but for its tail: another one like it shows nothing new."""
     stale: bool = False
     """It was silent for too long: its groups went on without it."""
 

@@ -12,6 +12,7 @@ from headrace.wire.iggy.commands import AnyCommand
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.messages.extensions import ReadTicket
+from headrace.wire.iggy.messages.messages import PollMessages
 from headrace.wire.iggy.messages.offsets import GetConsumerOffset
 from headrace.wire.iggy.messages.system import (
     Empty,
@@ -21,7 +22,7 @@ from headrace.wire.iggy.messages.system import (
     SnapshotType,
 )
 from headrace.wire.iggy.messages.topics import Compression, DeleteSegments, UpdateTopic
-from headrace.wire.iggy.primitives import Consumer
+from headrace.wire.iggy.primitives import Consumer, Strategy, StrategyKind
 
 STREAM, TOPIC = b"\x02\x02s1", b"\x01\x04\x07\0\0\0"
 
@@ -112,6 +113,32 @@ def test_numeric_zero_does_not_exist_in_dialect_a() -> None:
     with pytest.raises(DecodeError) as caught:
         c.GET_STREAM.decode_request(b"\x01\x04\0\0\0\0", Dialect.A)
     assert caught.value.code == Status.INVALID_IDENTIFIER
+
+
+@pytest.mark.parametrize("dialect", [Dialect.A, Dialect.B1, Dialect.B2])
+@pytest.mark.parametrize("kind", [StrategyKind.OFFSET, StrategyKind.NEXT])
+@pytest.mark.parametrize("partition", [3, None])
+def test_a_poll_decodes_alike_the_first_time_and_later(
+    dialect: Dialect, kind: StrategyKind, partition: int | None
+) -> None:
+    for value in (0, 7, 2**64 - 1):
+        poll = PollMessages(
+            Consumer.group("g"), "s", 1, partition, Strategy(kind, value), 10, value == 7
+        )
+        encoded = poll.encode(dialect)
+        if dialect is Dialect.A and partition is None:
+            continue  # A cannot leave it out
+        for _ in range(2):
+            assert PollMessages.decode(encoded, dialect) == poll
+            assert PollMessages.decode(encoded + b"more", dialect) == poll
+
+
+def test_polls_that_are_wrong_at_their_end() -> None:
+    good = PollMessages(Consumer.single(), "s", 1, 0, Strategy.next(), 10).encode()
+    PollMessages.decode(good)
+    for wrong in (good[:-14] + b"\x09" + good[-13:], good[:-1]):
+        with pytest.raises(DecodeError):
+            PollMessages.decode(wrong)
 
 
 def test_secrets_stay_out_of_texts() -> None:

@@ -329,9 +329,8 @@ Id: TypeAlias = Annotated[int, Codec(_read_id, _write_id)]
 """u32 id of a stream, topic, group or user, canonical from 0."""
 PARTITION: Codec[int] = Codec(_read_partition, _write_id)
 Partition: TypeAlias = Annotated[int, PARTITION]
-OptionalPartition: TypeAlias = Annotated[
-    int | None, Codec(_read_optional_partition, _write_optional_partition)
-]
+OPTIONAL_PARTITION: Codec[int | None] = Codec(_read_optional_partition, _write_optional_partition)
+OptionalPartition: TypeAlias = Annotated[int | None, OPTIONAL_PARTITION]
 RequestedId: TypeAlias = Annotated[int | None, Codec(_read_requested_id, _write_requested_id)]
 """In A a client may choose the id of what it creates (0: the server does); B has no such field."""
 LoggedInUser: TypeAlias = Annotated[int | None, Codec(_read_login, _write_login)]

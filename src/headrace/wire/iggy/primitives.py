@@ -93,7 +93,8 @@ def _write_consumer(writer: Writer, value: Consumer) -> None:
     _write_identifier(writer, value.id, shifted=value.kind is ConsumerKind.GROUP)
 
 
-ConsumerField: TypeAlias = Annotated[Consumer, Codec(_read_consumer, _write_consumer)]
+CONSUMER: Codec[Consumer] = Codec(_read_consumer, _write_consumer)
+ConsumerField: TypeAlias = Annotated[Consumer, CONSUMER]
 
 
 class PartitioningKind(IntEnum):
@@ -128,17 +129,14 @@ _PARTITIONING_KIND = choice(PartitioningKind)
 
 def read_partitioning(reader: Reader) -> Partitioning:
     kind, length = _PARTITIONING_KIND.read(reader), reader.u8()
-    legal = {
-        PartitioningKind.BALANCED: length == 0,
-        PartitioningKind.PARTITION: length == 4,
-        PartitioningKind.KEY: length >= 1,
-    }[kind]
-    if not legal:
-        raise DecodeError(Status.INVALID_KEY_VALUE_LENGTH, kind=kind.name, length=length)
-    if kind is PartitioningKind.PARTITION:
+    if kind is PartitioningKind.PARTITION and length == 4:
         partition = shift_in(reader.u32(), reader.dialect, Status.PARTITION_NOT_FOUND)
-        return Partitioning(kind, partition=partition)
-    return Partitioning(kind, key=bytes(reader.take(length)))
+        return Partitioning(kind, partition)
+    if kind is PartitioningKind.KEY and length:
+        return Partitioning(kind, key=bytes(reader.take(length)))
+    if kind is PartitioningKind.BALANCED and not length:
+        return Partitioning(kind)
+    raise DecodeError(Status.INVALID_KEY_VALUE_LENGTH, kind=kind.name, length=length)
 
 
 def write_partitioning(writer: Writer, value: Partitioning) -> None:

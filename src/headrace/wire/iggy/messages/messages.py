@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from headrace.errors import LocalProtocolError
@@ -12,6 +13,7 @@ from headrace.wire.iggy import batch
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.fields import (
+    OPTIONAL_PARTITION,
     U32,
     U32_LAYOUT,
     Body,
@@ -23,12 +25,16 @@ from headrace.wire.iggy.fields import (
     Writer,
 )
 from headrace.wire.iggy.primitives import (
+    CONSUMER,
     REFERENCE,
+    Consumer,
     ConsumerField,
     Identifier,
     Partitioning,
     Reference,
+    Strategy,
     StrategyField,
+    StrategyKind,
     read_partitioning,
     write_partitioning,
 )
@@ -45,6 +51,13 @@ if TYPE_CHECKING:
 _HEADER = struct.Struct("<Q16sQQQIIQ")
 _INDEX_ENTRY = struct.Struct("<IIQ")
 _POLL_HEAD = struct.Struct("<IQI")
+_POLL_TAIL = struct.Struct("<BQIB")
+_STRATEGIES = {int(kind): kind for kind in StrategyKind}
+_FLAGS = {0: False, 1: True}
+_KEPT_MAX = 1024  # of each kind of repeated bytes; an entry has at most 800
+
+POLL_TAIL_BYTES = _POLL_TAIL.size
+"""Strategy, count and auto-commit at the end of a POLL: what is before them seldom changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +126,7 @@ def decode_send(payload: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
     reader = Reader(payload, dialect)
     metadata_bytes = reader.u32()
     begin = reader.position
-    stream, topic = REFERENCE.read(reader), REFERENCE.read(reader)
+    stream, topic = _read_target(reader)
     partitioning, count = read_partitioning(reader), reader.u32()
     if reader.position - begin != metadata_bytes:
         raise DecodeError(Status.INVALID_COMMAND, "metadata length", stated=metadata_bytes)
@@ -128,6 +141,32 @@ def decode_send(payload: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
 
     area, starts = widen(area, starts)
     return SendMessages(stream, topic, partitioning, starts, area, header_bytes)
+
+
+def _read_target(reader: Reader) -> tuple[Identifier, Identifier]:
+    """Stream and topic. Producers name the same ones over and over, so these bytes are kept."""
+    data, begin = reader.data, reader.position
+    if len(data) > begin + 3:
+        middle = begin + 2 + data[begin + 1]
+        if len(data) > middle + 1:
+            end = middle + 2 + data[middle + 1]
+            try:
+                found = _decode_target(data[begin:end].tobytes(), reader.dialect)
+            except DecodeError:
+                pass  # said again below, with its position
+            else:
+                reader.position = end
+                return found
+    return REFERENCE.read(reader), REFERENCE.read(reader)
+
+
+@lru_cache(_KEPT_MAX)
+def _decode_target(data: bytes, dialect: Dialect) -> tuple[Identifier, Identifier]:
+    reader = Reader(data, dialect)
+    target = REFERENCE.read(reader), REFERENCE.read(reader)
+    if reader.remaining:
+        raise DecodeError(Status.INVALID_COMMAND, "not these two alone")
+    return target
 
 
 def encode_send(
@@ -203,6 +242,36 @@ class PollMessages(Body):
     strategy: StrategyField
     count: U32
     auto_commit: Flag = False
+
+    @classmethod
+    def decode(cls, data: Buffer, dialect: Dialect = Dialect.B2) -> PollMessages:
+        """Consumers send the same poll over and over, but for its offset: the rest is kept."""
+        front = len(data) - POLL_TAIL_BYTES
+        if 0 < front <= _POLL_FRONT_BYTES_MAX:
+            try:
+                who_and_where = _decode_poll_front(bytes(data[:front]), dialect)
+                kind, value, count, auto_commit = _POLL_TAIL.unpack_from(data, front)
+                strategy = Strategy(_STRATEGIES[kind], value)
+                return cls(*who_and_where, strategy, count, _FLAGS[auto_commit])
+            except (DecodeError, KeyError):
+                pass  # longer than it need be, or wrong: below it is said what is wrong
+        return cls.read(Reader(data, dialect))
+
+
+_POLL_FRONT_BYTES_MAX = 1 + 3 * 257 + 5
+
+
+@lru_cache(_KEPT_MAX)
+def _decode_poll_front(
+    data: bytes, dialect: Dialect
+) -> tuple[Consumer, Identifier, Identifier, int | None]:
+    reader = Reader(data, dialect)
+    consumer = CONSUMER.read(reader)
+    stream, topic = REFERENCE.read(reader), REFERENCE.read(reader)
+    partition = OPTIONAL_PARTITION.read(reader)
+    if reader.remaining:
+        raise DecodeError(Status.INVALID_COMMAND, "not these fields alone")
+    return consumer, stream, topic, partition
 
 
 NOWHERE = -1
