@@ -1,0 +1,122 @@
+"""Coverage-guided fuzzing of every decoder: `python -m tests.fuzz.decoders NAME SECONDS CORPUS`.
+
+Each target takes any bytes and must give a value or a RemoteProtocolError; anything else ends the
+run with the input that caused it. Memory is bounded by libFuzzer's own limit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+import atheris
+
+with atheris.instrument_imports(include=["headrace"]):
+    from headrace.errors import RemoteProtocolError
+    from headrace.wire.iggy import frames as iggy_frames
+    from headrace.wire.iggy.commands import TABLE as COMMANDS
+    from headrace.wire.iggy.dialects import CLASSIC
+    from headrace.wire.iggy.messages.messages import decode_messages
+    from headrace.wire.iggy.userheaders import decode_headers
+    from headrace.wire.sbp import era, flat, records
+    from headrace.wire.sbp import frames as sbp_frames
+    from headrace.wire.sbp.opcodes import TABLE as OPCODES
+    from headrace.wire.umbilical import codec, rpc
+    from headrace.wire.umbilical.messages import FIELD_GROUPS
+
+RSS_MIB_MAX = 1024
+
+
+def iggy_requests(data: bytes) -> None:
+    decoder = iggy_frames.RequestDecoder()
+    for event in decoder.feed(data):
+        if isinstance(event, iggy_frames.RequestFrame) and event.code in COMMANDS:
+            for dialect in CLASSIC:
+                with suppress(RemoteProtocolError):
+                    COMMANDS[event.code].decode_request(event.payload, dialect)
+
+
+def iggy_replies(data: bytes) -> None:
+    for command in COMMANDS.values():
+        for dialect in CLASSIC:
+            with suppress(RemoteProtocolError):
+                command.decode_response(data, dialect)
+
+
+def iggy_messages(data: bytes) -> None:
+    with suppress(RemoteProtocolError):
+        decode_messages(data)
+    with suppress(RemoteProtocolError):
+        decode_headers(data)
+
+
+def sbp_stream(data: bytes) -> None:
+    decoder = sbp_frames.FrameDecoder(1 << 20)
+    for event in decoder.feed(data):
+        if isinstance(event, sbp_frames.Frame) and event.opcode in OPCODES:
+            row = OPCODES[event.opcode]
+            for kind in (row.request, row.response):
+                if kind is not None:
+                    with suppress(RemoteProtocolError):
+                        flat.decode(kind, event.header)
+
+
+def sbp_headers(data: bytes) -> None:
+    for row in OPCODES.values():
+        for kind in (row.request, row.response):
+            if kind is not None:
+                with suppress(RemoteProtocolError):
+                    flat.decode(kind, data)
+
+
+def sbp_batches(data: bytes) -> None:
+    with suppress(RemoteProtocolError):
+        for header, batch in records.split(data):
+            if header.attributes & records.INDEXED:
+                records.decode_index(header, batch)
+    with suppress(RemoteProtocolError):
+        era.decode_batch(data)
+
+
+def umbilical_messages(data: bytes) -> None:
+    for kind in FIELD_GROUPS.values():
+        with suppress(RemoteProtocolError):
+            codec.decode(kind, data)
+
+
+def umbilical_frames(data: bytes) -> None:
+    decoder = rpc.FrameDecoder()
+    with suppress(RemoteProtocolError):
+        decoder.feed(data)
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    target.__name__: target
+    for target in (
+        iggy_requests,
+        iggy_replies,
+        iggy_messages,
+        sbp_stream,
+        sbp_headers,
+        sbp_batches,
+        umbilical_messages,
+        umbilical_frames,
+    )
+}
+
+
+def main(name: str, seconds: str, corpus: str) -> None:
+    target = TARGETS[name]
+
+    def run(data: bytes) -> None:
+        with suppress(RemoteProtocolError):
+            target(data)
+
+    limits = [f"-max_total_time={int(seconds)}", f"-rss_limit_mb={RSS_MIB_MAX}", "-verbosity=0"]
+    atheris.Setup([sys.argv[0], *limits, f"-artifact_prefix={corpus}/", corpus], run)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
