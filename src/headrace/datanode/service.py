@@ -325,6 +325,9 @@ class DataNodeService:
                 _log.info("placement manager: %s", error)
                 reconcile_at = clock.monotonic()  # it may have told us things we did not hear
                 pause = min(pause, _RETRY_SECONDS)
+            except Exception:
+                # A node that goes on serving must not pass for a lost one, whatever broke here.
+                _log.exception("keeping in touch with the placement manager failed")
             await clock.sleep(pause)
 
     async def _heartbeat(self) -> None:

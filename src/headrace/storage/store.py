@@ -214,7 +214,7 @@ class LogStore:
                 remove_stream, self._shared.disk, self._folder, stream_id
             )
             for key in keys:
-                del self._logs[key]
+                self._logs.pop(key, None)  # somebody else may have asked for the same meanwhile
             for key in [key for key in self._unreadable if key.stream_id == stream_id]:
                 del self._unreadable[key]
         finally:

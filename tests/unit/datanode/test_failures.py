@@ -100,3 +100,19 @@ def test_load_is_reported_to_the_placement_manager() -> None:
         assert cluster.node.counters.fetches == 1
 
     simulate(body)
+
+
+def test_a_mistake_in_a_report_does_not_make_a_node_look_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(cluster: Cluster, client: SbpClient, disk: SimulatedDisk) -> None:
+        assert cluster.node is not None
+        assert cluster.placement is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster.node, "_reporter", None)
+            await asyncio.sleep(1)
+        timeout = cluster.placement_settings.node_timeout_ms / 1000
+        await asyncio.sleep(2 * timeout)
+        assert cluster.placement.state.nodes.is_alive(cluster.node.node_id)
+
+    simulate(body)

@@ -434,6 +434,17 @@ async def test_create_is_idempotent_and_delete_is_complete() -> None:
     await store.close()
 
 
+async def test_a_stream_may_be_deleted_twice_at_the_same_time() -> None:
+    disk = simulated_disk()
+    store = await open_store(disk)
+    await append_many(await store.create_range(KEY, start_offset=0), 3)
+    await asyncio.gather(store.delete_stream(7), store.delete_stream(7))
+    with pytest.raises(RangeNotFoundError):
+        store.range(KEY)
+    assert disk.list(f"{FOLDER}/streams") == []
+    await store.close()
+
+
 async def test_the_directory_has_one_owner_and_close_refuses_appends() -> None:
     disk = simulated_disk()
     store = await open_store(disk)
