@@ -125,8 +125,10 @@ class Partitions:
             await failed.close()
         async with self._opens:
             stream_id = partition.stream_id
+            clean = self._clean and place not in self._known
             if stream_id == UNASSIGNED:
                 stream_id = await self._assign(place)
+                clean = True  # nobody wrote before it was assigned: there is nothing to seal
             try:
                 log = await PartitionLog.open(
                     self._runtime,
@@ -135,7 +137,7 @@ class Partitions:
                     self._ahead,
                     stream_id=stream_id,
                     epoch=self._epoch,
-                    clean=self._clean and place not in self._known,
+                    clean=clean,
                 )
             except FencedError:
                 self._on_fenced()

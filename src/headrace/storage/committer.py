@@ -48,6 +48,7 @@ class Committer:
         *,
         threads: int,
         group_bytes_max: int,
+        group_files_max: int,
     ) -> None:
         self._disk = disk
         self._executor = executor
@@ -55,6 +56,7 @@ class Committer:
         self._groups = groups
         self._threads = threads
         self._group_bytes_max = group_bytes_max
+        self._group_files_max = group_files_max  # a group holds its files open
         self._ready: dict[RangeWriter, None] = {}
         self._wake = asyncio.Event()
         self._closing = False
@@ -89,7 +91,7 @@ class Committer:
         writes: list[SegmentWrite] = []
         budget = self._group_bytes_max
         for log in list(self._ready):
-            if budget <= 0:
+            if budget <= 0 or len(writes) >= self._group_files_max:
                 break
             del self._ready[log]
             write = log.take_write(group, budget)

@@ -107,6 +107,7 @@ class LogStore:
                     groups,
                     threads=settings.commit_threads,
                     group_bytes_max=settings.group_bytes_max,
+                    group_files_max=max(1, settings.open_files_max // 4),
                 )
                 for level in Durability
             },

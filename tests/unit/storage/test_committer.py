@@ -157,3 +157,15 @@ async def test_a_bug_in_a_group_fails_its_ranges_and_nobody_waits_for_ever() -> 
     assert "ZeroDivisionError" in str(outcome)
     assert log.failed
     await store.close()
+
+
+async def test_a_group_is_bounded_in_files() -> None:
+    """Its files are open while it is written: ten thousand ranges at once must not need as many."""
+    settings = StorageSettings(open_files_max=16, idle_ms=10**6, min_free_bytes=0)
+    store = await open_store(simulated_disk(), settings)
+    logs = [await store.create_range(RangeKey(1, at), start_offset=0) for at in range(40)]
+    await asyncio.gather(*(append_one(log)[0] for log in logs))
+    statistics = store.statistics()
+    assert (statistics["groups"], statistics["file_writes"]) == (10, 40)
+    assert statistics["open_files"] <= 16
+    await store.close()
