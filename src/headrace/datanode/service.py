@@ -16,7 +16,6 @@ from headrace.client.channels import Connect, Link
 from headrace.client.tasks import TaskSet
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.storage import StorageSettings
-from headrace.datanode.access import Access
 from headrace.datanode.handlers import handlers
 from headrace.datanode.identity import (
     Identity,
@@ -38,6 +37,7 @@ from headrace.errors import (
     StorageError,
     UnavailableError,
 )
+from headrace.net.sbp_access import Access
 from headrace.net.sbp_channel import Channel, InProcessChannel
 from headrace.net.sbp_server import Peer, Routes, SbpServer, build_routes
 from headrace.runtime.interfaces import Executor, Runtime
@@ -76,7 +76,9 @@ class DataNodeService:
         (embedded mode on loopback)."""
         self.runtime = runtime
         self.settings = settings
-        self.access = Access(runtime.clock, secret=secret, plain_streams=plain_streams)
+        self.access = Access(
+            runtime.clock, Role.DATA_NODE, secret=secret, plain_streams=plain_streams
+        )
         self.state: NodeState[RangeLog] = NodeState()
         self.counters = Counters()
         self.routes: Routes = build_routes(Role.DATA_NODE, handlers(self), Local(self))

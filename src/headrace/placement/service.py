@@ -11,9 +11,9 @@ from headrace.client.channels import Connect
 from headrace.client.tasks import TaskSet
 from headrace.config.placement import PlacementSettings
 from headrace.errors import HeadraceError, InvalidArgumentError, UnavailableError
+from headrace.net.sbp_access import Access
 from headrace.net.sbp_channel import Channel, InProcessChannel
 from headrace.net.sbp_server import Peer, Routes, SbpServer, build_routes
-from headrace.placement.access import Access
 from headrace.placement.changes import Changes, KeyedMutex
 from headrace.placement.handlers import handlers
 from headrace.placement.node_calls import NodeCalls
@@ -51,7 +51,9 @@ class PlacementService:
         self.runtime = runtime
         self.settings = settings
         self._secret = secret
-        self.access = Access(runtime.clock, secret=secret, plain_streams=plain_streams)
+        self.access = Access(
+            runtime.clock, Role.PLACEMENT_MANAGER, secret=secret, plain_streams=plain_streams
+        )
         self.state = PlacementState(
             nodes=Nodes(settings.node_timeout_ms, settings.disk_free_bytes_min),
             stream_ids=Counter("stream", settings.stream_id_block),

@@ -1,10 +1,10 @@
-"""Who may ask a data node what.
+"""Who may ask a placement manager or a data node what.
 
 | Peer | May |
 |---|---|
 | in this process, or with the node credential | everything |
-| with a read ticket | FETCH the streams on the ticket, until it expires |
-| anybody, in embedded mode on loopback | append to, fetch and describe plain streams |
+| with a read ticket | what reads the streams on the ticket, until it expires |
+| anybody, in embedded mode on loopback | what uses plain streams, never the cluster's own |
 | anybody else | PING, HEARTBEAT |
 
 Without a cluster secret nothing can be proved and everybody counts as a node.
@@ -16,15 +16,37 @@ from headrace.errors import UnauthenticatedError, UnauthorizedError
 from headrace.net.credentials import NodeCredential, Ticket
 from headrace.net.sbp_server import Peer
 from headrace.runtime.interfaces import Clock
-from headrace.wire.sbp.opcodes import Code, Opcode
+from headrace.wire.sbp.opcodes import Code, Opcode, Role
 
 _FOR_ALL = frozenset({Code.PING, Code.GOAWAY, Code.HEARTBEAT})
-_FOR_PLAIN_STREAMS = frozenset({Code.APPEND, Code.FETCH, Code.DESCRIBE_RANGES})
+_FOR_TICKETS = {
+    Role.PLACEMENT_MANAGER: frozenset({Code.LIST_RANGES}),
+    Role.DATA_NODE: frozenset({Code.FETCH}),
+}
+_FOR_PLAIN_STREAMS = {
+    Role.PLACEMENT_MANAGER: frozenset(
+        {
+            Code.LIST_RANGES,
+            Code.SEAL_RANGES,
+            Code.DESCRIBE_RANGES,
+            Code.CREATE_STREAMS,
+            Code.DELETE_STREAMS,
+            Code.UPDATE_STREAMS,
+            Code.DESCRIBE_STREAMS,
+            Code.TRIM_STREAMS,
+        }
+    ),
+    Role.DATA_NODE: frozenset({Code.APPEND, Code.FETCH, Code.DESCRIBE_RANGES}),
+}
 
 
 class Access:
-    def __init__(self, clock: Clock, *, secret: bytes | None, plain_streams: bool) -> None:
+    def __init__(
+        self, clock: Clock, role: Role, *, secret: bytes | None, plain_streams: bool
+    ) -> None:
         self._clock = clock
+        self._for_tickets = _FOR_TICKETS[role]
+        self._for_plain_streams = _FOR_PLAIN_STREAMS[role]
         self._open = secret is None
         self._plain_streams = plain_streams
 
@@ -36,11 +58,11 @@ class Access:
         if self.is_node(peer) or opcode.code in _FOR_ALL:
             return
         if isinstance(peer.credential, Ticket):
-            if opcode.code != Code.FETCH:
+            if opcode.code not in self._for_tickets:
                 raise UnauthorizedError("a read ticket does not allow this", operation=opcode.name)
         elif not self._plain_streams:
             raise UnauthenticatedError("credential needed", operation=opcode.name)
-        elif opcode.code not in _FOR_PLAIN_STREAMS:
+        elif opcode.code not in self._for_plain_streams:
             raise UnauthorizedError("for nodes of the cluster only", operation=opcode.name)
 
     def check_stream(self, peer: Peer, stream_id: int, *, owned: bool) -> None:
