@@ -24,7 +24,7 @@ from headrace.net.addresses import format_address
 from headrace.net.held_bytes import Held, HeldBytes, Phase
 from headrace.net.tls import TlsAcceptor
 from headrace.observability.logging import get_logger
-from headrace.runtime.interfaces import Buffer, Connection, Listener, Runtime
+from headrace.runtime.interfaces import Buffer, Connection, DirectConnection, Listener, Runtime
 from headrace.wire.iggy.errors import Status, status_of
 from headrace.wire.iggy.frames import (
     FRAME_BYTES_MAX,
@@ -45,6 +45,8 @@ Answer: TypeAlias = tuple[int, Sequence[Buffer]]
 
 LAST_ANSWERS = frozenset((Status.STALE_CLIENT, Status.CLIENT_NOT_FOUND))
 _SWEEP_SECONDS = 0.5
+DIRECT_BYTES_MIN = 16 * 1024  # of a frame, before memory for all of it is taken,
+DIRECT_BYTES_MAX = 2 * 1024 * 1024  # which must be no more than this
 TRANSFER_BYTES_PER_SECOND = 64 * 1024  # who is slower than this on the whole is cut off
 
 
@@ -201,12 +203,17 @@ class IggyServer(Generic[S]):
         first = b""
         if self._tls is not None:
             served.connection, first = await self._tls.accept(served.connection)
+        connection = served.connection
+        direct = connection if isinstance(connection, DirectConnection) else None
         while data := first or await self._receive(served):
             first = b""
             if not held.bytes:
                 held.since = self._monotonic()  # a frame begins
             self._held.set(held, held.bytes + len(data))
-            for event in decoder.feed(data):
+            events: Sequence[RequestEvent] = decoder.feed(data)
+            if not events and direct is not None:
+                events = await self._receive_rest(served, direct)
+            for event in events:
                 served.busy = True
                 goes_on = await self._answer(served, event)
                 served.busy = False
@@ -229,6 +236,20 @@ class IggyServer(Generic[S]):
         if not held.bytes:
             held.since = self._monotonic()
         return await served.connection.receive()
+
+    async def _receive_rest(
+        self, served: _Open[S], connection: DirectConnection
+    ) -> Sequence[RequestEvent]:
+        """The rest of a large frame, straight into its place; nothing where that cannot be."""
+        if self._held.over:
+            return ()
+        room = served.decoder.room(DIRECT_BYTES_MIN, DIRECT_BYTES_MAX)
+        if room is None:
+            return ()
+        self._held.set(served.held, served.decoder.buffered_bytes)
+        if await connection.receive_into(room) < len(room):
+            return ()  # the peer ended in the middle: nothing more comes
+        return (served.decoder.complete(),)
 
     def _set_limits(self, served: _Open[S]) -> None:
         """Whoever has not logged in gets little memory."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import ParamSpec, Protocol, TypeAlias, TypeVar, runtime_checkable
 from uuid import UUID
 
 P = ParamSpec("P")
@@ -163,6 +163,17 @@ class Connection(Protocol):
         """Close at once; queued bytes are dropped."""
 
     async def wait_closed(self) -> None: ...
+
+
+@runtime_checkable
+class DirectConnection(Connection, Protocol):
+    """A Connection that can receive into its reader's own memory, which spares two copies."""
+
+    async def receive_into(self, target: memoryview) -> int:
+        """Fill `target`; returns how far, which is short of its end only when the peer ended.
+
+        UnavailableError when it broke. After a cancellation what arrived is lost.
+        """
 
 
 class Listener(Protocol):

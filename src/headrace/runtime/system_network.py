@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -17,6 +18,8 @@ from headrace.errors import ConfigError, UnavailableError
 from headrace.runtime.accepted import AcceptedConnections
 from headrace.runtime.interfaces import Address, Buffer, Connection, OnConnection, OnDatagram
 
+SCRATCH_BYTES = 256 * 1024  # one read of the transport
+START_BYTES = 64 * 1024  # the same, for a reader that may have a better place for what follows
 RECEIVE_BYTES_MAX = 1 << 20  # received and not yet taken: above it the socket is not read
 WRITE_BYTES_HIGH = 1 << 20  # queued and not yet sent: above it `drain` waits,
 WRITE_BYTES_LOW = 1 << 18  # until it falls below this
@@ -26,8 +29,24 @@ DATAGRAM_BYTES_MAX = 1 << 20  # queued and not yet taken by the kernel: above it
 DATAGRAM_KERNEL_BYTES = 4 << 20  # asked of the kernel, which may grant less
 
 
-class SystemConnection(asyncio.Protocol):
-    """A Connection that is also its asyncio protocol, so that nothing stands between the two."""
+class _Scratch(threading.local):
+    """What a thread's loop reads into, for all its connections: each read is taken away before the
+    next one begins."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(SCRATCH_BYTES))
+        self.start = self.view[:START_BYTES]
+
+
+_scratch = _Scratch()
+
+
+class SystemConnection(asyncio.BufferedProtocol):
+    """A Connection that is also its asyncio protocol, so that nothing stands between the two.
+
+    A reader that uses `receive_into` gets the start of something large in a small piece, and
+    nothing more until it has said where the rest shall go.
+    """
 
     def __init__(self, on_made: Callable[[SystemConnection], None] | None = None) -> None:
         self.peer = ""
@@ -37,6 +56,9 @@ class SystemConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._chunks: deque[bytes] = deque()
         self._chunk_bytes = 0
+        self._direct = False
+        self._target: memoryview | None = None
+        self._filled = 0
         self._reading_paused = False
         self._writing_paused = False
         self._ended = False  # nothing more arrives
@@ -58,10 +80,21 @@ class SystemConnection(asyncio.Protocol):
         if self._on_made is not None:
             self._on_made(self)
 
-    def data_received(self, data: bytes) -> None:
-        self._chunks.append(data)
-        self._chunk_bytes += len(data)
-        if self._chunk_bytes > RECEIVE_BYTES_MAX and not self._reading_paused:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._target is not None and self._filled < len(self._target):
+            return self._target[self._filled :]
+        return _scratch.start if self._direct else _scratch.view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._target is not None and self._filled < len(self._target):
+            self._filled += nbytes
+            if self._filled == len(self._target):
+                self._wake_receiver()
+            return
+        self._chunks.append(_scratch.view[:nbytes].tobytes())
+        self._chunk_bytes += nbytes
+        more = self._direct and nbytes == START_BYTES
+        if (more or self._chunk_bytes > RECEIVE_BYTES_MAX) and not self._reading_paused:
             self._reading_paused = True
             self._transport.pause_reading()
         self._wake_receiver()
@@ -95,19 +128,50 @@ class SystemConnection(asyncio.Protocol):
                 raise UnavailableError("connection broke", peer=self.peer) from self._error
             if self._ended:
                 return b""
-            assert self._receiver is None, "one task reads a connection"
-            self._receiver = self._loop.create_future()
-            try:
-                await self._receiver
-            finally:
-                self._receiver = None
+            await self._wait()
         data = self._chunks.popleft()
         self._chunk_bytes -= len(data)
-        if self._reading_paused and self._chunk_bytes <= RECEIVE_BYTES_MAX // 2:
+        if not self._direct and self._chunk_bytes <= RECEIVE_BYTES_MAX // 2:
+            self._resume_reading()
+        return data
+
+    async def receive_into(self, target: memoryview) -> int:
+        self._direct = True
+        self._filled = 0
+        while self._chunks and self._filled < len(target):
+            data = self._chunks.popleft()
+            self._chunk_bytes -= len(data)
+            part = data[: len(target) - self._filled]
+            target[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            if len(part) < len(data):
+                self._chunks.appendleft(data[len(part) :])
+                self._chunk_bytes += len(data) - len(part)
+        self._target = target
+        try:
+            while self._filled < len(target) and not self._ended:
+                await self._wait()
+        finally:
+            self._target = None
+        if self._filled < len(target) and self._error is not None:
+            raise UnavailableError("connection broke", peer=self.peer) from self._error
+        return self._filled
+
+    async def _wait(self) -> None:
+        """For the peer; nothing that has arrived waits here."""
+        assert self._receiver is None, "one task reads a connection"
+        self._resume_reading()
+        self._receiver = self._loop.create_future()
+        try:
+            await self._receiver
+        finally:
+            self._receiver = None
+
+    def _resume_reading(self) -> None:
+        if self._reading_paused:
             self._reading_paused = False
             if not self._transport.is_closing():
                 self._transport.resume_reading()
-        return data
 
     def write(self, pieces: Sequence[Buffer]) -> None:
         if self._transport.is_closing():

@@ -7,11 +7,14 @@ import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+import pytest
+
 from headrace.errors import NotFoundError, UnavailableError
-from headrace.net.iggy_server import Answer, IggyLimits, IggyServer
+from headrace.net.iggy_server import DIRECT_BYTES_MAX, Answer, IggyLimits, IggyServer
 from headrace.runtime import Runtime
 from headrace.runtime.interfaces import Buffer, Connection
 from headrace.runtime.simulated import Simulation
+from headrace.runtime.system import system_runtime
 from headrace.wire.iggy.errors import Status, error_of
 from headrace.wire.iggy.frames import ResponseDecoder, encode_request
 
@@ -282,3 +285,36 @@ def test_error_answers_carry_no_body() -> None:
         assert await peer.answer() == (Status.UNAUTHORIZED, b"")
 
     World().run(scenario)
+
+
+@pytest.mark.parametrize("piece_bytes", [1_000, 100_000, 50_000_000])
+async def test_large_frames_over_real_sockets(piece_bytes: int) -> None:
+    """Up to a size they are received in place, beyond it in pieces; small ones stand between."""
+    runtime = system_runtime()
+    recorder = Recorder(runtime)
+    server = IggyServer(
+        runtime,
+        open_session=recorder.open_session,
+        on_request=recorder.on_request,
+        close_session=recorder.close_session,
+    )
+    await server.start("127.0.0.1", 0)
+    peer = Peer(await runtime.transport.connect("127.0.0.1", server.listener.port))
+    sizes = [3, 15_000, 17_000, DIRECT_BYTES_MAX - 8, 5, 9, DIRECT_BYTES_MAX, 200_000, 64]
+    payloads = [bytes([65 + n]) * size for n, size in enumerate(sizes)]
+    whole = b"".join(b"".join(encode_request(ECHO, [payload])) for payload in payloads)
+
+    async def send() -> None:
+        for at in range(0, len(whole), piece_bytes):
+            peer.connection.write([whole[at : at + piece_bytes]])
+            await peer.connection.drain()
+
+    sending = asyncio.create_task(send())
+    for payload in payloads:
+        assert await peer.answer() == (0, payload)
+    await sending
+    peer.connection.write([encode_request(ECHO, [bytes(100_000)])[0], bytes(50_000)])
+    await peer.leave()  # in the middle of a frame
+    await server.close()
+    assert server.statistics()["held_bytes"] == 0
+    assert recorder.closed == recorder.opened

@@ -11,6 +11,7 @@ import uvloop
 from headrace.errors import UnavailableError
 from headrace.runtime import Connection
 from headrace.runtime import system_network as network
+from headrace.runtime.interfaces import DirectConnection
 from headrace.runtime.system_network import SystemConnection, SystemTransport, format_address
 
 Factory = Callable[[], asyncio.AbstractEventLoop]
@@ -123,6 +124,114 @@ def test_unread_bytes_stay_bounded(loop_factory: Factory, monkeypatch: pytest.Mo
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())
     assert total == 16 << 20
+
+
+@pytest.mark.parametrize("piece_bytes", [7_000, 65_536, 200_000, 5_000_000])
+def test_large_things_are_received_where_the_reader_wants_them(
+    loop_factory: Factory, piece_bytes: int
+) -> None:
+    """Each is a length of four bytes and as many bytes; the next follows without a pause."""
+    sent = [bytes([n + 1]) * length for n, length in enumerate((1_000_000, 5, 300_000, 66_000, 9))]
+    seen: list[bytes] = []
+
+    async def handler(connection: Connection) -> None:
+        assert isinstance(connection, DirectConnection)
+        pending = b""
+        while data := await connection.receive():
+            pending += data
+            while len(pending) >= 4:
+                thing = bytearray(int.from_bytes(pending[:4], "little"))
+                here = pending[4 : 4 + len(thing)]
+                thing[: len(here)] = here
+                pending = pending[4 + len(here) :]
+                rest = memoryview(thing)[len(here) :]
+                assert await connection.receive_into(rest) == len(rest)
+                seen.append(bytes(thing))
+
+    async def main() -> None:
+        listener = await SystemTransport().listen(HOST, 0, handler)
+        peer = RawPeer()
+        await peer.connect(listener.port)
+        whole = b"".join(len(thing).to_bytes(4, "little") + thing for thing in sent)
+        for at in range(0, len(whole), piece_bytes):
+            await peer.send(whole[at : at + piece_bytes])
+            await asyncio.sleep(0)
+        peer.socket.close()
+        listener.close()
+        await listener.wait_closed()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+    assert seen == sent
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_an_end_while_the_reader_waits_for_the_rest(loop_factory: Factory, reset: bool) -> None:
+    seen: list[object] = []
+    arrived = asyncio.Event()
+
+    async def handler(connection: Connection) -> None:
+        assert isinstance(connection, DirectConnection)
+        seen.append(await connection.receive())
+        arrived.set()
+        try:
+            seen.append(await connection.receive_into(memoryview(bytearray(100))))
+            seen.append(await connection.receive())
+        except UnavailableError as error:
+            seen.append(type(error.__cause__))
+
+    async def main() -> None:
+        listener = await SystemTransport().listen(HOST, 0, handler)
+        peer = RawPeer()
+        await peer.connect(listener.port)
+        await peer.send(b"start")
+        await arrived.wait()
+        await peer.send(b"and not all")
+        if reset:
+            await asyncio.sleep(0.05)
+            peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.socket.close()
+        listener.close()
+        await listener.wait_closed()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+    assert seen == [b"start", *([ConnectionResetError] if reset else [11, b""])]
+
+
+def test_a_reader_of_large_things_that_is_busy_gets_little_in_advance(
+    loop_factory: Factory,
+) -> None:
+    finish = asyncio.Event()
+    held: list[SystemConnection] = []
+    total = 0
+
+    async def handler(connection: Connection) -> None:
+        nonlocal total
+        assert isinstance(connection, SystemConnection)
+        held.append(connection)
+        total += await connection.receive_into(memoryview(bytearray(10)))
+        await finish.wait()
+        while data := await connection.receive():
+            total += len(data)
+
+    async def main() -> None:
+        transport = SystemTransport()
+        listener = await transport.listen(HOST, 0, handler)
+        connection = await transport.connect(HOST, listener.port)
+        connection.write([bytes(4 << 20)])
+        await asyncio.sleep(0.1)
+        # What one read brought before the reader said that it has a place, and one start.
+        assert held[0]._chunk_bytes <= network.SCRATCH_BYTES + network.START_BYTES
+        finish.set()
+        await connection.drain()
+        connection.close()
+        listener.close()
+        await listener.wait_closed()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+    assert total == 4 << 20
 
 
 def test_a_closed_connection_to_a_peer_that_never_reads_is_aborted(

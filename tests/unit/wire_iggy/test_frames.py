@@ -85,6 +85,30 @@ def test_the_limit_depends_on_the_command() -> None:
     assert decoder.feed(struct.pack("<I", 1001)) == [TooLarge(None, 1001)]
 
 
+def test_the_rest_of_a_large_frame_is_received_in_place() -> None:
+    frame = b"".join(encode_request(7, [b"x" * 10_000]))
+    decoder = RequestDecoder()
+    assert decoder.room(0, 100_000) is None
+    assert decoder.feed(frame[:100]) == []
+    assert decoder.room(101, 100_000) is None  # too little came
+    assert decoder.room(100, len(frame) - 1) is None  # too much to come
+    room = decoder.room(100, len(frame))
+    assert room is not None
+    assert decoder.buffered_bytes == len(frame)
+    room[:] = frame[100:]
+    event = decoder.complete()
+    assert isinstance(event, RequestFrame)
+    assert (event.code, bytes(event.payload)) == (7, b"x" * 10_000)
+    assert decoder.buffered_bytes == 0
+    assert [type(event) for event in decoder.feed(frame)] == [RequestFrame]
+
+
+def test_a_frame_above_the_limit_gets_no_room() -> None:
+    decoder = RequestDecoder(frame_bytes_max=1000, send_frame_bytes_max=1000)
+    assert [type(event) for event in decoder.feed(struct.pack("<II", 2000, 7))] == [TooLarge]
+    assert decoder.room(0, 100_000) is None
+
+
 def test_a_stated_length_costs_nothing() -> None:
     tracemalloc.start()
     try:

@@ -86,6 +86,27 @@ class RequestDecoder:
     def buffered_bytes(self) -> int:
         return len(self._pending)
 
+    def room(self, least: int, most: int) -> memoryview | None:
+        """Memory for the rest of the frame under way, to be filled and then told by `complete`.
+
+        None unless `least` bytes of it are here and all of it is no more than `most`: memory that
+        is taken before its bytes came must be in proportion to those that did.
+        """
+        have = len(self._pending)
+        if self._ended or have < max(least, _HEAD.size):
+            return None
+        total = _U32.size + _U32.unpack_from(self._pending)[0]
+        if total > most:
+            return None
+        frame = bytearray(total)
+        frame[:have] = self._pending
+        self._pending = frame
+        return memoryview(frame)[have:]
+
+    def complete(self) -> RequestEvent:
+        """The memory that `room` gave is full."""
+        return self._take(len(self._pending) - _U32.size)
+
     def feed(self, data: Buffer) -> list[RequestEvent]:
         events: list[RequestEvent] = []
         view, position = memoryview(data), 0
