@@ -63,7 +63,7 @@ class PartitionLog:
         ahead: ReadAhead,
     ) -> None:
         self._clock = runtime.clock
-        self._random = runtime.random
+        self._next_id = int.from_bytes(runtime.random.bytes(16), "little") >> 1  # never overflows
         self._client = client
         self._owned = owned
         self._ahead = ahead
@@ -233,7 +233,8 @@ class PartitionLog:
     def _new_ids(self, count: int) -> bytes:
         """Consecutive numbers from a random one: no less unique, and 16 KB of kernel randomness for
         each batch took as long as its checksums. Ids are no secrets."""
-        first = int.from_bytes(self._random.bytes(16), "little")
+        first = self._next_id
+        self._next_id += count
         return batch.consecutive_ids(first, count)
 
     def _on_answer(self, answer: asyncio.Future[int], end: int, length: int) -> None:

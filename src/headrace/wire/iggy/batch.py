@@ -54,6 +54,7 @@ _ENTRY = struct.Struct("<IIII")
 _STAMP = struct.Struct("<16sQQ")
 _CHECKSUM = struct.Struct("<Q")
 _NO_ID = bytes(16)
+_LOWER = 0xFFFF_FFFF_FFFF_FFFF
 _NOTHING = bytes(HEADER_BYTES - NARROW_HEADER_BYTES)
 
 _COPIED_BYTES_MAX = 1024
@@ -363,7 +364,7 @@ def _stamp_few(
 ) -> None:
     from xxhash import xxh3_64_intdigest
 
-    ids = [bytes(area[start + 8 : start + 24]) for start in starts]
+    ids = [area[start + 8 : start + 24].tobytes() for start in starts]
     missing = ids.count(_NO_ID)
     fresh = new_ids(missing) if missing else b""
     given = 0
@@ -409,10 +410,15 @@ def _stamp_many(
 
 def consecutive_ids(first: int, count: int) -> bytes:
     """`count` ids of 16 bytes. The lower half wraps around, so they are distinct; none is 0."""
+    if count <= FEW:
+        upper = ((first >> 64) or 1) << 64
+        return b"".join(
+            [(upper | (first + n) & _LOWER).to_bytes(16, "little") for n in range(count)]
+        )
     import numpy as np
 
     ids = np.empty((count, 2), "<u8")
-    ids[:, 0] = np.arange(count, dtype=np.uint64) + np.uint64(first & 0xFFFF_FFFF_FFFF_FFFF)
+    ids[:, 0] = np.arange(count, dtype=np.uint64) + np.uint64(first & _LOWER)
     ids[:, 1] = (first >> 64) or 1
     return ids.tobytes()
 

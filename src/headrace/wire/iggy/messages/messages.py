@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import LocalProtocolError
 from headrace.wire.iggy import batch
@@ -31,6 +31,7 @@ from headrace.wire.iggy.primitives import (
     ConsumerField,
     Identifier,
     Partitioning,
+    PartitioningKind,
     Reference,
     Strategy,
     StrategyField,
@@ -126,8 +127,8 @@ def decode_send(payload: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
     reader = Reader(payload, dialect)
     metadata_bytes = reader.u32()
     begin = reader.position
-    stream, topic = _read_target(reader)
-    partitioning, count = read_partitioning(reader), reader.u32()
+    stream, topic, partitioning = _read_target(reader)
+    count = reader.u32()
     if reader.position - begin != metadata_bytes:
         raise DecodeError(Status.INVALID_COMMAND, "metadata length", stated=metadata_bytes)
     if count * batch.INDEX_ENTRY_BYTES > reader.remaining:
@@ -143,29 +144,36 @@ def decode_send(payload: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
     return SendMessages(stream, topic, partitioning, starts, area, header_bytes)
 
 
-def _read_target(reader: Reader) -> tuple[Identifier, Identifier]:
-    """Stream and topic. Producers name the same ones over and over, so these bytes are kept."""
+_Target: TypeAlias = tuple[Identifier, Identifier, Partitioning]
+
+
+def _read_target(reader: Reader) -> _Target:
+    """Where the messages go. Producers name the same place over and over, so it is kept decoded;
+    but not the keys, which differ."""
     data, begin = reader.data, reader.position
-    if len(data) > begin + 3:
+    try:
         middle = begin + 2 + data[begin + 1]
-        if len(data) > middle + 1:
-            end = middle + 2 + data[middle + 1]
-            try:
-                found = _decode_target(data[begin:end].tobytes(), reader.dialect)
-            except DecodeError:
-                pass  # said again below, with its position
-            else:
-                reader.position = end
-                return found
-    return REFERENCE.read(reader), REFERENCE.read(reader)
+        end = middle + 2 + data[middle + 1]
+        if data[end] != PartitioningKind.KEY:
+            end += 2 + data[end + 1]
+            target = _decode_target(data[begin:end].tobytes(), reader.dialect)
+            reader.position = end
+            return target
+    except (IndexError, DecodeError):
+        pass  # said below, with its position
+    return _decode_fields(reader)
+
+
+def _decode_fields(reader: Reader) -> _Target:
+    return REFERENCE.read(reader), REFERENCE.read(reader), read_partitioning(reader)
 
 
 @lru_cache(_KEPT_MAX)
-def _decode_target(data: bytes, dialect: Dialect) -> tuple[Identifier, Identifier]:
+def _decode_target(data: bytes, dialect: Dialect) -> _Target:
     reader = Reader(data, dialect)
-    target = REFERENCE.read(reader), REFERENCE.read(reader)
+    target = _decode_fields(reader)
     if reader.remaining:
-        raise DecodeError(Status.INVALID_COMMAND, "not these two alone")
+        raise DecodeError(Status.INVALID_COMMAND, "not these fields alone")
     return target
 
 
