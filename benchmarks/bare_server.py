@@ -1,8 +1,11 @@
 """The limits for `broker_send_poll`: uvloop servers of the same framing that do the I/O alone.
 
-`written` answers a frame once it is written to a file, `synced` once a group of frames is written
-and synced, `polled` at once with a reply from memory. Frames are neither looked at nor checked. One
-process serves all three, each on a port of its own.
+| `written` | a group of frames is written to a file off the loop, then answered           |
+| `synced`  | the same, and synced with fdatasync before the answer                        |
+| `inline`  | each frame is written on the loop: a write that has to wait stops everything |
+| `polled`  | a frame is answered at once with a reply from memory                         |
+
+Frames are neither looked at nor checked. One process serves all, each on a port of its own.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ class BareServer:
         """A round is over: start it again with an empty file, as the broker does."""
 
 
-class Written(BareServer):
+class Inline(BareServer):
     def __init__(self, path: str) -> None:
         super().__init__()
         self.file = os.open(path, os.O_CREAT | os.O_WRONLY)
@@ -73,11 +76,12 @@ class Written(BareServer):
         self.end = 0
 
 
-class Synced(Written):
-    """Group commit in a dozen lines: what waits is written and synced together, off the loop."""
+class Grouped(Inline):
+    """Group commit in a dozen lines: what waits is written, and synced, together."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, sync: bool) -> None:
         super().__init__(path)
+        self._sync = sync
         self._waiting: list[tuple[asyncio.Transport, bytearray]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -97,7 +101,8 @@ class Synced(Written):
 
     def _write(self, frames: list[bytearray]) -> None:
         self.end += os.pwritev(self.file, frames, self.end)
-        os.fdatasync(self.file)
+        if self._sync:
+            os.fdatasync(self.file)
 
 
 class Polled(BareServer):
@@ -119,10 +124,18 @@ class Polled(BareServer):
         transport.write(self._replies[self._next])
 
 
+NAMES = ("written", "synced", "inline", "polled")
+
+
 async def serve(folder: str, until: Callable[[], object]) -> None:
-    """Prints the ports of written, synced and polled; serves until `until` returns in a thread."""
+    """Prints the ports in the order of NAMES; serves until `until` returns in a thread."""
     loop = asyncio.get_running_loop()
-    servers = (Written(f"{folder}/written"), Synced(f"{folder}/synced"), Polled())
+    servers = (
+        Grouped(f"{folder}/written", sync=False),
+        Grouped(f"{folder}/synced", sync=True),
+        Inline(f"{folder}/inline"),
+        Polled(),
+    )
     listeners = [
         await loop.create_server(lambda server=server: Framed(server), "127.0.0.1", 0)  # type: ignore[misc]
         for server in servers

@@ -4,7 +4,8 @@ The broker and the bare servers (`bare_server.py`) run in processes of their own
 them over several connections with frames encoded beforehand, each connection waiting for its answer
 before it sends again. Rounds of both alternate and the best of each counts, so that a machine with
 other work to do disturbs both alike. Each round of sends begins with an empty log. Latencies are
-the broker's, of its best round.
+the broker's, of its best round. The bare counterpart of a broker that may never stop its loop also
+writes off the loop; what that alone costs shows in the row that compares with writes on the loop.
 
 Run alone: `python -m benchmarks broker_send_poll`. With PROFILE=path the brokers write a cProfile;
 with ONLY=text only the figures whose name contains it are taken.
@@ -24,7 +25,7 @@ from typing import Any, cast
 
 import msgspec
 
-from benchmarks.bare_server import RESPONSE
+from benchmarks.bare_server import NAMES, RESPONSE
 from benchmarks.bare_server import serve as serve_bare
 from headrace.cli.serving import SWITCH_INTERVAL_SECONDS
 from headrace.runtime.system import run as run_loop
@@ -49,24 +50,28 @@ class Shape:
     count: int
     size: int
     connections: int
+    against: str
 
     @property
     def name(self) -> str:
         what = f"{self.kind} {self.count} x {self.size} B"
         if self.kind == "send":
             what += f" {self.level}"
-        return f"{what}, {self.connections} connections"
+        if self.against == "inline":
+            what += " (limit: on the loop)"
+        return f"{what}, {self.connections} conn."
 
 
 SHAPES = (
-    Shape("send", "written", 1000, 1000, 8),
-    Shape("send", "synced", 1000, 1000, 8),
-    Shape("send", "written", 1000, 100, 8),
-    Shape("send", "synced", 1000, 100, 8),
-    Shape("send", "written", 1, 1000, 16),
-    Shape("send", "synced", 1, 1000, 16),
-    Shape("poll", "written", 1000, 1000, 8),
-    Shape("poll", "written", 1000, 100, 8),
+    Shape("send", "written", 1000, 1000, 8, "written"),
+    Shape("send", "written", 1000, 1000, 8, "inline"),
+    Shape("send", "synced", 1000, 1000, 8, "synced"),
+    Shape("send", "written", 1000, 100, 8, "written"),
+    Shape("send", "synced", 1000, 100, 8, "synced"),
+    Shape("send", "written", 1, 1000, 16, "written"),
+    Shape("send", "synced", 1, 1000, 16, "synced"),
+    Shape("poll", "written", 1000, 1000, 8, "polled"),
+    Shape("poll", "written", 1000, 100, 8, "polled"),
 )
 
 
@@ -220,16 +225,18 @@ async def _connect(port: int, count: int) -> list[Caller]:
     return [(await loop.create_connection(Caller, "127.0.0.1", port))[1] for _ in range(count)]
 
 
-async def broker_round(port: int, shape: Shape, frames: list[bytes]) -> Round:
-    callers = await _connect(port, shape.connections)
+async def _log_in(port: int, count: int) -> list[Caller]:
+    callers = await _connect(port, count)
     for caller in callers:
         await caller.call(_frame(c.LOGIN_USER, LoginUser("iggy", "iggy")))
+    return callers
+
+
+async def broker_round(callers: list[Caller], shape: Shape, frames: list[bytes]) -> Round:
     if shape.kind == "send":
         await _empty(callers[0])
         await callers[0].call(frames[0])  # opens the partition
-    measured = await load(callers, frames, SECONDS)
-    _close(callers)
-    return measured
+    return await load(callers, frames, SECONDS)
 
 
 async def bare_round(port: int, shape: Shape, frames: list[bytes]) -> Round:
@@ -278,20 +285,16 @@ def _poll_frames(shape: Shape) -> list[bytes]:
 
 
 async def _prepare(port: int) -> None:
-    (caller,) = await _connect(port, 1)
-    await caller.call(_frame(c.LOGIN_USER, LoginUser("iggy", "iggy")))
+    (caller,) = await _log_in(port, 1)
     await caller.call(_frame(c.CREATE_STREAM, CreateStream(STREAM)))
     await caller.call(_frame(c.CREATE_TOPIC, _TOPIC))
     _close([caller])
 
 
-async def _fill(broker: int, bare: int, shape: Shape) -> None:
-    (caller,) = await _connect(broker, 1)
-    await caller.call(_frame(c.LOGIN_USER, LoginUser("iggy", "iggy")))
+async def _fill(caller: Caller, bare: int, shape: Shape) -> None:
     await _empty(caller)
     for _ in range(POLLED_BATCHES):
         await caller.call(_send_frame(shape))
-    _close([caller])
     (caller,) = await _connect(bare, 1)
     reply_bytes = 16 + shape.count * (64 + shape.size)
     request = RESPONSE.pack(12, 0) + RESPONSE.pack(reply_bytes, POLLED_BATCHES)
@@ -301,17 +304,18 @@ async def _fill(broker: int, bare: int, shape: Shape) -> None:
 
 async def measure(brokers: dict[str, int], bare: dict[str, int], shape: Shape) -> dict[str, Any]:
     """The best of each; the first round warms up and does not count."""
-    broker = brokers[shape.level]
-    limit = bare["polled" if shape.kind == "poll" else shape.level]
+    callers = await _log_in(brokers[shape.level], shape.connections)
+    limit = bare[shape.against]
     if shape.kind == "poll":
-        await _fill(broker, limit, shape)
+        await _fill(callers[0], limit, shape)
         frames = _poll_frames(shape)
     else:
         frames = [_send_frame(shape)]
     ours, limits = [], []
     for _ in range(ROUNDS + 1):
-        ours.append(await broker_round(broker, shape, frames))
+        ours.append(await broker_round(callers, shape, frames))
         limits.append(await bare_round(limit, shape, frames))
+    _close(callers)
     best = max(ours[1:], key=lambda one: one.rate)
     best_limit = max(limits[1:], key=lambda one: one.rate)
     return {
@@ -335,7 +339,7 @@ def run() -> list[dict[str, Any]]:
         Server("bare") as ports,
     ):
         brokers = {"written": written, "synced": synced}
-        bare = dict(zip(("written", "synced", "polled"), ports, strict=True))
+        bare = dict(zip(NAMES, ports, strict=True))
         for port in brokers.values():
             run_loop(_prepare(port))
         return [run_loop(measure(brokers, bare, shape)) for shape in SHAPES if only in shape.name]
