@@ -92,7 +92,7 @@ class Leadership:
         return self._clock.monotonic() < self._until
 
     def check(self) -> None:
-        if not self.holds:
+        if self._clock.monotonic() >= self._until:
             raise NotLeaderError("the lease is not held", lease=self._name)
 
     async def acquire(self) -> int:

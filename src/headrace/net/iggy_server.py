@@ -327,7 +327,7 @@ class IggyServer(Generic[S]):
                 served.held.phase = Phase.HANDLING
                 status, pieces = await self._call(served.session, code, payload)
                 await self._send(served, status, pieces)
-                return status not in LAST_ANSWERS
+                return not status or status not in LAST_ANSWERS
             case BadLength(length):
                 self._malformed += 1
                 log.warning("iggy frame too short", peer=peer, length=length)

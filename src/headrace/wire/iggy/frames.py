@@ -108,6 +108,11 @@ class RequestDecoder:
         return self._take(len(self._pending) - _U32.size)
 
     def feed(self, data: Buffer) -> list[RequestEvent]:
+        if not self._pending and len(data) > _HEAD.size:
+            (length,) = _U32.unpack_from(data)
+            if len(data) == _U32.size + length <= self._frame_bytes_max and not self._ended:
+                self._pending = bytearray(data)  # one whole frame, as requests mostly come
+                return [self._take(length)]
         events: list[RequestEvent] = []
         view, position = memoryview(data), 0
         while not self._ended:
@@ -200,7 +205,7 @@ class ResponseDecoder:
 
 
 def encode_response(status: int, pieces: Sequence[Buffer] = ()) -> list[Buffer]:
-    length = sum(len(piece) for piece in pieces)
+    length = sum(map(len, pieces))
     if length == 1 or length > 0xFFFF_FFFF or (status != 0 and length != 0):
         raise LocalProtocolError("no such response can be framed", status=status, length=length)
     return [_HEAD.pack(status, length), *pieces]
