@@ -112,6 +112,20 @@ def test_a_wrong_length_among_messages_of_one_size_is_found(field: int) -> None:
         decode_send(payload)
 
 
+@pytest.mark.parametrize("field", range(16))
+def test_a_wrong_index_of_messages_of_one_size_is_found(field: int) -> None:
+    payload = bytearray(send(EQUAL["small"]))
+    decode_send(payload)
+    payload[INDEX_AT + 16 * 30 + field] ^= 1
+    with pytest.raises(DecodeError):
+        decode_send(payload)
+
+
+def test_more_messages_of_one_size_than_are_kept() -> None:
+    messages = [Message(b"", id=1 + n) for n in range(5000)]
+    assert decode_messages(decode_send(send(messages)).area) == messages
+
+
 def test_sizes_that_differ_are_no_stride() -> None:
     starts = np.array([0, 100, 300], np.uint32)
     assert batch.stride_of(starts, 400) == 0
@@ -240,6 +254,8 @@ def raw_send(sizes: list[tuple[int, int, int]]) -> bytes:
         ([(55, 0, 0)], Status.TOO_SMALL_MESSAGE),
         ([(64, 0, 0), (20, 0, 0)], Status.TOO_SMALL_MESSAGE),
         ([(0, 0, 0), (64, 0, 0)], Status.TOO_SMALL_MESSAGE),
+        ([(0, 0, 0)] * 20, Status.TOO_SMALL_MESSAGE),
+        ([(8, 0, 0)] * 20, Status.TOO_SMALL_MESSAGE),
         ([(60, 0, 0)], Status.INVALID_MESSAGES_SIZE),
         ([(64, 0, 0), (56, 0, 0)], Status.INVALID_MESSAGES_SIZE),
         ([(64 + 100_001, 100_001, 0)], Status.TOO_BIG_USER_HEADERS),

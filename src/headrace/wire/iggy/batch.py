@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -56,6 +56,9 @@ _CHECKSUM = struct.Struct("<Q")
 _NO_ID = bytes(16)
 _LOWER = 0xFFFF_FFFF_FFFF_FFFF
 _NOTHING = bytes(HEADER_BYTES - NARROW_HEADER_BYTES)
+
+_EQUAL_COUNT_MAX = 4096
+"""Messages of one size up to here have their index kept: at most 80 KiB of each, 64 of them."""
 
 _COPIED_BYTES_MAX = 1024
 """Up to here hashing a copy of a message is faster than making a view of it."""
@@ -112,6 +115,13 @@ def check_messages(index: Buffer, area: Buffer) -> tuple[Positions, int]:
         raise DecodeError(Status.INVALID_MESSAGES_COUNT)
     if len(index) <= FEW * INDEX_ENTRY_BYTES:
         return _check_few(index, area)
+    stride = _POSITION.unpack_from(index, _POSITION.size)[0]
+    count = len(index) // INDEX_ENTRY_BYTES
+    wide_enough = stride >= NARROW_HEADER_BYTES
+    if wide_enough and count <= _EQUAL_COUNT_MAX and count * stride == len(area):
+        expected, starts = equal_index(count, stride)
+        if bytes(index) == expected:  # of messages of one size: nothing else to be read from it
+            return starts, _check_equal(area, starts, stride)
     starts = _read_index(index, len(area))
     stride = stride_of(starts, len(area))
     return starts, _check_equal(area, starts, stride) if stride else _check_sizes(area, starts)
@@ -175,6 +185,18 @@ def _read_index(index: Buffer, area_bytes: int) -> Positions:
     return starts
 
 
+@lru_cache(64)
+def equal_index(count: int, stride: int) -> tuple[bytes, Positions]:
+    """The index of so many messages of one size, and their starts, which many requests share."""
+    import numpy as np
+
+    starts = np.arange(0, count * stride, stride, dtype=np.uint32)
+    starts.flags.writeable = False
+    table = np.zeros((count, 4), "<u4")
+    table[:, 1] = starts + np.uint32(stride)
+    return table.tobytes(), starts
+
+
 def stride_of(starts: Positions, area_bytes: int) -> int:
     """The size of each message when all have the same, as in bulk they usually do; otherwise 0.
 
@@ -185,6 +207,8 @@ def stride_of(starts: Positions, area_bytes: int) -> int:
     stride, rest = divmod(area_bytes, len(starts))
     if rest or stride < NARROW_HEADER_BYTES:
         return 0
+    if len(starts) <= _EQUAL_COUNT_MAX and equal_index(len(starts), stride)[1] is starts:
+        return stride
     expected = np.arange(0, area_bytes, stride, dtype=np.uint32)
     return stride if (starts == expected).all() else 0
 
@@ -318,10 +342,10 @@ def split(
     area: memoryview, starts: Positions, bytes_max: int
 ) -> list[tuple[memoryview, Positions]]:
     """Cut an area into consecutive ones of at most `bytes_max`, or of one larger message."""
-    import numpy as np
-
     if len(area) <= bytes_max:
         return [(area, starts)]
+    import numpy as np
+
     ends = np.append(starts[1:], np.uint32(len(area)))
     cuts, first = [0], 0
     while first < len(starts):
@@ -427,13 +451,12 @@ def _fill_ids(ids: NDArray[Any], new_ids: Callable[[int], bytes]) -> None:
     """Give fresh ids where both halves are 0."""
     import numpy as np
 
+    if not ids.any():  # as from producers that leave it to the server
+        ids[:] = np.frombuffer(new_ids(len(ids)), "<u8").reshape(-1, 2)
+        return
     missing = np.flatnonzero((ids[:, 0] | ids[:, 1]) == 0)
     if len(missing):
-        fresh = np.frombuffer(new_ids(len(missing)), "<u8").reshape(-1, 2)
-        if len(missing) == len(ids):
-            ids[:] = fresh
-        else:
-            ids[missing] = fresh
+        ids[missing] = np.frombuffer(new_ids(len(missing)), "<u8").reshape(-1, 2)
 
 
 def _equal_bodies(area: bytearray | memoryview, stride: int) -> Iterator[Buffer]:
