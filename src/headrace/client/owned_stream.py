@@ -168,7 +168,6 @@ class OwnedStream:
         if self._pending_bytes and self._pending_bytes + length > self._pending_bytes_max:
             raise ThrottledError("too many bytes pending", stream_id=self.stream_id)
         answer: asyncio.Future[int] = self._loop.create_future()
-        answer.add_done_callback(_retrieve)
         entry = _Pending(base_offset, end_offset, header, body, length, answer)
         self.next_offset = end_offset
         self._queued.append(entry)
@@ -414,12 +413,7 @@ class OwnedStream:
         for entry in (*self._sent, *self._throttled, *self._queued):
             if not entry.answer.done():
                 entry.answer.set_exception(error)
+                entry.answer.exception()  # seen: a caller may have given up on it
         self._sent.clear()
         self._throttled.clear()
         self._queued.clear()
-
-
-def _retrieve(answer: asyncio.Future[int]) -> None:
-    """A caller may give up on an answer; the failure is kept in `OwnedStream.failure` anyway."""
-    if not answer.cancelled():
-        answer.exception()

@@ -148,7 +148,18 @@ def _check_few(index: Buffer, area: Buffer) -> tuple[Positions, int]:
         start, header_bytes = end, found
     if start != len(area):
         raise DecodeError(Status.INVALID_MESSAGES_SIZE, found=start, expected=len(area))
+    if len(starts) == 1:
+        return _only_start(), header_bytes
     return np.array(starts, np.uint32), header_bytes
+
+
+@cache
+def _only_start() -> Positions:
+    import numpy as np
+
+    starts = np.zeros(1, np.uint32)
+    starts.flags.writeable = False  # shared by all requests of one message
+    return starts
 
 
 def _check_one(area: Buffer, start: int, end: int) -> int:
@@ -386,7 +397,7 @@ def _stamp_few(
     timestamp_us: int,
     new_ids: Callable[[int], bytes],
 ) -> None:
-    from xxhash import xxh3_64_intdigest
+    import xxhash  # `from` would cost as much as the digest
 
     ids = [area[start + 8 : start + 24].tobytes() for start in starts]
     missing = ids.count(_NO_ID)
@@ -398,7 +409,7 @@ def _stamp_few(
             id_ = fresh[16 * given : 16 * given + 16]
             given += 1
         _STAMP.pack_into(area, start + 8, id_, base_offset + i, timestamp_us)
-        _CHECKSUM.pack_into(area, start, xxh3_64_intdigest(area[start + 8 : end]))
+        _CHECKSUM.pack_into(area, start, xxhash.xxh3_64_intdigest(area[start + 8 : end]))
 
 
 def _stamp_many(
@@ -470,7 +481,7 @@ def _equal_bodies(area: bytearray | memoryview, stride: int) -> Iterator[Buffer]
 def _checksums(bodies: Iterator[Buffer]) -> NDArray[np.void]:
     """One C call per message: XXH3 has no form for many, and this is most of what a SEND costs."""
     import numpy as np
-    from xxhash import xxh3_64_digest
+    import xxhash
 
-    big_endian = np.frombuffer(b"".join(map(xxh3_64_digest, bodies)), ">u8")
+    big_endian = np.frombuffer(b"".join(map(xxhash.xxh3_64_digest, bodies)), ">u8")
     return big_endian.astype("<u8").view("V8")
