@@ -1,7 +1,8 @@
 """Runs another script of this folder and ends the process without tearing the interpreter down.
 
-The Iggy client's own threads go on until the process ends; when the interpreter is finalised under
-them it aborts now and then (seen with 0.8.0, about once in a hundred runs), after all work is done.
+A script with client 0.8.0 was once seen to end by SIGABRT after its work was done. The client's own
+threads go on until the process ends, so the likely cause is that the interpreter is finalised under
+them; a user's program would not notice, a test that looks at the exit status does.
 
 Usage: run.py SCRIPT ARGUMENTS...
 """
