@@ -325,6 +325,17 @@ async def test_trim_and_delete_reach_the_data_node(cluster: Cluster, client: Sbp
         await client.delete_stream(12345)
 
 
+async def test_describe_tells_bounds_and_segments_of_a_range(client: SbpClient) -> None:
+    stream = await client.create_stream()
+    await client.append(stream.stream_id, batch(b"a", b"b", b"c"))
+    described = await client.describe_range(stream.stream_id, 0, sync=True)
+    assert described.range is not None
+    found = described.range
+    assert (found.start_offset, found.next_offset, found.end_offset) == (0, 3, -1)
+    assert [(segment.base, segment.end) for segment in described.segments] == [(0, 3)]
+    assert described.segments[0].bytes > 0
+
+
 async def test_update_changes_only_what_is_given(client: SbpClient) -> None:
     stream = await client.create_stream(name="u", retention_period_ms=5)
     updated = await client.update(stream.stream_id, retention_period_ms=9)

@@ -18,7 +18,7 @@ from headrace.broker.resources import UNASSIGNED, Partition, Topic, log_name
 from headrace.client.sbp import SbpClient
 from headrace.client.tasks import TaskSet
 from headrace.config.broker import BrokerSettings
-from headrace.errors import FencedError, NotLeaderError, UnavailableError
+from headrace.errors import FencedError, HeadraceError, NotLeaderError, UnavailableError
 from headrace.runtime.interfaces import Runtime
 from headrace.wire.sbp.messages import Durability
 
@@ -193,7 +193,7 @@ class Partitions:
         try:
             async with asyncio.timeout(5):
                 await log.flush()
-        except Exception:
+        except (HeadraceError, TimeoutError):  # not all acknowledged: the stop is not a clean one
             await log.close()
             return False
         await log.close()

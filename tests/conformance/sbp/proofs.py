@@ -9,29 +9,28 @@ from __future__ import annotations
 _FLATC = "tests/conformance/sbp/test_golden.py::test_headers_written_by_flatc"
 _SERVER = "tests/unit/net/test_sbp_server.py"
 _PARTS = "tests/unit/wire_sbp/test_multipart.py"
-_ROLES = (
-    "tests/unit/wire_sbp/test_connection.py::test_every_opcode_is_served_by_the_roles_of_the_table"
-)
+_LOG = "tests/integration/test_log.py"
+_NODE = "tests/unit/datanode"
 
 PROOFS: dict[str, str] = {
     # Opcodes
     "PING": f"{_SERVER}::test_ping_echoes_header_and_payload",
     "GOAWAY": f"{_SERVER}::test_close_says_goaway_and_finishes_what_is_in_flight",
     "HEARTBEAT": f"{_SERVER}::test_heartbeat_tells_who_the_peer_is",
-    "ALLOCATE_ID": _ROLES,
+    "ALLOCATE_ID": f"{_LOG}::test_clean_restart_of_everything_goes_on",
     "APPEND": f"{_SERVER}::test_appends_of_a_connection_start_in_the_order_they_were_sent",
     "FETCH": f"{_SERVER}::test_a_large_fetch_comes_in_frames_and_arrives_as_one",
     "LIST_RANGES": f"{_PARTS}::test_long_range_lists_take_several_frames",
-    "SEAL_RANGES": _ROLES,
-    "SYNC_RANGES": _ROLES,
-    "DESCRIBE_RANGES": _ROLES,
-    "CREATE_STREAMS": _ROLES,
-    "DELETE_STREAMS": _ROLES,
-    "UPDATE_STREAMS": _ROLES,
-    "DESCRIBE_STREAMS": _ROLES,
-    "TRIM_STREAMS": _ROLES,
-    "REPORT_METRICS": _ROLES,
-    "LEASE": _ROLES,
+    "SEAL_RANGES": f"{_LOG}::test_seal_and_new_keeps_offsets_contiguous",
+    "SYNC_RANGES": f"{_NODE}/test_state.py::test_sync",
+    "DESCRIBE_RANGES": f"{_LOG}::test_describe_tells_bounds_and_segments_of_a_range",
+    "CREATE_STREAMS": f"{_LOG}::test_create_by_name_is_create_if_absent",
+    "DELETE_STREAMS": f"{_LOG}::test_trim_and_delete_reach_the_data_node",
+    "UPDATE_STREAMS": f"{_LOG}::test_update_changes_only_what_is_given",
+    "DESCRIBE_STREAMS": f"{_LOG}::test_update_changes_only_what_is_given",
+    "TRIM_STREAMS": f"{_LOG}::test_trim_and_delete_reach_the_data_node",
+    "REPORT_METRICS": f"{_NODE}/test_failures.py::test_load_is_reported_to_the_placement_manager",
+    "LEASE": f"{_LOG}::test_lease_epochs_survive_the_placement_manager",
     # Tables
     **{
         name: f"{_FLATC}[{name}]"
