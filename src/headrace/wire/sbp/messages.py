@@ -112,6 +112,7 @@ class Range(Message):
     replica_nodes: tuple[ReplicaNode, ...] = tables(5, ReplicaNode)
     writer_epoch: int = i64(6, -1)  # ours
     producers: tuple[ProducerState, ...] = tables(7, ProducerState)  # ours
+    ack_quorum: int = i8(8, -1)  # ours: replicas that hold an offset before it is acknowledged
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +269,7 @@ class StreamRanges(Message):
     stream_id: int = i64(0, -1)
     ranges: tuple[Range, ...] = tables(1, Range)
     durability: int = i8(2, -1)  # ours: the data node must know what its acknowledgement promises
+    reserved: bool = boolean(3)  # ours: control state, may use the disk space kept back for it
 
 
 @dataclass(frozen=True, slots=True)
