@@ -7,7 +7,7 @@ RUN    := $(VENV)/.run
 DEV    := $(VENV)/.dev
 IGGY   := $(foreach version,0.5.0 0.6.0 0.7.0 0.8.0,$(VENV)/peers/iggy-$(version)/.done)
 
-.PHONY: demo test check format bench soak docs clean
+.PHONY: demo test check format bench soak docs clean servers
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -32,10 +32,18 @@ $(VENV)/peers/iggy-%/.done: $(BIN)/python requirements/iggy-%.txt
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements/iggy-$*.txt
 	@touch $@
 
+# Servers that tests start themselves come from Debian's packages.
+servers:
+	@command -v etcd >/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "Installing etcd-server from Debian's packages" && \
+	  { apt-get install -y -qq --no-install-recommends etcd-server >/dev/null 2>&1 || \
+	    { apt-get update -qq && apt-get install -y -qq --no-install-recommends etcd-server; } >/dev/null; }; }; \
+	command -v etcd >/dev/null || { echo "the tests need a real etcd; install it with: sudo apt-get install etcd-server" >&2; exit 2; }
+
 demo: $(RUN) $(VENV)/peers/iggy-0.8.0/.done
 	$(BIN)/headrace demo
 
-test: $(DEV) $(IGGY)
+test: $(DEV) $(IGGY) servers
 	$(BIN)/python -m pytest tests
 
 check: $(DEV)
@@ -49,10 +57,10 @@ format: $(DEV)
 	$(BIN)/ruff format src tests benchmarks examples
 	$(BIN)/ruff check --fix src tests benchmarks examples
 
-bench: $(DEV) $(IGGY)
+bench: $(DEV) $(IGGY) servers
 	$(BIN)/python -m benchmarks
 
-soak: $(DEV) $(IGGY)
+soak: $(DEV) $(IGGY) servers
 	HEADRACE_SOAK=1 $(BIN)/python -m pytest tests -m "soak or not soak" --timeout 7200
 
 docs: $(DEV)
