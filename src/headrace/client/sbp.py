@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from headrace.client.channels import Connect, Link, Links, PieceReader, payload_bytes
+from headrace.client.placement_links import PlacementLinks
 from headrace.errors import (
     DeadlineError,
     NotFoundError,
@@ -126,13 +127,15 @@ class SbpClient:
         self,
         runtime: Runtime,
         *,
-        placement: Connect,
+        placement: Connect | PlacementLinks,
         node: Callable[[str], Connect],
         client_id: str = "",
     ) -> None:
         self.runtime = runtime
         self.client_id = client_id
-        self._placement = Link(placement)
+        self._placement = (
+            placement if isinstance(placement, PlacementLinks) else PlacementLinks.single(placement)
+        )
         self._nodes = Links(node)
         self._maps: dict[int, RangeMap] = {}
 
