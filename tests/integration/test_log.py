@@ -23,6 +23,7 @@ from headrace.errors import (
     OffsetOverflowError,
     RangeNotFoundError,
     SealedError,
+    UnauthenticatedError,
     UnauthorizedError,
     UnavailableError,
     UnexpectedOffsetError,
@@ -639,6 +640,31 @@ async def test_lease_epochs_survive_the_placement_manager(
     assert (queried.holder, queried.epoch, queried.remaining_ms) == ("", 2, 0)
     taken = await client.lease("broker", "b", 60_000)
     assert (taken.granted, taken.epoch) == (True, 3)
+
+
+async def test_the_cluster_describes_itself(cluster: Cluster, client: SbpClient) -> None:
+    assert cluster.node is not None
+    stream = await client.create_stream()
+    await client.append(stream.stream_id, batch(b"a"))
+    await client.seal(stream.stream_id, 0)
+    await client.lease("broker", "a", 60_000, "host:1")
+    await client.lease("gone", "b", 60_000)
+    await client.release("gone", "b", 1)
+    brief = await client.describe_cluster()
+    assert [(node.data_node, node.is_alive, node.open_ranges) for node in brief.nodes] == [
+        (m.DataNode(0, cluster.node.address or "node:0"), True, 1)
+    ]
+    assert [(lease.name, lease.holder, lease.address) for lease in brief.leases] == [
+        ("broker", "a", "host:1")
+    ]
+    assert 0 < brief.leases[0].remaining_ms <= 60_000
+    assert (brief.streams, brief.ranges, brief.nodes[0].ranges) == (1, -1, -1), "not counted"
+    whole = await client.describe_cluster(count_ranges=True)
+    assert (whole.ranges, whole.nodes[0].ranges) == (2, 2)
+    assert (whole.ranges_sealing, whole.ranges_short, whole.ranges_unavailable) == (0, 0, 0)
+    if cluster.tcp:  # in process everybody is a node
+        with pytest.raises(UnauthenticatedError):
+            await cluster.client(credential=b"").describe_cluster()
 
 
 # Time

@@ -344,6 +344,17 @@ class SbpClient:
 
         return await self._retrying(attempt, METADATA_TIMEOUT)
 
+    async def describe_cluster(self, *, count_ranges: bool = False) -> m.DescribeClusterResponse:
+        """Data nodes and held leases; with `count_ranges` also how replicated the log is."""
+
+        async def attempt(timeout: float) -> m.DescribeClusterResponse:
+            request = m.DescribeClusterRequest(timeout_ms=_ms(timeout), count_ranges=count_ranges)
+            return await self._ask(
+                Code.DESCRIBE_CLUSTER, request, m.DescribeClusterResponse, timeout
+            )
+
+        return await self._retrying(attempt, METADATA_TIMEOUT)
+
     # Data nodes
 
     async def describe_range(

@@ -18,6 +18,7 @@ from headrace.errors import (
     UnauthorizedError,
 )
 from headrace.net.sbp_server import Handler, Payload, Peer, Reply
+from headrace.placement.description import describe
 from headrace.placement.records import RangeRecord, StreamRecord
 from headrace.placement.state import OWNED_PREFIXES
 from headrace.wire.sbp import messages as m
@@ -269,6 +270,13 @@ async def lease(
     return Reply(await service.protect(service.lease(action, request)))
 
 
+async def describe_cluster(
+    service: PlacementService, request: m.DescribeClusterRequest, _: Payload, peer: Peer
+) -> Reply:
+    now_ms = int(service.runtime.clock.monotonic() * 1000)
+    return Reply(describe(service.state, now_ms, count_ranges=request.count_ranges))
+
+
 def handlers(service: PlacementService) -> dict[int, Handler]:
     functions: dict[int, Callable[..., Any]] = {
         Code.HEARTBEAT: heartbeat,
@@ -283,5 +291,6 @@ def handlers(service: PlacementService) -> dict[int, Handler]:
         Code.TRIM_STREAMS: trim_streams,
         Code.REPORT_METRICS: report_metrics,
         Code.LEASE: lease,
+        Code.DESCRIBE_CLUSTER: describe_cluster,
     }
     return {code: partial(function, service) for code, function in functions.items()}

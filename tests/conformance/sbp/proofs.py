@@ -31,6 +31,7 @@ PROOFS: dict[str, str] = {
     "TRIM_STREAMS": f"{_LOG}::test_trim_and_delete_reach_the_data_node",
     "REPORT_METRICS": f"{_NODE}/test_failures.py::test_load_is_reported_to_the_placement_manager",
     "LEASE": f"{_LOG}::test_lease_epochs_survive_the_placement_manager",
+    "DESCRIBE_CLUSTER": f"{_LOG}::test_the_cluster_describes_itself",
     # Tables
     **{
         name: f"{_FLATC}[{name}]"
@@ -38,11 +39,14 @@ PROOFS: dict[str, str] = {
             "AppendInfo", "AppendRequest", "AppendResponse", "AppendResult", "CreateStreamResult",
             "CreateStreamsRequest", "CreateStreamsResponse", "DataNode", "DeleteStreamResult",
             "DeleteStreamsRequest", "DeleteStreamsResponse", "DescribeRangeResult",
-            "DescribeRangesRequest", "DescribeRangesResponse", "DescribeStreamResult",
+            "DescribeClusterRequest", "DescribeClusterResponse", "DescribeRangesRequest",
+            "DescribeRangesResponse", "DescribeStreamResult",
             "DescribeStreamsRequest", "DescribeStreamsResponse", "FetchInfo", "FetchRequest",
             "FetchResponse", "FetchResult", "HeartbeatRequest", "HeartbeatResponse",
-            "IdAllocationRequest", "IdAllocationResponse", "LeaseRequest", "LeaseResponse",
-            "ListRangesRequest", "ListRangesResponse", "ListRangesResult", "PlacementManager",
+            "IdAllocationRequest", "IdAllocationResponse", "LeaseInfo", "LeaseRequest",
+            "LeaseResponse",
+            "ListRangesRequest", "ListRangesResponse", "ListRangesResult", "NodeInfo",
+            "PlacementManager",
             "PlacementManagerNode", "ProducerState", "Range", "RangeCriteria", "RangeId",
             "ReplicaNode", "ReportMetricsRequest", "ReportMetricsResponse", "SealRangesRequest",
             "SealRangesResponse", "SealRangesResult", "SegmentInfo", "Status", "Stream",

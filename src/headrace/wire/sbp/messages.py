@@ -482,3 +482,47 @@ class LeaseResponse(Message):
     remaining_ms: int = i32(3)
     address: str = string(4)
     status: Status | None = table(5, Status)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo(Message):
+    """Ours: a lease that is held now."""
+
+    name: str = string(0)
+    holder: str = string(1)
+    address: str = string(2)
+    epoch: int = i64(3, -1)
+    remaining_ms: int = i32(4)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo(Message):
+    """Ours: a data node as the placement manager sees it."""
+
+    data_node: DataNode | None = table(0, DataNode)
+    is_alive: bool = boolean(1)
+    disk_free_bytes: int = i64(2, -1)  # -1: it has not reported
+    ranges: int = i32(3)
+    open_ranges: int = i32(4)  # of those
+    is_draining: bool = boolean(5)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeClusterRequest(Message):
+    """Ours: who is there and how the log is doing."""
+
+    timeout_ms: int = i32(0)
+    count_ranges: bool = boolean(1)  # looks at every range: for people, not for every second
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeClusterResponse(Message):
+    placement_managers: tuple[PlacementManagerNode, ...] = tables(0, PlacementManagerNode)
+    nodes: tuple[NodeInfo, ...] = tables(1, NodeInfo)
+    leases: tuple[LeaseInfo, ...] = tables(2, LeaseInfo)
+    streams: int = i32(3)
+    ranges: int = i32(4)  # -1 from here on: not counted
+    ranges_sealing: int = i32(5)
+    ranges_short: int = i32(6)  # with fewer complete replicas on live nodes than their stream wants
+    ranges_unavailable: int = i32(7)  # with none
+    status: Status | None = table(8, Status)

@@ -32,6 +32,7 @@ class Code(IntEnum):
     TRIM_STREAMS = 0x3005
     REPORT_METRICS = 0x4001
     LEASE = 0x7001  # ours: named leases with epochs
+    DESCRIBE_CLUSTER = 0x7002  # ours: who is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,5 +71,6 @@ TABLE: dict[int, Opcode] = {
         Opcode(Code.TRIM_STREAMS, m.TrimStreamsRequest, m.TrimStreamsResponse, Role.ANY),
         Opcode(Code.REPORT_METRICS, m.ReportMetricsRequest, m.ReportMetricsResponse, _PM),
         Opcode(Code.LEASE, m.LeaseRequest, m.LeaseResponse, _PM),
+        Opcode(Code.DESCRIBE_CLUSTER, m.DescribeClusterRequest, m.DescribeClusterResponse, _PM),
     )
 }
