@@ -19,6 +19,7 @@ from headrace.broker.handlers import (
     topics,
     users,
 )
+from headrace.broker.repeated_poll import answer_at_once
 from headrace.broker.sessions import Session
 from headrace.broker.status import status_of
 from headrace.errors import HeadraceError, InvalidArgumentError, UnauthorizedError
@@ -104,6 +105,18 @@ class Dispatcher:
         self._check_lease = check_lease
         self._routes = build_routes(HANDLERS)
 
+    def answer_at_once(
+        self, session: Session, code: int, payload: memoryview
+    ) -> Sequence[Buffer] | None:
+        """The answer when nothing has to be waited for; None: see `on_request`."""
+        if code != c.POLL_MESSAGES.code or session.known_poll is None or session.stale:
+            return None
+        try:
+            self._check_lease()
+            return answer_at_once(self._broker, session, payload)
+        except HeadraceError:
+            return None  # asked the long way it says why
+
     async def on_request(
         self, session: Session, code: int, payload: memoryview
     ) -> tuple[int, Sequence[Buffer]]:
@@ -164,13 +177,18 @@ class Dispatcher:
     def _decode(self, session: Session, command: c.AnyCommand, payload: memoryview) -> object:
         if command is c.SEND_MESSAGES:
             return self._decode_send(session, payload)
-        if command is not c.POLL_MESSAGES or len(payload) > _POLL_BYTES_KEPT_MAX:
+        if command is not c.POLL_MESSAGES:
+            self._listen(session, command.code, payload)
+            return command.decode_request(payload, session.dialect)
+        if len(payload) > _POLL_BYTES_KEPT_MAX:
+            session.last_poll = session.known_poll = None
             self._listen(session, command.code, payload)
             return command.decode_request(payload, session.dialect)
         front = payload[:-POLL_TAIL_BYTES].tobytes()
         if session.last_poll != (session.dialect, front):
             self._listen(session, command.code, payload)
             session.last_poll = (session.dialect, front)
+            session.known_poll = None
         return PollMessages.decode(payload, session.dialect)
 
     def _decode_send(self, session: Session, payload: memoryview) -> SendMessages:

@@ -292,6 +292,17 @@ class PartitionLog:
             position = self._take(found, batches, position, count, bytes_max, from_us)
         return found
 
+    def read_kept(self, offset: int, count: int, *, bytes_max: int) -> Slice | None:
+        """As `read`, of what was read before and is kept; None when that is not all of it."""
+        position = max(offset, self.start_offset)
+        found = Slice()
+        while not found.full and position < self.committed:
+            batches = self._ahead.get(self.stream_id, position)
+            if not batches:
+                return None
+            position = self._take(found, batches, position, count, bytes_max, 0)
+        return found
+
     async def _fetch(self, position: int, count: int, bytes_max: int) -> Sequence[Batch]:
         """Batches from the one that contains `position`, where possible enough for `count`."""
         wanted = min(max(self._expected_bytes(count), self._read_ahead_bytes), bytes_max)

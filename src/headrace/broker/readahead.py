@@ -47,9 +47,11 @@ class ReadAhead:
     def get(self, stream_id: int, offset: int) -> Iterable[Batch]:
         """Batches from the one that contains `offset`; () when that one is not here."""
         runs = self._streams.get(stream_id, [])
-        for position, run in enumerate(runs):
+        for position in range(len(runs) - 1, -1, -1):
+            run = runs[position]
             if run.bases[0] <= offset < run.end:
-                runs.append(runs.pop(position))  # the least recently read stand first
+                if position < len(runs) - 1:
+                    runs.append(runs.pop(position))  # the least recently read stand first
                 self._recent.move_to_end(run)
                 first = bisect_right(run.bases, offset) - 1
                 # Not a slice: a run may hold thousands of batches, of which a poll takes a few.

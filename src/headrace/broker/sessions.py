@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -12,6 +13,9 @@ from headrace.broker.rules import RULES, Rules
 from headrace.wire.iggy.connection import Spoken
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.messages.system import TransportKind
+
+if TYPE_CHECKING:
+    from headrace.broker.repeated_poll import KnownPoll
 
 _REMEMBERED_MAX = 10_000
 
@@ -39,6 +43,8 @@ class Session:
     """Monotonic time of the last PING, or of the connection's begin."""
     last_poll: tuple[Dialect, bytes] | None = None
     """Bytes of the last POLL but for its tail: another one like it shows nothing new."""
+    known_poll: KnownPoll | None = None
+    """What that POLL meant; see `repeated_poll`."""
     stale: bool = False
     """It was silent for too long: its groups went on without it."""
 

@@ -48,6 +48,8 @@ class _Head(msgspec.Struct, frozen=True):
 
 class Catalogue:
     def __init__(self) -> None:
+        self.version = 0
+        """Rises with every change: what was looked up under the same one still holds."""
         self.next_uid = 1
         self.users: dict[int, User] = {}  # by id, as are streams
         self.streams: dict[int, Stream] = {}
@@ -125,6 +127,7 @@ class Catalogue:
     # -- changing them
 
     def apply(self, event: e.Event) -> None:
+        self.version += 1
         _APPLY[type(event)](self, event)
 
     def _used(self, uid: int) -> None:

@@ -54,6 +54,7 @@ class Transports:
         self.tcp: IggyServer[Session] = IggyServer(
             runtime,
             open_session=lambda connection: open_session(connection.peer, TransportKind.TCP),
+            answer_at_once=dispatcher.answer_at_once,
             on_request=dispatcher.on_request,
             close_session=close_session,
             is_trusted=_is_trusted,

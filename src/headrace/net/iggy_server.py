@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
 from headrace.errors import HeadraceError, RemoteProtocolError, UnavailableError
@@ -27,7 +28,9 @@ from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer, Connection, DirectConnection, Listener, Runtime
 from headrace.wire.iggy.errors import Status, status_of
 from headrace.wire.iggy.frames import (
+    CODE_BYTES,
     FRAME_BYTES_MAX,
+    HEAD_BYTES,
     SEND_FRAME_BYTES_MAX,
     BadLength,
     OtherFraming,
@@ -35,6 +38,7 @@ from headrace.wire.iggy.frames import (
     RequestEvent,
     RequestFrame,
     TooLarge,
+    decode_head,
     encode_response,
 )
 
@@ -83,6 +87,8 @@ class _Open(Generic[S]):
     decoder: RequestDecoder
     trusted: bool = False
     busy: bool = False
+    untaken: bool = False
+    """The peer has not yet taken an answer that was given at once."""
 
 
 class IggyServer(Generic[S]):
@@ -91,6 +97,8 @@ class IggyServer(Generic[S]):
     `open_session` is called for each accepted connection and `close_session` once it is over.
     `on_request` gets the session, the code and the payload (a writable buffer it owns) and gives
     the status with the reply's pieces; a HeadraceError it raises is answered with its number.
+    `answer_at_once` is asked before it where that spares waking a task: it gives the pieces of a
+    reply that needs no waiting, or None, and reads the payload only while it is called.
     `is_trusted` says whether a session has logged in: before, frames are small and time is short.
     """
 
@@ -101,6 +109,7 @@ class IggyServer(Generic[S]):
         open_session: Callable[[Connection], S],
         on_request: Callable[[S, int, memoryview], Awaitable[Answer]],
         close_session: Callable[[S], None],
+        answer_at_once: Callable[[S, int, memoryview], Sequence[Buffer] | None] = lambda *_: None,
         is_trusted: Callable[[S], bool] = lambda _: True,
         tls: TlsAcceptor | None = None,
         limits: IggyLimits | None = None,
@@ -108,6 +117,7 @@ class IggyServer(Generic[S]):
         self._runtime = runtime
         self._open_session = open_session
         self._on_request = on_request
+        self._answer_at_once = answer_at_once
         self._close_session = close_session
         self._is_trusted = is_trusted
         self._tls = tls
@@ -205,12 +215,17 @@ class IggyServer(Generic[S]):
             served.connection, first = await self._tls.accept(served.connection)
         connection = served.connection
         direct = connection if isinstance(connection, DirectConnection) else None
+        if direct is not None:
+            direct.look_first(partial(self._look, served, direct))
         while data := first or await self._receive(served):
             first = b""
+            if served.untaken:
+                await connection.drain()
+                self._on_taken(served)
+            events: Sequence[RequestEvent] = decoder.feed(data)
             if not held.bytes:
                 held.since = self._monotonic()  # a frame begins
             self._held.set(held, held.bytes + len(data))
-            events: Sequence[RequestEvent] = decoder.feed(data)
             if not events and direct is not None:
                 events = await self._receive_rest(served, direct)
             for event in events:
@@ -269,6 +284,8 @@ class IggyServer(Generic[S]):
             await self._runtime.clock.sleep(min(_SWEEP_SECONDS, pressed))
             now = self._monotonic()
             for served in list(self._connections):
+                if served.untaken and not _is_behind(served.connection):
+                    self._on_taken(served)
                 reason = self._overdue(served, now)
                 if reason:
                     self._cut(served, reason)
@@ -319,6 +336,30 @@ class IggyServer(Generic[S]):
 
     # -- answers
 
+    def _look(self, served: _Open[S], connection: DirectConnection, data: memoryview) -> bool:
+        """Answer a request that came whole, alone and waits for nothing; False if it is not so."""
+        if len(data) < HEAD_BYTES or served.held.bytes or served.decoder.buffered_bytes:
+            return False
+        length, code = decode_head(data)
+        if HEAD_BYTES + length - CODE_BYTES != len(data) or self._closing or connection.is_behind():
+            return False
+        pieces = self._answer_at_once(served.session, code, data[HEAD_BYTES:])
+        if pieces is None:
+            return False
+        self._requests += 1
+        served.held.since = self._monotonic()
+        connection.write(encode_response(Status.OK, pieces))
+        if connection.is_behind():  # held until taken, which the sweep or the next request sees
+            self._held.set(served.held, sum(map(len, pieces)))
+            served.held.phase = Phase.ANSWERING
+            served.untaken = True
+        return True
+
+    def _on_taken(self, served: _Open[S]) -> None:
+        served.untaken = False
+        self._held.set(served.held, 0)
+        served.held.phase, served.held.since = Phase.RECEIVING, self._monotonic()
+
     async def _answer(self, served: _Open[S], event: RequestEvent) -> bool:
         """Answer one event; False when the connection is over."""
         peer = served.connection.peer
@@ -362,3 +403,7 @@ class IggyServer(Generic[S]):
         except HeadraceError as error:
             return status_of(error), ()
         return status, pieces if status == Status.OK else ()
+
+
+def _is_behind(connection: Connection) -> bool:
+    return isinstance(connection, DirectConnection) and connection.is_behind()

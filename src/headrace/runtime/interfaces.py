@@ -169,6 +169,16 @@ class Connection(Protocol):
 class DirectConnection(Connection, Protocol):
     """A Connection that can receive into its reader's own memory, which spares two copies."""
 
+    def is_behind(self) -> bool:
+        """Whether `drain` would wait: the peer takes less than it is given."""
+
+    def look_first(self, look: Callable[[memoryview], bool]) -> None:
+        """Show `look` what arrives while `receive` waits and nothing else is there to receive.
+
+        The bytes are its to read during the call; True says that they are dealt with, and nobody
+        is woken for them. It must not wait and must not raise.
+        """
+
     async def receive_into(self, target: memoryview) -> int:
         """Fill `target`; returns how far, which is short of its end only when the peer ended.
 

@@ -64,6 +64,7 @@ class SystemConnection(asyncio.BufferedProtocol):
         self._ended = False  # nothing more arrives
         self._error: Exception | None = None
         self._receiver: asyncio.Future[None] | None = None
+        self._look: Callable[[memoryview], bool] | None = None
         self._drainers: deque[asyncio.Future[None]] = deque()
         self._closed = asyncio.Event()
         self._close_timer: asyncio.TimerHandle | None = None
@@ -90,6 +91,9 @@ class SystemConnection(asyncio.BufferedProtocol):
             self._filled += nbytes
             if self._filled == len(self._target):
                 self._wake_receiver()
+            return
+        waiting = self._receiver is not None and not self._chunks
+        if waiting and self._look is not None and self._look(_scratch.view[:nbytes]):
             return
         self._chunks.append(_scratch.view[:nbytes].tobytes())
         self._chunk_bytes += nbytes
@@ -134,6 +138,9 @@ class SystemConnection(asyncio.BufferedProtocol):
         if not self._direct and self._chunk_bytes <= RECEIVE_BYTES_MAX // 2:
             self._resume_reading()
         return data
+
+    def look_first(self, look: Callable[[memoryview], bool]) -> None:
+        self._look = look
 
     async def receive_into(self, target: memoryview) -> int:
         self._direct = True
@@ -181,6 +188,9 @@ class SystemConnection(asyncio.BufferedProtocol):
         elif pieces:
             # uvloop hands the pieces to writev as they are; asyncio joins them before 3.12.
             self._transport.writelines(pieces)
+
+    def is_behind(self) -> bool:
+        return self._writing_paused
 
     async def drain(self) -> None:
         if self._writing_paused and not self._transport.is_closing():

@@ -63,6 +63,7 @@ class Client:
 
     dispatcher: Dispatcher
     session: Session
+    answered_at_once: int = 0
 
     async def status(self, code: int, payload: bytes = b"") -> int:
         return (
@@ -72,9 +73,13 @@ class Client:
     async def call(self, command: c.Command[Q, R], request: Q) -> R:
         dialect = self.session.dialect
         payload = bytearray(b"".join(command.encode_request(request, dialect)))
-        status, pieces = await self.dispatcher.on_request(
-            self.session, command.code, memoryview(payload)
-        )
+        view = memoryview(payload)
+        status, at_once = 0, self.dispatcher.answer_at_once(self.session, command.code, view)
+        if at_once is None:
+            status, pieces = await self.dispatcher.on_request(self.session, command.code, view)
+        else:  # as the connection loop does
+            pieces = at_once
+            self.answered_at_once += 1
         if status:
             raise error_of(status)
         body = b"".join(pieces)

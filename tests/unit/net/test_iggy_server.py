@@ -318,3 +318,68 @@ async def test_large_frames_over_real_sockets(piece_bytes: int) -> None:
     await server.close()
     assert server.statistics()["held_bytes"] == 0
     assert recorder.closed == recorder.opened
+
+
+def at_once_server(runtime: Runtime, recorder: Recorder, limits: IggyLimits) -> IggyServer[str]:
+    """Answers ECHO at once with many times its payload, everything else the long way."""
+
+    def at_once(session: str, code: int, payload: memoryview) -> Sequence[Buffer] | None:
+        return [bytes(payload) * 100_000] if code == ECHO else None
+
+    return IggyServer(
+        runtime,
+        open_session=recorder.open_session,
+        answer_at_once=at_once,
+        on_request=recorder.on_request,
+        close_session=recorder.close_session,
+        limits=limits,
+    )
+
+
+async def test_answers_at_once_keep_the_order_of_requests() -> None:
+    runtime = system_runtime()
+    recorder = Recorder(runtime)
+    server = at_once_server(runtime, recorder, IggyLimits())
+    await server.start("127.0.0.1", 0)
+    peer = Peer(await runtime.transport.connect("127.0.0.1", server.listener.port))
+    recorder.slow_seconds = 0.01
+    for _ in range(20):
+        peer.connection.write(encode_request(ECHO, [b"ab"]))
+        assert await peer.answer() == (0, b"ab" * 100_000)
+        peer.connection.write(encode_request(SLOW, [b"long"]))
+        peer.connection.write(encode_request(ECHO, [b"cd"]))  # while the other is handled
+        assert await peer.answer() == (0, b"long")
+        assert await peer.answer() == (0, b"cd"), "the long way, which echoes"
+    await peer.leave()
+    await server.close()
+    assert server.statistics()["requests"] == 60
+
+
+async def test_an_answer_given_at_once_is_held_until_it_is_taken() -> None:
+    runtime = system_runtime()
+    recorder = Recorder(runtime)
+    server = at_once_server(runtime, recorder, IggyLimits(transfer_seconds=0.2))
+    await server.start("127.0.0.1", 0)
+    reads, never = [
+        Peer(await runtime.transport.connect("127.0.0.1", server.listener.port)) for _ in range(2)
+    ]
+    for peer in (reads, never):
+        peer.connection.write(encode_request(ECHO, [b"x" * 200]))  # 20 MB
+    await _until(lambda: server.statistics()["held_bytes"] == 40_000_000)
+    assert await reads.answer() == (0, b"x" * 20_000_000)
+    # The sweep sees that it was taken.
+    await _until(lambda: server.statistics()["held_bytes"] == 20_000_000)
+    reads.connection.write(encode_request(ECHO, [b"yz"]))
+    assert await reads.answer() == (0, b"yz" * 100_000), "it is served as before"
+    for peer in (reads, never):
+        await peer.leave()
+    await server.close()
+    assert server.statistics()["held_bytes"] == 0
+
+
+async def _until(happened: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if happened():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("did not happen in time")

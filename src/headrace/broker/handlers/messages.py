@@ -10,6 +10,7 @@ from headrace.broker.handlers.readers import Resolved, resolve
 from headrace.broker.offsets import Entry, Place, Reader
 from headrace.broker.partition import PartitionLog, Slice
 from headrace.broker.partitions import place_of
+from headrace.broker.repeated_poll import remember
 from headrace.broker.resources import Partition, Topic
 from headrace.broker.sessions import Session
 from headrace.broker.state import partition_of
@@ -58,6 +59,8 @@ async def poll_messages(
     if log is None:
         return m.PolledMessages(partition.id, 0, 0)
     place = place_of(topic, partition)
+    if resolved.member is None:
+        remember(broker, session, partition.id, log, place, resolved.reader)
     if request.auto_commit:
         found = await _read_and_commit(broker, log, request, place, resolved.reader)
     else:

@@ -23,7 +23,8 @@ from headrace.wire.iggy.fields import Buffer
 
 _HEAD = struct.Struct("<II")
 _U32 = struct.Struct("<I")
-_CODE_BYTES = 4
+CODE_BYTES = 4
+HEAD_BYTES = _HEAD.size
 _SEND_MESSAGES = 101
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -120,7 +121,7 @@ class RequestDecoder:
             if len(self._pending) < _U32.size:
                 break
             (length,) = _U32.unpack_from(self._pending)
-            head_bytes = _U32.size + min(length, _CODE_BYTES)
+            head_bytes = _U32.size + min(length, CODE_BYTES)
             position += self._fill(view, position, head_bytes)
             if refusal := self._refusal(length):
                 events.append(refusal)
@@ -151,14 +152,20 @@ class RequestDecoder:
 
     def _take(self, length: int) -> RequestFrame | BadLength:
         frame, self._pending, self._first = self._pending, bytearray(), False
-        if length < _CODE_BYTES:
+        if length < CODE_BYTES:
             return BadLength(length)
         (code,) = _U32.unpack_from(frame, _U32.size)
         return RequestFrame(code, memoryview(frame)[_HEAD.size :])
 
 
+def decode_head(frame: Buffer) -> tuple[int, int]:
+    """Length (of code and payload) and code of a request frame."""
+    length, code = _HEAD.unpack_from(frame)
+    return length, code
+
+
 def encode_request(code: int, pieces: Sequence[Buffer] = ()) -> list[Buffer]:
-    length = _CODE_BYTES + sum(len(piece) for piece in pieces)
+    length = CODE_BYTES + sum(len(piece) for piece in pieces)
     if length > 0xFFFF_FFFF:
         raise LocalProtocolError("request too large", length=length)
     return [_HEAD.pack(length, code), *pieces]

@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 _HEADER = struct.Struct("<Q16sQQQIIQ")
 _INDEX_ENTRY = struct.Struct("<IIQ")
 _POLL_HEAD = struct.Struct("<IQI")
-_POLL_TAIL = struct.Struct("<BQIB")
 _STRATEGIES = {int(kind): kind for kind in StrategyKind}
 _FLAGS = {0: False, 1: True}
 _KEPT_MAX = 1024  # of each kind of repeated bytes; an entry has at most 800
 
-POLL_TAIL_BYTES = _POLL_TAIL.size
+POLL_TAIL = struct.Struct("<BQIB")
+POLL_TAIL_BYTES = POLL_TAIL.size
 """Strategy, count and auto-commit at the end of a POLL: what is before them seldom changes."""
 
 
@@ -258,7 +258,7 @@ class PollMessages(Body):
         if 0 < front <= _POLL_FRONT_BYTES_MAX:
             try:
                 who_and_where = _decode_poll_front(bytes(data[:front]), dialect)
-                kind, value, count, auto_commit = _POLL_TAIL.unpack_from(data, front)
+                kind, value, count, auto_commit = POLL_TAIL.unpack_from(data, front)
                 strategy = Strategy(_STRATEGIES[kind], value)
                 return cls(*who_and_where, strategy, count, _FLAGS[auto_commit])
             except (DecodeError, KeyError):
