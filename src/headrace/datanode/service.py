@@ -268,7 +268,7 @@ class DataNodeService:
                 self.producers(key.stream_id).merge(wanted.producers)
             case Sync.SEAL:
                 assert log is not None
-                await log.seal(writer_epoch=wanted.writer_epoch, end=wanted.end_offset)
+                await log.finish(wanted.end_offset, writer_epoch=wanted.writer_epoch)
                 self.state.on_sealed(key)
             case Sync.RAISE_EPOCH:
                 assert log is not None

@@ -22,7 +22,21 @@ class RangeMetadata(msgspec.Struct, frozen=True, kw_only=True):
     writer_epoch: int = -1
     durability: Durability = Durability.SYNCED
     reserved: bool = False  # control state: may use the disk space kept free for it
+    replicas: tuple[int, ...] = ()  # node ids, the primary first; means nothing to the storage
+    ack_quorum: int = 1  # replicas that hold an offset before it may be read
+    decided: bool = False  # the end came from the placement manager
+    incomplete: bool = False  # sealed, but the disk does not hold everything below the end yet
     version: int = _VERSION
+
+    @property
+    def final(self) -> bool:
+        """Whether the end is decided for ever. A node that is alone decides it by sealing."""
+        return self.sealed and (self.decided or self.ack_quorum == 1)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every offset below the end is known to be synced here."""
+        return self.sealed and not self.incomplete
 
 
 _DECODER = msgspec.json.Decoder(RangeMetadata)

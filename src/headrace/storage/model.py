@@ -65,6 +65,10 @@ class RangeState:
     failed: bool  # a write or sync failed: no more appends until it is sealed
     corrupt: tuple[CorruptSpan, ...]
     truncated_bytes: int  # torn tail that the recovery at open cut off
+    replicas: tuple[int, ...] = ()
+    ack_quorum: int = 1
+    final: bool = False  # the end is decided and will never be another
+    missing: tuple[int, int] | None = None  # [next, end) of a final range, to be copied
 
 
 def stream_folder(folder: str, stream_id: int) -> str:

@@ -6,160 +6,153 @@ cancelled: the metadata on disk is never older than what was answered.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
-
 import msgspec
 
-from headrace.errors import CorruptionError, FencedError, OffsetOutOfRangeError, OffsetOverflowError
+from headrace.errors import (
+    CorruptionError,
+    FencedError,
+    InvalidArgumentError,
+    OffsetOutOfRangeError,
+    SealedError,
+    StorageError,
+)
 from headrace.observability.logging import get_logger
 from headrace.storage.metadata import RangeMetadata
-from headrace.storage.model import CorruptSpan, RangeState, SegmentInfo
-from headrace.storage.reader import FreshDamage
+from headrace.storage.model import CorruptSpan
+from headrace.storage.rangereader import RangeReader
 from headrace.storage.segment import Segment
-from headrace.storage.writer import RangeWriter, Status
+from headrace.storage.writer import NO_LIMIT, Status
 
 log = get_logger(__name__)
 
 
-class RangeLog(RangeWriter):
+class RangeLog(RangeReader):
     """See `LogStore`. Not constructed by callers."""
-
-    def state(self) -> RangeState:
-        spans = [
-            span for segment in self._segments for span in segment.spans if span.start < span.end
-        ]
-        missing = self._missing_front()
-        return RangeState(
-            key=self.key,
-            start=self.start_offset,
-            end=self.end_offset,
-            next_offset=self.next_offset,
-            writer_epoch=self.writer_epoch,
-            durability=self.durability,
-            sealed=self.sealed,
-            failed=self.failed,
-            corrupt=tuple([missing, *spans] if missing else spans),
-            truncated_bytes=self._truncated_bytes,
-        )
-
-    def segments(self) -> list[SegmentInfo]:
-        """Closed segments and the active one, oldest first; whole files, whatever was trimmed."""
-        return [segment.info() for segment in self._segments if segment.content_bytes]
-
-    # Reading
-
-    async def read(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
-        """Whole batches from the one that contains `offset`, at least one if any is acknowledged.
-
-        Each view holds one or more whole batches, in order. Empty at the acknowledged end.
-        """
-        stop = self.durable_offset
-        if offset == stop and offset >= self.start_offset:
-            return []
-        self._check_offset(offset, stop)
-        cached = self.read_cached(offset, max_bytes)
-        if cached:
-            return cached
-        max_bytes = min(max_bytes, self._settings.read_bytes_max)
-        self._shared.cache.misses += 1
-        segment = self._segment_at(offset)
-        try:
-            return await self._io.read(segment, offset, stop=stop, max_bytes=max_bytes)
-        except FreshDamage as error:
-            await self._on_damage(segment, error)
-        return await self._io.read(segment, offset, stop=stop, max_bytes=max_bytes)
-
-    def read_cached(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
-        """As `read`, of what is in memory; none when the offset is not, whatever the reason."""
-        stop = self.durable_offset
-        if not self.start_offset <= offset < stop or self._status is Status.REMOVED:
-            return ()
-        max_bytes = min(max_bytes, self._settings.read_bytes_max)
-        cached = self._tail.read(offset, stop=stop, max_bytes=max_bytes)
-        if not cached:
-            return ()
-        self._shared.cache.hits += 1
-        return cached
-
-    def _check_offset(self, offset: int, stop: int) -> None:
-        if self._status is Status.REMOVED:
-            raise self._refusal()
-        if offset < self.start_offset or (self.sealed and offset > stop):
-            raise OffsetOutOfRangeError(offset=offset, start=self.start_offset, end=stop)
-        if offset > stop:
-            raise OffsetOverflowError(offset=offset, end=stop)
-
-    def _segment_at(self, offset: int) -> Segment:
-        at = bisect_right(self._segments, offset, key=lambda segment: segment.base) - 1
-        if at < 0:
-            missing = self._missing_front() or CorruptSpan(offset, offset + 1)
-            raise CorruptionError("segment file is missing", start=missing.start, end=missing.end)
-        return self._segments[at]
-
-    def _missing_front(self) -> CorruptSpan | None:
-        first = self._segments[0].base if self._segments else self.durable_offset
-        return CorruptSpan(self.start_offset, first) if first > self.start_offset else None
-
-    async def _on_damage(self, segment: Segment, error: FreshDamage) -> None:
-        """Find out how far the damage goes; reading again then tells it from what is intact."""
-        log.error("damage met by a read", path=segment.path, error=str(error))
-        await self._io.rescan(segment)
-
-    async def offset_at(self, timestamp_ms: int) -> int:
-        """The first batch whose highest timestamp reaches this; the acknowledged end if none."""
-        start, stop = self.start_offset, self.durable_offset
-        for segment in list(self._segments):
-            if segment.max_timestamp < timestamp_ms or segment.end_offset <= start:
-                continue
-            try:
-                found = await self._io.find_time(
-                    segment, timestamp_ms, from_offset=start, stop=stop
-                )
-            except FreshDamage as error:
-                await self._on_damage(segment, error)
-                found = await self._io.find_time(
-                    segment, timestamp_ms, from_offset=start, stop=stop
-                )
-            if found is not None:
-                return max(found, start)
-        return stop
 
     # Control
 
-    async def seal(self, *, writer_epoch: int = -1, end: int | None = None) -> int:
-        """End the range for ever; persisted before return. Returns its end, the same every time.
+    async def seal(self, *, writer_epoch: int = -1) -> int:
+        """Take no more appends, for ever; persisted before return. The same end every time.
 
-        Queued appends are refused, a group already being written is awaited. `end` lowers the end
-        to what the placement manager decided; batches from it on are no longer part of the range.
+        Queued appends are refused, a group already being written is awaited. The end is final where
+        one copy suffices; else it is this disk's, and `finish` tells the one that was decided.
         """
-        return await self._shared.tasks.run(self._seal(writer_epoch, end))
+        return await self._shared.tasks.run(self._seal(writer_epoch))
 
-    async def _seal(self, writer_epoch: int, end: int | None) -> int:
+    async def _seal(self, writer_epoch: int) -> int:
         async with self._control:
             self._check_epoch(writer_epoch)
-            if self._status in (Status.REMOVED, Status.CLOSED):
-                raise self._refusal()
-            if self._status is Status.OPEN:
-                self._status = Status.SEALING
-                self._drop_pending()
-                await self._settled.wait()
-            active = self._active()
-            if active is not None and self._status is Status.SEALING:
-                await self._sync_or_fail(active)
-            found = self._metadata.end if self.sealed else self.durable_offset
-            if end is not None and self.start_offset <= end < found:
-                found = end
+            self._check_kept()
             epoch = max(writer_epoch, self.writer_epoch)
-            await self._save(end=found, sealed=True, writer_epoch=epoch)
-            self._status = Status.SEALED
-            self.next_offset = self.durable_offset = found
-            self._shared.active.pop(self, None)
-            self._wake_waiters(everyone=True)
-            if active is not None and not active.closed:
-                active.closed = True
-                self._shared.tasks.spawn(self._finish_segment(active))
-            return found
+            if self.sealed:
+                await self._save(writer_epoch=epoch)
+            else:
+                await self._stop_appends()
+                await self._save(end=self.durable_offset, sealed=True, writer_epoch=epoch)
+                self._on_sealed()
+            return self.end_offset
+
+    async def finish(self, end: int, *, writer_epoch: int = -1) -> None:
+        """The placement manager's end, for ever; persisted before return. Seals an open range.
+
+        Above what this disk holds the range is `missing` the rest until `copy` has brought it.
+        Below, the batches from `end` on are no longer part of the range. SealedError when another
+        end is final already, InvalidArgumentError below what was committed.
+        """
+        await self._shared.tasks.run(self._finish(end, writer_epoch))
+
+    async def _finish(self, end: int, writer_epoch: int) -> None:
+        async with self._control:
+            self._check_kept()
+            if self.final:
+                if end != self.end_offset:
+                    raise SealedError("another end is final", found=end, end=self.end_offset)
+                return
+            self._check_end(end)
+            if not self.sealed:
+                await self._stop_appends()
+                self._check_end(end)  # what was being written may have been all that it took
+            await self._save(
+                end=end, sealed=True, decided=True, incomplete=end > self.durable_offset,
+                writer_epoch=max(writer_epoch, self.writer_epoch),
+            )  # fmt: skip
+            if self._metadata.incomplete:
+                await self._reopen()
+            else:
+                await self._lower_end(end)
+            self._commit_limit = NO_LIMIT
+            self._advance()
+
+    def _check_end(self, end: int) -> None:
+        least = max(self.committed_offset, self.start_offset)
+        if end < least:
+            raise InvalidArgumentError("an end below what was committed", found=end, least=least)
+
+    async def _stop_appends(self) -> None:
+        """Refuse what is queued, await what is being written, sync what was written."""
+        if self._status is Status.OPEN:
+            self._status = Status.SEALING
+            self._drop_pending()
+            await self._settled.wait()
+        active = self._active()
+        if active is not None and self._status is Status.SEALING:
+            await self._sync_or_fail(active)
+
+    def _on_sealed(self) -> None:
+        active = self._active()
+        self._status = Status.SEALED
+        self.next_offset = self.durable_offset
+        self._shared.active.pop(self, None)
+        self._wake_everyone()
+        if active is not None:
+            active.closed = True
+            self._shared.tasks.spawn(self._finish_segment(active))
+
+    async def _reopen(self) -> None:
+        """Copies go on in the last segment, where there is one that can be written."""
+        self._on_sealed()
+        self._shared.cache.forget(self._tail)  # what follows is not kept in memory
+        if self._segments:
+            try:
+                await self._io.load_index(self._segments[-1])
+            except CorruptionError as error:
+                log.error("last segment not usable", path=self._io.folder, error=str(error))
+                self._start_copying(reopen=False)
+                return
+        self._start_copying()
+
+    async def _lower_end(self, end: int) -> None:
+        """Batches from `end` on are out of reach at once; their bytes are given back afterwards."""
+        if end < self.durable_offset:
+            self._shared.cache.forget(self._tail)
+        self.durable_offset = end
+        self._on_sealed()
+        gone = [segment for segment in self._segments if segment.base >= end]
+        self._segments = [segment for segment in self._segments if segment not in gone]
+        if self._segments and self._segments[-1].end_offset > end:
+            self._shared.tasks.spawn(self._cut(self._segments[-1], end))
+        if gone:
+            self._shared.tasks.spawn(self._io.remove(gone))
+
+    async def _cut(self, segment: Segment, end: int) -> None:
+        try:
+            async with self._control:
+                if not segment.removed:
+                    await self._io.cut(segment, end)
+        except StorageError as error:  # the next open does it
+            log.warning("tail not given back", path=segment.path, error=str(error))
+
+    def _check_kept(self) -> None:
+        if self._status in (Status.REMOVED, Status.CLOSED):
+            raise self._refusal()
+
+    async def set_replicas(self, replicas: tuple[int, ...]) -> None:
+        """Who else has the range; persisted before return."""
+        await self._shared.tasks.run(self._set_replicas(replicas))
+
+    async def _set_replicas(self, replicas: tuple[int, ...]) -> None:
+        async with self._control:
+            await self._save(replicas=replicas)
 
     async def set_epoch(self, epoch: int) -> None:
         """Raise the writer epoch; persisted before return. A lower one is fenced."""
@@ -188,14 +181,32 @@ class RangeLog(RangeWriter):
         async with self._control:
             if self._status is Status.REMOVED:
                 raise self._refusal()
-            if offset > self.durable_offset:
-                raise OffsetOutOfRangeError(offset=offset, end=self.durable_offset)
+            limit = self.durable_offset if self.missing is None else self.end_offset
+            if offset > limit:
+                raise OffsetOutOfRangeError(offset=offset, end=limit)
             if offset > self.start_offset:
                 await self._save(start=offset)
                 self.start_offset = offset
+            if offset > self.durable_offset:
+                await self._skip_to(offset)
+            self.set_committed(offset)  # nobody trims what is not
             gone = [each for each in self._segments if each.closed and each.end_offset <= offset]
             self._segments = [each for each in self._segments if each not in gone]
             await self._io.remove(gone)
+
+    async def _skip_to(self, offset: int) -> None:
+        """What is left of a range that is being copied starts above everything held here."""
+        self._status = Status.SEALING
+        self._drop_pending()
+        await self._settled.wait()
+        if self.durable_offset < offset:
+            for segment in self._segments:
+                segment.closed = True  # all of them go with the trim
+            self.next_offset = self.durable_offset = offset
+            self._advance()
+        self._status = Status.COPYING
+        if self.missing is None:
+            self._shared.tasks.spawn(self._complete())
 
     async def sync(self) -> None:
         """Everything appended so far is durable when this returns, whatever the level."""
@@ -208,7 +219,7 @@ class RangeLog(RangeWriter):
                 raise self._refusal()
             if self._status is not Status.OPEN:  # a seal drops what it cannot keep
                 break
-            await self.wait_for(target - 1)
+            await self._syncers.wait(target - 1)
         active = self._active()
         if active is not None and active.synced_position < active.position:
             await self._sync_or_fail(active)
@@ -242,7 +253,7 @@ class RangeLog(RangeWriter):
         self._status = Status.REMOVED
         self._drop_pending()
         self._shared.active.pop(self, None)
-        self._wake_waiters(everyone=True)
+        self._wake_everyone()
         async with self._control:
             await self._settled.wait()
             self._shared.cache.forget(self._tail)

@@ -1,9 +1,10 @@
 """Recovery of one range, at every open: blocking, in a thread.
 
 Closed segments (a successor exists, or the range is sealed) were synced before they were closed; a
-valid index file makes a scan of them unnecessary. The last segment of an open range is scanned from
-its checkpoint. A torn tail is cut off and the cut is synced before anything is written after it,
-because what was cut away must not come back beside newer bytes. Running it twice gives the same.
+valid index file makes a scan of them unnecessary. The last segment of an open range, or of one that
+is still being copied, is scanned from its checkpoint. A torn tail is cut off and the cut is synced
+before anything is written after it, because what was cut away must not come back beside newer
+bytes. Running it twice gives the same.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from uuid import UUID
 
+import msgspec
+
 from headrace.config.storage import StorageSettings
 from headrace.errors import CorruptionError, StorageError
 from headrace.observability.logging import get_logger
 from headrace.runtime import Disk, File
 from headrace.storage.index import encode_checkpoint
 from headrace.storage.marks import binding_of
-from headrace.storage.metadata import RangeMetadata, decode_metadata
+from headrace.storage.metadata import RangeMetadata, decode_metadata, encode_metadata
 from headrace.storage.model import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -99,19 +102,17 @@ def _recover_segment(
     settings: StorageSettings,
 ) -> Segment:
     metadata = found.metadata
-    upper = successor if successor is not None else metadata.end if metadata.sealed else None
+    known_end = metadata.end if metadata.complete else None
+    upper = successor if successor is not None else known_end
     segment = Segment(found.key, found.folder, base, binding_of(store_uuid, found.key, base))
     checkpoint = load_checkpoint(disk, found.key, base, segment.index_path)
+    if checkpoint is not None and upper is not None and checkpoint.end.offset > upper:
+        checkpoint = None  # made before the end was lowered, or before the successor existed
     file = disk.open(segment.path)
     try:
         size = file.size()
         covered = checkpoint is not None and checkpoint.end.position <= size
-        if (
-            checkpoint is not None
-            and covered
-            and upper is not None
-            and checkpoint.end.offset >= upper
-        ):
+        if checkpoint is not None and covered and checkpoint.end.offset == upper:
             segment = _adopt(segment, Scan(checkpoint, checkpoint.end.position, 0))
             segment.saved_position = segment.position
         else:
@@ -124,7 +125,7 @@ def _recover_segment(
                 checkpoint=checkpoint if covered else None,
                 known=checkpoint.end if checkpoint is not None and not covered else None,
                 synced_offset=upper or 0,
-                stop_offset=upper,
+                stop_offset=metadata.end if upper is None and metadata.sealed else upper,
             ).run()
             segment = _adopt(segment, scan)
             if upper is None:
@@ -132,6 +133,8 @@ def _recover_segment(
                 segment.saved_position = checkpoint.end.position if checkpoint and covered else 0
             else:
                 _save_index(disk, segment)
+                if successor is None and segment.saved_position and segment.end_offset == upper:
+                    file.truncate(segment.position)  # the end was lowered: give the tail back
     finally:
         file.close()
     segment.closed = upper is not None
@@ -185,7 +188,7 @@ def _conclude(disk: Disk, found: RecoveredRange) -> None:
         if segment.end_offset < successor.base:  # a whole file between them is missing
             segment.spans.append(CorruptSpan(segment.end_offset, successor.base))
             segment.end_offset = successor.base
-    if metadata.sealed:
+    if metadata.complete:
         found.next_offset = metadata.end
         return
     if segments and segments[-1].end_offset < metadata.start:
@@ -193,3 +196,15 @@ def _conclude(disk: Disk, found: RecoveredRange) -> None:
         _remove(disk, found.folder, [segment.base for segment in segments])
         segments.clear()
     found.next_offset = segments[-1].end_offset if segments else metadata.start
+    if metadata.sealed and found.next_offset >= metadata.end:
+        _complete(disk, found)
+
+
+def _complete(disk: Disk, found: RecoveredRange) -> None:
+    """The last batch was copied just before the stop; what is kept of the tail is synced by now."""
+    metadata = msgspec.structs.replace(found.metadata, incomplete=False)
+    for segment in found.segments[-1:]:
+        _save_index(disk, segment)
+        segment.closed = True
+    disk.write_atomic(f"{found.folder}/{RANGE_METADATA}", encode_metadata(metadata))
+    found.metadata = metadata

@@ -203,8 +203,11 @@ class Scanner:
             return True
         resume = self._chain_before(resume) or resume
         self._content_bytes += resume.position - self._position
-        self._spans.append(CorruptSpan(self._offset, resume.offset))
-        self._position, self._offset = resume
+        position, offset = resume
+        if self._stop_offset is not None:  # what follows it may be all that can be read
+            offset = min(offset, self._stop_offset)
+        self._spans.append(CorruptSpan(self._offset, offset))
+        self._position, self._offset = position, offset
         self._add_entry()
         return True
 
@@ -259,6 +262,17 @@ class Scanner:
                 break
             position += len(chunk) - MARK_BYTES + 1  # a mark may lie across the border
         return found
+
+
+def scan_below(
+    file: File, end: int, *, size: int, base: int, binding: int, interval: int
+) -> Checkpoint:
+    """The segment up to offset `end`; everything below it is known to be synced."""
+    scanner = Scanner(
+        file, size=size, base=base, binding=binding, index_interval_bytes=interval,
+        synced_offset=end, stop_offset=end,
+    )  # fmt: skip
+    return scanner.run().checkpoint
 
 
 def _reaches(view: memoryview, start: Point, target: Point) -> bool:

@@ -123,6 +123,13 @@ class Segment:
             self.end_offset = batches[-1].end
         self.position = position
 
+    def take_over(self, found: Checkpoint) -> None:
+        """The segment ends at `found` from now on: all of it is synced, none of it saved."""
+        self.position, self.end_offset = found.end
+        self.content_bytes, self.max_timestamp = found.content_bytes, found.max_timestamp
+        self.index, self.spans = found.index, list(found.spans)
+        self.synced_position, self.saved_position = self.position, 0
+
     def span_at(self, offset: int) -> CorruptSpan | None:
         """The corrupt span that contains `offset`."""
         at = bisect_right(self.spans, offset, key=lambda span: span.start) - 1

@@ -16,7 +16,7 @@ from headrace.storage.index import Checkpoint, encode_checkpoint
 from headrace.storage.metadata import RangeMetadata, encode_metadata
 from headrace.storage.model import RANGE_METADATA, CorruptSpan, Point
 from headrace.storage.reader import Stretch, find_time, read_batches
-from headrace.storage.scan import Scanner
+from headrace.storage.scan import Scanner, scan_below
 from headrace.storage.segment import Segment, load_checkpoint
 from headrace.storage.shared import Shared
 
@@ -34,7 +34,7 @@ class SegmentIO:
     async def read(
         self, segment: Segment, offset: int, *, stop: int, max_bytes: int
     ) -> list[memoryview]:
-        await self._load_index(segment)
+        await self.load_index(segment)
         _refuse_corrupt(segment.span_at(offset))
         assert segment.index is not None
         stretch = _stretch(segment, segment.index.floor(offset, segment.base), offset, stop)
@@ -51,7 +51,7 @@ class SegmentIO:
         self, segment: Segment, timestamp: int, *, from_offset: int, stop: int
     ) -> int | None:
         """Walk the stretches between corrupt spans until a batch reaches the time."""
-        await self._load_index(segment)
+        await self.load_index(segment)
         index = segment.index
         assert index is not None
         fetch_bytes = 2 * self._settings.index_interval_bytes
@@ -139,6 +139,23 @@ class SegmentIO:
         segment.allocated = end
         await self.save_index(segment)
 
+    async def cut(self, segment: Segment, end: int) -> None:
+        """Give back the bytes of batches from `end` on; nobody may read those any more.
+
+        The index goes first: between the two the file is longer than it says, which is harmless.
+        """
+        size, base, binding = segment.position, segment.base, segment.binding
+        interval = self._settings.index_interval_bytes
+
+        def scan(file: File) -> Checkpoint:
+            return scan_below(file, end, size=size, base=base, binding=binding, interval=interval)
+
+        found = await self._with_file(segment, self._shared.read_executor, scan)
+        if found.end.offset == end:
+            segment.take_over(found)
+            await self.save_index(segment)
+            await self.finish(segment)
+
     async def save_metadata(self, metadata: RangeMetadata) -> None:
         await self._shared.control_executor.run(
             self._disk.write_atomic, f"{self.folder}/{RANGE_METADATA}", encode_metadata(metadata)
@@ -152,7 +169,8 @@ class SegmentIO:
         paths = [path for segment in segments for path in (segment.path, segment.index_path)]
         await self._shared.control_executor.run(_remove_files, self._disk, self.folder, paths)
 
-    async def _load_index(self, segment: Segment) -> None:
+    async def load_index(self, segment: Segment) -> None:
+        """Have the index in memory: it leaves with the file of a closed segment."""
         if segment.index is not None:
             return
         found = await self._shared.read_executor.run(

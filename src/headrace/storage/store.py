@@ -160,11 +160,16 @@ class LogStore:
         writer_epoch: int = -1,
         durability: Durability = Durability.SYNCED,
         reserved: bool = False,
+        replicas: tuple[int, ...] = (),
+        ack_quorum: int = 1,
+        final_end: int = -1,
     ) -> RangeLog:
         """The range, made when it does not exist; its metadata is durable before this returns.
 
         An existing range comes back as it is. `reserved` is for control state: it may use the last
         `min_free_bytes` of the disk, so that deleting a topic still works when the disk is full.
+        Above an `ack_quorum` of 1 only what `set_committed` was told of can be read. A range with a
+        `final_end` is sealed there from the start and filled by `copy`.
         """
         existing = self._logs.get(key)
         if existing is not None:
@@ -181,6 +186,12 @@ class LogStore:
                 writer_epoch=writer_epoch,
                 durability=durability,
                 reserved=reserved,
+                replicas=replicas,
+                ack_quorum=ack_quorum,
+                end=final_end,
+                sealed=final_end >= 0,
+                decided=final_end >= 0,
+                incomplete=final_end > start_offset,
             )
             creating = self._shared.tasks.spawn(self._create(key, metadata))
             self._creating[key] = creating
@@ -284,6 +295,7 @@ class LogStore:
             "ranges": len(self._logs),
             "ranges_unreadable": len(self._unreadable),
             "ranges_failed": sum(log.failed for log in logs),
+            "ranges_incomplete": sum(log.missing is not None for log in logs),
             "groups": sum(committer.groups_written for committer in committers),
             "file_writes": sum(committer.files_written for committer in committers),
             "written_bytes": sum(committer.bytes_written for committer in committers),

@@ -2,7 +2,11 @@
 
 Offsets and states live on the event loop; threads only ever see the values handed to them. An
 append is queued (`append`), taken into a group (`take_write`), written and synced in a thread, and
-acknowledged (`on_written`).
+acknowledged (`on_written`). A batch that is copied from another replica goes the same way.
+
+Two offsets end what a range holds. Below `durable_offset` lies what this disk keeps by the range's
+durability level; below `committed_offset` what enough replicas keep, which alone may be read. They
+are one while this node's copy suffices, and again once the placement manager has decided the end.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
+
+import msgspec
 
 from headrace.errors import (
     DiskFullError,
@@ -30,6 +36,7 @@ from headrace.storage.recovery import RecoveredRange
 from headrace.storage.segment import Segment, SegmentWrite
 from headrace.storage.segmentio import SegmentIO
 from headrace.storage.shared import Shared
+from headrace.storage.waiters import Waiters
 from headrace.wire.sbp.messages import Durability
 from headrace.wire.sbp.records import verify
 
@@ -39,15 +46,20 @@ log = get_logger(__name__)
 # batch_length, record_count, max_timestamp. Decoding all into an object took a third of the call.
 _BATCH_FIELDS = struct.Struct(">xqi6xi8xq")
 _LENGTH_END = 13  # batch_length counts from here
+NO_LIMIT = 1 << 63  # above every offset
 
 
 class Status(Enum):
     OPEN = "open"
     SEALING = "sealing"  # refuses appends, not yet persisted
     SEALED = "sealed"
+    COPYING = "being copied"  # sealed at a decided end that this disk has not reached
     FAILED = "failed"  # a write or sync failed
     REMOVED = "removed"
     CLOSED = "closed"  # the store stops
+
+
+_WRITABLE = (Status.OPEN, Status.COPYING)
 
 
 class RangeWriter:
@@ -56,7 +68,11 @@ class RangeWriter:
         self.key = recovered.key
         self.start_offset = metadata.start
         self.next_offset = recovered.next_offset  # written or queued
-        self.durable_offset = recovered.next_offset  # acknowledged: what reads may return
+        self.durable_offset = recovered.next_offset  # on this disk
+        # Which offsets were committed before a restart is known only where nobody else is asked.
+        alone = metadata.final or metadata.ack_quorum == 1
+        self._commit_limit = NO_LIMIT if alone else metadata.start
+        self.committed_offset = min(self.durable_offset, self._commit_limit)
         self._shared = shared
         self._settings = shared.settings
         self._metadata = metadata
@@ -65,6 +81,9 @@ class RangeWriter:
         self._truncated_bytes = recovered.truncated_bytes
         self._status = Status.SEALED if metadata.sealed else Status.OPEN
         self._committer = shared.committers[metadata.durability]
+        self._syncs = metadata.durability is Durability.SYNCED  # before an acknowledgement
+        if metadata.incomplete:
+            self._start_copying()
         self._tail = RangeTail()
         self._pending: deque[Batch] = deque()
         self._writing: SegmentWrite | None = None
@@ -74,7 +93,8 @@ class RangeWriter:
         self._saving = False
         self._mark_wanted = False
         self._control = asyncio.Lock()
-        self._waiters: dict[asyncio.Future[None], int] = {}
+        self._readers = Waiters()  # for committed offsets
+        self._syncers = Waiters()  # for durable offsets
         if recovered.tail_bytes:
             shared.note_active(self)
 
@@ -93,6 +113,26 @@ class RangeWriter:
     @property
     def sealed(self) -> bool:
         return self._metadata.sealed
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        return self._metadata.replicas
+
+    @property
+    def ack_quorum(self) -> int:
+        return self._metadata.ack_quorum
+
+    @property
+    def final(self) -> bool:
+        """Sealed, and the end is decided: here where one copy suffices, else by `finish`."""
+        return self._metadata.final
+
+    @property
+    def missing(self) -> tuple[int, int] | None:
+        """[next offset, end) of a final range that `copy` has not filled durably yet."""
+        if self._metadata.incomplete and self.durable_offset < self._metadata.end:
+            return self.next_offset, self._metadata.end
+        return None
 
     @property
     def failed(self) -> bool:
@@ -118,9 +158,36 @@ class RangeWriter:
             raise self._refusal()
         if not verified:
             verify(header, body)
+        return self._enqueue(header, body, self.next_offset)
+
+    def copy(
+        self, header: bytearray, body: Sequence[Buffer], *, verified: bool = False
+    ) -> asyncio.Future[None]:
+        """Queue a batch of another replica, in offset order, while the range is `missing` some.
+
+        Resolves when it is synced, whatever the range's level. The first one of a range that holds
+        nothing may start before the range does: trimming stops inside batches. After a StorageError
+        it may be tried again from `missing` on.
+        """
+        if self._status is not Status.COPYING:
+            raise self._refusal()
+        if not verified:
+            verify(header, body)
+        base_offset, _, record_count, _ = _BATCH_FIELDS.unpack_from(header)
+        end, expected = base_offset + record_count, self.next_offset
+        if end > self._metadata.end:
+            raise UnexpectedOffsetError("beyond the end", expected=self._metadata.end, found=end)
+        is_blank = not (self._segments or self._pending or self._writing)
+        if is_blank and base_offset < expected < end:
+            expected = base_offset
+        return self._enqueue(header, body, expected)
+
+    def _enqueue(
+        self, header: bytearray, body: Sequence[Buffer], expected: int
+    ) -> asyncio.Future[None]:
         base_offset, length, record_count, max_timestamp = _BATCH_FIELDS.unpack_from(header)
-        if base_offset != self.next_offset:
-            raise UnexpectedOffsetError(expected=self.next_offset, found=base_offset)
+        if base_offset != expected:
+            raise UnexpectedOffsetError(expected=expected, found=base_offset)
         size = length + _LENGTH_END
         shared = self._shared
         shared.admit(size)
@@ -129,7 +196,8 @@ class RangeWriter:
         batch = Batch(header, body, base_offset, end, size, max_timestamp, done)
         self.next_offset = end
         self._pending.append(batch)
-        shared.cache.add(self._tail, batch)
+        if self._status is Status.OPEN:  # old batches must not push the tails out of memory
+            shared.cache.add(self._tail, batch)
         self._committer.submit(self)
         return done
 
@@ -140,6 +208,8 @@ class RangeWriter:
         a segment that has a successor is known to be synced whole.
         """
         if self._rolling or not (self._pending or self._mark_wanted):
+            return None
+        if self._writing is not None:  # by the other level's committer; `on_written` comes back
             return None
         segment = self._active()
         if segment is not None and self._pending and self._must_roll(segment, 0):
@@ -179,7 +249,7 @@ class RangeWriter:
         write = SegmentWrite(
             self, segment, batches, pieces,
             position=position, size=MARK_BYTES + taken, group=group, create=create,
-            sync=self._metadata.durability is Durability.SYNCED,
+            sync=self._syncs,
             file=self._shared.pool.pin(segment),
         )  # fmt: skip
         self._plan_allocation(write)
@@ -239,7 +309,7 @@ class RangeWriter:
         for batch in write.batches:
             if not batch.done.done():  # a caller that was cancelled left it behind
                 batch.done.set_result(None)
-        self._wake_waiters()
+        self._advance()
         self._shared.note_active(self)
         if (
             segment.position - segment.saved_position >= self._settings.checkpoint_bytes
@@ -247,6 +317,25 @@ class RangeWriter:
         ):
             self._saving = True
             self._shared.tasks.spawn(self._save_busy(segment))
+        if self._status is Status.COPYING and self.durable_offset >= self._metadata.end:
+            self._shared.tasks.spawn(self._complete())
+
+    def set_committed(self, offset: int) -> None:
+        """The primary says so; offsets that this disk does not hold yet count once it does.
+
+        Never falls. Without effect where nobody has to be asked: one copy suffices, or final.
+        """
+        if offset > self._commit_limit:
+            self._commit_limit = offset
+            self._advance()
+
+    def _advance(self) -> None:
+        """`durable_offset` or the limit rose."""
+        self._syncers.wake(self.durable_offset)
+        committed = min(self.durable_offset, self._commit_limit)
+        if committed > self.committed_offset:
+            self.committed_offset = committed
+            self._readers.wake(committed)
 
     def _fail(self, error: HeadraceError, batches: Sequence[Batch]) -> None:
         """No offset may be skipped: what was queued behind the failed write cannot be stored."""
@@ -254,18 +343,19 @@ class RangeWriter:
             "range failed", stream_id=self.key.stream_id, range_index=self.key.range_index,
             durable_offset=self.durable_offset, error=str(error),
         )  # fmt: skip
-        if self._status not in (Status.SEALED, Status.REMOVED):
+        if self._status not in (Status.SEALED, Status.COPYING, Status.REMOVED):
             self._status = Status.FAILED
         for batch in batches:
             if not batch.done.done():
                 batch.done.set_exception(error)
-        self._drop_pending()
+        # The copy is tried again from the same place, over whatever the failed one left there.
+        self._drop_pending(error if self._status is Status.COPYING else None)
         self._shared.cache.forget(self._tail)
-        self._wake_waiters(everyone=True)
+        self._wake_everyone()
 
-    def _drop_pending(self) -> None:
+    def _drop_pending(self, error: HeadraceError | None = None) -> None:
         """Refuse what is queued but in no group yet."""
-        error = self._refusal()
+        error = error or self._refusal()
         self._mark_wanted = False
         dropped = len(self._pending)
         for batch in self._pending:
@@ -288,23 +378,17 @@ class RangeWriter:
 
     async def wait_for(self, offset: int) -> None:
         """Until `offset` can be read, or never will be here (sealed, failed, deleted, closing)."""
-        while self.durable_offset <= offset and self._status is Status.OPEN:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters[waiter] = offset
-            try:
-                await waiter
-            finally:
-                self._waiters.pop(waiter, None)
+        while self.committed_offset <= offset and self._status is Status.OPEN:
+            await self._readers.wait(offset)
 
-    def _wake_waiters(self, *, everyone: bool = False) -> None:
-        if not self._waiters:
-            return
-        for waiter, offset in list(self._waiters.items()):
-            if (everyone or offset < self.durable_offset) and not waiter.done():
-                waiter.set_result(None)
+    def _wake_everyone(self) -> None:
+        self._readers.wake(NO_LIMIT)
+        self._syncers.wake(NO_LIMIT)
 
     def fail(self, error: StorageError) -> None:
         """Nothing of this range will be written any more."""
+        if self._status is Status.COPYING:
+            self._status = Status.FAILED
         batches = self._writing.batches if self._writing is not None else ()
         self._fail(error, batches)
 
@@ -315,24 +399,52 @@ class RangeWriter:
         """The range went quiet: note what is synced, so that damage to it is known as such."""
         async with self._control:
             active = self._active()
-            if active is None or self._status is not Status.OPEN:
+            if active is None or self._status not in _WRITABLE:
                 return
             if active.synced_position < active.position:
                 await self._sync_or_fail(active)
             grown = active.position - active.saved_position
-            if self.durability is Durability.WRITTEN or (
-                grown >= self._settings.idle_checkpoint_bytes
-            ):
+            if not self._syncs or grown >= self._settings.idle_checkpoint_bytes:
                 await self._io.save_index(active)
-            elif self._status is Status.OPEN:  # a mark is durable only where groups are synced
+            elif self._status in _WRITABLE:  # a mark is durable only where groups are synced
                 self._mark_wanted = True
                 self._committer.submit(self)
 
     def refuse_appends(self) -> None:
         """The store closes; what is queued is still written."""
-        if self._status is Status.OPEN:
+        if self._status in _WRITABLE:
             self._status = Status.CLOSED
-        self._wake_waiters(everyone=True)
+        self._wake_everyone()
+
+    def _start_copying(self, *, reopen: bool = True) -> None:
+        """Write again, behind what is there; synced, because a copy is waited for once."""
+        self._status = Status.COPYING
+        self._syncs = True
+        self._committer = self._shared.committers[Durability.SYNCED]
+        if self._segments and reopen:  # where a segment ends depends on its content alone
+            self._segments[-1].closed = False
+
+    async def _complete(self) -> None:
+        """Everything below the end is synced: from now on this is a sealed range like others."""
+        try:
+            async with self._control:
+                self._mark_wanted = False
+                await self._settled.wait()
+                if self._status is Status.COPYING:
+                    await self._close_copied()
+        except StorageError as error:  # the next open finds it complete
+            log.warning("copied range not closed", path=self._io.folder, error=str(error))
+
+    async def _close_copied(self) -> None:
+        active = self._active()
+        if active is not None:
+            active.closed = True
+            await self._io.finish(active)
+        metadata = msgspec.structs.replace(self._metadata, incomplete=False)
+        await self._io.save_metadata(metadata)
+        self._metadata = metadata
+        self._status = Status.SEALED
+        self._shared.active.pop(self, None)
 
     def _active(self) -> Segment | None:
         if self._segments and not self._segments[-1].closed:
@@ -370,6 +482,7 @@ class RangeWriter:
     async def _finish_segment(self, segment: Segment) -> None:
         try:
             async with self._control:
-                await self._io.finish(segment)
+                if segment.closed:  # a copy may have opened it again meanwhile
+                    await self._io.finish(segment)
         except StorageError as error:  # recovery scans what has no index
             log.warning("index not saved", path=segment.index_path, error=str(error))

@@ -312,22 +312,6 @@ async def test_a_seal_keeps_what_was_acknowledged_and_refuses_the_rest(
     await store.close()
 
 
-async def test_a_seal_may_lower_the_end_and_never_raises_it() -> None:
-    disk = simulated_disk()
-    store = await open_store(disk)
-    log = await store.create_range(KEY, start_offset=0)
-    written = await append_many(log, 30)
-    assert await log.seal() == 30
-    assert await log.seal(end=12) == 12
-    assert await log.seal(end=20) == 12
-    assert await read_all(log) == written[:12]
-    await store.close()
-    store = await open_store(disk)
-    assert store.range(KEY).next_offset == 12
-    assert await read_all(store.range(KEY)) == written[:12]
-    await store.close()
-
-
 async def test_epochs_only_rise_and_survive() -> None:
     disk = simulated_disk()
     store = await open_store(disk)

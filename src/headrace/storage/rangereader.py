@@ -1,0 +1,164 @@
+"""The read half of a range: what may be read, from memory or from its segments."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from headrace.errors import (
+    CorruptionError,
+    OffsetOutOfRangeError,
+    OffsetOverflowError,
+    RangeNotFoundError,
+)
+from headrace.observability.logging import get_logger
+from headrace.storage.model import CorruptSpan, RangeState, SegmentInfo
+from headrace.storage.reader import FreshDamage
+from headrace.storage.segment import Segment
+from headrace.storage.writer import RangeWriter, Status
+from headrace.wire.sbp.records import decode_header
+
+log = get_logger(__name__)
+
+
+class RangeReader(RangeWriter):
+    def state(self) -> RangeState:
+        spans = [
+            span for segment in self._segments for span in segment.spans if span.start < span.end
+        ]
+        missing = self._missing_front()
+        return RangeState(
+            key=self.key,
+            start=self.start_offset,
+            end=self.end_offset,
+            next_offset=self.next_offset,
+            writer_epoch=self.writer_epoch,
+            durability=self.durability,
+            sealed=self.sealed,
+            failed=self.failed,
+            corrupt=tuple([missing, *spans] if missing else spans),
+            truncated_bytes=self._truncated_bytes,
+            replicas=self.replicas,
+            ack_quorum=self.ack_quorum,
+            final=self.final,
+            missing=self.missing,
+        )
+
+    def segments(self) -> list[SegmentInfo]:
+        """Closed segments and the active one, oldest first; whole files, whatever was trimmed."""
+        return [segment.info() for segment in self._segments if segment.content_bytes]
+
+    async def read(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
+        """Whole batches from the one that contains `offset`, at least one if any is committed.
+
+        Each view holds one or more whole batches, in order. Empty at the committed end, unless the
+        range is sealed and goes on elsewhere: RangeNotFoundError then, for another replica knows.
+        """
+        stop = self.committed_offset
+        self._check_offset(offset, stop)
+        if offset >= stop:
+            if self._goes_on_elsewhere():
+                raise self._not_here(offset)
+            return []
+        return self.read_cached(offset, max_bytes) or await self._read(offset, stop, max_bytes)
+
+    async def read_durable(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
+        """As `read`, up to what this disk holds, committed or not: for other replicas alone."""
+        stop = self.durable_offset
+        self._check_offset(offset, stop)
+        if offset >= stop:
+            return []
+        return self._read_tail(offset, stop, max_bytes) or await self._read(offset, stop, max_bytes)
+
+    def read_cached(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
+        """As `read`, of what is in memory; none when the offset is not, whatever the reason."""
+        stop = self.committed_offset
+        if not self.start_offset <= offset < stop or self._status is Status.REMOVED:
+            return ()
+        return self._read_tail(offset, stop, max_bytes)
+
+    def _read_tail(self, offset: int, stop: int, max_bytes: int) -> Sequence[memoryview]:
+        max_bytes = min(max_bytes, self._settings.read_bytes_max)
+        cached = self._tail.read(offset, stop=stop, max_bytes=max_bytes)
+        if not cached:
+            return ()
+        self._shared.cache.hits += 1
+        return cached
+
+    async def _read(self, offset: int, stop: int, max_bytes: int) -> Sequence[memoryview]:
+        max_bytes = min(max_bytes, self._settings.read_bytes_max)
+        self._shared.cache.misses += 1
+        segment = self._segment_at(offset)
+        try:
+            return await self._io.read(segment, offset, stop=stop, max_bytes=max_bytes)
+        except FreshDamage as error:
+            await self._on_damage(segment, error)
+        return await self._io.read(segment, offset, stop=stop, max_bytes=max_bytes)
+
+    async def crc_at(self, offset: int) -> int | None:
+        """The CRC of the durable batch whose base is `offset`; None where no such batch begins."""
+        if not self.start_offset <= offset < self.durable_offset:
+            return None
+        views = await self.read_durable(offset, 1)
+        header = decode_header(views[0])
+        return header.crc if header.base_offset == offset else None
+
+    def _check_offset(self, offset: int, stop: int) -> None:
+        if self._status is Status.REMOVED:
+            raise self._refusal()
+        if offset < self.start_offset:
+            raise OffsetOutOfRangeError(offset=offset, start=self.start_offset, end=stop)
+        if offset <= stop:
+            return
+        if self._goes_on_elsewhere():
+            raise self._not_here(offset)
+        if self.sealed:
+            raise OffsetOutOfRangeError(offset=offset, start=self.start_offset, end=stop)
+        raise OffsetOverflowError(offset=offset, end=stop)
+
+    def _goes_on_elsewhere(self) -> bool:
+        """Whether this replica of a sealed range does not know, or not hold, what ends it."""
+        return self.sealed and (not self.final or self.missing is not None)
+
+    def _not_here(self, offset: int) -> RangeNotFoundError:
+        return RangeNotFoundError(
+            "this replica does not have the rest of the range yet",
+            **self.key._asdict(), offset=offset, end=self.committed_offset,
+        )  # fmt: skip
+
+    def _segment_at(self, offset: int) -> Segment:
+        at = bisect_right(self._segments, offset, key=lambda segment: segment.base) - 1
+        if at < 0:
+            missing = self._missing_front() or CorruptSpan(offset, offset + 1)
+            raise CorruptionError("segment file is missing", start=missing.start, end=missing.end)
+        return self._segments[at]
+
+    def _missing_front(self) -> CorruptSpan | None:
+        first = self._segments[0].base if self._segments else self.durable_offset
+        return CorruptSpan(self.start_offset, first) if first > self.start_offset else None
+
+    async def _on_damage(self, segment: Segment, error: FreshDamage) -> None:
+        """Find out how far the damage goes; reading again then tells it from what is intact."""
+        log.error("damage met by a read", path=segment.path, error=str(error))
+        await self._io.rescan(segment)
+
+    async def offset_at(self, timestamp_ms: int) -> int:
+        """The first batch whose highest timestamp reaches this; the committed end if none."""
+        start, stop = self.start_offset, self.committed_offset
+        for segment in list(self._segments):
+            if segment.max_timestamp < timestamp_ms or segment.end_offset <= start:
+                continue
+            try:
+                found = await self._io.find_time(
+                    segment, timestamp_ms, from_offset=start, stop=stop
+                )
+            except FreshDamage as error:
+                await self._on_damage(segment, error)
+                found = await self._io.find_time(
+                    segment, timestamp_ms, from_offset=start, stop=stop
+                )
+            if found is not None:
+                return max(found, start)
+        if self._goes_on_elsewhere():
+            raise self._not_here(stop)
+        return stop
