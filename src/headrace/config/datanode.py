@@ -27,8 +27,11 @@ class DataNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, description="The most one fetch request may ask for, per stream.")
     ] = 16 << 20
     fetch_frame_bytes: Annotated[
-        int, Meta(ge=1024, description="A fetch answer is split into frames of about this size.")
+        int, Meta(ge=1024, le=4 << 20, description="A fetch answer is split into such frames.")
     ] = 4 << 20
+    fetch_streams_max: Annotated[
+        int, Meta(ge=1, description="The most streams one fetch request may name.")
+    ] = 4_096
     fetch_wait_ms_max: Annotated[int, Meta(ge=0, description="The longest long poll served.")] = (
         60_000
     )

@@ -1,58 +1,107 @@
 """FETCH: whole batches, from several streams, with a long poll over all of them.
 
-A request waits until `min_bytes` are there over all its streams, an error shows, or its time is
-over. An answer for one stream ends at its range's end. Pieces are cut at batch boundaries to about
-a frame's size; the transport spreads them over frames.
+A request waits until `min_bytes` are there over all its streams, one of them has an error, or its
+time is over; then nobody waits any more. Each stream's answer holds what can be read up to its
+`batch_max_bytes` and the end of the range, at least one batch. Only who leads an open range may
+wait at its end: any other replica may lack what is acknowledged, so it says NotPrimaryError and
+never "nothing new".
+
+Data is sent as it arrives: what was read leaves in a frame when it fills one, when nothing is left
+to do, or when the rest takes longer than a moment. So a poll holds no bytes while it waits, and one
+stream's slow disk does not delay another's tail. What is read and not yet taken by the peer is
+counted in the connection's gate; reads wait there, so that a peer that asks for much and takes
+little costs no more memory than the gate has.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
+from headrace.datanode.metrics import Counters
 from headrace.datanode.state import NodeState
-from headrace.errors import HeadraceError, UnavailableError
+from headrace.errors import HeadraceError, OffsetOverflowError, UnavailableError
+from headrace.net.flow import Gate
+from headrace.net.sbp_routes import Reply
 from headrace.runtime.interfaces import Clock
 from headrace.storage.rangelog import RangeLog
 from headrace.wire.sbp import messages as m
-from headrace.wire.sbp.errors import status_of
+from headrace.wire.sbp.errors import NotPrimaryError, status_of
 from headrace.wire.sbp.records import split
 
+MOMENT_SECONDS = 0.005
+"""How long what is ready waits for the rest, so that one frame carries it all."""
 _IDLE_SECONDS = 0.05
 """How often a poll looks again at a range that failed: nobody wakes it when its successor opens."""
+
+
+def _committed(log: RangeLog) -> int:
+    return log.durable_offset
+
+
+def _leads(state: NodeState[RangeLog], log: RangeLog) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """A piece of one stream's answer: batches, or that there is no more, or why there are none."""
+
+    want: Want
+    views: Sequence[memoryview]
+    bytes: int
 
 
 class Want:
     """One stream of a FETCH request."""
 
-    def __init__(self, info: m.FetchInfo, state: NodeState[RangeLog], bytes_max: int) -> None:
+    def __init__(
+        self, info: m.FetchInfo, state: NodeState[RangeLog], *, position: int, bytes_max: int
+    ) -> None:
         self.info = info
-        self.pieces: list[memoryview] = []
+        self.position = position
         self.bytes = 0
         self.error: HeadraceError | None = None
         self._state = state
-        self._bytes_max = max(1, min(info.batch_max_bytes, bytes_max))
+        self._left = max(1, min(info.batch_max_bytes, bytes_max))
         self._offset = info.fetch_offset
         self._log: RangeLog | None = None
 
-    @property
-    def finished(self) -> bool:
-        """Waiting cannot make the answer longer."""
-        if self.error is not None or self.bytes >= self._bytes_max:
-            return True
-        return self.bytes > 0 and self._log is not None and self._log.sealed
-
-    async def start(self) -> None:
-        if self.error is not None:
-            return
+    def read_cached(self) -> Sequence[memoryview]:
+        """The whole answer, if it is in memory; then nothing else is to be done."""
+        if self.error is not None or self.info.start_timestamp >= 0:
+            return ()
         try:
-            if self.info.start_timestamp >= 0:
-                self._offset = await self._find_time(self.info.start_timestamp)
+            log = self._state.containing(self.info.stream_id, self._offset)
+        except HeadraceError:
+            return ()
+        views = log.read_cached(self._offset, self._left)
+        self.bytes = sum(map(len, views))
+        return views
+
+    async def run(self, poll: Poll) -> None:
+        try:
+            if self.error is None:
+                await self._collect(poll)
         except HeadraceError as error:
-            self.error = error
-        else:
-            await self.read()
+            if not self.bytes:  # otherwise the next request meets it
+                self.error = error
+        if self.error is not None:
+            poll.stop_waiting()
+
+    async def _collect(self, poll: Poll) -> None:
+        if self.info.start_timestamp >= 0:
+            self._offset = await self._find_time(self.info.start_timestamp)
+        while self._left > 0:
+            log = self._find_log()
+            if self._offset < _committed(log):
+                await self._read(poll, log)
+            elif poll.over or log.sealed or not _leads(self._state, log):
+                return
+            else:
+                await self._wait(poll, log)
 
     async def _find_time(self, timestamp_ms: int) -> int:
         ranges = self._state.ranges(self.info.stream_id)
@@ -62,115 +111,263 @@ class Want:
         end = self._offset
         for log in ranges[ranges.index(first) :]:
             found = await log.offset_at(timestamp_ms)
-            end = log.durable_offset
+            end = _committed(log)
             if found < end:
                 return max(found, self._offset)
         return end
 
-    async def read(self) -> None:
-        """Take what is there now."""
-        if self.finished:
-            return
-        try:
-            if not self.bytes:
-                self._log = self._state.containing(self.info.stream_id, self._offset)
-            assert self._log is not None
-            views = await self._log.read(self._offset, self._bytes_max - self.bytes)
-        except HeadraceError as error:
-            if not self.bytes:
-                self.error = error
-            return
-        for view in views:
-            self.pieces.append(view)
-            self.bytes += len(view)
+    def _find_log(self) -> RangeLog:
+        """An answer stays in the range it began in."""
+        if self._log is None or not self.bytes:
+            self._log = self._state.containing(self.info.stream_id, self._offset)
+        log = self._log
+        if self._offset >= _committed(log) and not self.bytes:
+            if log.sealed or not _leads(self._state, log):
+                # Sealed and inside its bounds: we hold less of it than there is.
+                raise NotPrimaryError("not committed here", offset=self._offset)
+            if self._offset > _committed(log):
+                raise OffsetOverflowError(offset=self._offset, end=_committed(log))
+        return log
 
-    async def wait(self, clock: Clock) -> None:
-        """Until there may be more to read."""
-        assert self._log is not None
-        if self.pieces:
-            for header, _ in split(self.pieces[-1]):
+    async def _wait(self, poll: Poll, log: RangeLog) -> None:
+        """Until there may be more, or it is over."""
+        async with poll.waiting():
+            await log.wait_for(self._offset)
+            if _committed(log) <= self._offset and not log.sealed:
+                await poll.clock.sleep(_IDLE_SECONDS)
+
+    async def _read(self, poll: Poll, log: RangeLog) -> None:
+        wanted = min(self._left, poll.frame_bytes)
+        held = await poll.enter(wanted)
+        try:
+            started = poll.clock.monotonic()
+            views = await log.read(self._offset, wanted)
+            poll.reading_seconds += poll.clock.monotonic() - started
+            taken = sum(map(len, views))
+            poll.resize(held, taken)
+            held = taken
+        except BaseException:
+            poll.leave(held)
+            raise
+        self.bytes += taken
+        # A read that stopped at its limit has given what this stream may get.
+        self._left = self._left - taken if wanted < self._left or poll.wants_more(taken) else 0
+        poll.put(_Part(self, views, taken))
+        if self._left > 0 and views:
+            for header, _ in split(views[-1]):
                 self._offset = header.next_offset
-        await self._log.wait_for(self._offset)
-        if self._log.durable_offset <= self._offset and not self._log.sealed:
-            await clock.sleep(_IDLE_SECONDS)
 
 
-async def collect(wants: Sequence[Want], *, min_bytes: int, max_wait: float, clock: Clock) -> float:
-    """Fill the wants; see the module's rules. Returns the seconds spent reading, not waiting."""
-    started = clock.monotonic()
-    await _all([want.start() for want in wants])
-    now = clock.monotonic()
-    reading = now - started
-    while sum(want.bytes for want in wants) < min_bytes and not any(w.error for w in wants):
-        waiting = [want for want in wants if not want.finished]
-        left = started + max_wait - now
-        if not waiting or left <= 0:
-            break
-        if not await _wait_any([want.wait(clock) for want in waiting], left):
-            break
-        woken = clock.monotonic()
-        await _all([want.read() for want in waiting])
-        now = clock.monotonic()
-        reading += now - woken
-    return reading
+class Poll:
+    """One FETCH request: its streams, and what they have read and nobody has sent yet."""
 
+    def __init__(
+        self,
+        wants: Sequence[Want],
+        *,
+        min_bytes: int,
+        max_wait: float,
+        clock: Clock,
+        counters: Counters,
+        frame_bytes: int,
+        gate: Gate | None = None,
+    ) -> None:
+        self.clock = clock
+        self.frame_bytes = frame_bytes
+        self.reading_seconds = 0.0
+        self._wants = wants
+        self._counters = counters
+        self._gate = gate
+        self._loop = asyncio.get_running_loop()
+        self._missing = max(1, min_bytes)
+        self._deadline = self._loop.time() + max_wait
+        self._scopes: dict[int, asyncio.Timeout] = {}
+        self._running = len(wants)
+        self._ready: deque[_Part] = deque()
+        self._ready_bytes = 0
+        self._changed = asyncio.Event()
+        self._failure: Exception | None = None
 
-async def _all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    if len(work) == 1:
-        await work[0]
-    else:
-        await asyncio.gather(*work)
+    # What the streams use
 
+    @property
+    def over(self) -> bool:
+        """Whether nobody waits for more data."""
+        return self._missing <= 0 or self._loop.time() >= self._deadline
 
-async def _wait_any(work: Sequence[Coroutine[Any, Any, None]], timeout: float) -> bool:
-    """False when the time is over before any has ended."""
-    if len(work) == 1:
+    def wants_more(self, taken: int) -> bool:
+        """Whether those bytes still leave the request waiting."""
+        return self._missing > taken and self._loop.time() < self._deadline
+
+    def stop_waiting(self) -> None:
+        self._missing = 0
+        for scope in list(self._scopes.values()):
+            if not scope.expired():
+                scope.reschedule(self._loop.time())
+
+    def waiting(self) -> _Waiting:
+        return _Waiting(self._scopes, self._deadline)
+
+    async def enter(self, size: int) -> int:
+        if self._gate is not None:
+            await self._gate.enter(size)
+        return size
+
+    def resize(self, held: int, size: int) -> None:
+        if self._gate is not None:
+            self._gate.resize(held, size)
+
+    def leave(self, held: int) -> None:
+        if self._gate is not None:
+            self._gate.leave(held)
+
+    def put(self, part: _Part) -> None:
+        self._ready.append(part)
+        self._ready_bytes += part.bytes
+        self._missing -= part.bytes
+        if self._missing <= 0:
+            self.stop_waiting()
+        self._changed.set()
+
+    async def _run(self, want: Want) -> None:
         try:
-            async with asyncio.timeout(timeout):
-                await work[0]
-        except TimeoutError:
+            await want.run(self)
+            if not want.bytes:
+                self._ready.append(_Part(want, (), 0))
+        except Exception as error:  # ours; whoever sends the frames raises it
+            self._failure = error
+        finally:
+            self._running -= 1
+            self._changed.set()
+
+    # What is sent
+
+    async def replies(self) -> AsyncIterator[Reply]:
+        """Frames of the answer; the last one says so."""
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            if not self._answer_at_once():
+                tasks += [self._loop.create_task(self._run(want)) for want in self._wants]
+            last = False
+            while not last:
+                await self._fill_frame()
+                if self._failure is not None:
+                    raise self._failure
+                parts = self._take_frame()
+                last = not self._running and not self._ready
+                try:
+                    yield Reply(*_answer(parts), last=last)
+                finally:
+                    self._let_go(parts)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._let_go(self._ready)
+            self._count()
+
+    def _answer_at_once(self) -> bool:
+        """The tail of every stream from memory, without tasks; False when it takes more."""
+        if self._gate is not None and self._gate.is_full:
             return False
+        parts = []
+        for want in self._wants:
+            views = want.read_cached()
+            if not views:
+                break
+            parts.append(_Part(want, views, want.bytes))
+        total = sum(part.bytes for part in parts)
+        if len(parts) < len(self._wants) or not self._missing <= total <= self.frame_bytes:
+            for want in self._wants:
+                want.bytes = 0
+            return False
+        for part in parts:
+            if self._gate is not None:
+                self._gate.force(part.bytes)
+            self.put(part)
+        self._running = 0
         return True
-    tasks = [asyncio.ensure_future(each) for each in work]
-    try:
-        done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        return bool(done)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fill_frame(self) -> None:
+        while self._running and not self._ready:
+            await self._wait_change()
+        if not self._frame_is_due():
+            try:
+                async with asyncio.timeout(MOMENT_SECONDS):
+                    while not self._frame_is_due():
+                        await self._wait_change()
+            except TimeoutError:
+                pass
+
+    def _frame_is_due(self) -> bool:
+        return not self._running or self._ready_bytes >= self.frame_bytes
+
+    async def _wait_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _take_frame(self) -> list[_Part]:
+        parts: list[_Part] = []
+        size = 0
+        while self._ready and (not size or size + self._ready[0].bytes <= self.frame_bytes):
+            part = self._ready.popleft()
+            size += part.bytes
+            parts.append(part)
+        self._ready_bytes -= size
+        return parts
+
+    def _let_go(self, parts: Sequence[_Part] | deque[_Part]) -> None:
+        for part in parts:
+            if part.bytes:
+                self.leave(part.bytes)
+
+    def _count(self) -> None:
+        counters = self._counters
+        counters.fetches += len(self._wants)
+        counters.fetches_failed += sum(want.error is not None for want in self._wants)
+        counters.bytes_out += sum(want.bytes for want in self._wants)
+        counters.fetch_seconds += self.reading_seconds
 
 
-def cut(view: memoryview, bytes_max: int) -> list[memoryview]:
-    """Whole batches in pieces of about `bytes_max`; a longer batch stays whole."""
-    if len(view) <= bytes_max:
-        return [view]
-    pieces: list[memoryview] = []
-    start = end = 0
-    for header, _ in split(view):
-        if end > start and end + header.batch_bytes - start > bytes_max:
-            pieces.append(view[start:end])
-            start = end
-        end += header.batch_bytes
-    pieces.append(view[start:end])
-    return pieces
+class _Waiting:
+    """A wait that ends with the request's time or when somebody says that it is over."""
+
+    def __init__(self, scopes: dict[int, asyncio.Timeout], deadline: float) -> None:
+        self._scopes = scopes
+        self._scope = asyncio.timeout_at(deadline)
+
+    async def __aenter__(self) -> None:
+        self._scopes[id(self)] = self._scope
+        await self._scope.__aenter__()
+
+    async def __aexit__(self, *error: object) -> bool:
+        del self._scopes[id(self)]
+        try:
+            await self._scope.__aexit__(*error)  # type: ignore[arg-type]  # passed on as it came
+        except TimeoutError:
+            return True
+        return False
 
 
-def answer(wants: Sequence[Want], piece_bytes: int) -> tuple[m.FetchResponse, list[memoryview]]:
+def _answer(parts: Sequence[_Part]) -> tuple[m.FetchResponse, list[memoryview]]:
+    """A frame that stands for itself: neighbouring parts of one stream make one result."""
     results: list[m.FetchResult] = []
     payload: list[memoryview] = []
-    for want in wants:
+    lengths: dict[Want, int] = {}
+    grouped: dict[Want, list[memoryview]] = {}
+    for part in sorted(parts, key=lambda part: part.want.position):
+        lengths[part.want] = lengths.get(part.want, 0) + part.bytes
+        grouped.setdefault(part.want, []).extend(part.views)
+    for want, views in grouped.items():
         if isinstance(want.error, UnavailableError):
             raise want.error  # the store closes: nothing here can be answered any more
-        status = status_of(want.error) if want.error else m.OK
         results.append(
             m.FetchResult(
                 stream_id=want.info.stream_id,
                 request_index=want.info.request_index,
-                batch_length=want.bytes,
-                status=status,
+                batch_length=lengths[want],
+                status=status_of(want.error) if want.error else m.OK,
             )
         )
-        for piece in want.pieces:
-            payload.extend(cut(piece, piece_bytes))
+        payload.extend(views)
     return m.FetchResponse(fetch_responses=tuple(results), status=m.OK), payload

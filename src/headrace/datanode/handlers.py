@@ -6,7 +6,7 @@ An item of a request that fails costs the others nothing: each gets a result of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -119,11 +119,15 @@ async def _append_result(
     )
 
 
-async def fetch(node: DataNodeService, request: m.FetchRequest, _: Payload, peer: Peer) -> Reply:
-    clock = node.runtime.clock
+async def fetch(
+    node: DataNodeService, request: m.FetchRequest, _: Payload, peer: Peer
+) -> AsyncIterator[Reply]:
     settings = node.settings
+    if len(request.fetch_requests) > settings.fetch_streams_max:
+        raise TooLargeError("too many streams in one fetch", limit=settings.fetch_streams_max)
     wants = [
-        fetching.Want(info, node.state, settings.fetch_bytes_max) for info in request.fetch_requests
+        fetching.Want(info, node.state, position=position, bytes_max=settings.fetch_bytes_max)
+        for position, info in enumerate(request.fetch_requests)
     ]
     for want in wants:
         stream_id = want.info.stream_id
@@ -131,17 +135,16 @@ async def fetch(node: DataNodeService, request: m.FetchRequest, _: Payload, peer
             node.access.check_stream(peer, stream_id, owned=node.state.is_owned(stream_id))
         except HeadraceError as error:
             want.error = error
-    node.counters.fetch_seconds += await fetching.collect(
+    poll = fetching.Poll(
         wants,
-        min_bytes=max(1, request.min_bytes),
+        min_bytes=request.min_bytes,
         max_wait=min(max(request.max_wait_ms, 0), settings.fetch_wait_ms_max) / 1000,
-        clock=clock,
+        clock=node.runtime.clock,
+        counters=node.counters,
+        frame_bytes=settings.fetch_frame_bytes,
+        gate=peer.reply_gate,
     )
-    response, pieces = fetching.answer(wants, settings.fetch_frame_bytes)
-    node.counters.fetches += len(wants)
-    node.counters.fetches_failed += sum(want.error is not None for want in wants)
-    node.counters.bytes_out += sum(want.bytes for want in wants)
-    return Reply(response, pieces)
+    return poll.replies()
 
 
 async def seal_ranges(

@@ -35,6 +35,20 @@ class Gate:
                 self.leave(size)  # admitted in the same moment
             raise
 
+    @property
+    def is_full(self) -> bool:
+        """Whether somebody would have to wait, however little it brings."""
+        return bool(self._waiting) or not self._fits(0)
+
+    def force(self, size: int) -> None:
+        """Enter past whoever waits: for what is in memory already."""
+        self._take(size)
+
+    def resize(self, before: int, after: int) -> None:
+        """Somebody inside turned out smaller, or larger, than it said."""
+        self.bytes += after - before
+        self._admit()
+
     def leave(self, size: int) -> None:
         self.count -= 1
         self.bytes -= size

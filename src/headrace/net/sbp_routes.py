@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 
 from headrace.errors import UnauthorizedError
 from headrace.net.credentials import NodeCredential, verify
+from headrace.net.flow import Gate
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.sbp.messages import ClientRole, HeartbeatRequest, Message
 from headrace.wire.sbp.opcodes import TABLE, Code, Opcode, Role
@@ -34,12 +35,16 @@ class Peer:
     node_id: int = -1
     credential: object | None = None
     """A NodeCredential or Ticket once one was verified."""
+    reply_gate: Gate | None = None
+    """Bounds what was read for this peer and not yet taken by it; None inside a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     message: Message
     payload: Payload = ()
+    last: bool = False
+    """Of several replies: nothing follows. Without it an empty frame has to say so."""
 
 
 Handler: TypeAlias = Callable[[Message, Payload, Peer], Awaitable[Reply | AsyncIterator[Reply]]]

@@ -15,7 +15,7 @@ wait a moment for the peer to hang up (a reset would destroy what it has not rea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -57,6 +57,7 @@ __all__ = [
 log = get_logger(__name__)
 
 _RETIRE_POLL = 0.01
+_LARGE_ANSWERS = READS - {Code.FETCH} | {Code.DESCRIBE_RANGES}  # FETCH keeps account by itself
 _TIMEOUT_MARGIN = 0.5  # a handler that keeps the request's own deadline answers better than we
 
 
@@ -67,6 +68,7 @@ class ServerLimits:
     connections_max: int = 1024
     requests_in_flight_max: int = 1024  # per connection; then it is not read
     bytes_in_flight_max: int = 32 << 20  # of requests, per connection; then it is not read
+    reply_bytes_max: int = 16 << 20  # read for a peer that has not taken it, per connection
     frame_bytes_max: int = FRAME_BYTES_MAX
     header_bytes_max: int = REQUEST_HEADER_BYTES_MAX
     idle_timeout: float = 15.0  # without a frame and with nothing in flight
@@ -116,6 +118,7 @@ class SbpServer:
             "connections": len(self._serving),
             "requests_in_flight": sum(each.gate.count for each in self._serving),
             "request_bytes_in_flight": sum(each.gate.bytes for each in self._serving),
+            "reply_bytes_held": sum(each.replies.bytes for each in self._serving),
             "requests": self._requests,
             "connections_refused": self._refused,
         }
@@ -175,7 +178,8 @@ class _Serving:
             frame_bytes_max=limits.frame_bytes_max,
             header_bytes_max=limits.header_bytes_max,
         )
-        self._peer = Peer(address=connection.peer)
+        self.replies = Gate(limits.requests_in_flight_max, limits.reply_bytes_max)
+        self._peer = Peer(address=connection.peer, reply_gate=self.replies)
         self._tasks: dict[asyncio.Task[None], Code] = {}
         self._retiring: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
@@ -246,6 +250,9 @@ class _Serving:
         timer = self._start_timer(request, message)
         try:
             payload = (request.payload,) if request.payload else ()
+            if request.opcode.code in _LARGE_ANSWERS:
+                await self._serve_large(route, request, message)
+                return
             reply = await route.handler(message, payload, self._peer)
             if isinstance(reply, Reply):
                 await self._send(request, reply, last=True)
@@ -260,6 +267,24 @@ class _Serving:
             if timer is not None:
                 timer.cancel()
             self._leave(request)
+
+    async def _serve_large(self, route: Route, request: Request, message: Message) -> None:
+        """A question is looked at when the answers before it, if large, were taken."""
+        await self.replies.enter(0)
+        size = 0
+        try:
+            reply = await route.handler(message, (), self._peer)
+            assert isinstance(reply, Reply), "only FETCH answers piece by piece"
+            frames = [
+                self._core.respond(request, header, payload, last=last)
+                for header, payload, last in _frames(reply, last=True)
+            ]
+            size = sum(len(piece) for pieces in frames for piece in pieces)
+            self.replies.resize(0, size)
+            for pieces in frames:
+                await self._write(pieces)
+        finally:
+            self.replies.leave(size)
 
     async def _refuse(self, request: Request, error: HeadraceError) -> None:
         await self._fail(request, error)
@@ -286,18 +311,17 @@ class _Serving:
     async def _send_all(self, request: Request, replies: AsyncIterator[Reply]) -> None:
         async with closing(replies):
             async for reply in replies:
-                await self._send(request, reply, last=False)
-        # Which reply is the last is known only after it was sent: an empty one says so.
+                await self._send(request, reply, last=reply.last)
+                if reply.last:
+                    return
+        # That the last one was the last is known only now: an empty one says so.
         assert request.opcode.response is not None
         header = encode(request.opcode.response())
         await self._write(self._core.respond(request, header, (), last=True))
 
     async def _send(self, request: Request, reply: Reply, *, last: bool) -> None:
-        frames = list(encode_answer(reply.message, reply.payload))
-        for header, payload in frames[:-1]:
-            await self._write(self._core.respond(request, header, payload, last=False))
-        header, payload = frames[-1]
-        await self._write(self._core.respond(request, header, payload, last=last))
+        for header, payload, is_last in _frames(reply, last=last):
+            await self._write(self._core.respond(request, header, payload, last=is_last))
 
     async def _fail(self, request: Request, error: HeadraceError) -> None:
         await self._write(self._core.fail(request, error))
@@ -368,3 +392,10 @@ class _Serving:
     async def _wait_for_tasks(self, timeout: float | None) -> None:
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=timeout)
+
+
+def _frames(reply: Reply, *, last: bool) -> Iterator[tuple[bytes, Payload, bool]]:
+    """Header and payload of each frame, and whether it ends the answer."""
+    parts = list(encode_answer(reply.message, reply.payload))
+    for position, (header, payload) in enumerate(parts, 1):
+        yield header, payload, last and position == len(parts)

@@ -4,11 +4,9 @@ import pytest
 
 from headrace.client.sbp import BATCH_BYTES_MAX
 from headrace.datanode.appending import Batch, split_payload
-from headrace.datanode.fetching import cut
 from headrace.errors import InvalidArgumentError, TooLargeError
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.sbp.messages import AppendInfo, Range
-from headrace.wire.sbp.records import split
 from tests.log_cluster import batch
 
 
@@ -52,12 +50,3 @@ def test_a_batch_too_large_to_be_read_back_is_refused_alone() -> None:
     found = split_payload(infos(55 + len(large), 56), [*batch(large), *small])
     assert isinstance(found[0], TooLargeError)
     assert isinstance(found[1], Batch)
-
-
-@pytest.mark.parametrize("limit", [1, 100, 120, 200, 1000])
-def test_answers_are_cut_between_batches(limit: int) -> None:
-    whole = memoryview(b"".join(piece for i in range(6) for piece in batch(b"x" * (10 * i))))
-    pieces = cut(whole, limit)
-    assert b"".join(pieces) == bytes(whole)
-    for piece in pieces:
-        assert len(list(split(piece))) == 1 or len(piece) <= limit

@@ -311,6 +311,29 @@ async def test_replies_are_sent_as_they_come() -> None:
         await channel.close()
 
 
+async def test_large_answers_that_nobody_takes_are_not_piled_up() -> None:
+    node = ToyNode()
+    handlers = node.handlers()
+    asked: list[int] = []
+
+    async def describe(message: m.Message, payload: Payload, peer: Peer) -> Reply:
+        asked.append(1)
+        return Reply(m.DescribeRangesResponse(status=m.Status(0, "x" * 500_000)))
+
+    handlers[Code.DESCRIBE_RANGES] = describe
+    limits = ServerLimits(reply_bytes_max=2 << 20, linger=0.1, grace=0.5)
+    async with serving(handlers, limits=limits) as server:
+        raw = await Raw.connect(server)
+        header = encode(m.DescribeRangesRequest())
+        raw.send(*[Frame(Code.DESCRIBE_RANGES, 0, i, header) for i in range(1, 101)])
+        await until(lambda: server.statistics()["reply_bytes_held"] > 1 << 20)
+        await asyncio.sleep(0.05)
+        assert len(asked) < 50, "the rest waits until these are taken"
+        assert len([await raw.frame() for _ in range(100)]) == 100
+        assert server.statistics()["reply_bytes_held"] == 0
+        await raw.close()
+
+
 async def test_reading_pauses_while_too_much_is_in_flight() -> None:
     node = ToyNode()
     limits = ServerLimits(requests_in_flight_max=4, linger=0.2, grace=0.2)
