@@ -58,6 +58,7 @@ log = get_logger(__name__)
 
 _RETIRE_POLL = 0.01
 _LARGE_ANSWERS = READS - {Code.FETCH} | {Code.DESCRIBE_RANGES}  # FETCH keeps account by itself
+_LARGE_ANSWER_BYTES = 256 << 10  # what such an answer counts for until its size is known
 _TIMEOUT_MARGIN = 0.5  # a handler that keeps the request's own deadline answers better than we
 
 
@@ -270,8 +271,8 @@ class _Serving:
 
     async def _serve_large(self, route: Route, request: Request, message: Message) -> None:
         """A question is looked at when the answers before it, if large, were taken."""
-        await self.replies.enter(0)
-        size = 0
+        size = _LARGE_ANSWER_BYTES
+        await self.replies.enter(size)
         try:
             reply = await route.handler(message, (), self._peer)
             assert isinstance(reply, Reply), "only FETCH answers piece by piece"
@@ -279,8 +280,8 @@ class _Serving:
                 self._core.respond(request, header, payload, last=last)
                 for header, payload, last in _frames(reply, last=True)
             ]
-            size = sum(len(piece) for pieces in frames for piece in pieces)
-            self.replies.resize(0, size)
+            before, size = size, sum(len(piece) for pieces in frames for piece in pieces)
+            self.replies.resize(before, size)
             for pieces in frames:
                 await self._write(pieces)
         finally:
