@@ -163,16 +163,16 @@ async def test_a_restart_keeps_everything_byte_for_byte(tmp_path: Path, how: str
 
 async def crash(stack: Stack) -> None:
     """Nobody finishes anything: no clean-stop marks, no released lease."""
-    broker = stack.broker
-    await broker.broker._tasks.close()
-    await broker._tasks.close()
-    assert broker._transports is not None
-    await broker._transports.close()
-    assert broker._leadership is not None
-    broker._leadership.give_up()
+    term = stack.broker.term
+    assert term is not None
+    await term.broker._tasks.close()
+    await term._tasks.close()
+    assert term.transports is not None
+    await term.transports.close()
+    term.leadership.give_up()
     await stack.node.abort()
-    await broker.broker.close()
-    await broker._leadership.close()
+    await term.broker.close()
+    await term.leadership.close()
     await stack.client.close()
     await stack.placement.close()
     await stack.store.close()
@@ -232,8 +232,8 @@ async def test_a_second_broker_waits_and_takes_over(stack: Stack, tmp_path: Path
 async def test_a_broker_whose_lease_is_taken_says_nothing_more(stack: Stack) -> None:
     client = await stack.connect()
     await client.create_stream("s")
-    leadership = stack.broker._leadership
-    assert leadership is not None
+    assert stack.broker.term is not None
+    leadership = stack.broker.term.leadership
     await stack.client.release("broker", leadership._holder, leadership.epoch)
     await stack.client.lease("broker", "usurper", 60_000)
     async with asyncio.timeout(10):

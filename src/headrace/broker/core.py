@@ -13,7 +13,9 @@ from headrace.broker.offsets import Kind, Offsets, OffsetWriter, Place, Reader
 from headrace.broker.partition import PartitionLog
 from headrace.broker.partitions import Partitions
 from headrace.broker.passwords import Guard, Passwords
+from headrace.broker.replication import keep_log_replicas, log_replicas
 from headrace.broker.resources import NEVER, SERVER_DEFAULT, UNLIMITED, Topic
+from headrace.broker.roster import Roster
 from headrace.broker.sessions import Session, Sessions
 from headrace.broker.snapshot import Diagnostics, Snapshots
 from headrace.broker.state import Catalogue
@@ -30,6 +32,7 @@ log = get_logger(__name__)
 
 _RECLAIM_RETRY_SECONDS = 5.0
 _LOG_CHECK_SECONDS = 1.0
+_REPLICAS_CHECK_SECONDS = 30.0
 _HEARTBEATS_MISSED = 1.2
 
 E = TypeVar("E", bound=events.Event)
@@ -61,6 +64,7 @@ class Identity:
     """Who this broker is to its clients."""
 
     cluster_uuid: str
+    """For a catalogue that names none yet; empty = a new one."""
     cluster_name: str
     placement_address: str
     version: str
@@ -89,6 +93,7 @@ class Broker:
         """Where clients reach us."""
         self.quic_port = 0
         """0 when QUIC is not served."""
+        self.roster = Roster(runtime, client)
         self.catalogue = Catalogue()
         self.offsets = Offsets()
         self.membership = Membership()
@@ -111,6 +116,7 @@ class Broker:
 
     async def open(self, *, epoch: int, clean: bool, on_fenced: Callable[[], None]) -> None:
         """Replay catalogue and offsets."""
+        replicas = await log_replicas(self.settings, self.roster)
         self._log = await StateLog.open(
             self.client,
             name="s/catalogue",
@@ -120,7 +126,7 @@ class Broker:
             snapshot=self.catalogue.snapshot,
             restore=self.catalogue.restore,
             runtime=self.runtime,
-            replica_nums=self.settings.replicas,
+            replica_nums=replicas,
         )
         self._logs.append(self._log)
         self._offsets_log = await StateLog.open(
@@ -132,7 +138,7 @@ class Broker:
             snapshot=self.offsets.snapshot,
             restore=self.offsets.restore,
             runtime=self.runtime,
-            replica_nums=self.settings.replicas,
+            replica_nums=replicas,
         )
         self._logs.append(self._offsets_log)
         self.offset_writer = OffsetWriter(self._offsets_log)
@@ -150,22 +156,37 @@ class Broker:
         self._on_fenced = on_fenced
         self._live = True
         self._reconcile()
+        await self._name_cluster()
+        self._tasks.start(self._keep_replicas(), name="replicas")
         self._tasks.start(self._reclaim_streams(), name="reclaim")
         self._tasks.start(self._watch_logs(), name="logs")
         self._tasks.start(self._evict_silent(), name="evict")
 
-    async def close(self) -> bool:
-        """Finish what is under way. True when nothing is left whose outcome is unknown."""
+    async def close(self, *, finish: bool = True) -> bool:
+        """Finish what is under way. True when nothing is left whose outcome is unknown.
+
+        Without `finish` appends in flight are left to their fate: another broker leads by now.
+        """
         await self._tasks.close()
         clean = self._live
         if self._live:
-            clean = await self.partitions.close()
+            clean = await self.partitions.close(finish=finish)
             await self.offset_writer.close()
         for state_log in self._logs:
             clean = clean and state_log.failure is None
             await state_log.close()
         self.passwords.close()
         return clean
+
+    @property
+    def cluster_uuid(self) -> str:
+        """What Spark's offsets name: another after the data was wiped."""
+        return self.catalogue.cluster_uuid
+
+    async def _name_cluster(self) -> None:
+        if not self.catalogue.cluster_uuid:
+            uuid = self.identity.cluster_uuid or str(self.runtime.random.uuid())
+            await self.record(events.ClusterNamed(uuid=uuid))
 
     def open_logs(self) -> list[PartitionLog]:
         return [log for _, log in self.partitions.opened()] if self._live else []
@@ -262,6 +283,16 @@ class Broker:
             if self.catalogue.doomed:
                 self._reclaim.set()
                 await self.runtime.clock.sleep(_RECLAIM_RETRY_SECONDS)
+
+    async def _keep_replicas(self) -> None:
+        """The logs were made when fewer data nodes lived, perhaps."""
+        while not self.settings.log_replicas:
+            try:
+                ids = [state_log.stream.stream_id for state_log in self._logs]
+                await keep_log_replicas(self.settings, self.roster, self.client, ids)
+            except HeadraceError as error:
+                log.info("replicas of the logs not looked at", reason=str(error))
+            await self.runtime.clock.sleep(_REPLICAS_CHECK_SECONDS)
 
     async def _watch_logs(self) -> None:
         """Write snapshots when it is time; notice a log that takes no more events."""

@@ -142,7 +142,7 @@ def create_topic(
         compression=compression,
         expiry=expiry,
         max_size=max_size,
-        replication=replication or 1,  # 0 = not given
+        replication=replication,
     )
 
 
@@ -174,7 +174,7 @@ def update_topic(
         compression=compression,
         expiry=expiry,
         max_size=max_size,
-        replication=replication or 1,
+        replication=replication or found.replication,  # 0 = as it is
     )
 
 

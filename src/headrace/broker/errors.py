@@ -106,6 +106,10 @@ class InvalidPartitionsCountError(InvalidArgumentError):
     """More partitions to delete than there are."""
 
 
+class InvalidReplicationError(InvalidArgumentError):
+    """More replicas than the cluster can keep."""
+
+
 class TooManyTokensError(InvalidArgumentError): ...
 
 

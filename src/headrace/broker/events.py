@@ -145,6 +145,12 @@ class StreamsReclaimed(_Event, frozen=True):
     stream_ids: list[int]
 
 
+class ClusterNamed(_Event, frozen=True):
+    """Once in a catalogue's life."""
+
+    uuid: str
+
+
 Event: TypeAlias = _Event
 
 _KINDS: dict[str, type[_Event]] = {event.__name__: event for event in _Event.__subclasses__()}

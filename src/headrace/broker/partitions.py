@@ -127,7 +127,7 @@ class Partitions:
             stream_id = partition.stream_id
             clean = self._clean and place not in self._known
             if stream_id == UNASSIGNED:
-                stream_id = await self._assign(place)
+                stream_id = await self._assign(place, max(1, topic.replication))
                 clean = True  # nobody wrote before it was assigned: there is nothing to seal
             try:
                 log = await PartitionLog.open(
@@ -150,10 +150,10 @@ class Partitions:
         self._logs[place] = log
         return log
 
-    async def _assign(self, place: Place) -> int:
+    async def _assign(self, place: Place, replicas: int) -> int:
         stream = await self._client.create_stream(
             name=log_name(*place),
-            replica_nums=self._settings.replicas,
+            replica_nums=replicas,
             durability=(
                 Durability.SYNCED if self._settings.durability == "synced" else Durability.WRITTEN
             ),
@@ -179,13 +179,19 @@ class Partitions:
             log = self._logs.pop(place)
             self._tasks.start(log.close(), name="close")
 
-    async def close(self) -> bool:
+    async def close(self, *, finish: bool = True) -> bool:
         """Wait for appends in flight, then let go. True when every one of them was acknowledged."""
         self._closed = True
-        clean = True
-        await self._tasks.finish()
+        clean = finish
+        if finish:
+            await self._tasks.finish()
+        else:
+            await self._tasks.close()
         for log in self._logs.values():
-            clean = await self._close_one(log) and clean
+            if finish:
+                clean = await self._close_one(log) and clean
+            else:
+                await log.close()
         self._logs.clear()
         return clean
 

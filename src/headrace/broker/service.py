@@ -1,48 +1,37 @@
-"""The broker as a service: lease, replay, listener, and the order in which they start and stop.
+"""The broker as a service: it leads, or stands by until it may.
 
-Start: acquire the lease, remember that we run, fence and replay the logs, make root if there is
-nobody, listen. Stop: end the sessions, finish appends, close the logs, remember that the stop was
-clean, give the lease back. A lost lease ends the sessions at once and nothing is answered any more.
+Alone (`stands_by` false) it waits for the lease, listens, and is over when it loses the lease. In a
+cluster it listens at once: while another broker leads, connections go on to that one; when the
+leader's lease runs out, one of those that stand by takes it, replays the logs and serves. A broker
+that loses its lease, for whatever reason, stands by again with nothing of its state kept.
 """
 
 from __future__ import annotations
 
 import asyncio
-from base64 import urlsafe_b64encode
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from headrace.broker import decisions, retention
 from headrace.broker.core import Broker, Identity, ProcessFigures
-from headrace.broker.dispatch import Dispatcher
-from headrace.broker.passwords import check_password
-from headrace.broker.sessions import Session
+from headrace.broker.door import Door
+from headrace.broker.roster import LEADER_LEASE, Place, stay_listed
 from headrace.broker.snapshot import Diagnostics
-from headrace.broker.transports import Encryption, Transports
-from headrace.client.leadership import HolderFile, Leadership
+from headrace.broker.term import RootCredentials, Setup, Term
+from headrace.broker.transports import Encryption
+from headrace.client.leadership import HolderFile
 from headrace.client.sbp import SbpClient
 from headrace.client.tasks import TaskSet
 from headrace.config.broker import BrokerSettings
-from headrace.errors import ConfigError, HeadraceError, RequestError
+from headrace.errors import FencedError, HeadraceError, NotLeaderError
+from headrace.net.addresses import format_address, parse_address
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Runtime
-from headrace.wire.iggy.dialects import Dialect
-from headrace.wire.iggy.messages.system import TransportKind
+from headrace.wire.sbp.messages import LeaseResponse
+
+__all__ = ["BrokerService", "RootCredentials"]
 
 log = get_logger(__name__)
 
-LEASE_NAME = "broker"
-ROOT_USERNAME = "iggy"
-_PASSWORD_BYTES = 18
-
-
-@dataclass(frozen=True, slots=True)
-class RootCredentials:
-    """Made at the first start; `generated` ones are shown once and stored nowhere."""
-
-    username: str
-    password: str
-    generated: bool
+_RETRY_SECONDS = 1.0
 
 
 class BrokerService:
@@ -61,23 +50,27 @@ class BrokerService:
         diagnostics: Diagnostics | None = None,
         on_root: Callable[[RootCredentials], None] | None = None,
         encryption: Encryption | None = None,
+        stands_by: bool = False,
+        advertise: str = "",
     ) -> None:
+        """`cluster_uuid` is for a catalogue that has none yet; empty = a new one. `advertise` is
+        where clients reach us, when that is not where we listen."""
         self._runtime = runtime
         self._settings = settings
         self._client = client
-        self._on_root = on_root
-        self._encryption = encryption
+        self._stands_by = stands_by
+        self._advertise = advertise
         self._executor = runtime.executor("broker", 1)
         self._holder_file = HolderFile(runtime, folder, self._executor)
         self._tasks = TaskSet("broker service")
         self._closed = False
         self.lost = asyncio.Event()
-        """Set when leadership was lost: this service no longer serves."""
-        self.broker = Broker(
-            runtime,
-            settings,
-            client,
-            Identity(
+        """Set when leadership was lost and this service does not stand by: it is over."""
+        self._setup = Setup(
+            runtime=runtime,
+            settings=settings,
+            client=client,
+            identity=Identity(
                 cluster_uuid=cluster_uuid,
                 cluster_name=settings.cluster_name,
                 placement_address=placement_address,
@@ -87,151 +80,187 @@ class BrokerService:
             ),
             figures=figures,
             diagnostics=diagnostics,
+            on_root=on_root,
+            encryption=encryption,
         )
-        self._leadership: Leadership | None = None
-        self._transports: Transports | None = None
+        self.term: Term | None = None
+        """The one that began last; `leads` says whether it still is."""
+        self._door: Door | None = None
+        self._quic_port = 0
 
     # -- starting and stopping
 
     async def start(self, host: str, port: int, quic_port: int | None = None) -> None:
-        """Returns once clients are served. Waits while another broker leads.
+        """Returns once clients are served; alone it waits while another broker leads.
 
-        QUIC is served when it has a port (0 = any free one) and `encryption` was given.
+        QUIC is served when it has a port (0 = any free one) and `encryption` was given; a broker
+        that stands by serves it only while it leads.
         """
         try:
-            await self._start(host, port, quic_port)
+            self._holder = await self._holder_file.load()
+            if self._stands_by:
+                await self._open_door(host, port, quic_port)
+            else:
+                await self._lead_alone(host, port, quic_port)
         except BaseException:
             await self.close()
             raise
-
-    async def _start(self, host: str, port: int, quic_port: int | None) -> None:
-        self._holder = await self._holder_file.load()
-        leadership = Leadership(
-            self._runtime,
-            self._client,
-            name=LEASE_NAME,
-            holder=self._holder.holder,
-            duration_ms=self._settings.lease_ms,
-            on_lost=self._on_lost,
-        )
-        self._leadership = leadership
-        epoch = await leadership.acquire()
-        clean = self._holder.continues(epoch)
-        self._holder.clean_epoch = -1
-        await self._holder_file.save(self._holder)
-        await self.broker.open(epoch=epoch, clean=clean, on_fenced=self._on_lost)
-        await self._make_root()
-        dispatcher = Dispatcher(self.broker, leadership.check)
-        transports = self._transports = Transports(
-            self._runtime,
-            self._settings,
-            dispatcher,
-            open_session=self._open_session,
-            close_session=self._close_session,
-            encryption=self._encryption,
-        )
-        await transports.start(host, port, quic_port)
-        listener = transports.tcp.listener
-        self.broker.address = (listener.host, listener.port)
-        if transports.quic is not None:
-            self.broker.quic_port = transports.quic.port
-        await leadership.announce(self.address)
-        self._tasks.start(self._enforce_retention(), name="retention")
-        log.info("broker leads", epoch=epoch, clean=clean, address=self.address)
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        if self._transports is not None:
-            await self._transports.close()
         await self._tasks.close()
-        clean = await self.broker.close()
-        leadership = self._leadership
-        if leadership is not None:
-            if clean and leadership.holds:
-                self._holder.clean_epoch = leadership.epoch
-                await self._holder_file.save(self._holder)
-            await leadership.close()
+        if self.term is not None:
+            await self._end_term(self.term)
+        if self._door is not None:
+            await self._door.close()
         self._executor.close()
 
-    def _on_lost(self) -> None:
-        """Another broker may lead already: say nothing more to anybody."""
-        if self.lost.is_set() or self._closed:
-            return
+    # -- terms
+
+    async def _begin_term(self) -> Term:
+        """Wait for the lease, then replay."""
+        term = self.term = Term(self._setup, self._holder.holder, on_refused=self._on_refused)
+        epoch = await term.acquire()
+        clean = self._holder.continues(epoch)
+        self._holder.clean_epoch = -1
+        await self._holder_file.save(self._holder)
+        await term.open(clean=clean)
+        log.info("broker leads", epoch=epoch, clean=clean)
+        return term
+
+    async def _end_term(self, term: Term) -> None:
+        if await term.close():
+            self._holder.clean_epoch = term.leadership.epoch
+            await self._holder_file.save(self._holder)
+        await term.leave()
+
+    async def _announce(self, term: Term, host: str, port: int) -> None:
+        place = self._place(host, port)
+        term.broker.address = (place.host, place.port)
+        quic = None if term.transports is None else term.transports.quic
+        term.broker.quic_port = 0 if quic is None else quic.port
+        await term.leadership.announce(format_address(place.host, place.port))
+
+    def _place(self, host: str, port: int) -> Place:
+        if self._advertise:
+            host, port = parse_address(self._advertise)
+        return Place(host, port)
+
+    # -- alone
+
+    async def _lead_alone(self, host: str, port: int, quic_port: int | None) -> None:
+        term = await self._begin_term()
+        assert term.transports is not None, "it was opened"
+        await term.transports.start(host, port, quic_port)
+        listener = term.transports.tcp.listener
+        await self._announce(term, listener.host, listener.port)
+        self._tasks.start(self._tell_lost(term), name="lost")
+
+    async def _tell_lost(self, term: Term) -> None:
+        await term.over.wait()
         self.lost.set()
-        log.error("leadership lost")
-        if self._leadership is not None:
-            self._leadership.give_up()
-        if self._transports is not None:
-            self._tasks.start(self._transports.close(), name="leave")
 
-    async def _make_root(self) -> None:
-        if self.broker.catalogue.users:
-            return
-        name = self._settings.root_username or ROOT_USERNAME
-        password = self._settings.root_password
-        generated = not password
-        if generated:
-            random = self._runtime.random.bytes(_PASSWORD_BYTES)
-            password = urlsafe_b64encode(random).decode()
-        try:
-            check_password(password)
-            password_hash = await self.broker.passwords.hash(password)
-            await self.broker.commit(
-                lambda: decisions.create_root(
-                    self.broker.catalogue,
-                    name=name,
-                    password_hash=password_hash,
-                    now_us=self._runtime.clock.now_us(),
-                )
-            )
-        except RequestError as error:
-            raise ConfigError(f"root user: {error}") from error
-        if self._on_root is not None:
-            self._on_root(RootCredentials(name, password, generated))
+    # -- in a cluster
 
-    # -- sessions
+    async def _open_door(self, host: str, port: int, quic_port: int | None) -> None:
+        door = self._door = Door(
+            self._runtime,
+            find_leader=self._find_leader,
+            wait_seconds=self._settings.leader_wait_ms / 1000,
+            relays_max=self._settings.connections_max,
+        )
+        await door.start(host, port)
+        place = self._place(door.listener.host, door.listener.port)
+        if quic_port:
+            place = Place(place.host, place.port, quic_port)
+        self._tasks.start(
+            stay_listed(
+                self._runtime,
+                self._client,
+                holder=self._holder.holder,
+                place=place,
+                duration_ms=self._settings.lease_ms,
+            ),
+            name="listed",
+        )
+        self._tasks.start(self._lead_in_turns(door, host, quic_port), name="lead")
 
-    def _open_session(self, peer: str, transport: TransportKind) -> Session:
-        dialect = Dialect(self._settings.default_dialect)
-        now = self._runtime.clock.monotonic()
-        return self.broker.sessions.open(peer, dialect, now, transport)
-
-    def _close_session(self, session: Session) -> None:
-        self.broker.logout(session)
-        self.broker.sessions.close(session)
-
-    async def _enforce_retention(self) -> None:
+    async def _lead_in_turns(self, door: Door, host: str, quic_port: int | None) -> None:
         while True:
-            await self._runtime.clock.sleep(self._settings.retention_interval_ms / 1000)
             try:
-                await retention.enforce(self.broker)
+                term = await self._begin_term()
+                await self._serve_term(term, door, host, quic_port)
+            except (FencedError, NotLeaderError) as error:
+                log.warning("another broker took over meanwhile", reason=str(error))
             except HeadraceError as error:
-                log.warning("retention round failed", reason=str(error))
+                # Whoever stands by too may be luckier: the lease is given back below.
+                log.error("could not take over", reason=str(error))
+                await self._runtime.clock.sleep(_RETRY_SECONDS)
+            finally:
+                door.send_away()
+            assert self.term is not None, "it was begun"
+            await self._end_term(self.term)
+            log.info("broker stands by")
+
+    async def _serve_term(self, term: Term, door: Door, host: str, quic_port: int | None) -> None:
+        assert term.transports is not None, "it was opened"
+        if quic_port is not None:
+            await term.transports.start_quic(host, self._quic_port or quic_port)
+            assert term.transports.quic is not None, "it was started"
+            self._quic_port = term.transports.quic.port  # the same one in the next term
+        await self._announce(term, door.listener.host, door.listener.port)
+        if not term.over.is_set():
+            door.serve_here(term.transports.tcp.serve)
+        await term.over.wait()
+
+    async def _find_leader(self) -> str:
+        """Another broker that leads; nothing while it is taking over, or it is us."""
+        answer = await self._client.query_lease(LEADER_LEASE)
+        return "" if answer.holder == self._holder.holder else answer.address
+
+    def _on_refused(self, answer: LeaseResponse) -> None:
+        if self._door is not None:
+            self._door.end_relays(but_to=answer.address)
 
     # -- figures
 
     @property
+    def broker(self) -> Broker:
+        assert self.term is not None, "not started"
+        return self.term.broker
+
+    @property
     def address(self) -> str:
-        assert self._transports is not None, "not started"
-        return self._transports.tcp.address
+        if self._door is not None:
+            return self._door.address
+        assert self.term is not None, "not started"
+        assert self.term.transports is not None, "not started"
+        return self.term.transports.tcp.address
 
     @property
     def quic_address(self) -> str:
         """Empty when QUIC is not served."""
-        quic = None if self._transports is None else self._transports.quic
+        transports = None if self.term is None else self.term.transports
+        quic = None if transports is None else transports.quic
         return "" if quic is None else quic.address
 
     @property
     def leads(self) -> bool:
-        return self._leadership is not None and self._leadership.holds
+        return self.term is not None and self.term.leadership.holds
 
     def statistics(self) -> dict[str, object]:
-        broker = self.broker
-        return {
+        figures: dict[str, object] = {
             "leads": self.leads,
-            "epoch": -1 if self._leadership is None else self._leadership.epoch,
+            "epoch": -1 if self.term is None else self.term.leadership.epoch,
+            **({} if self._door is None else self._door.statistics()),
+        }
+        if self.term is None or not self.leads:
+            return figures
+        broker, transports = self.term.broker, self.term.transports
+        return {
+            **figures,
             "streams": len(broker.catalogue.streams),
             "topics": sum(1 for _ in broker.catalogue.topics()),
             "users": len(broker.catalogue.users),
@@ -240,5 +269,5 @@ class BrokerService:
             "partitions_open": len(broker.open_logs()),
             "doomed_streams": len(broker.catalogue.doomed),
             **broker.counters,
-            **({} if self._transports is None else self._transports.statistics()),
+            **({} if transports is None else transports.statistics()),
         }

@@ -44,6 +44,7 @@ class _Head(msgspec.Struct, frozen=True):
     users: int
     streams: int
     topics: int
+    cluster_uuid: str = ""
 
 
 class Catalogue:
@@ -51,6 +52,7 @@ class Catalogue:
         self.version = 0
         """Rises with every change: what was looked up under the same one still holds."""
         self.next_uid = 1
+        self.cluster_uuid = ""
         self.users: dict[int, User] = {}  # by id, as are streams
         self.streams: dict[int, Stream] = {}
         self.doomed: set[int] = set()
@@ -335,6 +337,9 @@ class Catalogue:
         token = self._users_by_uid[event.user_uid].tokens.pop(event.name)
         del self._users_by_token[token.digest]
 
+    def _cluster_named(self, event: e.ClusterNamed) -> None:
+        self.cluster_uuid = event.uuid
+
     # -- snapshots
 
     def snapshot(self) -> tuple[int, Iterator[bytes]]:
@@ -353,6 +358,7 @@ class Catalogue:
                 users=len(self.users),
                 streams=len(self.streams),
                 topics=len(self._topics_by_uid),
+                cluster_uuid=self.cluster_uuid,
             )
         )
         yield from map(encode, self.users.values())
@@ -384,11 +390,12 @@ class Catalogue:
             raise FormatError("catalogue snapshot does not decode") from error
         self.next_uid = head.next_uid
         self.doomed = set(head.doomed)
+        self.cluster_uuid = head.cluster_uuid
 
     def dump(self) -> object:
         """The whole state as plain values, for comparison."""
         return msgspec.to_builtins(
-            [self.next_uid, sorted(self.doomed), self.users, self.streams],
+            [self.next_uid, sorted(self.doomed), self.users, self.streams, self.cluster_uuid],
             builtin_types=(bytes,),
         )
 
@@ -437,4 +444,5 @@ _APPLY: dict[type[e.Event], Callable[[Catalogue, Any], None]] = {
     e.TokenCreated: Catalogue._token_created,
     e.TokenDeleted: Catalogue._token_deleted,
     e.StreamsReclaimed: Catalogue._streams_reclaimed,
+    e.ClusterNamed: Catalogue._cluster_named,
 }

@@ -39,6 +39,7 @@ STATUS: dict[type[HeadraceError], Status] = {
     b.InvalidSegmentsCountError: Status.INVALID_SEGMENTS_COUNT,
     b.TooManyPartitionsError: Status.TOO_MANY_PARTITIONS,
     b.InvalidPartitionsCountError: Status.INVALID_PARTITIONS_COUNT,
+    b.InvalidReplicationError: Status.INVALID_REPLICATION_FACTOR,
     b.TooManyTokensError: Status.PERSONAL_ACCESS_TOKENS_LIMIT_REACHED,
     b.TooManyUsersError: Status.USERS_LIMIT_REACHED,
     b.PayloadTooLargeError: Status.TOO_BIG_MESSAGE_PAYLOAD,

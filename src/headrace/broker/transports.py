@@ -66,9 +66,12 @@ class Transports:
     async def start(self, host: str, port: int, quic_port: int | None) -> None:
         """`quic_port` None = no QUIC; 0 = any free port, as for `port`."""
         if quic_port is not None:
-            self.quic = self._make_quic()
-            await self.quic.start(host, quic_port)
+            await self.start_quic(host, quic_port)
         await self.tcp.start(host, port)
+
+    async def start_quic(self, host: str, port: int) -> None:
+        self.quic = self._make_quic()
+        await self.quic.start(host, port)
 
     def _make_quic(self) -> IggyQuicServer[Session]:
         encryption = self._encryption

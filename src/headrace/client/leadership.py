@@ -75,13 +75,16 @@ class Leadership:
         holder: str,
         duration_ms: int,
         on_lost: Callable[[], None],
+        on_refused: Callable[[LeaseResponse], None] | None = None,
     ) -> None:
+        """`on_refused` hears who holds the lease each time it is asked for in vain."""
         self._clock = runtime.clock
         self._client = client
         self._name = name
         self._holder = holder
         self._duration_ms = duration_ms
         self._on_lost = on_lost
+        self._on_refused = on_refused
         self._address = ""
         self._until = float("-inf")
         self._renewing: asyncio.Task[None] | None = None
@@ -106,6 +109,8 @@ class Leadership:
                     self._renewing = asyncio.create_task(self._renew())
                     return self.epoch
                 remaining_ms = answer.remaining_ms
+                if self._on_refused is not None:
+                    self._on_refused(answer)
             except StateError:  # the placement manager is not up yet, or has no leader itself
                 remaining_ms = 100
             await self._clock.sleep(min(max(remaining_ms / 1000, 0.02), _RETRY_SECONDS_MAX))

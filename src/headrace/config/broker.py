@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 MIB = 1024 * 1024
+REPLICAS_MAX = 3
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,8 +22,23 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         str, Meta(description="Its password; empty = a random one, shown once.")
     ] = ""
     replicas: Annotated[
-        int, Meta(ge=1, le=5, description="Replicas of each partition and of the broker's logs.")
-    ] = 1
+        int,
+        Meta(
+            ge=0,
+            le=REPLICAS_MAX,
+            description="Replication factor of topics whose creator names none; 0 = one replica per"
+            " live data node, up to 3.",
+        ),
+    ] = 0
+    log_replicas: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=REPLICAS_MAX,
+            description="Replicas of the broker's own logs (catalogue, offsets); 0 = one per live"
+            " data node, up to 3, when they are made and when more nodes come.",
+        ),
+    ] = 0
     durability: Annotated[
         str,
         Meta(
@@ -34,6 +50,14 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     lease_ms: Annotated[
         int, Meta(ge=500, description="Length of the leadership lease; renewed at a third of it.")
     ] = 10_000
+    leader_wait_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="How long a connection to a broker that stands by waits for somebody to"
+            " lead.",
+        ),
+    ] = 15_000
     message_expiry_us: Annotated[
         int, Meta(ge=0, description="Expiry of topics created with 0 (server default); 0 = never.")
     ] = 0

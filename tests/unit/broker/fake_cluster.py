@@ -53,6 +53,7 @@ class FakeStream:
     ranges: list[FakeRange] = field(default_factory=list)
     start: int = 0
     syncs: int = 0
+    replicas: int = 1
 
     def message(self, range_: FakeRange) -> m.Range:
         return m.Range(
@@ -69,10 +70,12 @@ class FakeStream:
 class FakeCluster:
     """A `Channel` to both roles."""
 
-    def __init__(self, *, segment_batches: int = 1000) -> None:
+    def __init__(self, *, segment_batches: int = 1000, nodes: int = 1) -> None:
+        self.nodes = nodes
         self.streams: dict[int, FakeStream] = {}
         self.names: dict[str, int] = {}
         self.leases: dict[str, tuple[str, int]] = {}
+        self.addresses: dict[str, str] = {}
         self.appends = 0
         self.fetches = 0
         self.describes = 0
@@ -119,6 +122,7 @@ class FakeCluster:
         for wanted in request.streams:
             if wanted.name not in self.names:
                 stream = FakeStream(self._next_stream, wanted.name, [FakeRange(0, 0, -1)])
+                stream.replicas = wanted.replica_nums
                 self.streams[stream.id] = stream
                 self.names[wanted.name] = stream.id
                 self._next_stream += 1
@@ -127,6 +131,30 @@ class FakeCluster:
                 m.CreateStreamResult(stream=replace(wanted, stream_id=stream.id), status=m.OK)
             )
         return m.CreateStreamsResponse(create_responses=tuple(results), status=m.OK)
+
+    def _describe_streams(self, request: m.DescribeStreamsRequest) -> m.Message:
+        (stream_id,) = request.stream_ids
+        stream = self.stream(stream_id)
+        found = m.Stream(stream_id, replica_nums=stream.replicas, name=stream.name)
+        result = m.DescribeStreamResult(stream=found, status=m.OK)
+        return m.DescribeStreamsResponse(describe_responses=(result,), status=m.OK)
+
+    def _update_streams(self, request: m.UpdateStreamsRequest) -> m.Message:
+        (wanted,) = request.streams
+        self.stream(wanted.stream_id).replicas = wanted.replica_nums
+        result = m.UpdateStreamResult(stream=wanted, status=m.OK)
+        return m.UpdateStreamsResponse(update_responses=(result,), status=m.OK)
+
+    def _describe_cluster(self, request: m.DescribeClusterRequest) -> m.Message:
+        nodes = tuple(
+            m.NodeInfo(m.DataNode(number, f"node:{number}"), is_alive=True)
+            for number in range(1, self.nodes + 1)
+        )
+        leases = tuple(
+            m.LeaseInfo(name, holder, self.addresses.get(name, ""), epoch)
+            for name, (holder, epoch) in self.leases.items()
+        )
+        return m.DescribeClusterResponse(nodes=nodes, leases=leases, status=m.OK)
 
     def _delete_streams(self, request: m.DeleteStreamsRequest) -> m.Message:
         for wanted in request.streams:
@@ -182,6 +210,7 @@ class FakeCluster:
         if holder != request.holder:
             epoch += 1
         self.leases[request.name] = (request.holder, epoch)
+        self.addresses[request.name] = request.address
         return m.LeaseResponse(granted=True, epoch=epoch, holder=request.holder, status=m.OK)
 
     # -- data node

@@ -18,7 +18,7 @@ _FIRST_CODE = 9000
 async def hello(broker: Broker, session: Session, request: Empty) -> m.ServerHello:
     return m.ServerHello(
         version=broker.identity.version,
-        cluster=broker.identity.cluster_uuid,
+        cluster=broker.cluster_uuid,
         features=tuple(row.name for code, row in SERVED.items() if code > _FIRST_CODE),
     )
 
@@ -33,7 +33,7 @@ async def read_ticket(broker: Broker, session: Session, request: m.ReadTicket) -
     stream_ids = [partition.sbp_stream for view in views for partition in view.partitions]
     expires_ms = broker.runtime.clock.now_ms() + broker.settings.ticket_ms
     return m.Ticket(
-        cluster=broker.identity.cluster_uuid,
+        cluster=broker.cluster_uuid,
         ticket=make_ticket(broker.identity.secret, stream_ids, expires_ms),
         expires_ms=expires_ms,
         placement=broker.identity.placement_address,

@@ -8,7 +8,9 @@ from typing import Any
 from headrace.broker.core import Broker
 from headrace.broker.errors import InvalidClientIdError
 from headrace.broker.handlers.views import open_logs
+from headrace.broker.roster import Place, members_of
 from headrace.broker.sessions import Session
+from headrace.errors import HeadraceError
 from headrace.wire.iggy.messages import system as m
 
 
@@ -65,19 +67,31 @@ async def get_snapshot_file(broker: Broker, session: Session, request: m.GetSnap
 async def get_cluster_metadata(
     broker: Broker, session: Session, request: m.Empty
 ) -> m.ClusterMetadata:
-    """One node, us: an SDK then stays where it is. Standbys do not accept clients."""
+    """Us, who lead, and the brokers that stand by. With one node alone an SDK stays where it is;
+    with several it goes to the leader's address, if it is not there already."""
     host, port = broker.address
-    node = m.ClusterNode(
-        name=f"{broker.identity.cluster_name}-broker",
-        ip=host,
-        tcp_port=port,
-        quic_port=broker.quic_port,
-        http_port=0,
-        websocket_port=0,
-        role=m.NodeRole.LEADER,
-        status=m.NodeStatus.HEALTHY,
-    )
-    return m.ClusterMetadata(broker.identity.cluster_name, (node,))
+    here = Place(host, port, broker.quic_port)
+    places = [here]
+    try:
+        members = members_of(await broker.roster.describe())
+        places += [member.place for member in members if not member.leads]
+    except HeadraceError:
+        pass  # the placement manager is away: nobody needs to be sent anywhere
+    name = broker.identity.cluster_name
+    nodes = [
+        m.ClusterNode(
+            name=f"{name}-broker" if len(places) == 1 else f"{name}-broker-{number}",
+            ip=place.host,
+            tcp_port=place.port,
+            quic_port=place.quic_port,
+            http_port=0,
+            websocket_port=0,
+            role=m.NodeRole.LEADER if place is here else m.NodeRole.FOLLOWER,
+            status=m.NodeStatus.HEALTHY,
+        )
+        for number, place in enumerate(places, 1)
+    ]
+    return m.ClusterMetadata(name, tuple(nodes))
 
 
 async def get_me(broker: Broker, session: Session, request: m.Empty) -> m.ClientDetails:

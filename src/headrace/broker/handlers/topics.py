@@ -6,6 +6,8 @@ from headrace.broker import decisions
 from headrace.broker.core import Broker
 from headrace.broker.errors import InvalidSegmentsCountError
 from headrace.broker.handlers.views import open_logs, view_topic, view_topic_details
+from headrace.broker.replication import topic_replicas
+from headrace.broker.resources import UNASSIGNED
 from headrace.broker.sessions import Session
 from headrace.broker.state import partition_of
 from headrace.wire.iggy.messages import topics as m
@@ -28,6 +30,7 @@ async def get_topics(broker: Broker, session: Session, request: m.GetTopics) -> 
 
 
 async def create_topic(broker: Broker, session: Session, request: m.CreateTopic) -> m.TopicDetails:
+    replicas = await topic_replicas(broker.settings, broker.roster, request.replication_factor)
     event = await broker.commit(
         lambda: decisions.create_topic(
             broker.catalogue,
@@ -37,7 +40,7 @@ async def create_topic(broker: Broker, session: Session, request: m.CreateTopic)
             compression=request.compression,
             expiry=request.message_expiry_us,
             max_size=request.max_size_bytes,
-            replication=request.replication_factor,
+            replication=replicas,
             now_us=broker.runtime.clock.now_us(),
             wanted_id=request.topic_id,
         )
@@ -56,7 +59,11 @@ async def delete_topic(broker: Broker, session: Session, request: m.DeleteTopic)
 
 
 async def update_topic(broker: Broker, session: Session, request: m.UpdateTopic) -> None:
-    await broker.commit(
+    """Another replication factor holds for what is written from now on, and soon for the rest."""
+    replicas = request.replication_factor
+    if replicas:
+        replicas = await topic_replicas(broker.settings, broker.roster, replicas)
+    event = await broker.commit(
         lambda: decisions.update_topic(
             broker.catalogue,
             request.stream,
@@ -65,9 +72,13 @@ async def update_topic(broker: Broker, session: Session, request: m.UpdateTopic)
             compression=request.compression,
             expiry=request.message_expiry_us,
             max_size=request.max_size_bytes,
-            replication=request.replication_factor,
+            replication=replicas,
         )
     )
+    topic = broker.catalogue.topic_by_uid(event.uid)
+    for partition in () if topic is None or not replicas else topic.partitions:
+        if partition.stream_id != UNASSIGNED:
+            await broker.client.update(partition.stream_id, replica_nums=replicas)
 
 
 async def purge_topic(broker: Broker, session: Session, request: m.PurgeTopic) -> None:

@@ -232,7 +232,7 @@ _STATUS: tuple[tuple[type[HeadraceError], Status], ...] = (
     (errors.FencedError, Status.DISCONNECTED),
     (errors.DeadlineError, Status.TASK_TIMEOUT),
     (errors.ThrottledError, Status.TASK_TIMEOUT),
-    (errors.UnavailableError, Status.TASK_TIMEOUT),
+    (errors.StateError, Status.TASK_TIMEOUT),  # true for now: worth another try
     (errors.StorageError, Status.IO_ERROR),
     (errors.WireError, Status.INVALID_COMMAND),
 )
