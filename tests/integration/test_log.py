@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from headrace.client.owned_stream import OwnedStream
 from headrace.client.sbp import SbpClient
+from headrace.config.client import ClientSettings
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
 from headrace.errors import (
@@ -786,12 +787,11 @@ async def test_stream_creation_retries_until_a_node_registers(tmp_path: Path, tc
     await cluster.close()
 
 
-async def test_not_enough_nodes_is_reported_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headrace.client.sbp.METADATA_TIMEOUT", 0.2)
+async def test_not_enough_nodes_is_reported_in_the_end(tmp_path: Path) -> None:
     cluster = Cluster(system_runtime(), str(tmp_path), tcp=False)
     await cluster.start_placement()
+    client = cluster.client()
+    client.settings = ClientSettings(metadata_timeout_ms=200)
     with pytest.raises(NotEnoughNodesError):
-        await cluster.client().create_stream()
+        await client.create_stream()
     await cluster.close()

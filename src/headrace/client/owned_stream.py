@@ -19,17 +19,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from headrace.client.appending import BATCH_BYTES_MAX, append_request, appended_offset
 from headrace.client.channels import payload_bytes
-from headrace.client.sbp import (
-    BACKOFF_MAX,
-    BACKOFF_MIN,
-    BATCH_BYTES_MAX,
-    REQUEST_TIMEOUT,
-    Backoff,
-    SbpClient,
-    append_request,
-    appended_offset,
-)
+from headrace.client.retry import BACKOFF_MAX, BACKOFF_MIN, Backoff
+from headrace.client.sbp import SbpClient
 from headrace.client.tasks import TaskSet
 from headrace.errors import (
     DeadlineError,
@@ -51,9 +44,6 @@ from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import decode_offsets
 
-WINDOW = 64
-PENDING_BYTES_MAX = 64 << 20
-RECOVERY_TIMEOUT = 30.0
 FRUITLESS_RECOVERIES_MAX = 5
 
 
@@ -78,10 +68,10 @@ class OwnedStream:
         range_: m.Range,
         epoch: int,
         *,
-        window: int = WINDOW,
-        pending_bytes_max: int = PENDING_BYTES_MAX,
-        recovery_timeout: float = RECOVERY_TIMEOUT,
-        request_timeout: float = REQUEST_TIMEOUT,
+        window: int | None = None,
+        pending_bytes_max: int | None = None,
+        recovery_timeout: float | None = None,
+        request_timeout: float | None = None,
     ) -> None:
         self.stream_id = range_.stream_id
         self.epoch = epoch
@@ -89,10 +79,11 @@ class OwnedStream:
         """The offset the next batch must carry."""
         self._client = client
         self._range = range_
-        self._window = window
-        self._pending_bytes_max = pending_bytes_max
-        self._recovery_timeout = recovery_timeout
-        self._request_timeout = request_timeout
+        settings = client.settings
+        self._window = window or settings.window
+        self._pending_bytes_max = pending_bytes_max or settings.pending_bytes_max
+        self._recovery_timeout = recovery_timeout or settings.recovery_timeout_ms / 1000
+        self._request_timeout = request_timeout or settings.request_timeout_ms / 1000
         self._sent: deque[_Pending] = deque()  # in flight, in offset order
         self._queued: deque[_Pending] = deque()  # behind them
         self._pending_bytes = 0
@@ -114,10 +105,10 @@ class OwnedStream:
         epoch: int,
         *,
         clean: bool = False,
-        window: int = WINDOW,
-        pending_bytes_max: int = PENDING_BYTES_MAX,
-        recovery_timeout: float = RECOVERY_TIMEOUT,
-        request_timeout: float = REQUEST_TIMEOUT,
+        window: int | None = None,
+        pending_bytes_max: int | None = None,
+        recovery_timeout: float | None = None,
+        request_timeout: float | None = None,
     ) -> OwnedStream:
         """Take the stream over under `epoch`: from now on every lower epoch is refused.
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from headrace.config.broker import BrokerSettings
+from headrace.config.client import ClientSettings
 from headrace.config.controller import ControllerSettings
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
@@ -57,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     placement: PlacementSettings = PlacementSettings()
     data_node: DataNodeSettings = DataNodeSettings()
     controller: ControllerSettings = ControllerSettings()
+    client: ClientSettings = ClientSettings()
     storage: StorageSettings = StorageSettings()
 
     def check(self) -> None:

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from headrace.client.owned_stream import FRUITLESS_RECOVERIES_MAX, OwnedStream
 from headrace.client.sbp import BATCH_BYTES_MAX, SbpClient
+from headrace.config.client import ClientSettings
 from headrace.errors import (
     DeadlineError,
     DiskFullError,
@@ -260,10 +261,8 @@ async def test_the_placement_manager_may_be_away_for_a_while(
     await stream.close()
 
 
-async def test_recovery_has_an_end(
-    client: SbpClient, log: FakeLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headrace.client.sbp.METADATA_TIMEOUT", 0.1)
+async def test_recovery_has_an_end(client: SbpClient, log: FakeLog) -> None:
+    client.settings = ClientSettings(metadata_timeout_ms=100)
     stream = await OwnedStream.open(client, 1, 1, clean=True, recovery_timeout=0.2)
     log.refuse.append(SealedError())
     log.seal_errors.extend([UnavailableError()] * 1000)

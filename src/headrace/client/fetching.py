@@ -1,0 +1,428 @@
+"""FETCH: reading from any replica of a range.
+
+A fetch at a committed offset returns it or raises; it never returns fewer records than asked for
+without saying so in `next_offset`. Replicas are asked one after the other (`Replicas` says in which
+order): the next one when one fails, holds damaged bytes, does not know whether the offset is
+committed, or is slow. After one pass over all of them the ranges are looked up afresh, and so on
+until the deadline.
+
+An empty answer means the end of the stream. Only the primary of an open range may give it, and in a
+replicated stream only while its ranges are known to be fresh: the primary may have been cut off,
+and the stream may go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.client.answers import typed
+from headrace.client.channels import Links, PieceReader
+from headrace.client.metadata import MetadataClient
+from headrace.client.ranges import RangeMap, Replicas, primary_address
+from headrace.client.retry import Backoff
+from headrace.errors import (
+    CorruptionError,
+    DeadlineError,
+    HeadraceError,
+    OffsetOutOfRangeError,
+    OffsetOverflowError,
+    RangeNotFoundError,
+    StateError,
+    ThrottledError,
+    UnavailableError,
+)
+from headrace.wire.sbp import messages as m
+from headrace.wire.sbp.errors import NotPrimaryError, raise_for_status
+from headrace.wire.sbp.opcodes import Code
+from headrace.wire.sbp.records import decode_header, split
+
+_ELSEWHERE = (
+    UnavailableError,
+    DeadlineError,
+    CorruptionError,
+    RangeNotFoundError,
+    ThrottledError,
+)
+"""What one replica says and another may not. NotPrimaryError is a RangeNotFoundError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Whole batches, from the one that contains the offset asked for; none at the end."""
+
+    pieces: list[memoryview]
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """From where, and about how much."""
+
+    stream_id: int
+    offset: int
+    max_bytes: int
+
+
+class Fetcher:
+    def __init__(self, client: MetadataClient, nodes: Links, replicas: Replicas) -> None:
+        settings = client.settings
+        self._client = client
+        self._clock = client.runtime.clock
+        self._nodes = nodes
+        self._replicas = replicas
+        self._request_timeout = settings.request_timeout_ms / 1000
+        self._hedge_after = settings.hedge_after_ms / 1000
+        self._ranges_age_max = settings.ranges_age_ms_max / 1000
+
+    async def fetch(self, want: Want, *, max_wait_ms: int, min_bytes: int) -> Fetched:
+        wait_until = self._clock.monotonic() + max_wait_ms / 1000
+        backoff = Backoff(self._client.runtime, wait_until + self._request_timeout)
+        fresh = False
+        while True:
+            fresh = fresh or self._client.known_ranges(want.stream_id) is None
+            ranges = await self._client.ranges(want.stream_id)
+            range_ = ranges.containing(want.offset)
+            try:
+                if range_ is None:
+                    raise OffsetOutOfRangeError(stream_id=want.stream_id, offset=want.offset)
+                fetched = await self._fetch_somewhere(range_, want, wait_until, min_bytes)
+                if fetched.pieces or await self._is_end(range_, ranges, want):
+                    return fetched
+            except (StateError, OffsetOutOfRangeError, CorruptionError) as error:
+                self._client.invalidate(want.stream_id)
+                if not fresh:
+                    fresh = True  # the answer may only mean that our ranges were old
+                    continue
+                waiting = self._clock.monotonic() < wait_until
+                if not _worth_waiting(error, ranges, want.offset):
+                    raise
+                if isinstance(error, OffsetOutOfRangeError) and not waiting:
+                    return Fetched([], want.offset)  # sealed, the next range is being made
+                if not await backoff.pause():
+                    raise
+
+    async def _is_end(self, range_: m.Range, ranges: RangeMap, want: Want) -> bool:
+        """Whether an empty answer of the primary may be believed."""
+        age = self._clock.monotonic() - ranges.known_at
+        if len(range_.replica_nodes) < 2 or age <= self._ranges_age_max:
+            return True
+        try:
+            await self._client.list_ranges(want.stream_id)
+        except StateError:
+            return True  # no placement manager: existing ranges are still read (F22)
+        newer = (await self._client.ranges(want.stream_id)).containing(want.offset)
+        return newer is not None and newer.range_index == range_.range_index
+
+    async def _fetch_somewhere(
+        self, range_: m.Range, want: Want, wait_until: float, min_bytes: int
+    ) -> Fetched:
+        """One pass over the replicas."""
+        addresses = self._replicas.order(range_)
+        if not addresses:
+            raise UnavailableError("range without replicas", stream_id=range_.stream_id)
+        wait_ms = self.wait_ms(wait_until)
+        if len(addresses) == 1:
+            return await self._fetch_at(addresses[0], range_, want, wait_ms, min_bytes)
+        # At the tail of an open range the first one is expected to wait.
+        patience = self._hedge_after + (wait_ms / 1000 if range_.end_offset < 0 else 0.0)
+        race = _Race(self, range_, want, min_bytes, wait_until)
+        return await race.run(addresses, patience if self._hedge_after else None)
+
+    def wait_ms(self, until: float) -> int:
+        return max(0, int((until - self._clock.monotonic()) * 1000))
+
+    async def fetch_at_or_raise(
+        self, address: str, range_: m.Range, want: Want, wait_ms: int, min_bytes: int
+    ) -> Fetched:
+        """One replica, and what its answer tells about it."""
+        try:
+            fetched = await self._fetch_at(address, range_, want, wait_ms, min_bytes)
+        except HeadraceError as error:
+            if isinstance(error, UnavailableError | DeadlineError):
+                self._replicas.suspect(address)
+            self._replicas.on_failed(range_, address)
+            raise
+        self._replicas.on_answered(range_, address)
+        return fetched
+
+    async def _fetch_at(
+        self, address: str, range_: m.Range, want: Want, wait_ms: int, min_bytes: int
+    ) -> Fetched:
+        info = m.FetchInfo(
+            stream_id=want.stream_id, fetch_offset=want.offset, batch_max_bytes=want.max_bytes
+        )
+        (pieces,) = await self._ask(address, [info], wait_ms, min_bytes)
+        if isinstance(pieces, HeadraceError):
+            raise pieces
+        return checked(pieces, range_, want.offset, address)
+
+    async def _ask(
+        self, address: str, infos: Sequence[m.FetchInfo], wait_ms: int, min_bytes: int
+    ) -> list[list[memoryview] | HeadraceError]:
+        """Pieces or error per entry, whose request_index is its position."""
+        request = m.FetchRequest(
+            max_wait_ms=wait_ms, min_bytes=min_bytes, fetch_requests=tuple(infos)
+        )
+        reply = await self._nodes.to(address).call(
+            Code.FETCH, request, timeout=wait_ms / 1000 + self._request_timeout
+        )
+        response = typed(reply.message, m.FetchResponse)
+        raise_for_status(response.status)
+        reader = PieceReader(reply.payload)
+        unanswered = UnavailableError("no result", peer=address)
+        found: list[list[memoryview] | HeadraceError] = [unanswered] * len(infos)
+        for result in response.fetch_responses:
+            pieces = [memoryview(piece) for piece in reader.take(result.batch_length)]
+            if not 0 <= result.request_index < len(infos):
+                continue
+            info = infos[result.request_index]
+            try:
+                raise_for_status(result.status, stream_id=info.stream_id, offset=info.fetch_offset)
+                found[result.request_index] = pieces
+            except HeadraceError as error:
+                found[result.request_index] = error
+        return found
+
+    # Many streams
+
+    async def fetch_many(
+        self, wants: Sequence[Want], *, max_wait_ms: int, min_bytes: int
+    ) -> list[Fetched | HeadraceError | None]:
+        missing = [w.stream_id for w in wants if self._client.known_ranges(w.stream_id) is None]
+        if missing:
+            await self._client.list_ranges_of(list(dict.fromkeys(missing)))
+        results: list[Fetched | HeadraceError | None] = [None] * len(wants)
+        groups, alone = self._by_node(wants)
+        work = [
+            asyncio.ensure_future(self._fetch_group(*each, wants, results, max_wait_ms, min_bytes))
+            for each in groups.items()
+        ]
+        work += [asyncio.ensure_future(self._fetch_alone(p, wants[p], results)) for p in alone]
+        waiting = work
+        try:
+            while waiting and _bytes_of(results) < min_bytes:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                waiting = [task for task in waiting if not task.done()]
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+        for task in work:
+            if not task.cancelled():
+                task.result()
+        return results
+
+    def _by_node(self, wants: Sequence[Want]) -> tuple[dict[str, list[int]], list[int]]:
+        """Positions by data node, and those whose ranges must be looked up first."""
+        groups: dict[str, list[int]] = {}
+        alone: list[int] = []
+        for position, want in enumerate(wants):
+            ranges = self._client.known_ranges(want.stream_id)
+            range_ = ranges.containing(want.offset) if ranges is not None else None
+            addresses = self._replicas.order(range_) if range_ is not None else []
+            if addresses:
+                groups.setdefault(addresses[0], []).append(position)
+            else:
+                alone.append(position)
+        return groups, alone
+
+    async def _fetch_group(
+        self,
+        address: str,
+        positions: list[int],
+        wants: Sequence[Want],
+        results: list[Fetched | HeadraceError | None],
+        max_wait_ms: int,
+        min_bytes: int,
+    ) -> None:
+        infos = [
+            m.FetchInfo(
+                stream_id=wants[p].stream_id,
+                request_index=index,
+                fetch_offset=wants[p].offset,
+                batch_max_bytes=wants[p].max_bytes,
+            )
+            for index, p in enumerate(positions)
+        ]
+        found: Sequence[list[memoryview] | HeadraceError]
+        try:
+            found = await self._ask(address, infos, max_wait_ms, min_bytes)
+        except HeadraceError as error:
+            if isinstance(error, UnavailableError | DeadlineError):
+                self._replicas.suspect(address)
+            found = [error] * len(positions)
+        again: list[int] = []
+        for position, pieces in zip(positions, found, strict=True):
+            want = wants[position]
+            ranges = self._client.known_ranges(want.stream_id)
+            range_ = ranges.containing(want.offset) if ranges is not None else None
+            try:
+                if isinstance(pieces, HeadraceError):
+                    raise pieces
+                if range_ is None:
+                    raise RangeNotFoundError(stream_id=want.stream_id, offset=want.offset)
+                results[position] = checked(pieces, range_, want.offset, address)
+            except HeadraceError:
+                again.append(position)
+        # One by one, with everything `fetch` does about replicas that fail.
+        await asyncio.gather(*(self._fetch_alone(p, wants[p], results) for p in again))
+
+    async def _fetch_alone(
+        self, position: int, want: Want, results: list[Fetched | HeadraceError | None]
+    ) -> None:
+        try:
+            results[position] = await self.fetch(want, max_wait_ms=0, min_bytes=1)
+        except HeadraceError as error:
+            results[position] = error
+
+    # Times
+
+    async def offset_at(self, stream_id: int, timestamp_ms: int) -> int | None:
+        """Base offset of the first batch whose newest record reaches the time."""
+        for range_ in await self._client.list_ranges(stream_id):
+            found = await self._find_time(range_, timestamp_ms)
+            if found is not None:
+                return found
+        return None
+
+    async def _find_time(self, range_: m.Range, timestamp_ms: int) -> int | None:
+        info = m.FetchInfo(
+            stream_id=range_.stream_id,
+            fetch_offset=range_.start_offset,
+            batch_max_bytes=1,
+            start_timestamp=timestamp_ms,
+        )
+        errors: list[HeadraceError] = []
+        for address in self._replicas.order(range_):
+            try:
+                (pieces,) = await self._ask(address, [info], 0, 1)
+                if isinstance(pieces, OffsetOutOfRangeError):
+                    return None
+                if isinstance(pieces, HeadraceError):
+                    raise pieces
+            except _ELSEWHERE as error:
+                errors.append(error)
+                continue
+            if not pieces:
+                return None
+            # A node looks through all its ranges of the stream; others may hold those between.
+            base_offset = decode_header(pieces[0]).base_offset
+            inside = range_.end_offset < 0 or base_offset < range_.end_offset
+            return base_offset if inside else None
+        raise errors[-1] if errors else UnavailableError("range without replicas")
+
+
+class _Race:
+    """Replicas asked in turn, the next one also when the last is slow; the first answer wins."""
+
+    def __init__(
+        self, fetcher: Fetcher, range_: m.Range, want: Want, min_bytes: int, wait_until: float
+    ) -> None:
+        self._fetcher = fetcher
+        self._range = range_
+        self._want = want
+        self._min_bytes = min_bytes
+        self._wait_until = wait_until
+        self._running: dict[asyncio.Task[Fetched], None] = {}  # ordered, for the simulator
+        self._errors: list[HeadraceError] = []
+
+    async def run(self, addresses: Sequence[str], patience: float | None) -> Fetched:
+        left = list(addresses)
+        slow = False
+        try:
+            while left or self._running:
+                if left and (slow or not self._running):
+                    self._start(left.pop(0), hedged=slow)
+                done, _ = await asyncio.wait(
+                    self._running,
+                    timeout=patience if left else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                slow = not done
+                for task in done:
+                    fetched = self._finish(task)
+                    if fetched is not None:
+                        return fetched
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+        raise _telling(self._errors)
+
+    def _start(self, address: str, *, hedged: bool) -> None:
+        wait_ms = 0 if hedged else self._fetcher.wait_ms(self._wait_until)
+        work = self._fetcher.fetch_at_or_raise(
+            address, self._range, self._want, wait_ms, self._min_bytes
+        )
+        self._running[asyncio.ensure_future(work)] = None
+
+    def _finish(self, task: asyncio.Task[Fetched]) -> Fetched | None:
+        del self._running[task]
+        try:
+            return task.result()
+        except _ELSEWHERE as error:
+            self._errors.append(error)
+        except (OffsetOutOfRangeError, OffsetOverflowError) as error:
+            if self._range.end_offset < 0:
+                raise
+            self._errors.append(error)  # the offset lies in the range: this replica lacks it
+        return None
+
+
+def checked(pieces: list[memoryview], range_: m.Range, offset: int, address: str) -> Fetched:
+    """What a replica returned, if it may be believed; RangeNotFoundError or CorruptionError."""
+    data = {"stream_id": range_.stream_id, "offset": offset, "peer": address}
+    if not pieces:
+        if range_.end_offset >= 0:
+            raise RangeNotFoundError("nothing returned of a sealed range", **data)
+        if len(range_.replica_nodes) > 1 and address != primary_address(range_):
+            raise NotPrimaryError("only the primary knows the end", **data)
+        return Fetched([], offset)
+    first = decode_header(pieces[0])
+    if not first.base_offset <= offset < first.next_offset:
+        raise CorruptionError("another offset returned than asked for", **data)
+    end = end_of(pieces)
+    if 0 <= range_.end_offset < end:
+        # A replica that has not learned the final end: what lies beyond it never happened.
+        pieces = _cut(pieces, range_.end_offset)
+        end = range_.end_offset
+    return Fetched(pieces, end)
+
+
+def end_of(pieces: Sequence[memoryview]) -> int:
+    """The offset after the last record of the batches."""
+    end = 0
+    for header, _ in split(pieces[-1]):
+        end = header.next_offset
+    return end
+
+
+def _cut(pieces: Sequence[memoryview], end: int) -> list[memoryview]:
+    kept: list[memoryview] = []
+    for piece in pieces:
+        size = sum(h.batch_bytes for h, _ in split(piece) if h.next_offset <= end)
+        if size:
+            kept.append(piece[:size])
+    return kept
+
+
+def _telling(errors: Sequence[HeadraceError]) -> HeadraceError:
+    """Of what all replicas said: what may change, rather than what will not."""
+    passing = [error for error in errors if error.retryable]
+    return (passing or list(errors))[-1]
+
+
+def _worth_waiting(error: HeadraceError, ranges: RangeMap, offset: int) -> bool:
+    if isinstance(error, OffsetOverflowError) or offset < ranges.start:
+        return False
+    if isinstance(error, OffsetOutOfRangeError):
+        return ranges.ends_at(offset)
+    return error.retryable
+
+
+def _bytes_of(results: Sequence[Fetched | HeadraceError | None]) -> int:
+    return sum(
+        len(piece) for each in results if isinstance(each, Fetched) for piece in each.pieces
+    ) + sum(isinstance(each, HeadraceError) for each in results)

@@ -1,0 +1,121 @@
+"""The ranges of a stream as a client knows them, and which replica of one to read from."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import replace
+
+from headrace.errors import UnavailableError
+from headrace.runtime.interfaces import Clock
+from headrace.wire.sbp.messages import Range
+
+STICKY_MAX = 10_000  # ranges of which it is remembered who answered
+
+
+class RangeMap:
+    """The ranges of one stream by start offset. Empty sealed ranges are left out."""
+
+    def __init__(self, ranges: Iterable[Range], *, known_at: float = float("-inf")) -> None:
+        """`known_at`: when the placement manager was asked, on the monotonic clock."""
+        kept = [r for r in ranges if r.end_offset < 0 or r.end_offset > r.start_offset]
+        self.ranges = sorted(kept, key=lambda r: r.range_index)
+        self.known_at = known_at
+        self._starts = [r.start_offset for r in self.ranges]
+
+    @property
+    def start(self) -> int:
+        return self._starts[0] if self._starts else 0
+
+    def writable(self) -> Range | None:
+        if self.ranges and self.ranges[-1].end_offset < 0:
+            return self.ranges[-1]
+        return None
+
+    def containing(self, offset: int) -> Range | None:
+        """The range that holds or will hold `offset`; None below all and past a sealed end."""
+        position = bisect_right(self._starts, offset) - 1
+        if position < 0:
+            return None
+        found = self.ranges[position]
+        return found if found.end_offset < 0 or offset < found.end_offset else None
+
+    def ends_at(self, offset: int) -> bool:
+        """Whether `offset` is where the stream goes on, as far as these ranges tell."""
+        last = self.ranges[-1] if self.ranges else None
+        return last is not None and (last.end_offset < 0 or offset == last.end_offset)
+
+    def succeeded_by(self, writable: Range) -> RangeMap:
+        """With the new writable range a seal returned; the one before it ends where it starts."""
+        older = [
+            replace(r, end_offset=writable.start_offset) if r.end_offset < 0 else r
+            for r in self.ranges
+            if r.range_index < writable.range_index
+        ]
+        return RangeMap([*older, writable], known_at=self.known_at)
+
+
+def primary_address(range_: Range) -> str:
+    for node in range_.replica_nodes:
+        if node.is_primary and node.data_node is not None:
+            return node.data_node.advertise_addr
+    raise UnavailableError("range without a primary", stream_id=range_.stream_id)
+
+
+def replica_addresses(range_: Range) -> list[str]:
+    """The primary's first."""
+    nodes = sorted(range_.replica_nodes, key=lambda node: not node.is_primary)
+    return [node.data_node.advertise_addr for node in nodes if node.data_node is not None]
+
+
+class Replicas:
+    """Whom to ask for a range, in which order.
+
+    An open range: its primary, who alone knows the tail. A sealed one: any replica, another one in
+    each client, so that readers spread. Who answered is asked again; who failed lately comes last.
+    """
+
+    def __init__(self, clock: Clock, *, spread: int, suspect_seconds: float) -> None:
+        self._clock = clock
+        self._spread = spread
+        self._suspect_seconds = suspect_seconds
+        self._sticky: OrderedDict[tuple[int, int], str] = OrderedDict()
+        self._suspects: dict[str, float] = {}  # address -> until when
+
+    def order(self, range_: Range) -> list[str]:
+        addresses = replica_addresses(range_)
+        if len(addresses) < 2:
+            return addresses
+        if range_.end_offset >= 0:
+            first = (self._spread + range_.stream_id + range_.range_index) % len(addresses)
+            addresses = addresses[first:] + addresses[:first]
+        sticky = self._sticky.get((range_.stream_id, range_.range_index))
+        if sticky in addresses:
+            addresses.remove(sticky)
+            addresses.insert(0, sticky)
+        if self._suspects:
+            now = self._clock.monotonic()
+            addresses.sort(key=lambda address: self._suspects.get(address, now) > now)
+        return addresses
+
+    def on_answered(self, range_: Range, address: str) -> None:
+        key = (range_.stream_id, range_.range_index)
+        if self._sticky.get(key) != address:
+            self._sticky[key] = address
+            if len(self._sticky) > STICKY_MAX:
+                self._sticky.popitem(last=False)
+        self._suspects.pop(address, None)
+
+    def on_failed(self, range_: Range, address: str) -> None:
+        """It could not give what was asked; the next one is asked first from now on."""
+        key = (range_.stream_id, range_.range_index)
+        if self._sticky.get(key) == address:
+            del self._sticky[key]
+
+    def suspect(self, address: str) -> None:
+        """It is gone, hangs or goes away: no range asks it first for a while."""
+        self._suspects[address] = self._clock.monotonic() + self._suspect_seconds
+
+    def is_suspect(self, address: str) -> bool:
+        return self._suspects.get(address, float("-inf")) > self._clock.monotonic()

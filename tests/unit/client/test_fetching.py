@@ -1,0 +1,405 @@
+"""Reading from replicas that fail, lag, hang or lie."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from headrace.client.fetching import Fetched, Want
+from headrace.client.ranges import Replicas
+from headrace.client.sbp import SbpClient
+from headrace.config.client import ClientSettings
+from headrace.errors import (
+    CorruptionError,
+    DeadlineError,
+    HeadraceError,
+    OffsetOutOfRangeError,
+    OffsetOverflowError,
+    RangeNotFoundError,
+    ThrottledError,
+    UnavailableError,
+)
+from headrace.runtime.simulated import Simulation
+from headrace.wire.sbp.errors import NotPrimaryError
+from headrace.wire.sbp.opcodes import Code
+from tests.log_cluster import batch, bodies
+from tests.unit.client.fake_nodes import FakeCluster, hang
+
+Main = Callable[[FakeCluster, SbpClient], Awaitable[None]]
+
+
+def run(cluster: FakeCluster, main: Main, settings: ClientSettings | None = None) -> None:
+    simulation = Simulation(1)
+
+    async def whole() -> None:
+        client = cluster.client(simulation.runtime("client"), settings)
+        await main(cluster, client)
+        await client.close()
+
+    simulation.run(whole())
+
+
+def sealed_stream() -> FakeCluster:
+    """Offsets 0 to 3 sealed on a, b, c; open from 4 on, on b, c, a."""
+    cluster = FakeCluster("a", "b", "c")
+    cluster.create(1)
+    cluster.put(1, batch(b"0"), batch(b"1", b"2"), batch(b"3"))
+    cluster.seal(1)
+    cluster.put(1, batch(b"4"))
+    return cluster
+
+
+async def read(client: SbpClient, offset: int, *, wait_ms: int = 0) -> list[tuple[int, bytes]]:
+    fetched = await client.fetch(1, offset, max_bytes=1 << 20, max_wait_ms=wait_ms)
+    return bodies(fetched.pieces)
+
+
+def asked(cluster: FakeCluster) -> list[str]:
+    return [name for name, node in cluster.nodes.items() for _ in node.fetches]
+
+
+SEALED = [(0, b"0"), (1, b"12"), (3, b"3")]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnavailableError("gone"),
+        DeadlineError("slow"),
+        CorruptionError("flipped bit"),
+        NotPrimaryError("not known to be committed"),
+        RangeNotFoundError("not here"),
+        ThrottledError("busy"),
+    ],
+)
+def test_the_next_replica_is_asked(error: HeadraceError) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        for node in cluster.nodes.values():
+            node.script[Code.FETCH] = deque()
+        first, second, third = client.replicas.order((await client.ranges(1)).ranges[0])
+        cluster.nodes[first].script[Code.FETCH].append(error)
+        cluster.nodes[second].script[Code.FETCH].append(error)
+        listed = len(cluster.placement.calls)
+        assert await read(client, 0) == SEALED
+        assert asked(cluster) == [third]
+        assert len(cluster.placement.calls) == listed  # one pass was enough
+        assert await read(client, 1) == SEALED[1:]
+        assert asked(cluster) == [third, third]  # it stays with the one that answered
+
+    run(sealed_stream(), main)
+
+
+def test_after_one_pass_the_ranges_are_looked_up_afresh() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        await client.ranges(1)
+        cluster.nodes["d"] = type(cluster.nodes["a"])(cluster, "d")
+        cluster.streams[1][0].replicas = ["d"]  # healed onto another node
+        assert await read(client, 0) == SEALED
+        assert asked(cluster).count("d") == 1
+
+    run(sealed_stream(), main)
+
+
+def test_when_all_fail_for_long_the_error_comes_out() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        for node in cluster.nodes.values():
+            node.down = True
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        with pytest.raises(UnavailableError):
+            await read(client, 0)
+        assert 1.0 < loop.time() - before <= 3.5
+
+    run(sealed_stream(), main)
+
+
+def test_a_replica_that_comes_back_in_time_is_read() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        for node in cluster.nodes.values():
+            node.down = True
+        asyncio.get_running_loop().call_later(1.0, setattr, cluster.nodes["c"], "down", False)
+        assert await read(client, 0) == SEALED
+
+    run(sealed_stream(), main)
+
+
+def test_damage_on_all_replicas_is_told_as_damage() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        for node in cluster.nodes.values():
+            node.script[Code.FETCH] = deque([CorruptionError("bits")] * 9)
+        with pytest.raises(CorruptionError):
+            await read(client, 0)
+
+    run(sealed_stream(), main)
+
+
+def test_damage_on_one_and_another_away_is_worth_waiting_for() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        cluster.streams[1][0].replicas = ["a", "b"]
+        cluster.nodes["a"].script[Code.FETCH] = deque([CorruptionError("bits")] * 20)
+        cluster.nodes["b"].down = True
+        asyncio.get_running_loop().call_later(1.0, setattr, cluster.nodes["b"], "down", False)
+        assert await read(client, 0) == SEALED
+
+    run(sealed_stream(), main)
+
+
+def test_f18_a_reader_crosses_from_range_to_range() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        found: list[tuple[int, bytes]] = []
+        offset = 0
+        while offset < 5:
+            fetched = await client.fetch(1, offset, max_bytes=1, max_wait_ms=100)
+            found += bodies(fetched.pieces)
+            assert fetched.next_offset > offset
+            offset = fetched.next_offset
+        assert found == [*SEALED, (4, b"4")]
+
+    run(sealed_stream(), main)
+
+
+def test_a_reader_at_a_seal_waits_for_the_next_range() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        await client.ranges(1)
+        last = cluster.streams[1][-1]
+        last.end = last.next  # sealed, the successor is still being made
+        assert (await client.fetch(1, 5, max_bytes=1)).pieces == []
+
+        def go_on() -> None:
+            last.end = -1
+            cluster.seal(1)
+            cluster.put(1, batch(b"5"))
+
+        asyncio.get_running_loop().call_later(0.3, go_on)
+        assert await read(client, 5, wait_ms=2000) == [(5, b"5")]
+
+    run(sealed_stream(), main)
+
+
+def test_the_tail_of_an_open_range_is_the_primarys() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        assert await read(client, 4) == [(4, b"4")]
+        assert await read(client, 5) == []
+        assert asked(cluster) == ["b", "b"]
+
+    run(sealed_stream(), main)
+
+
+def test_a_secondary_never_tells_the_end() -> None:
+    """With the primary gone, nobody knows whether the stream ends here: no empty success."""
+
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        cluster.nodes["b"].down = True
+        assert await read(client, 4) == [(4, b"4")]
+        with pytest.raises((UnavailableError, NotPrimaryError)):
+            await read(client, 5)
+
+    run(sealed_stream(), main)
+
+
+def test_a_secondary_behind_the_primary_is_passed_over() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        cluster.put(1, batch(b"5"), batch(b"6"))
+        cluster.nodes["b"].script[Code.FETCH] = deque([UnavailableError("once")])
+        cluster.nodes["c"].committed[1, 1] = 5
+        fetched = await client.fetch(1, 4, max_bytes=1 << 20)
+        assert (bodies(fetched.pieces), fetched.next_offset) == ([(4, b"4")], 5)
+        assert await read(client, 5) == [(5, b"5"), (6, b"6")]
+
+    run(sealed_stream(), main)
+
+
+def test_an_empty_answer_of_a_sealed_range_is_no_answer() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        ranges = (await client.ranges(1)).ranges
+        first = client.replicas.order(ranges[0])[0]
+        real = cluster.nodes[first]._read
+        cluster.nodes[first]._read = lambda info: []  # type: ignore[method-assign]
+        assert await read(client, 0) == SEALED
+        cluster.nodes[first]._read = real  # type: ignore[method-assign]
+
+    run(sealed_stream(), main)
+
+
+def test_an_answer_for_another_offset_is_not_believed() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        first = client.replicas.order((await client.ranges(1)).ranges[0])[0]
+        batches = cluster.streams[1][0].batches
+        cluster.nodes[first]._read = lambda info: batches[2:]  # type: ignore[method-assign]
+        assert await read(client, 0) == SEALED
+
+    run(sealed_stream(), main)
+
+
+def test_what_lies_beyond_the_final_end_is_cut_off() -> None:
+    """A replica that has not learned the end yet still holds batches that never happened."""
+
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        ranges = (await client.ranges(1)).ranges
+        first = client.replicas.order(ranges[0])[0]
+        garbage = b"".join(batch(b"x", base_offset=4))
+        batches = [*cluster.streams[1][0].batches, garbage]
+        cluster.nodes[first]._read = lambda info: batches  # type: ignore[method-assign]
+        fetched = await client.fetch(1, 0, max_bytes=1 << 20)
+        assert (bodies(fetched.pieces), fetched.next_offset) == (SEALED, 4)
+        whole = [b"".join(batches)]
+        cluster.nodes[first]._read = lambda info: whole  # type: ignore[method-assign]
+        fetched = await client.fetch(1, 0, max_bytes=1 << 20)
+        assert (bodies(fetched.pieces), fetched.next_offset) == (SEALED, 4)
+
+    run(sealed_stream(), main)
+
+
+def test_an_old_primary_that_was_cut_off_is_not_believed_for_long() -> None:
+    """F5 for readers: the stream went on elsewhere, the old primary says "nothing new"."""
+
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        await client.ranges(1)
+        cluster.nodes["b"]._read = lambda info: []  # type: ignore[method-assign]
+        cluster.seal(1)
+        cluster.put(1, batch(b"5"))
+        await asyncio.sleep(10)
+        assert await read(client, 5) == [(5, b"5")]
+
+    run(sealed_stream(), main)
+
+
+def test_f22_the_tail_is_read_without_placement_managers() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        await client.ranges(1)
+        cluster.placement.script[Code.LIST_RANGES] = deque([UnavailableError("no quorum")] * 99)
+        await asyncio.sleep(10)
+        assert await read(client, 4) == [(4, b"4")]
+        assert await read(client, 5) == []
+
+    run(sealed_stream(), main)
+
+
+def test_a_slow_replica_is_raced() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        first = client.replicas.order((await client.ranges(1)).ranges[0])[0]
+        cluster.nodes[first].script[Code.FETCH] = deque([hang])
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        assert await read(client, 0) == SEALED
+        assert loop.time() - before == pytest.approx(0.5, abs=0.01)
+        assert await read(client, 0) == SEALED  # and is not asked first any more
+        assert loop.time() - before == pytest.approx(0.5, abs=0.01)
+
+    run(sealed_stream(), main)
+
+
+def test_a_long_poll_is_not_raced() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        async def slowly() -> None:
+            await asyncio.sleep(1.5)
+
+        cluster.nodes["b"].script[Code.FETCH] = deque([slowly])
+        assert await read(client, 5, wait_ms=2000) == []
+        assert asked(cluster) == ["b"]
+
+    run(sealed_stream(), main)
+
+
+def test_hedging_can_be_switched_off() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        async def slowly() -> None:
+            await asyncio.sleep(2.0)
+
+        first = client.replicas.order((await client.ranges(1)).ranges[0])[0]
+        cluster.nodes[first].script[Code.FETCH] = deque([slowly])
+        assert await read(client, 0) == SEALED
+        assert asked(cluster) == [first]
+
+    run(sealed_stream(), main, ClientSettings(hedge_after_ms=0))
+
+
+def test_below_the_start_and_beyond_the_end() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        await client.ranges(1)
+        cluster.streams[1][0].start = 3  # trimmed meanwhile
+        del cluster.streams[1][0].batches[:2]
+        with pytest.raises(OffsetOutOfRangeError):
+            await read(client, 0)
+        with pytest.raises(OffsetOverflowError):
+            await read(client, 6)
+
+    run(sealed_stream(), main)
+
+
+def test_sealed_ranges_are_spread_over_replicas() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        range_ = (await client.ranges(1)).ranges[0]
+        firsts = {
+            Replicas(client.runtime.clock, spread=spread, suspect_seconds=1).order(range_)[0]
+            for spread in range(3)
+        }
+        assert firsts == {"a", "b", "c"}
+
+    run(sealed_stream(), main)
+
+
+def test_a_node_that_failed_is_asked_last_for_a_while() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        range_ = (await client.ranges(1)).ranges[0]
+        first = client.replicas.order(range_)[0]
+        client.replicas.suspect(first)
+        assert client.replicas.order(range_)[-1] == first
+        await asyncio.sleep(client.settings.suspect_ms / 1000)
+        assert client.replicas.order(range_)[0] == first
+
+    run(sealed_stream(), main)
+
+
+# Many streams
+
+
+def many() -> FakeCluster:
+    """Streams 1 to 4, one batch each, on two nodes in turn."""
+    cluster = FakeCluster("a", "b")
+    for stream_id in range(1, 5):
+        cluster.create(stream_id, *("ab" if stream_id % 2 else "ba"))
+        cluster.put(stream_id, batch(f"s{stream_id}".encode()))
+    return cluster
+
+
+def told(results: list[Fetched | HeadraceError | None]) -> list[object]:
+    return [
+        bodies(each.pieces) if isinstance(each, Fetched) else each and type(each)
+        for each in results
+    ]
+
+
+def test_f24_many_streams_take_one_request_per_node() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        wants = [Want(stream_id, 0, 1 << 20) for stream_id in (4, 1, 3, 2)]
+        results = await client.fetch_many(wants, min_bytes=10_000)
+        assert told(results) == [[(0, f"s{n}".encode())] for n in (4, 1, 3, 2)]
+        assert sorted(asked(cluster)) == ["a", "b"]
+        assert cluster.placement.calls == [Code.LIST_RANGES]
+
+    run(many(), main)
+
+
+def test_a_stream_of_many_that_fails_does_not_spoil_the_others() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        wants = [Want(1, 0, 1), Want(2, 0, 1), Want(3, 9, 1), Want(99, 0, 1)]
+        cluster.nodes["b"].script[Code.FETCH] = deque([UnavailableError("gone")])
+        results = await client.fetch_many(wants, min_bytes=10_000)
+        assert told(results)[:2] == [[(0, b"s1")], [(0, b"s2")]]
+        assert told(results)[2] is OffsetOverflowError
+        assert isinstance(results[3], HeadraceError)
+
+    run(many(), main)
+
+
+def test_a_node_that_has_not_answered_is_not_called_empty() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        cluster.nodes["b"].script[Code.FETCH] = deque([hang])
+        results = await client.fetch_many([Want(1, 0, 1), Want(2, 0, 1)], max_wait_ms=1000)
+        assert told(results) == [[(0, b"s1")], None]
+
+    run(many(), main)
