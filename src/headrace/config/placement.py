@@ -31,7 +31,7 @@ class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 24 * 3600 * 1000
     replicas_max: Annotated[
         int, Meta(ge=1, le=127, description="The highest replica count a stream may ask for.")
-    ] = 1
+    ] = 3
     retention_interval_ms: Annotated[
         int,
         Meta(ge=100, description="How often streams with a retention period are trimmed."),
@@ -40,3 +40,34 @@ class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=0, description="A node with less free disk gets ranges only if no other can."),
     ] = 128 << 20
+    replace_after_ms: Annotated[
+        int,
+        Meta(ge=100, description="A data node silent for this long is dead: its replicas move."),
+    ] = 60_000
+    settle_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="After one of several placement managers took over: how long it waits for"
+            " data nodes to announce themselves before it says that there are too few. About one"
+            " heartbeat interval.",
+        ),
+    ] = 5_000
+    leader_ttl_ms: Annotated[
+        int,
+        Meta(
+            ge=1_000,
+            description="Lease of the leader of several placement managers: how long nobody leads"
+            " after it died. etcd takes whole seconds, two at least.",
+        ),
+    ] = 3_000
+    leader_margin_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="How much before the end of a lease that was not renewed the leader stops.",
+        ),
+    ] = 500
+    election_poll_ms: Annotated[
+        int, Meta(ge=10, description="How often the others look whether there is a leader.")
+    ] = 250

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -17,6 +17,8 @@ from headrace.errors import (
     DeadlineError,
     DiskFullError,
     HeadraceError,
+    NotEnoughNodesError,
+    NotLeaderError,
     RangeNotFoundError,
     SealedError,
     StorageError,
@@ -36,6 +38,7 @@ from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import SealUnansweredError
 
 NOTICES_MAX = 10_000
+_SETTLE_POLL_SECONDS = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -70,8 +73,13 @@ class Changes:
         calls: NodeCalls,
         *,
         seal_timeout: float,
+        leading: Callable[[], bool] = lambda: True,
     ) -> None:
+        """For one term: what `state` says was loaded from `store` at its beginning."""
         self.state = state
+        self._leading = leading
+        self._over = False
+        self._settled_at = float("-inf")
         self._runtime = runtime
         self._store = store
         self._calls = calls
@@ -81,8 +89,17 @@ class Changes:
         self._notices: dict[tuple[int, int], int] = {}
         """(node, stream) -> trim offset, or -1 for a deletion: what a node was not told yet."""
 
+    def end_term(self) -> None:
+        """Nothing is decided here any more, whatever still runs."""
+        self._over = True
+
+    def check_leading(self) -> None:
+        if self._over or not self._leading():
+            raise NotLeaderError("not the leader")
+
     async def commit(self, operations: Operations) -> None:
         """Durable, then applied. More than one transaction holds are cut in order."""
+        self.check_leading()
         if self._failure is not None:
             raise StorageError("the placement store failed before", cause=str(self._failure))
         for start in range(0, len(operations), OPERATIONS_MAX):
@@ -91,6 +108,9 @@ class Changes:
                 await self._store.commit(transaction)
             except DiskFullError:
                 raise  # nothing of it happened
+            except NotLeaderError:
+                self._over = True  # it may be durable; whoever leads next reads it
+                raise
             except StorageError as error:
                 # It may or may not be durable. Only a restart, which reads the store, can tell.
                 self._failure = error
@@ -102,6 +122,10 @@ class Changes:
             if counter.exhausted():
                 await self.commit(counter.reserve())
             return counter.take()
+
+    def settle(self, seconds: float) -> None:
+        """For so long too few data nodes may only mean that they were not heard yet."""
+        self._settled_at = self._runtime.clock.monotonic() + seconds
 
     # Streams
 
@@ -117,7 +141,7 @@ class Changes:
             return await self._create_stream(wanted)
 
     async def _create_stream(self, wanted: m.Stream) -> tuple[StreamRecord, RangeRecord]:
-        replicas = self._choose(wanted.replica_nums)
+        replicas = await self._choose(wanted.replica_nums)
         stream_id = await self.take_id(self.state.stream_ids)
         async with self._mutex.hold(stream_id):
             await self.commit(
@@ -177,7 +201,7 @@ class Changes:
             else:
                 decision = self.state.seal(stream_id, range_index, epoch)
             if isinstance(decision, Writable):
-                await self.commit(decision.operations)
+                await self.commit(decision.operations)  # also tells that we still lead
                 try:
                     synced = await self._sync(decision.range)
                 except SealedError:  # its data node stopped uncleanly, or its disk failed
@@ -201,7 +225,7 @@ class Changes:
                 range_index=sealing.range_index,
             )
         silent = [n for n, answer in zip(sealing.replicas, answers, strict=True) if not answer]
-        replicas = self._choose(self.state.stream(sealing.stream_id).replica_nums, silent)
+        replicas = await self._choose(self.state.stream(sealing.stream_id).replica_nums, silent)
         await self.commit(self.state.succeed(sealing, end, replicas))
         successor = self.state.last_range(sealing.stream_id)
         producers = next((answer.producers for answer in answers if answer), ())
@@ -231,7 +255,7 @@ class Changes:
                 self.state.nodes.on_unreachable(node_id)
             return None
         # An answer is a sign of life: after a restart it comes before the next heartbeat.
-        self.state.nodes.on_heartbeat(node_id, int(self._runtime.clock.monotonic() * 1000))
+        self.state.nodes.on_answer(node_id, int(self._runtime.clock.monotonic() * 1000))
         return result
 
     async def _sync(
@@ -250,13 +274,17 @@ class Changes:
         range_ = replace(self.wire(record), producers=tuple(producers))
         return await self._calls.sync(self.state.nodes.address(node_id), range_, durability)
 
-    def _choose(self, count: int, avoid: Sequence[int] = ()) -> tuple[int, ...]:
-        return self.state.nodes.choose(
-            count,
-            avoid=avoid,
-            open_ranges=self.state.open_ranges,
-            below=self._runtime.random.below,
-        )
+    async def _choose(self, count: int, avoid: Sequence[int] = ()) -> tuple[int, ...]:
+        clock = self._runtime.clock
+        while True:
+            try:
+                return self.state.nodes.choose(
+                    count, avoid=avoid, load=self.state.load, below=self._runtime.random.below
+                )
+            except NotEnoughNodesError:
+                if clock.monotonic() >= self._settled_at:
+                    raise
+            await clock.sleep(_SETTLE_POLL_SECONDS)
 
     # Notices
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headrace.placement.state import PlacementState
 from headrace.wire.sbp import messages as m
 
@@ -9,12 +11,17 @@ _NOT_COUNTED = -1
 
 
 def describe(
-    state: PlacementState, now_ms: int, *, count_ranges: bool
+    state: PlacementState,
+    now_ms: int,
+    *,
+    managers: Sequence[m.PlacementManagerNode] = (),
+    count_ranges: bool,
 ) -> m.DescribeClusterResponse:
     short, unavailable = _count_short(state) if count_ranges else (_NOT_COUNTED, _NOT_COUNTED)
     streams = state.streams()
     counted = sum(len(state.ranges(s.stream_id)) for s in streams) if count_ranges else _NOT_COUNTED
     return m.DescribeClusterResponse(
+        placement_managers=tuple(managers),
         nodes=tuple(_node(state, node_id, count_ranges) for node_id in sorted(state.nodes.records)),
         leases=_held(state, now_ms),
         streams=len(streams),
@@ -35,6 +42,7 @@ def _node(state: PlacementState, node_id: int, count_ranges: bool) -> m.NodeInfo
         disk_free_bytes=-1 if metrics is None else metrics.disk_free_space,
         ranges=len(state.ranges_of_node(node_id)) if count_ranges else _NOT_COUNTED,
         open_ranges=state.open_ranges(node_id),
+        is_draining=nodes.is_draining(node_id),
     )
 
 

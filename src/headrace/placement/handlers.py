@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.errors import (
     HeadraceError,
     InvalidArgumentError,
     NotFoundError,
+    NotLeaderError,
     UnauthorizedError,
 )
 from headrace.net.sbp_server import Handler, Payload, Peer, Reply
@@ -45,7 +46,18 @@ async def _each(items: Sequence[T], work: Callable[[T], Awaitable[U]]) -> tuple[
         async with room:
             return await work(item)
 
-    return tuple(await asyncio.gather(*map(bounded, items)))
+    results = await asyncio.gather(*map(bounded, items), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result  # after all have ended: leadership was lost, which is for the whole frame
+    return tuple(result for result in results if not isinstance(result, BaseException))
+
+
+def _item_status(error: HeadraceError) -> m.Status:
+    """Of one item. A lost leadership is no item's: it goes up to stand for the whole frame."""
+    if isinstance(error, NotLeaderError):
+        raise error
+    return status_of(error)
 
 
 def _stream(record: StreamRecord) -> m.Stream:
@@ -68,12 +80,13 @@ def _check(service: PlacementService, peer: Peer, stream_id: int) -> None:
 async def heartbeat(
     service: PlacementService, request: m.HeartbeatRequest, _: Payload, peer: Peer
 ) -> Reply:
+    """Taken by followers too, so that a new leader knows who lives."""
     status = OK
     try:
         if request.client_role == m.ClientRole.DATA_NODE and request.data_node is not None:
             if not service.access.is_node(peer):
                 raise UnauthorizedError("a data node needs the node credential")
-            await service.protect(service.register(request.data_node, request.client_id))
+            await service.on_heartbeat(request.data_node, request.client_id, peer)
     except HeadraceError as error:
         status = status_of(error)
     return Reply(
@@ -96,10 +109,10 @@ async def allocate_id(
 async def report_metrics(
     service: PlacementService, request: m.ReportMetricsRequest, _: Payload, peer: Peer
 ) -> Reply:
+    """Taken by followers too."""
     node = request.data_node
-    if node is None or node.node_id not in service.state.nodes.records:
+    if node is None or not service.state.nodes.on_metrics(node.node_id, request):
         raise NotFoundError("unknown data node")
-    service.state.nodes.on_metrics(node.node_id, request)
     return Reply(m.ReportMetricsResponse(data_node=node, status=OK))
 
 
@@ -112,7 +125,7 @@ async def create_streams(
                 raise UnauthorizedError("the name belongs to the cluster", name=wanted.name)
             stream, range_ = await service.changes.create_stream(wanted)
         except HeadraceError as error:
-            return m.CreateStreamResult(stream=wanted, status=status_of(error))
+            return m.CreateStreamResult(stream=wanted, status=_item_status(error))
         return m.CreateStreamResult(
             stream=_stream(stream), range=service.changes.wire(range_), status=OK
         )
@@ -130,7 +143,7 @@ async def delete_streams(
                 _check(service, peer, stream.stream_id)
             await service.changes.delete_stream(stream.stream_id)
         except HeadraceError as error:
-            return m.DeleteStreamResult(deleted_stream=stream, status=status_of(error))
+            return m.DeleteStreamResult(deleted_stream=stream, status=_item_status(error))
         return m.DeleteStreamResult(deleted_stream=stream, status=OK)
 
     results = await service.protect(_each(request.streams, delete))
@@ -145,7 +158,7 @@ async def update_streams(
             _check(service, peer, stream.stream_id)
             updated = await service.changes.update_stream(stream)
         except HeadraceError as error:
-            return m.UpdateStreamResult(stream=stream, status=status_of(error))
+            return m.UpdateStreamResult(stream=stream, status=_item_status(error))
         return m.UpdateStreamResult(stream=_stream(updated), status=OK)
 
     results = await service.protect(_each(request.streams, update))
@@ -163,7 +176,7 @@ async def describe_streams(
             )
         except HeadraceError as error:
             return m.DescribeStreamResult(
-                stream=m.Stream(stream_id=stream_id), status=status_of(error)
+                stream=m.Stream(stream_id=stream_id), status=_item_status(error)
             )
 
     results = tuple(describe(stream_id) for stream_id in request.stream_ids)
@@ -180,7 +193,7 @@ async def trim_streams(
             stream = service.state.stream(wanted.stream_id)
         except HeadraceError as error:
             return m.TrimStreamResult(
-                trimmed_stream=m.Stream(stream_id=wanted.stream_id), status=status_of(error)
+                trimmed_stream=m.Stream(stream_id=wanted.stream_id), status=_item_status(error)
             )
         return m.TrimStreamResult(
             trimmed_stream=_stream(stream), range=service.changes.wire(smallest), status=OK
@@ -197,7 +210,7 @@ async def list_ranges(
         try:
             records = _select(service, criteria, peer)
         except HeadraceError as error:
-            return m.ListRangesResult(range_criteria=criteria, status=status_of(error))
+            return m.ListRangesResult(range_criteria=criteria, status=_item_status(error))
         ranges = tuple(service.changes.wire(record) for record in records)
         return m.ListRangesResult(range_criteria=criteria, ranges=ranges, status=OK)
 
@@ -234,7 +247,7 @@ async def seal_ranges(
             )
         except HeadraceError as error:
             named = m.Range(stream_id=wanted.stream_id, range_index=wanted.range_index)
-            return m.SealRangesResult(range=named, status=status_of(error))
+            return m.SealRangesResult(range=named, status=_item_status(error))
         return m.SealRangesResult(range=range_, status=OK)
 
     results = await service.protect(_each(request.ranges, seal))
@@ -251,7 +264,7 @@ async def describe_ranges(
             _check(service, peer, wanted.stream_id)
             record = service.state.range(wanted.stream_id, wanted.range_index)
         except HeadraceError as error:
-            return m.DescribeRangeResult(stream_id=wanted.stream_id, status=status_of(error))
+            return m.DescribeRangeResult(stream_id=wanted.stream_id, status=_item_status(error))
         return m.DescribeRangeResult(
             stream_id=wanted.stream_id, range=service.changes.wire(record), status=OK
         )
@@ -274,7 +287,28 @@ async def describe_cluster(
     service: PlacementService, request: m.DescribeClusterRequest, _: Payload, peer: Peer
 ) -> Reply:
     now_ms = int(service.runtime.clock.monotonic() * 1000)
-    return Reply(describe(service.state, now_ms, count_ranges=request.count_ranges))
+    return Reply(
+        describe(
+            service.state, now_ms, managers=service.managers(), count_ranges=request.count_ranges
+        )
+    )
+
+
+FOR_FOLLOWERS = frozenset({Code.HEARTBEAT, Code.REPORT_METRICS})
+
+
+def _leader_only(function: Callable[..., Awaitable[Reply]]) -> Callable[..., Awaitable[Reply]]:
+    @wraps(function)
+    async def serve(
+        service: PlacementService, request: m.Message, payload: Payload, peer: Peer
+    ) -> Reply:
+        try:
+            service.check_leading()
+            return await function(service, request, payload, peer)
+        except NotLeaderError:
+            raise service.not_leader() from None
+
+    return serve
 
 
 def handlers(service: PlacementService) -> dict[int, Handler]:
@@ -293,4 +327,7 @@ def handlers(service: PlacementService) -> dict[int, Handler]:
         Code.LEASE: lease,
         Code.DESCRIBE_CLUSTER: describe_cluster,
     }
-    return {code: partial(function, service) for code, function in functions.items()}
+    return {
+        code: partial(function if code in FOR_FOLLOWERS else _leader_only(function), service)
+        for code, function in functions.items()
+    }

@@ -17,13 +17,51 @@ _MB = 1 << 20
 _GB = 1 << 30
 
 
+SIGHTINGS_MAX = 10_000
+
+
+@dataclass(slots=True)
+class Sighting:
+    """What a node's heartbeats and answers tell; a follower keeps it for the day it leads."""
+
+    heard_ms: int
+    address: str
+    store_id: str
+    usable: bool = True  # until it misses heartbeats or does not answer
+    left_on: object = None  # the connection on which it said GOAWAY
+
+
+@dataclass(slots=True)
+class Liveness:
+    """Outlives a term: followers are told who lives, too."""
+
+    sightings: dict[int, Sighting] = field(default_factory=dict)
+    metrics: dict[int, ReportMetricsRequest] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class Nodes:
+    """alive -> (silent for `timeout_ms`, or did not answer) suspect -> (silent for
+    `replace_after_ms`) dead -> (heartbeat) alive. GOAWAY: draining, until it comes back."""
+
     timeout_ms: int
     disk_free_bytes_min: int = 0
+    replace_after_ms: int = 60_000
     records: dict[int, NodeRecord] = field(default_factory=dict)
-    _seen_ms: dict[int, int] = field(default_factory=dict)
-    _metrics: dict[int, ReportMetricsRequest] = field(default_factory=dict)
+    liveness: Liveness = field(default_factory=Liveness)
+    since_ms: int = 0
+    """When we began to listen: nobody counts as silent for longer than we listen."""
+
+    def on_recovered(self, now_ms: int) -> None:
+        """All records are there. Who announced itself under another name is not that node."""
+        self.since_ms = now_ms
+        for node_id, sighting in list(self.liveness.sightings.items()):
+            record = self.records.get(node_id)
+            if record is None or (record.address, record.store_id) != (
+                sighting.address,
+                sighting.store_id,
+            ):
+                del self.liveness.sightings[node_id]
 
     def register(self, node_id: int, address: str, store_id: str) -> list[Operation]:
         """What to write when a heartbeat tells something new; nothing otherwise."""
@@ -43,75 +81,169 @@ class Nodes:
         operations.append(Put(record))
         return operations
 
-    def on_heartbeat(self, node_id: int, now_ms: int) -> None:
-        self._seen_ms[node_id] = now_ms
+    # Signs of life
 
-    def on_metrics(self, node_id: int, metrics: ReportMetricsRequest) -> None:
-        self._metrics[node_id] = metrics
+    def on_heartbeat(
+        self,
+        node_id: int,
+        now_ms: int,
+        *,
+        address: str = "",
+        store_id: str = "",
+        connection: object = None,
+    ) -> None:
+        """`connection`: a node that said GOAWAY on it is back when it is heard on another."""
+        known = self.liveness.sightings.get(node_id)
+        if known is None and len(self.liveness.sightings) >= SIGHTINGS_MAX:
+            return
+        left_on = known.left_on if known is not None and known.left_on is connection else None
+        self.liveness.sightings[node_id] = Sighting(now_ms, address, store_id, left_on=left_on)
+
+    def on_answer(self, node_id: int, now_ms: int) -> None:
+        """As good as a heartbeat: after a restart it comes before the next one."""
+        known = self.liveness.sightings.get(node_id)
+        if known is not None:
+            known.heard_ms, known.usable = now_ms, True
+        elif node_id in self.records:
+            record = self.records[node_id]
+            self.on_heartbeat(node_id, now_ms, address=record.address, store_id=record.store_id)
+
+    def on_metrics(self, node_id: int, metrics: ReportMetricsRequest) -> bool:
+        """False when no such node was heard of."""
+        if node_id not in self.liveness.sightings:
+            return False
+        self.liveness.metrics[node_id] = metrics
+        return True
 
     def on_tick(self, now_ms: int) -> list[int]:
         """Nodes lost since the last tick."""
-        lost = [n for n, seen_ms in self._seen_ms.items() if now_ms - seen_ms > self.timeout_ms]
-        for node_id in lost:
-            del self._seen_ms[node_id]
-            self._metrics.pop(node_id, None)
+        lost = []
+        for node_id, sighting in self.liveness.sightings.items():
+            if sighting.usable and now_ms - sighting.heard_ms > self.timeout_ms:
+                sighting.usable = False
+                self.liveness.metrics.pop(node_id, None)
+                lost.append(node_id)
         return lost
 
     def on_unreachable(self, node_id: int) -> None:
         """It did not answer: no new ranges until its next heartbeat."""
-        self._seen_ms.pop(node_id, None)
+        sighting = self.liveness.sightings.get(node_id)
+        if sighting is not None:
+            sighting.usable = False
+
+    def on_goaway(self, node_id: int, connection: object) -> None:
+        """It leaves: no new ranges, and those that it has go elsewhere."""
+        sighting = self.liveness.sightings.get(node_id)
+        if sighting is not None:
+            sighting.left_on = connection
+
+    # Questions
 
     def alive(self) -> list[int]:
-        return sorted(node_id for node_id in self._seen_ms if node_id in self.records)
+        return sorted(filter(self.is_alive, self.liveness.sightings))
 
     def is_alive(self, node_id: int) -> bool:
-        return node_id in self._seen_ms and node_id in self.records
+        sighting = self.liveness.sightings.get(node_id)
+        return sighting is not None and sighting.usable and node_id in self.records
+
+    def is_draining(self, node_id: int) -> bool:
+        sighting = self.liveness.sightings.get(node_id)
+        return sighting is not None and sighting.left_on is not None
+
+    def is_lost(self, node_id: int, now_ms: int) -> bool:
+        """Silent for `timeout_ms`, all of which we listened."""
+        return self._silent_ms(node_id, now_ms) > self.timeout_ms
+
+    def is_dead(self, node_id: int, now_ms: int) -> bool:
+        return self._silent_ms(node_id, now_ms) > self.replace_after_ms
+
+    def _silent_ms(self, node_id: int, now_ms: int) -> int:
+        sighting = self.liveness.sightings.get(node_id)
+        heard_ms = sighting.heard_ms if sighting is not None else self.since_ms
+        return now_ms - max(heard_ms, self.since_ms)
+
+    def condition(self, node_id: int, now_ms: int) -> str:
+        """For people: alive, draining, suspect, dead or unknown."""
+        if self.is_dead(node_id, now_ms):
+            return "dead"
+        if self.is_draining(node_id):
+            return "draining"
+        if self.is_alive(node_id):
+            return "alive"
+        return "suspect" if node_id in self.liveness.sightings else "unknown"
 
     def address(self, node_id: int) -> str:
         record = self.records.get(node_id)
         return record.address if record else ""
 
     def metrics(self, node_id: int) -> ReportMetricsRequest | None:
-        return self._metrics.get(node_id)
+        return self.liveness.metrics.get(node_id)
+
+    def placeable(self, *, roomy: bool = True) -> list[int]:
+        """Who may get a new range; with `roomy` only those with disk to spare."""
+        return [
+            node_id
+            for node_id in self.alive()
+            if not self.is_draining(node_id) and not (roomy and self._short_of_disk(node_id))
+        ]
 
     def choose(
         self,
         count: int,
         *,
+        at_least: int | None = None,
         avoid: Collection[int] = (),
-        open_ranges: Callable[[int], int],
+        exclude: Collection[int] = (),
+        load: Callable[[int], tuple[int, int]],
         below: Callable[[int], int],
     ) -> tuple[int, ...]:
         """Distinct live nodes, the primary first: the better of two drawn at random, each time.
 
-        Nodes in `avoid` and nodes short of disk come last; with too few others they are taken all
-        the same, because a full disk refuses by itself and a single node has no alternative.
+        Nodes in `avoid` come after all others, and nodes short of disk last: they are taken only
+        to reach `at_least`, because a full disk refuses by itself and a single node has no
+        alternative. `load` tells how many open ranges a node has, and how many it leads; of those
+        chosen, the one that leads the fewest becomes the primary.
         """
-        alive = self.alive()
-        if len(alive) < count:
-            raise NotEnoughNodesError("not enough data nodes", wanted=count, alive=len(alive))
-        preferred = [n for n in alive if n not in avoid and not self._short_of_disk(n)]
-        rest = [n for n in alive if n not in preferred]
+        at_least = count if at_least is None else at_least
+        candidates = [n for n in self.placeable(roomy=False) if n not in exclude]
+        roomy = [n for n in candidates if not self._short_of_disk(n)]
         chosen: list[int] = []
-        while len(chosen) < count:
-            pool = preferred or rest
-            first = pool[below(len(pool))]
-            second = pool[below(len(pool))]
-            best = max(first, second, key=lambda n: (self.score(n), -open_ranges(n), -n))
-            pool.remove(best)
-            chosen.append(best)
-        return tuple(chosen)
+        for pool, limit in (
+            ([n for n in roomy if n not in avoid], count),
+            ([n for n in roomy if n in avoid], count),
+            ([n for n in candidates if n not in roomy], at_least),
+        ):
+            while pool and len(chosen) < limit:
+                drawn = {pool[below(len(pool))], pool[below(len(pool))]}
+                best = max(drawn, key=lambda n: (self.score(n), -load(n)[0], -n))
+                pool.remove(best)
+                chosen.append(best)
+        if len(chosen) < at_least:
+            raise NotEnoughNodesError(
+                "not enough data nodes", wanted=at_least, alive=len(candidates)
+            )
+        return self._lead(chosen, avoid, load)
+
+    def _lead(
+        self, chosen: list[int], avoid: Collection[int], load: Callable[[int], tuple[int, int]]
+    ) -> tuple[int, ...]:
+        if not chosen:
+            return ()
+        primary = min(
+            chosen, key=lambda n: (self._short_of_disk(n), n in avoid, load(n)[1], -self.score(n))
+        )
+        return (primary, *(n for n in chosen if n != primary))
 
     def _short_of_disk(self, node_id: int) -> bool:
-        metrics = self._metrics.get(node_id)
+        metrics = self.liveness.metrics.get(node_id)
         return metrics is not None and metrics.disk_free_space < self.disk_free_bytes_min
 
     def score(self, node_id: int) -> int:
         """Higher is better; a node that has not reported counts as the average of the others."""
-        metrics = self._metrics.get(node_id)
+        metrics = self.liveness.metrics.get(node_id)
         if metrics is not None:
             return load_score(metrics)
-        known = [load_score(m) for m in self._metrics.values()]
+        known = [load_score(m) for m in self.liveness.metrics.values()]
         return sum(known) // len(known) if known else 0
 
 

@@ -45,6 +45,9 @@ class RangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[int, ...] = ()  # node ids, the primary first
     ack_quorum: int = 1  # replicas that hold an offset before it is acknowledged
     writer_epoch: int = -1  # -1: a plain stream, anybody appends
+    replica_nums: int = 0  # copies that were asked for when it was opened; 0: as many as it got
+    joining: tuple[int, ...] = ()  # sealed: nodes that are becoming replicas
+    incomplete: tuple[int, ...] = ()  # sealed: replicas not known to hold all of it
 
     @property
     def key(self) -> str:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from headrace.client.channels import Connect
 from headrace.client.tasks import TaskSet
 from headrace.config.placement import PlacementSettings
-from headrace.errors import HeadraceError, InvalidArgumentError, UnavailableError
+from headrace.errors import (
+    HeadraceError,
+    InvalidArgumentError,
+    NotLeaderError,
+    UnavailableError,
+)
 from headrace.net.sbp_access import Access
 from headrace.net.sbp_channel import Channel, InProcessChannel
 from headrace.net.sbp_server import Peer, Routes, SbpServer, build_routes
 from headrace.placement.changes import Changes, KeyedMutex
+from headrace.placement.election import Election
 from headrace.placement.handlers import handlers
 from headrace.placement.node_calls import NodeCalls
-from headrace.placement.nodes import Nodes
+from headrace.placement.nodes import Liveness, Nodes
 from headrace.placement.records import StreamRecord
 from headrace.placement.state import Counter, PlacementState
 from headrace.placement.store import Store
@@ -45,41 +53,108 @@ class PlacementService:
         node: Callable[[str], Connect],
         secret: bytes | None,
         plain_streams: bool = False,
+        election: Election | None = None,
+        advertise: str = "",
+        name: str = "",
     ) -> None:
         """`node` makes connections to data nodes by address. `plain_streams`: anonymous peers may
-        use streams that do not belong to the cluster (embedded mode on loopback)."""
+        use streams that do not belong to the cluster (embedded mode on loopback). `election`: one
+        of several over one store, known to the others and to clients as `name` under `advertise`
+        (else where it listens); without, the only one."""
         self.runtime = runtime
         self.settings = settings
         self._secret = secret
         self.access = Access(
             runtime.clock, Role.PLACEMENT_MANAGER, secret=secret, plain_streams=plain_streams
         )
-        self.state = PlacementState(
-            nodes=Nodes(settings.node_timeout_ms, settings.disk_free_bytes_min),
-            stream_ids=Counter("stream", settings.stream_id_block),
-            replicas_max=settings.replicas_max,
-        )
-        self._calls = NodeCalls(node, timeout=settings.node_call_timeout_ms / 1000)
         self._store = store
-        self.changes = Changes(
-            runtime,
-            self.state,
-            store,
-            self._calls,
-            seal_timeout=settings.seal_timeout_ms / 1000,
-        )
+        self._election = election
+        self._advertise = advertise
+        self._name = name
+        self._calls = NodeCalls(node, timeout=settings.node_call_timeout_ms / 1000)
+        self._liveness = Liveness()
+        self._ready = False
+        self._new_term()
         self.routes: Routes = build_routes(Role.PLACEMENT_MANAGER, handlers(self))
         self._servers: list[SbpServer] = []
         self._channels: list[InProcessChannel] = []
         self._mutex = KeyedMutex()
         self._changing = TaskSet("placement change")
+        self._electing = TaskSet("placement election")
         self._background = TaskSet("placement")
         self._closed = False
 
     async def start(self) -> None:
-        leavings = self.state.recover(await self._store.load(), self._monotonic_ms())
-        await self.changes.commit(leavings)
+        if self._election is None:
+            await self._take_over()
+        elif self._advertise:
+            self._stand()
         self._background.start(self._tick_forever(), name="tick")
+
+    # Leadership
+
+    @property
+    def leading(self) -> bool:
+        """Whether requests are served; otherwise another one is to be asked."""
+        return self._ready and (self._election is None or self._election.leading)
+
+    def check_leading(self) -> None:
+        if not self.leading:
+            raise self.not_leader()
+
+    def managers(self) -> Sequence[m.PlacementManagerNode]:
+        """All placement managers that are known; the only one does not know its address."""
+        return self._election.managers() if self._election is not None else ()
+
+    def not_leader(self) -> NotLeaderError:
+        managers = tuple(self.managers())
+        leader = next((m.advertise_addr for m in managers if m.is_leader), "")
+        if leader == self._advertise:  # not yet, or not any more
+            leader = ""
+            managers = tuple(replace(m, is_leader=False) for m in managers)
+        return NotLeaderError("not the leader", leader=leader, managers=managers)
+
+    def _stand(self) -> None:
+        assert self._election is not None
+        run = self._election.run(self._advertise, self._take_over, self._step_down)
+        self._electing.start(run, name="run")
+
+    def _new_term(self) -> None:
+        """What is known starts anew, from the store; who lives is known already."""
+        settings = self.settings
+        nodes = Nodes(
+            settings.node_timeout_ms,
+            settings.disk_free_bytes_min,
+            settings.replace_after_ms,
+            liveness=self._liveness,
+        )
+        self.state = PlacementState(
+            nodes=nodes,
+            stream_ids=Counter("stream", settings.stream_id_block),
+            replicas_max=settings.replicas_max,
+        )
+        election = self._election
+        self.changes = Changes(
+            self.runtime,
+            self.state,
+            self._store,
+            self._calls,
+            seal_timeout=settings.seal_timeout_ms / 1000,
+            leading=lambda: election is None or election.leading,
+        )
+
+    async def _take_over(self) -> None:
+        self._new_term()
+        changes = self.changes
+        records = await self._store.load()
+        await changes.commit(changes.state.recover(records, self._monotonic_ms()))
+        if self._election is not None:
+            changes.settle(self.settings.settle_ms / 1000)
+        self._ready = True
+
+    def _step_down(self) -> None:
+        self._ready = False
+        self.changes.end_term()
 
     async def listen(self, host: str, port: int) -> str:
         """Serve on TCP; returns the address."""
@@ -92,6 +167,9 @@ class PlacementService:
         )
         await server.start(host, port)
         self._servers.append(server)
+        if self._election is not None and not self._advertise:
+            self._advertise = server.address
+            self._stand()
         return server.address
 
     async def connect(self) -> Channel:
@@ -103,12 +181,16 @@ class PlacementService:
         return channel
 
     def _on_goaway(self, peer: Peer) -> None:
-        if peer.role is m.ClientRole.DATA_NODE:
-            self.state.nodes.on_unreachable(peer.node_id)  # it leaves: no new ranges for it
+        if peer.role is m.ClientRole.DATA_NODE and self.access.is_node(peer):
+            self.state.nodes.on_goaway(peer.node_id, peer)
 
     async def close(self) -> None:
-        """Stop accepting, finish what changes the store, then let go."""
+        """Let another one lead, stop accepting, finish what changes the store, then let go."""
         self._closed = True
+        if self._election is not None:
+            await self._changing.finish()
+            await self._electing.close()
+            await self._election.resign()
         for server in self._servers:
             await server.close()
         for channel in self._channels:
@@ -125,23 +207,37 @@ class PlacementService:
             raise UnavailableError("placement manager closing")
         return await asyncio.shield(self._changing.start(work))
 
-    async def register(self, node: m.DataNode, store_id: str) -> None:
-        """A data node's heartbeat."""
-        if not 0 <= node.node_id < self.state.node_ids.bound:
+    async def on_heartbeat(self, node: m.DataNode, store_id: str, peer: Peer) -> None:
+        """Of a data node."""
+        if self.leading:
+            with suppress(NotLeaderError):  # then it is as if it had reached a follower
+                await self.protect(self._register(node, store_id))
+        self.state.nodes.on_heartbeat(
+            node.node_id,
+            self._monotonic_ms(),
+            address=node.advertise_addr,
+            store_id=store_id,
+            connection=peer,
+        )
+
+    async def _register(self, node: m.DataNode, store_id: str) -> None:
+        changes = self.changes
+        if not 0 <= node.node_id < changes.state.node_ids.bound:
             # Another cluster's node, or this store was lost: taking it in would let the node
             # believe that its streams were deleted.
             raise InvalidArgumentError("node id was never given out here", node_id=node.node_id)
         async with self._mutex.hold("nodes"):
-            await self.changes.commit(
-                self.state.nodes.register(node.node_id, node.advertise_addr, store_id)
+            await changes.commit(
+                changes.state.nodes.register(node.node_id, node.advertise_addr, store_id)
             )
-        self.state.nodes.on_heartbeat(node.node_id, self._monotonic_ms())
 
     async def lease(self, action: m.LeaseAction, request: m.LeaseRequest) -> m.LeaseResponse:
-        leases = self.state.leases
-        now_ms = self._monotonic_ms()
+        changes = self.changes
+        leases = changes.state.leases
         async with self._mutex.hold(("lease", request.name)):
+            now_ms = self._monotonic_ms()
             if action is m.LeaseAction.QUERY:
+                changes.check_leading()
                 granted = False
             else:
                 if action is m.LeaseAction.ACQUIRE:
@@ -157,7 +253,7 @@ class PlacementService:
                     verdict = leases.release(
                         request.name, holder=request.holder, epoch=request.epoch
                     )
-                await self.changes.commit(verdict.operations)
+                await changes.commit(verdict.operations)
                 leases.on_decided(verdict)
                 granted = verdict.granted
         record = leases.records.get(request.name)
@@ -174,6 +270,12 @@ class PlacementService:
     def statistics(self) -> dict[str, object]:
         nodes = self.state.nodes
         return {
+            "name": self._name,
+            "leading": self.leading,
+            "managers": [
+                {"name": m.name, "address": m.advertise_addr, "leader": m.is_leader}
+                for m in self.managers()
+            ],
             "streams": len(self.state.streams()),
             "nodes": [
                 {
@@ -195,6 +297,8 @@ class PlacementService:
             await self.runtime.clock.sleep(self.settings.tick_interval_ms / 1000)
             for node_id in self.state.nodes.on_tick(self._monotonic_ms()):
                 _log.warning("data node %d lost", node_id)
+            if not self.leading:
+                continue
             await self._guarded(self.protect(self._finish_seals()))
             await self._guarded(self.changes.deliver_notices())
             await self._guarded(self.protect(self._forget_tombstones()))

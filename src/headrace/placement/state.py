@@ -110,6 +110,7 @@ class PlacementState:
     _ranges: dict[int, list[RangeRecord]] = field(default_factory=dict)
     _by_node: dict[int, dict[tuple[int, int], None]] = field(default_factory=dict)
     _open_ranges: dict[int, int] = field(default_factory=dict)  # by node id
+    _led_ranges: dict[int, int] = field(default_factory=dict)  # open ones, by primary
 
     # Changes
 
@@ -120,6 +121,7 @@ class PlacementState:
         for counter in (self.stream_ids, self.node_ids):
             counter.next = counter.bound
         self.leases.on_recovered(now_ms)
+        self.nodes.on_recovered(now_ms)
         return [
             Remove(range_)
             for stream_id, ranges in self._ranges.items()
@@ -146,10 +148,7 @@ class PlacementState:
                 ranges = self._ranges.setdefault(record.stream_id, [])
                 ranges.append(record)
                 ranges.sort(key=lambda r: r.range_index)
-                for node_id in record.replicas:
-                    index = self._by_node.setdefault(node_id, {})
-                    index[record.stream_id, record.range_index] = None
-                    self._open_ranges[node_id] = self.open_ranges(node_id) + record.open
+                self._index(record)
             case NodeRecord():
                 self.nodes.records[record.node_id] = record
             case LeaseRecord():
@@ -157,6 +156,19 @@ class PlacementState:
             case CounterRecord():
                 counter = self.stream_ids if record.name == "stream" else self.node_ids
                 counter.bound = record.bound
+
+    def _index(self, record: RangeRecord) -> None:
+        for node_id in (*record.replicas, *record.joining):
+            index = self._by_node.setdefault(node_id, {})
+            index[record.stream_id, record.range_index] = None
+        self._count_open(record, 1)
+
+    def _count_open(self, record: RangeRecord, by: int) -> None:
+        if record.open:
+            for node_id in record.replicas:
+                self._open_ranges[node_id] = self.open_ranges(node_id) + by
+            for node_id in record.replicas[:1]:
+                self._led_ranges[node_id] = self._led_ranges.get(node_id, 0) + by
 
     def _remove(self, record: Record) -> None:
         match record:
@@ -181,9 +193,9 @@ class PlacementState:
         ranges = self._ranges.get(record.stream_id, [])
         for known in [r for r in ranges if r.range_index == record.range_index]:
             ranges.remove(known)
-            for node_id in known.replicas:
+            for node_id in (*known.replicas, *known.joining):
                 self._by_node[node_id].pop((known.stream_id, known.range_index), None)
-                self._open_ranges[node_id] -= known.open
+            self._count_open(known, -1)
         if not ranges:
             self._ranges.pop(record.stream_id, None)
 
@@ -230,6 +242,10 @@ class PlacementState:
 
     def open_ranges(self, node_id: int) -> int:
         return self._open_ranges.get(node_id, 0)
+
+    def load(self, node_id: int) -> tuple[int, int]:
+        """Open ranges that a node has, and how many of them it leads."""
+        return self.open_ranges(node_id), self._led_ranges.get(node_id, 0)
 
     def sealing(self) -> list[RangeRecord]:
         """Ranges whose seal was begun and not finished."""

@@ -418,19 +418,19 @@ def draw_last(limit: int) -> int:
 def test_choice_prefers_healthy_nodes() -> None:
     nodes = living(1, 2, 3, free_bytes_min=100)
     nodes.on_metrics(3, ReportMetricsRequest(disk_free_space=50))
-    chosen = nodes.choose(2, avoid=[2], open_ranges=lambda _: 0, below=draw_last)
+    chosen = nodes.choose(2, avoid=[2], load=lambda _: (0, 0), below=draw_last)
     assert chosen[0] == 1
     assert len(set(chosen)) == 2
-    everybody = nodes.choose(3, avoid=[2], open_ranges=lambda _: 0, below=draw_last)
+    everybody = nodes.choose(3, avoid=[2], load=lambda _: (0, 0), below=draw_last)
     assert set(everybody) == {1, 2, 3}
     with pytest.raises(NotEnoughNodesError):
-        nodes.choose(4, open_ranges=lambda _: 0, below=draw_last)
+        nodes.choose(4, load=lambda _: (0, 0), below=draw_last)
 
 
 def test_a_single_node_is_taken_whatever_its_disk() -> None:
     nodes = living(1, free_bytes_min=100)
     nodes.on_metrics(1, ReportMetricsRequest(disk_free_space=0))
-    assert nodes.choose(1, avoid=[1], open_ranges=lambda _: 0, below=draw_last) == (1,)
+    assert nodes.choose(1, avoid=[1], load=lambda _: (0, 0), below=draw_last) == (1,)
 
 
 def test_choice_takes_the_better_of_two() -> None:
@@ -438,11 +438,11 @@ def test_choice_takes_the_better_of_two() -> None:
     draws = iter([0, 1])
     nodes.on_metrics(1, ReportMetricsRequest(network_append_rate=10_000))
     nodes.on_metrics(2, ReportMetricsRequest(network_append_rate=10))
-    chosen = nodes.choose(1, open_ranges=lambda _: 0, below=lambda _: next(draws))
+    chosen = nodes.choose(1, load=lambda _: (0, 0), below=lambda _: next(draws))
     assert chosen == (2,)
     draws = iter([0, 1])
     nodes = living(1, 2)
-    chosen = nodes.choose(1, open_ranges=lambda n: 5 if n == 2 else 9, below=lambda _: next(draws))
+    chosen = nodes.choose(1, load=lambda n: (5 if n == 2 else 9, 0), below=lambda _: next(draws))
     assert chosen == (2,), "without metrics the fewest open ranges decide"
 
 

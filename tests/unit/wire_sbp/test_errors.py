@@ -112,7 +112,9 @@ def test_the_leader_travels_as_a_placement_manager_table() -> None:
     followers = PlacementManager(
         (PlacementManagerNode("a", "a:1"), PlacementManagerNode("b", "b:1", True))
     )
-    assert error_of(Status(1503, "", encode(followers))).data == {"leader": "b:1"}
+    told = {"leader": "b:1", "managers": followers.nodes}
+    assert error_of(Status(1503, "", encode(followers))).data == told
+    assert error_of(status_of(root.NotLeaderError("?", **told))).data == told
 
 
 @pytest.mark.parametrize(

@@ -201,12 +201,15 @@ def error_of(status: Status, **data: object) -> HeadraceError:
 
 
 def _leader_detail(error: HeadraceError) -> bytes:
+    """`managers` in the error's data: all that are known; without them just `leader`."""
+    managers = error.data.get("managers")
     leader = error.data.get("leader")
-    nodes = (
-        (PlacementManagerNode(advertise_addr=leader, is_leader=True),)
-        if isinstance(leader, str) and leader
-        else ()
-    )
+    if isinstance(managers, tuple) and managers:
+        nodes = tuple(n for n in managers if isinstance(n, PlacementManagerNode))
+    elif isinstance(leader, str) and leader:
+        nodes = (PlacementManagerNode(advertise_addr=leader, is_leader=True),)
+    else:
+        nodes = ()
     return encode(PlacementManager(nodes))
 
 
@@ -216,7 +219,7 @@ def _read_leader(detail: bytes) -> dict[str, Any]:
     except RemoteProtocolError:
         nodes = ()  # a hint only: without it the client asks the others
     leader = next((n.advertise_addr for n in nodes if n.is_leader), "")
-    return {"leader": leader}
+    return {"leader": leader, "managers": nodes} if len(nodes) > 1 else {"leader": leader}
 
 
 def _detail(data: dict[str, object]) -> bytes:
