@@ -283,3 +283,60 @@ def test_a_runtime_without_a_loop_sees_power_cuts_directly(seed: int) -> None:
     with pytest.raises(PowerCut):
         file.size()
     assert simulation.trace[-1].endswith("n1 power_cut /")
+
+
+def test_a_paused_host_does_nothing_and_then_catches_up(seed: int) -> None:
+    simulation = Simulation(seed)
+    beats: list[float] = []
+
+    async def beat() -> None:
+        clock = simulation.runtime("n1").clock
+        while True:
+            beats.append(simulation.time())
+            await clock.sleep(1)
+
+    async def main() -> None:
+        runtime = simulation.runtime("n1")
+        await simulation.on("n1", runtime.transport.listen("0.0.0.0", 1, echo))
+        simulation.start("n1", beat())
+        connection = await simulation.runtime("n2").transport.connect("n1", 1)
+        await asyncio.sleep(5.5)
+        simulation.pause("n1")
+        paused = simulation.time()
+        connection.write([b"queued in its kernel"])
+        waiting = asyncio.ensure_future(connection.receive())
+        await asyncio.sleep(20)
+        assert not waiting.done()
+        assert max(beats) < paused
+        simulation.resume("n1")
+        assert b"queued".startswith((await waiting)[:6])
+        assert max(beats) == pytest.approx(paused + 20, abs=0.1)
+        assert len(beats) == 7, "one beat was due, the others were never asked for"
+
+    simulation.run(main())
+
+
+def test_a_paused_host_may_crash(seed: int) -> None:
+    simulation = Simulation(seed)
+
+    async def main() -> None:
+        task = simulation.start("n1", asyncio.sleep(5))
+        await asyncio.sleep(1)
+        simulation.pause("n1")
+        await asyncio.sleep(10)
+        assert not task.done()
+        simulation.crash("n1")
+        await asyncio.sleep(1)
+        assert task.cancelled()
+        assert await simulation.on("n1", asyncio.sleep(1, "next life")) == "next life"
+
+    simulation.run(main())
+
+
+def test_a_wiped_host_comes_back_with_nothing(seed: int) -> None:
+    simulation = Simulation(seed)
+    simulation.disk("n1").write_atomic("/a", b"durable")
+    assert simulation.disk("n1").files() == {"/a": b"durable"}
+    simulation.wipe("n1")
+    assert simulation.disk("n1").files() == {}
+    assert simulation.disk("n1").list("/") == []

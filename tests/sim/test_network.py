@@ -178,3 +178,98 @@ def test_loopback_is_the_own_host(seed: int) -> None:
             await first.listen("n2", 2, echo)
 
     simulation.run(main())
+
+
+def test_a_one_way_partition_lets_answers_through(seed: int) -> None:
+    simulation = Simulation(seed)
+    received: list[bytes] = []
+
+    async def main() -> None:
+        async def collect(connection: Connection) -> None:
+            connection.write([b"hello"])
+            while data := await connection.receive():
+                received.append(data)
+
+        await simulation.runtime("n1").transport.listen("0.0.0.0", 1, collect)
+        transport = simulation.runtime("n2").transport
+        connection = await transport.connect("n1", 1)
+        simulation.partition("n2", "n1", one_way=True)
+        connection.write([b"unheard"])
+        assert await receive_exactly(connection, 5) == b"hello"
+        await asyncio.sleep(30)
+        assert received == []
+        with pytest.raises(UnavailableError):  # a handshake needs both ways
+            await transport.connect("n1", 1)
+        simulation.heal("n1", "n2")
+        await asyncio.sleep(1)
+        assert b"".join(received) == b"unheard"
+
+    simulation.run(main())
+
+
+def test_healing_two_hosts_leaves_other_partitions(seed: int) -> None:
+    simulation = Simulation(seed)
+
+    async def main() -> None:
+        for host in ("n1", "n2"):
+            await simulation.runtime(host).transport.listen("0.0.0.0", 1, echo)
+            simulation.partition("client", host)
+        transport = simulation.runtime("client").transport
+        simulation.heal("n1", "client")
+        (await transport.connect("n1", 1)).close()
+        with pytest.raises(UnavailableError):
+            await transport.connect("n2", 1)
+
+    simulation.run(main())
+
+
+def test_broken_connections_are_noticed_on_both_sides(seed: int) -> None:
+    simulation = Simulation(seed)
+    ended: list[str] = []
+
+    async def main() -> None:
+        async def serve(connection: Connection) -> None:
+            try:
+                await echo(connection)
+            except UnavailableError:
+                ended.append(connection.peer)
+
+        await simulation.runtime("n1").transport.listen("0.0.0.0", 1, serve)
+        lost = await simulation.runtime("n2").transport.connect("n1", 1)
+        other = await simulation.runtime("n3").transport.connect("n1", 1)
+        simulation.break_connections("n2", "n1")
+        with pytest.raises(UnavailableError):
+            await lost.receive()
+        await asyncio.sleep(1)
+        assert ended == [lost.local]
+        other.write([b"x"])
+        assert await other.receive() == b"x"
+        again = await simulation.runtime("n2").transport.connect("n1", 1)
+        again.write([b"y"])
+        assert await again.receive() == b"y"
+
+    simulation.run(main())
+
+
+def test_a_slow_host_answers_late(seed: int) -> None:
+    simulation = Simulation(seed, latency=(0.01, 0.02), execution=(0.01, 0.02))
+
+    async def main() -> None:
+        await simulation.runtime("n1").transport.listen("0.0.0.0", 1, echo)
+        connection = await simulation.runtime("n2").transport.connect("n1", 1)
+        executor = simulation.runtime("n1").executor("work", 1)
+        simulation.slow("n1", 10)
+        before = simulation.time()
+        connection.write([b"x"])
+        await connection.receive()
+        assert 0.2 <= simulation.time() - before <= 0.4
+        before = simulation.time()
+        await executor.run(int)
+        assert 0.1 <= simulation.time() - before <= 0.2
+        simulation.slow("n1")
+        before = simulation.time()
+        connection.write([b"x"])
+        await connection.receive()
+        assert simulation.time() - before <= 0.05
+
+    simulation.run(main())

@@ -121,6 +121,7 @@ class Simulation:
         self.record(host, "crash" if power_cut else "kill")
         self._network.crash(host)
         if self._loop is not None:
+            self._loop.resume(boot)  # a dead host is not a paused one: its tasks end now
             for task in self._loop.tasks():
                 if task.boot is boot:
                     task.cancel()
@@ -129,12 +130,38 @@ class Simulation:
         else:
             self._disks[host].end_process()
 
-    def partition(self, a: str, b: str) -> None:
-        """Nothing passes between two hosts until `heal`."""
-        self._network.partition(a, b)
+    def wipe(self, host: str) -> None:
+        """A crash whose disk is replaced by an empty one."""
+        self.crash(host)
+        self._disks[host].wipe()
 
-    def heal(self) -> None:
-        self._network.heal()
+    def pause(self, host: str) -> None:
+        """SIGSTOP: nothing on `host` runs until `resume`; connections stay open, time goes on."""
+        assert self._loop is not None
+        self.record(host, "pause")
+        self._loop.pause(self._boot(host))
+
+    def resume(self, host: str) -> None:
+        assert self._loop is not None
+        self.record(host, "resume")
+        self._loop.resume(self._boot(host))
+
+    def slow(self, host: str, factor: float = 1.0) -> None:
+        """Let messages from and to `host`, and what it does in executors, take longer."""
+        self.record(host, f"slow {factor:g}")
+        self._network.slowness[host] = factor
+
+    def partition(self, a: str, b: str, *, one_way: bool = False) -> None:
+        """Nothing passes between two hosts until `heal`; one way: nothing from `a` to `b`."""
+        self._network.partition(a, b, one_way=one_way)
+
+    def heal(self, a: str = "", b: str = "") -> None:
+        """End the partition of two hosts, or all of them."""
+        self._network.heal(a, b)
+
+    def break_connections(self, a: str, b: str) -> None:
+        """Reset every connection between two hosts; new ones may be made at once."""
+        self._network.break_connections(a, b)
 
     def _boot(self, host: str) -> Boot:
         boot = self._boots.get(host)
@@ -203,7 +230,8 @@ class Simulation:
         return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
 
     def _executor(self, boot: Boot, name: str, threads: int) -> SimulatedExecutor:
-        return SimulatedExecutor(boot, threads, self._execution_random, self._execution)
+        slowness = self._network.slowness
+        return SimulatedExecutor(boot, threads, self._execution_random, self._execution, slowness)
 
 
 class SimulatedClock(Clock):
@@ -238,9 +266,15 @@ class SimulatedExecutor:
     """
 
     def __init__(
-        self, boot: Boot, threads: int, random: SimulatedRandom, execution: tuple[float, float]
+        self,
+        boot: Boot,
+        threads: int,
+        random: SimulatedRandom,
+        execution: tuple[float, float],
+        slowness: Mapping[str, float],
     ) -> None:
         self._boot = boot
+        self._slowness = slowness
         self._random = random
         self._execution = execution
         self._free_at = [0.0] * threads
@@ -274,7 +308,10 @@ class SimulatedExecutor:
     def _enqueue(self, loop: asyncio.AbstractEventLoop, call: Callable[[], Any]) -> _Job:
         thread = min(range(len(self._free_at)), key=self._free_at.__getitem__)
         start = max(loop.time(), self._free_at[thread])
-        end = self._free_at[thread] = start + self._random.between(*self._execution)
+        seconds = self._random.between(*self._execution)
+        if self._slowness:
+            seconds *= self._slowness.get(self._boot.host, 1.0)
+        end = self._free_at[thread] = start + seconds
         job = _Job(call, start, loop.create_future())
         job.timer = loop.call_at(end, self._execute, job)
         self._jobs.append(job)

@@ -17,7 +17,7 @@ the sync came before the acknowledgement.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from headrace.errors import DiskFullError, LockedError, NotFoundError, StorageError
@@ -112,6 +112,17 @@ class SimulatedDisk:
         """kill -9: open handles and locks are gone, written bytes stay visible and unsynced."""
         self._life += 1
         self._locks.clear()
+
+    def wipe(self) -> None:
+        """An empty disk in the place of this one."""
+        self._root = _Folder()
+        self.end_process()
+        self.full = False
+        self._note("wipe", "/")
+
+    def files(self) -> dict[str, bytes]:
+        """Every file as it is now, by path; no simulated process reads this."""
+        return dict(_walk(self._root, ""))
 
     def cut_after(self, byte_count: int) -> None:
         """Cut the power when `byte_count` more bytes are written, in the midst of a write."""
@@ -416,3 +427,11 @@ def _empty(node: _Node) -> None:
         for name, child in list(node.names.items()):
             _empty(child)
             node.set(name, None)
+
+
+def _walk(folder: _Folder, path: str) -> Iterator[tuple[str, bytes]]:
+    for name, node in sorted(folder.names.items()):
+        if isinstance(node, _Folder):
+            yield from _walk(node, f"{path}/{name}")
+        else:
+            yield f"{path}/{name}", bytes(node.visible)

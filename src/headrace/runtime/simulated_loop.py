@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import heapq
+from collections import deque
 from collections.abc import Coroutine, Generator
 from contextvars import Context
 from itertools import count
 from typing import Any, NoReturn, TypeVar
 
-from headrace.runtime.simulated_host import Crashed, current_boot
+from headrace.runtime.simulated_host import Boot, Crashed, current_boot
 
 T = TypeVar("T")
 
@@ -69,6 +71,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._serials = count(1)
         self._iterations = 0
         self._iterations_at_instant = 0
+        self._paused: dict[Boot, deque[asyncio.Handle]] = {}
         # BaseEventLoop polls this once per iteration, and waits in it: the place to move time.
         self._selector = self
         self._clock_resolution = _CLOCK_RESOLUTION
@@ -82,7 +85,37 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now
 
+    def pause(self, boot: Boot) -> None:
+        """SIGSTOP: nothing of that host runs, while time and the network go on."""
+        self._paused.setdefault(boot, deque())
+
+    def resume(self, boot: Boot) -> None:
+        """What became due meanwhile runs now, in its order."""
+        ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]  # private
+        ready.extend(self._paused.pop(boot, ()))
+
     def select(self, timeout: float | None) -> list[Any]:
+        self._move_time(timeout)
+        if self._paused:
+            self._set_aside()
+        return []
+
+    def _set_aside(self) -> None:
+        """Keep what belongs to paused hosts from the callbacks that this iteration runs."""
+        ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]  # private
+        timers: list[Any] = self._scheduled  # type: ignore[attr-defined]  # private
+        # Due timers would join the ready ones only after this; take them over now.
+        while timers and timers[0].when() < self._now + _CLOCK_RESOLUTION:
+            timer = heapq.heappop(timers)
+            timer._scheduled = False
+            ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            boot = current_boot(handle._context)  # type: ignore[attr-defined]  # private
+            aside = self._paused.get(boot) if boot is not None else None
+            (ready if aside is None else aside).append(handle)
+
+    def _move_time(self, timeout: float | None) -> None:
         self._iterations += 1
         if self._iterations % _ITERATIONS_PER_COLLECTION == 0:
             gc.collect()
@@ -90,14 +123,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._iterations_at_instant += 1
             if self._iterations_at_instant > ITERATIONS_PER_INSTANT_MAX:
                 raise DeadlockError(f"busy loop at {self._now:.6f}: {self._who_waits()}")
-            return []
+            return
         if timeout is None:
             raise DeadlockError(f"nobody can go on at {self._now:.6f}: {self._who_waits()}")
         self._iterations_at_instant = 0
         self._now = max(self._now, self._next_timer())
         if self._now > self._until:
             raise DeadlockError(f"not done at {self._now:.6f}: {self._who_waits()}")
-        return []
 
     def _next_timer(self) -> float:
         timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]  # private

@@ -2,7 +2,8 @@
 
 Bytes of one connection arrive in order, each chunk after a latency of its own; chunks are cut and
 joined at random, because TCP promises no boundaries. A partition holds back what is under way and
-what is sent meanwhile, until it heals: TCP would send it again. A crash resets connections.
+what is sent meanwhile, in one direction or both, until it heals: TCP would send it again. A crash
+resets connections.
 
 `127.0.0.1`, `::1` and `localhost` mean the own host; a listener there is deaf to all others.
 """
@@ -50,23 +51,38 @@ class SimulatedNetwork:
         self._connections: dict[int, SimulatedConnection] = {}
         self._serials = count(1)
         self._ports: dict[str, int] = {}
-        self._partitions: set[frozenset[str]] = set()
+        self.slowness: dict[str, float] = {}  # factors on the latency from and to a host
+        self._cuts: set[tuple[str, str]] = set()  # (source, target): nothing passes that way
         self._held: list[_Pipe] = []
         self._healed = asyncio.Event()
         self.datagrams = SimulatedDatagrams(self)
 
-    def partition(self, a: str, b: str) -> None:
-        self._partitions.add(frozenset((a, b)))
-        self.record(a, f"partition {b}")
+    def partition(self, a: str, b: str, *, one_way: bool = False) -> None:
+        self._cuts.add((a, b))
+        if not one_way:
+            self._cuts.add((b, a))
+        self.record(a, f"partition {b}" + (" one way" if one_way else ""))
 
-    def heal(self) -> None:
-        self._partitions.clear()
-        self.record("-", "heal")
+    def heal(self, a: str = "", b: str = "") -> None:
+        """Both ways between two hosts; everywhere when none are named."""
+        if a:
+            self._cuts -= {(a, b), (b, a)}
+        else:
+            self._cuts.clear()
+        self.record(a or "-", f"heal {b}".rstrip())
         self._healed.set()
         self._healed = asyncio.Event()
         held, self._held = self._held, []
         for pipe in held:
             pipe.resume()
+
+    def break_connections(self, a: str, b: str) -> None:
+        """A router forgot them: some of what is under way arrives, then both ends are reset."""
+        for end in list(self._connections.values()):
+            if end.host == a and end.peer_host == b:
+                self.record(a, f"loses connection {end.serial}")
+                end.incoming.reset()
+                end.outgoing.reset()
 
     def crash(self, host: str) -> None:
         for key in [key for key in self._listeners if key[0] == host]:
@@ -83,14 +99,17 @@ class SimulatedNetwork:
         self._held.clear()
         self.datagrams.stop()
 
-    def is_cut(self, a: str, b: str) -> bool:
-        return frozenset((a, b)) in self._partitions
+    def is_cut(self, source: str, target: str) -> bool:
+        return (source, target) in self._cuts
 
     def hold(self, pipe: _Pipe) -> None:
         self._held.append(pipe)
 
-    def delay(self) -> float:
-        return self.random.between(*self.latency)
+    def delay(self, source: str = "", target: str = "") -> float:
+        delay = self.random.between(*self.latency)
+        if self.slowness:
+            delay *= self.slowness.get(source, 1.0) * self.slowness.get(target, 1.0)
+        return delay
 
     def forget(self, connection: SimulatedConnection) -> None:
         self._connections.pop(connection.serial, None)
@@ -98,9 +117,10 @@ class SimulatedNetwork:
     async def connect(self, boot: Boot, host: str, port: int) -> SimulatedConnection:
         """A handshake; waits for a partition to heal, so the caller sets the deadline."""
         target = boot.host if host in LOOPBACK else host
-        while self.is_cut(boot.host, target):
+        while self.is_cut(boot.host, target) or self.is_cut(target, boot.host):
             await self._healed.wait()
-        await asyncio.sleep(self.delay() + self.delay())  # noqa: TID251  on the virtual clock
+        trip = self.delay(boot.host, target) + self.delay(target, boot.host)
+        await asyncio.sleep(trip)  # noqa: TID251  on the virtual clock
         boot.check()
         listener = self._listeners.get((target, port))
         if listener is None or (listener.host in LOOPBACK and target != boot.host):
@@ -117,6 +137,7 @@ class SimulatedNetwork:
         near_name, far_name = f"{host}:{self.free_port(host)}", f"{target}:{port}"
         near = SimulatedConnection(self, next(self._serials), host, near_name, far_name)
         far = SimulatedConnection(self, next(self._serials), target, far_name, near_name)
+        near.peer_host, far.peer_host = target, host
         near.outgoing = far.incoming = _Pipe(self, near, far)
         far.outgoing = near.incoming = _Pipe(self, far, near)
         for end in (near, far):
@@ -204,7 +225,8 @@ class _Pipe:
         return [data[low:high] for low, high in pairwise(sorted(cuts))]
 
     def _next_arrival(self) -> float:
-        self._arrival = max(self._arrival, self._loop.time() + self._network.delay())
+        delay = self._network.delay(self._source.host, self._target.host)
+        self._arrival = max(self._arrival, self._loop.time() + delay)
         return self._arrival
 
     def _enqueue(self, item: bytes | _Mark) -> None:
@@ -255,6 +277,7 @@ class SimulatedConnection:
         self.host = host
         self.local = local
         self.peer = peer
+        self.peer_host: str
         self.outgoing: _Pipe
         self.incoming: _Pipe
         self._network = network
