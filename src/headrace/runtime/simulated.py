@@ -91,6 +91,10 @@ class Simulation:
             executor=functools.partial(self._executor, boot),
         )
 
+    def life(self, host: str) -> int:
+        """How often `host` crashed; a planned power cut is noticed by it."""
+        return self._boot(host).number
+
     def disk(self, host: str) -> SimulatedDisk:
         self._boot(host)
         return self._disks[host]
@@ -204,6 +208,8 @@ class Simulation:
                     gc.enable()
 
     def _finish(self, loop: SimulatedLoop) -> None:
+        for boot in self._boots.values():
+            loop.resume(boot)
         left = loop.tasks()
         for task in left:
             task.cancel()

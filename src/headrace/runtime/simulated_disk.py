@@ -140,6 +140,11 @@ class SimulatedDisk:
         """
         self._failures.append((operation, error))
 
+    def forget_plans(self) -> None:
+        """No planned cut or failure happens any more."""
+        self._bytes_left = self._operations_left = None
+        self._failures.clear()
+
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
         self._file(path).flip_bit(offset, bit)
 

@@ -400,7 +400,8 @@ class SimulatedListener:
         self._closed = asyncio.Event()
 
     def accept(self, connection: SimulatedConnection) -> None:
-        self._accepted.start(connection, self._context.copy())
+        # In the listener's own context: the host that connects may be paused or gone tomorrow.
+        self._context.copy().run(self._accepted.start, connection, self._context.copy())
 
     def close(self) -> None:
         self._network.unlisten(self)

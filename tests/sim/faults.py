@@ -1,0 +1,195 @@
+"""Trouble for a simulated cluster, chosen by the seed: crashes, partitions, pauses, disks.
+
+Every fault is undone after a while, at the latest by `heal`. What is beyond repair (a replaced
+disk, rotten bytes) happens to one node of a run at most: the log promises to survive the loss of
+one copy, not of all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.errors import HeadraceError, StorageError
+from headrace.runtime.simulated import SimulatedRandom
+from tests.sim.cluster import Cluster
+
+START_SECONDS_MAX = 30.0
+
+
+@dataclass(slots=True)
+class Faults:
+    cluster: Cluster
+    random: SimulatedRandom
+    kinds: tuple[str, ...]
+    busy: set[str] = field(default_factory=set)
+    """Hosts with which something is going on: one fault at a time for each."""
+    damaged: str = ""
+    """The one node that lost bytes for ever."""
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def run(self, count: int, seconds: float) -> None:
+        """`count` faults, spread over `seconds`."""
+        for _ in range(count):
+            await asyncio.sleep(2 * self.random.uniform() * seconds / count)
+            kind = self.kinds[self.random.below(len(self.kinds))]
+            fault: Callable[[], Coroutine[Any, Any, None]] = getattr(self, f"_{kind}")
+            self._tasks.append(asyncio.ensure_future(fault()))
+
+    async def heal(self) -> None:
+        """Undo everything that is still wrong."""
+        simulation = self.cluster.simulation
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for task in self._tasks:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        simulation.heal()
+        for host in (*self.cluster.managers, *self.cluster.nodes):
+            simulation.resume(host)
+            simulation.slow(host)
+            simulation.disk(host).full = False
+            simulation.disk(host).forget_plans()
+            if not self.cluster.is_up(host):
+                await self._come_back(host)
+
+    # Choosing
+
+    def _choose(self, hosts: list[str]) -> str | None:
+        free = [host for host in hosts if host not in self.busy and self.cluster.is_up(host)]
+        return free[self.random.below(len(free))] if free else None
+
+    def _seconds(self) -> float:
+        """Mostly short; sometimes long enough that a node counts as lost and is replaced."""
+        return self.random.between(*((0.05, 2.0) if self.random.below(3) else (4.0, 15.0)))
+
+    async def _come_back(self, host: str) -> None:
+        """As a supervisor does it: again until the host is up."""
+        disk = self.cluster.simulation.disk(host)
+        while True:
+            try:
+                async with asyncio.timeout(START_SECONDS_MAX):
+                    await self.cluster.restart(host)
+                return
+            except (HeadraceError, TimeoutError):
+                disk.full = False
+                self.cluster.crash(host, power_cut=False)
+                await asyncio.sleep(0.5)
+
+    # Kinds of trouble. Each is a task, cancelled by `heal`.
+
+    async def _crash(self) -> None:
+        host = self._choose([*self.cluster.nodes, *self.cluster.managers])
+        if host is not None:
+            self.busy.add(host)
+            self.cluster.crash(host, power_cut=bool(self.random.below(4)))
+            await asyncio.sleep(self._seconds())
+            await self._come_back(host)
+            self.busy.discard(host)
+
+    async def _crash_in_write(self) -> None:
+        """The power goes in the midst of a write, or between two changes of the disk."""
+        host = self._choose(self.cluster.nodes)
+        if host is None:
+            return
+        self.busy.add(host)
+        disk = self.cluster.simulation.disk(host)
+        if self.random.below(2):
+            disk.cut_after(1 + self.random.below(4000))
+        else:
+            disk.cut_before(self.random.below(40))
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            if not self.cluster.is_up(host):
+                break
+        self.cluster.crash(host)
+        await asyncio.sleep(self._seconds())
+        await self._come_back(host)
+        self.busy.discard(host)
+
+    async def _crash_all_nodes(self) -> None:
+        """The mains."""
+        for host in self.cluster.nodes:
+            if self.cluster.is_up(host):
+                self.cluster.crash(host)
+            self.busy.add(host)
+        await asyncio.sleep(self._seconds() / 4)
+        for host in self.cluster.nodes:
+            await self._come_back(host)
+            self.busy.discard(host)
+
+    async def _restart(self) -> None:
+        """A clean stop, and a start."""
+        host = self._choose(self.cluster.nodes)
+        if host is not None:
+            self.busy.add(host)
+            try:
+                await self.cluster.stop_node(host)
+            except HeadraceError:  # its disk is full, say: then it is no clean stop
+                self.cluster.crash(host, power_cut=False)
+            await asyncio.sleep(self._seconds())
+            await self._come_back(host)
+            self.busy.discard(host)
+
+    async def _partition(self) -> None:
+        """Two hosts, or one host and many others, one way or both ways."""
+        everybody = [*self.cluster.nodes, *self.cluster.managers]
+        host = everybody[self.random.below(len(everybody))]
+        others = [other for other in everybody if other != host]
+        if self.random.below(2):
+            others = [others[self.random.below(len(others))]]
+        elif self.random.below(2):
+            others = others[: 1 + self.random.below(len(others))]
+        one_way = not self.random.below(3)
+        back = bool(self.random.below(2))
+        simulation = self.cluster.simulation
+        for other in others:
+            a, b = (other, host) if back else (host, other)
+            simulation.partition(a, b, one_way=one_way)
+        await asyncio.sleep(self._seconds())
+        for other in others:
+            simulation.heal(host, other)
+
+    async def _drop(self) -> None:
+        """Connections break; what they carried may or may not have arrived."""
+        for host in self.cluster.nodes:
+            for other in (*self.cluster.nodes, *self.cluster.managers):
+                if other != host and self.random.below(2):
+                    self.cluster.simulation.break_connections(host, other)
+
+    async def _pause(self) -> None:
+        """A process that stalls and wakes up later."""
+        host = self._choose([*self.cluster.nodes, *self.cluster.managers])
+        if host is not None:
+            self.busy.add(host)
+            self.cluster.simulation.pause(host)
+            await asyncio.sleep(self._seconds())
+            self.cluster.simulation.resume(host)
+            self.busy.discard(host)
+
+    async def _slow(self) -> None:
+        host = self._choose([*self.cluster.nodes, *self.cluster.managers])
+        if host is not None:
+            self.cluster.simulation.slow(host, self.random.between(5, 60))
+            await asyncio.sleep(self._seconds())
+            self.cluster.simulation.slow(host)
+
+    async def _fill_disk(self) -> None:
+        host = self._choose(self.cluster.nodes)
+        if host is not None:
+            disk = self.cluster.simulation.disk(host)
+            disk.full = True
+            await asyncio.sleep(self._seconds())
+            disk.full = False
+
+    async def _fail_disk(self) -> None:
+        """One operation fails; a failed sync loses what it should have kept."""
+        host = self._choose(self.cluster.nodes)
+        if host is not None:
+            operation = ("sync", "write", "write_atomic")[self.random.below(3)]
+            with suppress(StorageError):
+                self.cluster.simulation.disk(host).fail_next(operation)

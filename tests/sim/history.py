@@ -1,0 +1,258 @@
+"""What happened in a simulated cluster, as its participants saw it: the input of the checker.
+
+Every call over SBP is noted with who asked whom, when, and what came back; every transaction of the
+placement store with its author. Nothing here looks into a service: the history is what an observer
+with a tap on every cable and on the store would have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.client.channels import Connect
+from headrace.errors import HeadraceError
+from headrace.net.sbp_channel import Channel
+from headrace.net.sbp_routes import Payload, Reply
+from headrace.placement.records import Record, Table
+from headrace.wire.sbp import messages as m
+from headrace.wire.sbp.errors import SUCCESS
+from headrace.wire.sbp.messages import ClientRole, Message
+from headrace.wire.sbp.opcodes import Code
+from headrace.wire.sbp.records import BatchHeader, patch_base_offset, split
+
+NEVER = float("inf")
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request and what came of it."""
+
+    number: int
+    host: str
+    role: ClientRole
+    peer: str
+    channel: int
+    code: Code
+    request: Message
+    payload: bytes
+    invoked: float
+    answered: float = NEVER
+    reply: Message | None = None
+    data: bytes = b""
+    error: BaseException | None = None
+
+    def __str__(self) -> str:
+        outcome: object = "no answer"
+        if self.error is not None:
+            outcome = self.error
+        elif self.reply is not None:
+            outcome = "answered"
+        return (
+            f"call {self.number} {self.code.name} {self.host} -> {self.peer}"
+            f" at {self.invoked:.6f}..{self.answered:.6f}: {outcome}"
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Transaction:
+    """A commit of the placement store that took effect."""
+
+    time: float
+    author: str
+    leader: str
+    """Who held the leader key when it took effect; the author itself without an election."""
+    puts: tuple[Record, ...]
+    removes: tuple[tuple[Table, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A batch at its offset, with the bytes it must have there."""
+
+    stream_id: int
+    base: int
+    end: int
+    batch: bytes
+    header: BatchHeader
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """An acknowledged append."""
+
+    stored: Stored
+    range_index: int
+    writer_epoch: int
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One stream's part of an answered FETCH, or of one that was refused (then no batches)."""
+
+    stream_id: int
+    offset: int
+    batches: tuple[Stored, ...]
+    status: int
+    call: Call
+
+
+@dataclass(slots=True)
+class History:
+    time: Callable[[], float]
+    calls: list[Call] = field(default_factory=list)
+    transactions: list[Transaction] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    """What a client of the workload saw that may not be; each names its invariant."""
+    hosts: dict[str, int] = field(default_factory=dict)
+    """Host of a data node -> its node id, once it has one."""
+    lost: dict[str, list[float]] = field(default_factory=dict)
+    """Hosts whose disk was replaced by an empty one, and when."""
+    _channels: int = 0
+
+    def complain(self, text: str) -> None:
+        self.complaints.append(f"{self.time():.6f} {text}")
+
+    def recorded(
+        self, connect: Connect, *, host: str, peer: str, role: ClientRole
+    ) -> Callable[[], Any]:
+        """The same connections, with every call on them noted."""
+
+        async def make() -> Channel:
+            channel = await connect()
+            self._channels += 1
+            return RecordingChannel(self, channel, self._channels, host, peer, role)
+
+        return make
+
+    # What the checker asks
+
+    def of(self, *codes: Code) -> Iterator[Call]:
+        return (call for call in self.calls if call.code in codes)
+
+    def acks(self) -> Iterator[Ack]:
+        """Appends of clients that were acknowledged, in the order of their invocations."""
+        for call in self.of(Code.APPEND):
+            if call.role is not ClientRole.DATA_NODE and isinstance(call.reply, m.AppendResponse):
+                yield from _acks(call, call.reply)
+
+    def reads(self) -> Iterator[Read]:
+        for call in self.of(Code.FETCH):
+            if isinstance(call.reply, m.FetchResponse):
+                yield from _reads(call, call.reply)
+
+    def sent(self) -> Iterator[tuple[int, bytes]]:
+        """(stream, batch without its offset) of everything clients ever sent."""
+        for call in self.of(Code.APPEND):
+            if call.role is ClientRole.DATA_NODE:
+                continue
+            assert isinstance(call.request, m.AppendRequest)
+            position = 0
+            for info in call.request.append_requests:
+                batch = call.payload[position : position + info.batch_length]
+                position += info.batch_length
+                if info.range is not None:
+                    yield info.range.stream_id, without_offset(batch)
+
+
+def without_offset(batch: bytes) -> bytes:
+    """What a batch's checksum covers, and its length: the same wherever it is stored."""
+    return batch[9:]
+
+
+def _acks(call: Call, reply: m.AppendResponse) -> Iterator[Ack]:
+    assert isinstance(call.request, m.AppendRequest)
+    if not _succeeded(reply.status):
+        return
+    results = {result.request_index: result for result in reply.append_responses}
+    position = 0
+    for info in call.request.append_requests:
+        batch = bytearray(call.payload[position : position + info.batch_length])
+        position += info.batch_length
+        result = results.get(info.request_index)
+        if result is None or info.range is None or not _succeeded(result.status):
+            continue
+        patch_base_offset(batch, result.base_offset)
+        stored = stored_batches(info.range.stream_id, batch)[0]
+        yield Ack(stored, info.range.range_index, info.writer_epoch, call)
+
+
+def _reads(call: Call, reply: m.FetchResponse) -> Iterator[Read]:
+    assert isinstance(call.request, m.FetchRequest)
+    infos = {info.request_index: info for info in call.request.fetch_requests}
+    position = 0
+    for result in reply.fetch_responses:
+        info = infos[result.request_index]
+        data = call.data[position : position + result.batch_length]
+        position += result.batch_length
+        code = result.status.code if result.status is not None else 0
+        batches = tuple(stored_batches(info.stream_id, data)) if _succeeded(result.status) else ()
+        yield Read(info.stream_id, info.fetch_offset, batches, code, call)
+
+
+def stored_batches(stream_id: int, data: bytes | bytearray | memoryview) -> list[Stored]:
+    return [
+        Stored(stream_id, header.base_offset, header.next_offset, bytes(batch), header)
+        for header, batch in split(data)
+    ]
+
+
+def _succeeded(status: m.Status | None) -> bool:
+    return status is None or status.code in SUCCESS
+
+
+class RecordingChannel:
+    """A channel with a tap. Everything but calls goes to the channel itself."""
+
+    def __init__(
+        self,
+        history: History,
+        inner: Channel,
+        number: int,
+        host: str,
+        peer: str,
+        role: ClientRole,
+    ) -> None:
+        self._history = history
+        self._inner = inner
+        self._number = number
+        self._host = host
+        self._peer = peer
+        self._role = role
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def call(
+        self, code: Code, message: Message, payload: Payload = (), *, timeout: float = 3.0
+    ) -> Reply:
+        history = self._history
+        # Nothing is awaited before the inner call: requests leave in the order they are noted.
+        noted = Call(
+            number=len(history.calls),
+            host=self._host,
+            role=self._role,
+            peer=self._peer,
+            channel=self._number,
+            code=code,
+            request=message,
+            payload=b"".join(payload),
+            invoked=history.time(),
+        )
+        history.calls.append(noted)
+        try:
+            reply = await self._inner.call(code, message, payload, timeout=timeout)
+        except (HeadraceError, asyncio.CancelledError) as error:
+            noted.answered = history.time()
+            noted.error = error
+            raise
+        noted.answered = history.time()
+        noted.reply = reply.message
+        noted.data = b"".join(reply.payload)
+        return reply
+
+    async def close(self) -> None:
+        await self._inner.close()

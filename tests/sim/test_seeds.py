@@ -1,0 +1,40 @@
+"""Whole clusters under faults, one run per seed; every history must keep the invariants."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+
+from tests.sim.run import Plan, run
+from tests.sim.survey import survey
+
+PLAN = Plan(nodes=1, faults=5)
+SEEDS = range(60)
+SECONDS_MAX = 110.0
+SOAK_SECONDS = float(os.environ.get("HEADRACE_SOAK_SECONDS", "1800"))
+
+
+def test_no_seed_breaks_an_invariant() -> None:
+    found = survey("cluster", PLAN, SEEDS, seconds_max=SECONDS_MAX)
+    assert not found.failures, "\n".join(found.failures)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(SOAK_SECONDS + 600)
+def test_no_seed_breaks_an_invariant_for_long() -> None:
+    seeds = itertools.count(len(SEEDS))
+    found = survey("cluster, soak", PLAN, seeds, seconds_max=SOAK_SECONDS)
+    assert not found.failures, "\n".join(found.failures)
+
+
+@pytest.mark.parametrize("seed", [3, 8])
+def test_a_seed_repeats_its_run(seed: int) -> None:
+    first, second = run(seed, PLAN), run(seed, PLAN)
+    assert len(first.cluster.simulation.trace) > 1000
+    assert first.cluster.simulation.digest() == second.cluster.simulation.digest()
+    assert [str(call) for call in first.cluster.history.calls] == [
+        str(call) for call in second.cluster.history.calls
+    ]
+    assert run(seed + 1, PLAN).cluster.simulation.digest() != first.cluster.simulation.digest()
