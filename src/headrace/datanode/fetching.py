@@ -37,10 +37,6 @@ _IDLE_SECONDS = 0.05
 """How often a poll looks again at a range that failed: nobody wakes it when its successor opens."""
 
 
-def _committed(log: RangeLog) -> int:
-    return log.durable_offset
-
-
 def _leads(state: NodeState[RangeLog], log: RangeLog) -> bool:
     return True
 
@@ -96,7 +92,7 @@ class Want:
             self._offset = await self._find_time(self.info.start_timestamp)
         while self._left > 0:
             log = self._find_log()
-            if self._offset < _committed(log):
+            if self._offset < log.committed_offset:
                 await self._read(poll, log)
             elif poll.over or log.sealed or not _leads(self._state, log):
                 return
@@ -111,7 +107,7 @@ class Want:
         end = self._offset
         for log in ranges[ranges.index(first) :]:
             found = await log.offset_at(timestamp_ms)
-            end = _committed(log)
+            end = log.committed_offset
             if found < end:
                 return max(found, self._offset)
         return end
@@ -121,19 +117,19 @@ class Want:
         if self._log is None or not self.bytes:
             self._log = self._state.containing(self.info.stream_id, self._offset)
         log = self._log
-        if self._offset >= _committed(log) and not self.bytes:
+        if self._offset >= log.committed_offset and not self.bytes:
             if log.sealed or not _leads(self._state, log):
                 # Sealed and inside its bounds: we hold less of it than there is.
                 raise NotPrimaryError("not committed here", offset=self._offset)
-            if self._offset > _committed(log):
-                raise OffsetOverflowError(offset=self._offset, end=_committed(log))
+            if self._offset > log.committed_offset:
+                raise OffsetOverflowError(offset=self._offset, end=log.committed_offset)
         return log
 
     async def _wait(self, poll: Poll, log: RangeLog) -> None:
         """Until there may be more, or it is over."""
         async with poll.waiting():
             await log.wait_for(self._offset)
-            if _committed(log) <= self._offset and not log.sealed:
+            if log.committed_offset <= self._offset and not log.sealed:
                 await poll.clock.sleep(_IDLE_SECONDS)
 
     async def _read(self, poll: Poll, log: RangeLog) -> None:

@@ -116,6 +116,7 @@ class DataNodeService:
                     self.routes,
                     authorize=self.access.authorize,
                     secret=self._secret,
+                    pressure=lambda: self.store.fullness,
                 )
                 await self._server.start(host, port)
             self._advertise = advertise or self.address

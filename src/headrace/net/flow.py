@@ -16,12 +16,13 @@ class Gate:
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self.held = False
         self.count = 0
         self.bytes = 0
 
     async def enter(self, size: int) -> None:
         """Wait for room; without waiting when there is some and nobody came before."""
-        if not self._waiting and self._fits(size):
+        if not self._waiting and not self.held and self._fits(size):
             self._take(size)
             return
         admitted = asyncio.get_running_loop().create_future()
@@ -34,6 +35,18 @@ class Gate:
             else:
                 self.leave(size)  # admitted in the same moment
             raise
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def hold(self) -> None:
+        """Admit nobody until `release`."""
+        self.held = True
+
+    def release(self) -> None:
+        self.held = False
+        self._admit()
 
     @property
     def is_full(self) -> bool:
@@ -58,7 +71,7 @@ class Gate:
         while self._waiting:
             admitted, size = self._waiting[0]
             if not admitted.done():
-                if not self._fits(size):
+                if self.held or not self._fits(size):
                     return
                 self._take(size)
                 admitted.set_result(None)

@@ -5,6 +5,9 @@ when its time is up (the peer may still carry it out and its answer is dropped);
 UnavailableError when the connection is lost or takes no new requests. `refused` in its data says
 that the peer never looked at the request. A channel that broke stays broken: making a new one is
 the caller's business.
+
+A peer under pressure asks for a pause (`throttle_time_ms`): calls then wait here, in their order,
+and end with ThrottledError, never sent, when their time is up meanwhile.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from headrace.errors import (
     HeadraceError,
     InvalidArgumentError,
     RemoteProtocolError,
+    ThrottledError,
     UnavailableError,
 )
 from headrace.net.credentials import NodeCredential
@@ -34,6 +38,7 @@ from headrace.net.sbp_routes import (
     closing,
     identify,
 )
+from headrace.net.throttle import seconds_of
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Connection, Runtime
 from headrace.wire.sbp.connection import (
@@ -59,6 +64,8 @@ from headrace.wire.sbp.multipart import Assembler
 from headrace.wire.sbp.opcodes import TABLE, Code
 
 log = get_logger(__name__)
+
+_UNTHROTTLED = frozenset({Code.PING, Code.GOAWAY, Code.HEARTBEAT})  # they keep it alive
 
 
 class Channel(Protocol):
@@ -109,6 +116,8 @@ class TcpChannel:
         self._pending: dict[int, _Pending] = {}
         self._broken: HeadraceError | None = None
         self._heard = runtime.clock.monotonic()
+        self._held_until = 0.0
+        self._holding: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._read(), name="sbp channel reader"),
@@ -192,15 +201,33 @@ class TcpChannel:
         timeout: float,
     ) -> Reply:
         size = len(header) + payload_bytes(payload)
+        admitted = code in _UNTHROTTLED
         try:
             async with asyncio.timeout(timeout):
+                if admitted:
+                    return await self._exchange(code, header, payload, response)
                 await self._gate.enter(size)
+                admitted = True
                 try:
                     return await self._exchange(code, header, payload, response)
                 finally:
                     self._gate.leave(size)
         except TimeoutError as error:
+            if not admitted and self._gate.held:
+                raise ThrottledError("the peer asked for a pause", peer=self.peer) from error
             raise DeadlineError("no answer in time", opcode=code.name, peer=self.peer) from error
+
+    def _pause(self, seconds: float) -> None:
+        """Send nothing new for a while; of several pauses the one that ends last counts."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        if seconds <= 0 or until <= self._held_until or self._broken is not None:
+            return
+        self._held_until = until
+        self._gate.hold()
+        if self._holding is not None:
+            self._holding.cancel()
+        self._holding = loop.call_at(until, self._gate.release)
 
     async def _exchange(
         self, code: Code, header: bytes, payload: Payload, response: type[Message] | None
@@ -265,7 +292,11 @@ class TcpChannel:
     def _on_response(self, event: Response, pending: _Pending) -> None:
         if event.is_system_error:
             status = decode(SystemErrorResponse, event.header).status
-            raise_for_status(status)
+            try:
+                raise_for_status(status)
+            except ThrottledError as error:
+                self._pause(seconds_of(error.data.get("throttle_time_ms")))
+                raise
             raise RemoteProtocolError("system error without an error")
         if pending.answer.done():
             return
@@ -273,6 +304,7 @@ class TcpChannel:
             pending.answer.set_result(Reply(Message(), (event.payload,)))
             return
         message = decode(pending.response, event.header)
+        self._pause(seconds_of(getattr(message, "throttle_time_ms", 0)))
         payload = (event.payload,) if event.payload else ()
         pending.assembler.add(message, payload, header_bytes=len(event.header))
         if event.is_last:
@@ -299,6 +331,9 @@ class TcpChannel:
         if self._broken is not None:
             return
         self._broken = error
+        if self._holding is not None:
+            self._holding.cancel()
+            self._gate.release()  # whoever waits learns that it is over
         for pending in self._pending.values():
             pending.fail(UnavailableError(error.message, **error.data))
         self._connection.close()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from headrace.errors import DeadlineError, HeadraceError, RemoteProtocolError, UnavailableError
@@ -33,6 +33,12 @@ from headrace.net.sbp_routes import (
     build_routes,
     closing,
     identify,
+)
+from headrace.net.throttle import (
+    CONNECTION_PAUSE_MS_MAX,
+    ROLE_PAUSE_MS_MAX,
+    pause_ms,
+    with_pause,
 )
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer, Connection, Listener, Runtime
@@ -57,6 +63,7 @@ __all__ = [
 log = get_logger(__name__)
 
 _RETIRE_POLL = 0.01
+_THROTTLED = frozenset({Code.APPEND, Code.FETCH})
 _LARGE_ANSWERS = READS - {Code.FETCH} | {Code.DESCRIBE_RANGES}  # FETCH keeps account by itself
 _LARGE_ANSWER_BYTES = 256 << 10  # what such an answer counts for until its size is known
 _TIMEOUT_MARGIN = 0.5  # a handler that keeps the request's own deadline answers better than we
@@ -70,6 +77,7 @@ class ServerLimits:
     requests_in_flight_max: int = 1024  # per connection; then it is not read
     bytes_in_flight_max: int = 32 << 20  # of requests, per connection; then it is not read
     reply_bytes_max: int = 16 << 20  # read for a peer that has not taken it, per connection
+    fetches_waiting_max: int = 64  # for room to be read into; then the peer is asked to pause
     frame_bytes_max: int = FRAME_BYTES_MAX
     header_bytes_max: int = REQUEST_HEADER_BYTES_MAX
     idle_timeout: float = 15.0  # without a frame and with nothing in flight
@@ -91,13 +99,17 @@ class SbpServer:
         secret: bytes | None = None,
         limits: ServerLimits | None = None,
         on_goaway: Callable[[Peer], None] | None = None,
+        pressure: Callable[[], float] | None = None,
     ) -> None:
+        """`pressure` tells how full the role is, from 0 to 1: peers are then asked to pause."""
         self.runtime = runtime
         self.routes = routes
         self.authorize = authorize
         self.secret = secret
         self.limits = limits or ServerLimits()
         self.on_goaway = on_goaway
+        self.pressure = pressure
+        self._throttled = 0
         self._listener: Listener | None = None
         self._reaper: asyncio.Task[None] | None = None
         self._serving: dict[_Serving, None] = {}  # ordered, so that a simulated run repeats
@@ -122,6 +134,7 @@ class SbpServer:
             "reply_bytes_held": sum(each.replies.bytes for each in self._serving),
             "requests": self._requests,
             "connections_refused": self._refused,
+            "answers_throttled": self._throttled,
         }
 
     async def close(self) -> None:
@@ -138,6 +151,9 @@ class SbpServer:
 
     def count_request(self) -> None:
         self._requests += 1
+
+    def count_throttled(self) -> None:
+        self._throttled += 1
 
     async def _on_connection(self, connection: Connection) -> None:
         if self._closing or len(self._serving) >= self.limits.connections_max:
@@ -321,8 +337,29 @@ class _Serving:
         await self._write(self._core.respond(request, header, (), last=True))
 
     async def _send(self, request: Request, reply: Reply, *, last: bool) -> None:
+        if request.opcode.code in _THROTTLED:
+            reply = self._throttle(request, reply)
         for header, payload, is_last in _frames(reply, last=last):
             await self._write(self._core.respond(request, header, payload, last=is_last))
+
+    def _throttle(self, request: Request, reply: Reply) -> Reply:
+        """Ask for a pause when this role or this connection has much to do."""
+        limits = self._limits
+        pressure = self._server.pressure
+        pause = 0
+        if request.opcode.code is Code.FETCH:
+            # The peer asks for more than it takes: others of its requests wait for that.
+            level = self.replies.waiting / limits.fetches_waiting_max
+        else:
+            level = (self.gate.bytes - request.bytes) / limits.bytes_in_flight_max
+            if pressure is not None:
+                pause = pause_ms(pressure(), ROLE_PAUSE_MS_MAX)
+        pause = max(pause, pause_ms(level, CONNECTION_PAUSE_MS_MAX))
+        message = with_pause(reply.message, pause)
+        if message is reply.message:
+            return reply
+        self._server.count_throttled()
+        return replace(reply, message=message)
 
     async def _fail(self, request: Request, error: HeadraceError) -> None:
         await self._write(self._core.fail(request, error))

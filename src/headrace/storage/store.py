@@ -287,6 +287,11 @@ class LogStore:
         self._shared.pool.close()
         self._lock.release()
 
+    @property
+    def fullness(self) -> float:
+        """How much of what may wait for the disk does; at 1 appends are throttled."""
+        return self._shared.queued_bytes / self._shared.settings.queued_bytes_max
+
     def statistics(self) -> dict[str, int]:
         shared = self._shared
         committers = shared.committers.values()
