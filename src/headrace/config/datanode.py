@@ -10,7 +10,12 @@ from msgspec import Meta
 
 class DataNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_interval_ms: Annotated[
-        int, Meta(ge=100, description="How often the node announces itself and reports metrics.")
+        int,
+        Meta(
+            ge=100,
+            le=5_000,  # a third of the idle limit of the connection it goes over
+            description="How often the node announces itself and reports metrics.",
+        ),
     ] = 5_000
     reconcile_interval_ms: Annotated[
         int,
