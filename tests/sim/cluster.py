@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from headrace.client.channels import Connect, tcp_connect
+from headrace.client.placement_links import PlacementLinks
 from headrace.client.sbp import SbpClient
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
@@ -17,12 +20,19 @@ from headrace.config.storage import StorageSettings
 from headrace.datanode.service import DataNodeService
 from headrace.net.credentials import node_credential
 from headrace.net.sbp_channel import Channel
-from headrace.placement.records import Operations, Put, Record, decode_record
+from headrace.net.sbp_routes import Payload, Reply
+from headrace.placement.coordination import Entry
+from headrace.placement.coordination import Outcome as MetadataOutcome
+from headrace.placement.coordination import Transaction as MetadataTransaction
+from headrace.placement.election import LEADER_KEY, Candidate
+from headrace.placement.guarded_store import RECORDS, decode_entry
+from headrace.placement.memory_metadata import MemoryMetadata
+from headrace.placement.records import Record, Table
 from headrace.placement.service import PlacementService
-from headrace.placement.store import MemoryStore
 from headrace.runtime.interfaces import Runtime
-from headrace.runtime.simulated import Simulation
-from headrace.wire.sbp.messages import ClientRole
+from headrace.runtime.simulated import SimulatedRandom, Simulation
+from headrace.wire.sbp.messages import ClientRole, Message
+from headrace.wire.sbp.opcodes import Code
 from tests.sim.history import History, Transaction
 
 SECRET = b"k" * 32
@@ -31,7 +41,13 @@ PLACEMENT_PORT = 12378
 NODE_PORT = 10911
 
 PLACEMENT_SETTINGS = PlacementSettings(
-    node_timeout_ms=3_500, tick_interval_ms=500, stream_id_block=3, replicas_max=3
+    node_timeout_ms=3_500,
+    tick_interval_ms=500,
+    stream_id_block=3,
+    replace_after_ms=8_000,
+    settle_ms=1_500,
+    leader_ttl_ms=2_000,
+    leader_margin_ms=300,
 )
 NODE_SETTINGS = DataNodeSettings(
     heartbeat_interval_ms=1_000, reconcile_interval_ms=5_000, register_timeout_ms=5_000
@@ -48,42 +64,72 @@ STORAGE_SETTINGS = StorageSettings(
 )
 
 
-class NotingStore(MemoryStore):
-    """Outlives its placement manager, and tells the history what it committed."""
+class NotingMetadata(MemoryMetadata):
+    """What etcd is to placement managers; tells the history what took effect, and who led then."""
 
-    def __init__(self, history: History) -> None:
-        super().__init__()
-        self._history = history
+    def __init__(self, history: History, runtime: Runtime) -> None:
+        super().__init__(runtime.clock, delay=lambda: 0.0005 + 0.003 * runtime.random.uniform())
+        self._notes = history
 
-    def decoded(self) -> list[Record]:
-        return [decode_record(table, self._values[table, key]) for table, key in self._values]
+    def write(self, transaction: MetadataTransaction, author: str) -> MetadataOutcome:
+        entry = self.read(LEADER_KEY)
+        outcome = super().write(transaction, author)
+        if outcome.succeeded:
+            puts = tuple(
+                decode_entry(Entry(key, value, 0))
+                for key, value in transaction.puts.items()
+                if key.startswith(RECORDS)
+            )
+            removed = (
+                key.removeprefix(RECORDS).partition("/")
+                for key in transaction.removes
+                if key.startswith(RECORDS)
+            )
+            removes = tuple((Table(table), key) for table, _, key in removed)
+            leader = msgspec.json.decode(entry.value, type=Candidate).name if entry else ""
+            if puts or removes:
+                self._notes.transactions.append(
+                    Transaction(self._notes.time(), author, leader, puts, removes)
+                )
+        return outcome
 
-    async def _commit(self, operations: Operations) -> None:
-        await super()._commit(operations)
-        puts = tuple(o.record for o in operations if isinstance(o, Put))
-        removes = tuple(
-            (o.record.table, o.record.key) for o in operations if not isinstance(o, Put)
-        )
-        self._history.transactions.append(
-            Transaction(self._history.time(), "pm0", "pm0", puts, removes)
-        )
+
+class LinksChannel(PlacementLinks):
+    """Also a channel, for those who know one placement manager only."""
+
+    async def call(
+        self, code: Code, message: Message, payload: Payload = (), *, timeout: float = 3.0
+    ) -> Reply:
+        return await super().call(code, message, payload, timeout=timeout)
+
+    async def channel(self) -> Channel:
+        return self
 
 
 class Cluster:
-    """`start`, then do to it what you like; the metadata outlives all crashes."""
+    """`start`, then do to it what you like; the metadata outlives all crashes.
+
+    `duplicates`: the share of requests that arrive once more, a moment or some seconds later.
+    """
 
     def __init__(
         self,
         seed: int,
         *,
-        managers: int = 1,
+        managers: int = 3,
         nodes: int = 3,
+        duplicates: float = 0.0,
         placement_settings: PlacementSettings = PLACEMENT_SETTINGS,
         node_settings: DataNodeSettings = NODE_SETTINGS,
         storage_settings: StorageSettings = STORAGE_SETTINGS,
     ) -> None:
         self.simulation = Simulation(seed)
         self.history = History(self.simulation.time)
+        if duplicates:
+            random = SimulatedRandom(f"{seed}/duplicates")
+            self.history.duplicate = lambda: (
+                0.01 + 6 * random.uniform() ** 3 if random.uniform() < duplicates else 0.0
+            )
         self.managers = [f"pm{number}" for number in range(managers)]
         self.nodes = [f"dn{number}" for number in range(nodes)]
         self.placements: dict[str, PlacementService] = {}
@@ -93,7 +139,7 @@ class Cluster:
         self._placement_settings = placement_settings
         self._node_settings = node_settings
         self._storage_settings = storage_settings
-        self._store = NotingStore(self.history)
+        self.metadata = NotingMetadata(self.history, self.simulation.runtime("etcd"))
 
     async def start(self) -> None:
         for host in self.managers:
@@ -103,7 +149,7 @@ class Cluster:
 
     def records(self) -> list[Record]:
         """The placement metadata that is durable now."""
-        return self._store.decoded()
+        return self.metadata.records()
 
     # Hosts
 
@@ -111,12 +157,17 @@ class Cluster:
         runtime = self.simulation.runtime(host)
 
         async def start() -> PlacementService:
+            settings = self._placement_settings
+            membership = self.metadata.join(runtime, settings, host)
             service = PlacementService(
                 runtime,
-                self._placement_settings,
-                store=self._store,
+                settings,
+                store=membership.store,
+                election=membership.election,
                 node=self._node_connect(runtime, host, ClientRole.PLACEMENT_MANAGER),
                 secret=SECRET,
+                advertise=f"{host}:{PLACEMENT_PORT}",
+                name=host,
             )
             await service.start()
             await service.listen("0.0.0.0", PLACEMENT_PORT)
@@ -134,7 +185,7 @@ class Cluster:
                 self._node_settings,
                 folder="/data",
                 storage=self._storage_settings,
-                placement=self._placement_connect(runtime, host, ClientRole.DATA_NODE),
+                placement=self._placement_links(runtime, host, ClientRole.DATA_NODE).channel,
                 secret=SECRET,
             )
             await service.start("0.0.0.0", NODE_PORT, advertise=f"{host}:{NODE_PORT}")
@@ -177,7 +228,7 @@ class Cluster:
         runtime = self.simulation.runtime(host)
         return SbpClient(
             runtime,
-            placement=self._placement_connect(runtime, host, ClientRole.CUSTOMER),
+            placement=self._placement_links(runtime, host, ClientRole.CUSTOMER),
             node=self._node_connect(runtime, host, ClientRole.CUSTOMER),
             client_id=host,
         )
@@ -196,8 +247,9 @@ class Cluster:
     ) -> Callable[[str], Connect]:
         return lambda address: self._connect(runtime, host, address, role)
 
-    def _placement_connect(self, runtime: Runtime, host: str, role: ClientRole) -> Connect:
-        return self._connect(runtime, host, f"{self.managers[0]}:{PLACEMENT_PORT}", role)
+    def _placement_links(self, runtime: Runtime, host: str, role: ClientRole) -> LinksChannel:
+        addresses = [f"{manager}:{PLACEMENT_PORT}" for manager in self.managers]
+        return LinksChannel(addresses, self._node_connect(runtime, host, role))
 
     async def sleep(self, seconds: float) -> None:
         await self.simulation.runtime("main").clock.sleep(seconds)

@@ -49,6 +49,7 @@ class Faults:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
         simulation.heal()
+        self.cluster.metadata.unreachable.clear()
         for host in (*self.cluster.managers, *self.cluster.nodes):
             simulation.resume(host)
             simulation.slow(host)
@@ -153,6 +154,15 @@ class Faults:
         await asyncio.sleep(self._seconds())
         for other in others:
             simulation.heal(host, other)
+
+    async def _cut_metadata(self) -> None:
+        """One placement manager, or all of them, does not reach the metadata."""
+        managers = self.cluster.managers
+        if self.random.below(3):
+            managers = [managers[self.random.below(len(managers))]]
+        self.cluster.metadata.unreachable.update(managers)
+        await asyncio.sleep(self._seconds())
+        self.cluster.metadata.unreachable.difference_update(managers)
 
     async def _drop(self) -> None:
         """Connections break; what they carried may or may not have arrived."""

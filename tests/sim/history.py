@@ -8,7 +8,7 @@ with a tap on every cable and on the store would have.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +111,8 @@ class History:
     """Host of a data node -> its node id, once it has one."""
     lost: dict[str, list[float]] = field(default_factory=dict)
     """Hosts whose disk was replaced by an empty one, and when."""
+    duplicate: Callable[[], float] | None = None
+    """Asked after each call: in how many seconds the request arrives once more; 0 is never."""
     _channels: int = 0
 
     def complain(self, text: str) -> None:
@@ -119,12 +121,15 @@ class History:
     def recorded(
         self, connect: Connect, *, host: str, peer: str, role: ClientRole
     ) -> Callable[[], Any]:
-        """The same connections, with every call on them noted."""
+        """The same connections, with every call on them noted, and some of them made twice."""
 
         async def make() -> Channel:
             channel = await connect()
             self._channels += 1
-            return RecordingChannel(self, channel, self._channels, host, peer, role)
+            recording = RecordingChannel(self, channel, self._channels, host, peer, role)
+            if self.duplicate is None:
+                return recording
+            return DuplicatingChannel(recording, make, self.duplicate)
 
         return make
 
@@ -253,6 +258,61 @@ class RecordingChannel:
         noted.reply = reply.message
         noted.data = b"".join(reply.payload)
         return reply
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+DUPLICATED = frozenset(
+    {
+        Code.APPEND,
+        Code.SEAL_RANGES,
+        Code.SYNC_RANGES,
+        Code.CREATE_STREAMS,
+        Code.DELETE_STREAMS,
+        Code.TRIM_STREAMS,
+    }
+)
+"""Requests that change something."""
+
+
+class DuplicatingChannel:
+    """Sends a request once more over another connection, later, as if its sender had retried."""
+
+    def __init__(
+        self,
+        inner: RecordingChannel,
+        connect: Callable[[], Awaitable[Channel]],
+        later: Callable[[], float],
+    ) -> None:
+        self._inner = inner
+        self._connect = connect
+        self._later = later
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def call(
+        self, code: Code, message: Message, payload: Payload = (), *, timeout: float = 3.0
+    ) -> Reply:
+        copied = [bytes(piece) for piece in payload] if code in DUPLICATED else []
+        try:
+            return await self._inner.call(code, message, payload, timeout=timeout)
+        finally:
+            if code in DUPLICATED and (seconds := self._later()) > 0:
+                task = asyncio.ensure_future(self._again(seconds, code, message, copied))
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _again(
+        self, seconds: float, code: Code, message: Message, payload: list[bytes]
+    ) -> None:
+        await asyncio.sleep(seconds)
+        channel = await self._connect()
+        inner = channel._inner if isinstance(channel, DuplicatingChannel) else channel
+        try:
+            await inner.call(code, message, payload)
+        finally:
+            await channel.close()
 
     async def close(self) -> None:
         await self._inner.close()

@@ -37,6 +37,7 @@ ALL_FAULTS = (
     "restart",
     "partition",
     "partition",
+    "cut_metadata",
     "drop",
     "pause",
     "slow",
@@ -49,7 +50,7 @@ ALL_FAULTS = (
 class Plan:
     """What a seed does, as far as it is not left to chance."""
 
-    managers: int = 1
+    managers: int = 3
     nodes: int = 3
     replicas: int = 1
     seconds: float = 15.0
@@ -58,6 +59,7 @@ class Plan:
     writers: tuple[str, ...] = ("plain", "sequence", "owned", "state")
     readers: int = 1
     interferers: int = 1
+    duplicates: float = 0.03
 
 
 @dataclass(slots=True)
@@ -84,7 +86,7 @@ class Outcome:
 
 def run(seed: int, plan: Plan | None = None) -> Outcome:
     plan = plan or Plan()
-    cluster = Cluster(seed, managers=plan.managers, nodes=plan.nodes)
+    cluster = Cluster(seed, managers=plan.managers, nodes=plan.nodes, duplicates=plan.duplicates)
     outcome = Outcome(seed, plan, cluster)
     final = cluster.simulation.run(_main(cluster, plan), seconds_max=_SECONDS_MAX)
     outcome.violations = check(cluster.history, final)
