@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -33,9 +34,18 @@ SETTINGS = StorageSettings(
     idle_checkpoint_bytes=800,
     checkpoint_bytes=2500,
     tail_cache_bytes=1500,
+    journal_files_min=0,
     open_files_max=2,
     commit_threads=3,
     min_free_bytes=0,
+)
+JOURNALED = msgspec.structs.replace(
+    SETTINGS,
+    open_files_max=8,  # two files to a group
+    idle_file_ms=100,  # the journal is settled when it was quiet for so long
+    journal_files_min=1,
+    journal_bytes=8192 + 2 * 8192,  # so that laps are used again
+    journal_group_bytes_max=8192,
 )
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -99,9 +109,14 @@ class Promise:
         self.kept_end = max(self.kept_end, end)
 
 
-async def drive(simulation: Simulation, promises: list[Promise], plan: Iterable[Step]) -> None:
+async def drive(
+    simulation: Simulation,
+    promises: list[Promise],
+    plan: Iterable[Step],
+    storage: StorageSettings,
+) -> None:
     runtime = simulation.runtime(HOST)
-    store = await LogStore.open(runtime, FOLDER, SETTINGS)
+    store = await LogStore.open(runtime, FOLDER, storage)
     logs: list[RangeLog] = []
     for index, promise in enumerate(promises):
         key = RangeKey(7, index)
@@ -186,10 +201,10 @@ def check_recovered(promise: Promise, log: RangeLog, batches: list[bytes]) -> No
 
 
 async def recover(
-    simulation: Simulation, promises: list[Promise]
+    simulation: Simulation, promises: list[Promise], storage: StorageSettings
 ) -> tuple[LogStore, list[RangeState], list[list[bytes]]]:
     async def on_host() -> tuple[LogStore, list[RangeState], list[list[bytes]]]:
-        store = await LogStore.open(simulation.runtime(HOST), FOLDER, SETTINGS)
+        store = await LogStore.open(simulation.runtime(HOST), FOLDER, storage)
         contents: list[list[bytes]] = []
         for index, promise in enumerate(promises):
             if promise.created:
@@ -208,27 +223,28 @@ async def scenario(
     plan: list[Step],
     cut: tuple[str, int],
     recovery_cut: int,
+    storage: StorageSettings,
 ) -> None:
     disk = simulation.disk(HOST)
     plan_the_cut(disk, cut)
     try:
-        await simulation.on(HOST, drive(simulation, promises, plan))
+        await simulation.on(HOST, drive(simulation, promises, plan, storage))
         simulation.crash(HOST)
     except UnavailableError:
         pass
     disk.cut_before(recovery_cut)
     try:
-        await recover(simulation, promises)
+        await recover(simulation, promises, storage)
         simulation.crash(HOST, power_cut=False)
     except UnavailableError:
         pass
     disk.cut_before(10**9)
-    store, states, contents = await recover(simulation, promises)
+    store, states, contents = await recover(simulation, promises, storage)
     for index, promise in enumerate(promises):
         if promise.created:
             await continue_range(simulation, store.range(RangeKey(7, index)), promise)
     await simulation.on(HOST, store.close())
-    store, again, longer = await recover(simulation, promises)
+    store, again, longer = await recover(simulation, promises, storage)
     assert store.clean
     for before, after in zip(states, again, strict=True):
         assert before.start == after.start
@@ -271,10 +287,11 @@ def run_scenario(
     plan: list[Step],
     cut: tuple[str, int],
     recovery_cut: int,
+    storage: StorageSettings = SETTINGS,
 ) -> None:
     simulation = Simulation(seed)
     promises = [Promise(level) for level in level_of]
-    simulation.run(scenario(simulation, promises, plan, cut, recovery_cut))
+    simulation.run(scenario(simulation, promises, plan, cut, recovery_cut, storage))
 
 
 @QUICK
@@ -287,6 +304,18 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_invented(
     recovery_cut: int,
 ) -> None:
     run_scenario(seed, level_of, plan, cut, recovery_cut)
+
+
+@QUICK
+@given(st.integers(0, 2**32), levels, plans, cuts, st.integers(0, 40))
+def test_the_journal_loses_and_invents_nothing_either(
+    seed: int,
+    level_of: list[Durability],
+    plan: list[Step],
+    cut: tuple[str, int],
+    recovery_cut: int,
+) -> None:
+    run_scenario(seed, level_of, plan, cut, recovery_cut, JOURNALED)
 
 
 def test_the_property_notices_a_missing_sync(monkeypatch: pytest.MonkeyPatch) -> None:

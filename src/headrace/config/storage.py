@@ -34,7 +34,17 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Meta(
             ge=0, description="Dirty files from which a group goes to the redo journal; 0 = never."
         ),
-    ] = 0
+    ] = 4
+    journal_bytes: Annotated[
+        int, Meta(ge=MIB, description="Size of the redo journal; made when it is first needed.")
+    ] = 128 * MIB
+    journal_group_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="A group of more bytes is synced file by file, not written twice.",
+        ),
+    ] = 4 * MIB
     commit_threads: Annotated[
         int, Meta(ge=1, le=64, description="Files that a group commit syncs at the same time.")
     ] = 16

@@ -5,8 +5,9 @@ the disk and not the number of appends. There is one committer per level: an ack
 needs the page cache alone never waits for another range's sync.
 
 What an acknowledgement means: for `synced` ranges the batch's bytes, the file's size and its name
-have been synced; for `written` ranges the write has returned. The order write → sync → acknowledge
-is `carry_out` (in a thread) followed by `on_written` (on the loop), and nowhere else.
+have been synced, or stand in the synced journal; for `written` ranges the write has returned. The
+order write → sync → acknowledge is `carry_out` or `Journal.commit` (in a thread) followed by
+`on_written` (on the loop), and nowhere else.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import StorageError
 from headrace.observability.logging import get_logger
 from headrace.runtime import Disk, Executor
-from headrace.storage.journal import CommitPolicy, Route
+from headrace.storage.journal import Journal
 from headrace.storage.segment import SegmentWrite, carry_out
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Committer:
         self,
         disk: Disk,
         executor: Executor,
-        policy: CommitPolicy,
+        journal: Journal,
         groups: GroupNumbers,
         *,
         threads: int,
@@ -52,7 +53,7 @@ class Committer:
     ) -> None:
         self._disk = disk
         self._executor = executor
-        self._policy = policy
+        self._journal = journal
         self._groups = groups
         self._threads = threads
         self._group_bytes_max = group_bytes_max
@@ -103,9 +104,8 @@ class Committer:
     async def _commit(self, writes: list[SegmentWrite]) -> None:
         self.groups_written += 1
         dirty = sum(write.sync for write in writes)
-        journal = self._policy.journal
-        if journal is not None and self._policy.route(dirty) is Route.JOURNAL:
-            await self._carry_out(journal.commit(writes), writes)
+        if dirty == len(writes) and self._journal.takes(writes):
+            await self._carry_out(self._journal.commit(writes), writes)
             return
         shares = min(dirty, self._threads)
         if shares <= 1:

@@ -6,7 +6,7 @@ Everything here but `recover_all` blocks and runs in a thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -22,6 +22,7 @@ from headrace.storage.model import (
     LOCK,
     RANGE_METADATA,
     STREAMS,
+    Point,
     RangeKey,
     range_folder,
     stream_folder,
@@ -95,13 +96,26 @@ Found = RecoveredRange | tuple[RangeKey, CorruptionError] | None
 
 
 async def recover_all(
-    disk: Disk, executor: Executor, opened: OpenedFolder, folder: str, settings: StorageSettings
+    disk: Disk,
+    executor: Executor,
+    opened: OpenedFolder,
+    folder: str,
+    settings: StorageSettings,
+    *,
+    known: Mapping[tuple[RangeKey, int], Point],
 ) -> list[Found]:
+    """`known` tells how far segments were acknowledged where they may not tell it themselves."""
     shares = min(settings.commit_threads, len(opened.keys))
     results = await asyncio.gather(
         *(
             executor.run(
-                _recover_some, disk, folder, opened.keys[share::shares], opened.store_uuid, settings
+                _recover_some,
+                disk,
+                folder,
+                opened.keys[share::shares],
+                opened.store_uuid,
+                settings,
+                known,
             )
             for share in range(shares)
         )
@@ -115,11 +129,13 @@ def _recover_some(
     keys: Sequence[RangeKey],
     store_uuid: UUID,
     settings: StorageSettings,
+    known: Mapping[tuple[RangeKey, int], Point],
 ) -> list[Found]:
     found: list[Found] = []
     for key in keys:
         try:
-            found.append(recover_range(disk, range_folder(folder, key), key, store_uuid, settings))
+            place = range_folder(folder, key)
+            found.append(recover_range(disk, place, key, store_uuid, settings, known))
         except CorruptionError as error:
             log.error("range unreadable", stream_id=key.stream_id, error=str(error))
             found.append((key, error))

@@ -1,6 +1,6 @@
 """`format.json`: which version of the layout a data directory has, and which store it is.
 
-    {"version": 1, "store_uuid": "6f1c…"}
+    {"version": 2, "store_uuid": "6f1c…"}
 
 The version covers everything in the directory: file names, marks, index, metadata, batches. A
 newer one is refused, because guessing would destroy data; an older one is migrated at open, step by
@@ -18,12 +18,17 @@ from headrace.errors import FormatError
 from headrace.runtime import Disk, Random
 from headrace.storage.model import STREAMS
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FORMAT_FILE = "format.json"
 
 Migration = Callable[[Disk, str], None]
 
-MIGRATIONS: dict[int, Migration] = {}
+
+def _allow_journal(disk: Disk, folder: str) -> None:
+    """Version 2 may hold acknowledged batches in its journal, which version 1 would not replay."""
+
+
+MIGRATIONS: dict[int, Migration] = {1: _allow_journal}
 """From version n to n + 1. Version 1 is the first."""
 
 

@@ -2,6 +2,7 @@
 
 lock                          held while a process owns the directory
 format.json                   format version and store uuid
+journal                       redo journal of groups that dirtied many files; see `journal`
 clean-stop                    present only after a clean stop; consumed at open
 streams/<stream>/deleted      the stream is being removed; finished at open
 streams/<stream>/<range>/range.json
@@ -19,6 +20,7 @@ from headrace.wire.sbp.messages import Durability
 STREAMS = "streams"
 LOCK = "lock"
 CLEAN_STOP = "clean-stop"
+JOURNAL = "journal"
 DELETED = "deleted"
 RANGE_METADATA = "range.json"
 LOG_SUFFIX = ".log"

@@ -9,7 +9,7 @@ bytes. Running it twice gives the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from uuid import UUID
@@ -28,6 +28,7 @@ from headrace.storage.model import (
     LOG_SUFFIX,
     RANGE_METADATA,
     CorruptSpan,
+    Point,
     RangeKey,
     format_base,
     parse_base,
@@ -50,7 +51,12 @@ class RecoveredRange:
 
 
 def recover_range(
-    disk: Disk, folder: str, key: RangeKey, store_uuid: UUID, settings: StorageSettings
+    disk: Disk,
+    folder: str,
+    key: RangeKey,
+    store_uuid: UUID,
+    settings: StorageSettings,
+    known: Mapping[tuple[RangeKey, int], Point],
 ) -> RecoveredRange | None:
     """The range in `folder`; None when its creation never finished."""
     names = disk.list(folder)
@@ -63,7 +69,11 @@ def recover_range(
     found = RecoveredRange(key, folder, decode_metadata(disk.read(path), path))
     bases = _drop_outside(disk, found, bases)
     for base, successor in _with_successors(bases):
-        found.segments.append(_recover_segment(disk, found, base, successor, store_uuid, settings))
+        found.segments.append(
+            _recover_segment(
+                disk, found, base, successor, store_uuid, settings, known.get((key, base))
+            )
+        )
     _conclude(disk, found)
     return found
 
@@ -100,6 +110,7 @@ def _recover_segment(
     successor: int | None,
     store_uuid: UUID,
     settings: StorageSettings,
+    known: Point | None,
 ) -> Segment:
     metadata = found.metadata
     known_end = metadata.end if metadata.complete else None
@@ -108,10 +119,14 @@ def _recover_segment(
     checkpoint = load_checkpoint(disk, found.key, base, segment.index_path)
     if checkpoint is not None and upper is not None and checkpoint.end.offset > upper:
         checkpoint = None  # made before the end was lowered, or before the successor existed
+    if known is not None and upper is not None and known.offset > upper:
+        known = None
     file = disk.open(segment.path)
     try:
         size = file.size()
         covered = checkpoint is not None and checkpoint.end.position <= size
+        if checkpoint is not None and not covered:
+            known = max(known or checkpoint.end, checkpoint.end)
         if checkpoint is not None and covered and checkpoint.end.offset == upper:
             segment = _adopt(segment, Scan(checkpoint, checkpoint.end.position, 0))
             segment.saved_position = segment.position
@@ -123,7 +138,7 @@ def _recover_segment(
                 binding=segment.binding,
                 index_interval_bytes=settings.index_interval_bytes,
                 checkpoint=checkpoint if covered else None,
-                known=checkpoint.end if checkpoint is not None and not covered else None,
+                known=known,
                 synced_offset=upper or 0,
                 stop_offset=metadata.end if upper is None and metadata.sealed else upper,
             ).run()

@@ -62,6 +62,8 @@ class Segment:
     spans: list[CorruptSpan] = field(default_factory=list)
     closed: bool = False  # takes no more batches
     removed: bool = False
+    lap: int = -1  # of the journal, with the last group of batches; -1: that was synced directly
+    unnamed: bool = False  # the file was made by a journaled group: its name is not synced yet
     handle: Handle | None = None
     _indexed_bytes: int = -1
 
@@ -157,11 +159,19 @@ class SegmentWrite:
     allocate_to: int = 0  # grow the reservation to here, 0 = it suffices
     allocate_least: int = 0  # what is needed when the disk is too full for more
     keep_free_bytes: int = 0
+    lap: int = -1  # of the journal that made it durable; -1 = none did
     error: HeadraceError | None = None
 
+    @property
+    def end_offset(self) -> int:
+        return self.batches[-1].end if self.batches else self.segment.end_offset
 
-def carry_out(disk: Disk, writes: Sequence[SegmentWrite]) -> None:
-    """Write, sync where asked for, and note each write's own outcome."""
+
+def carry_out(disk: Disk, writes: Sequence[SegmentWrite], *, sync: bool = True) -> None:
+    """Write, sync where asked for, and note each write's own outcome.
+
+    Without `sync` the journal takes over what makes them durable.
+    """
     for write in writes:
         try:
             file = write.file
@@ -170,12 +180,27 @@ def carry_out(disk: Disk, writes: Sequence[SegmentWrite]) -> None:
             if write.allocate_to:
                 _reserve(disk, file, write)
             file.pwrite(write.pieces, write.position)
-            if write.sync:
-                file.sync_data()
-            if write.create:
-                disk.sync_folder(write.segment.folder)
+            if sync:
+                _sync(disk, file, write)
         except HeadraceError as error:
             write.error = error
+
+
+def sync_directly(disk: Disk, writes: Sequence[SegmentWrite]) -> None:
+    """What `carry_out` left undone, after the journal failed."""
+    for write in writes:
+        assert write.file is not None
+        try:
+            _sync(disk, write.file, write)
+        except HeadraceError as error:
+            write.error = error
+
+
+def _sync(disk: Disk, file: File, write: SegmentWrite) -> None:
+    if write.sync:
+        file.sync_data()
+    if write.create or write.segment.unnamed:
+        disk.sync_folder(write.segment.folder)
 
 
 def _reserve(disk: Disk, file: File, write: SegmentWrite) -> None:

@@ -14,6 +14,7 @@ from headrace.runtime import Disk, Executor
 from headrace.storage.cache import TailCache
 from headrace.storage.committer import Committer
 from headrace.storage.files import FilePool
+from headrace.storage.journal import Journal
 from headrace.storage.tasks import TaskSet
 from headrace.wire.sbp.messages import Durability
 
@@ -30,6 +31,7 @@ class Shared:
     read_executor: Executor
     control_executor: Executor  # metadata, index files, removals: never queued behind appends
     committers: Mapping[Durability, Committer]
+    journal: Journal
     pool: FilePool
     cache: TailCache
     tasks: TaskSet

@@ -29,7 +29,8 @@ from headrace.storage.folder import (
     recover_all,
     remove_stream,
 )
-from headrace.storage.journal import CommitPolicy
+from headrace.storage.journal import Journal
+from headrace.storage.journal_replay import replay
 from headrace.storage.metadata import RangeMetadata
 from headrace.storage.model import (
     CLEAN_STOP,
@@ -82,7 +83,12 @@ class LogStore:
         opened: OpenedFolder | None = None
         try:
             opened = await control.run(open_folder, runtime.disk, folder, runtime.random)
-            found = await recover_all(runtime.disk, commit, opened, folder, settings)
+            replayed = await replay(
+                runtime.disk, commit, folder, opened.store_uuid, threads=settings.commit_threads
+            )
+            found = await recover_all(
+                runtime.disk, commit, opened, folder, settings, known=replayed.known
+            )
         except BaseException:
             for executor in executors:
                 executor.close()
@@ -92,6 +98,18 @@ class LogStore:
         recovered = [each for each in found if isinstance(each, RecoveredRange)]
         last_group = max((s.group for each in recovered for s in each.segments), default=-1)
         groups = GroupNumbers(last_group)
+        pool, tasks = FilePool(settings.open_files_max), TaskSet()
+        journal = Journal(
+            runtime.disk,
+            commit,
+            pool,
+            tasks,
+            folder=folder,
+            store_uuid=opened.store_uuid,
+            settings=settings,
+            replayed=replayed,
+            on_unprotected=lambda log: shared.note_active(log),
+        )
         shared = Shared(
             disk=runtime.disk,
             settings=settings,
@@ -103,7 +121,7 @@ class LogStore:
                 level: Committer(
                     runtime.disk,
                     commit,
-                    CommitPolicy(settings.journal_files_min),
+                    journal,
                     groups,
                     threads=settings.commit_threads,
                     group_bytes_max=settings.group_bytes_max,
@@ -111,9 +129,10 @@ class LogStore:
                 )
                 for level in Durability
             },
-            pool=FilePool(settings.open_files_max),
+            journal=journal,
+            pool=pool,
             cache=TailCache(settings.tail_cache_bytes),
-            tasks=TaskSet(),
+            tasks=tasks,
             loop=asyncio.get_running_loop(),
         )
         store = cls(runtime, folder, shared, lock=opened.lock, clean=opened.clean)
@@ -229,6 +248,7 @@ class LogStore:
                 self._logs.pop(key, None)  # somebody else may have asked for the same meanwhile
             for key in [key for key in self._unreadable if key.stream_id == stream_id]:
                 del self._unreadable[key]
+            await self._shared.journal.forget(stream_id)
         finally:
             self._deleting.discard(stream_id)
 
@@ -246,6 +266,7 @@ class LogStore:
         await asyncio.wait(self._workers)
         await self._shared.tasks.join()
         try:
+            await self._shared.journal.close()
             if await self._finish_ranges():
                 path = f"{self._folder}/{CLEAN_STOP}"
                 await self._shared.control_executor.run(self._shared.disk.write_atomic, path, b"")
@@ -284,6 +305,7 @@ class LogStore:
 
     def _release(self) -> None:
         self._close_executors()
+        self._shared.journal.release()
         self._shared.pool.close()
         self._lock.release()
 
@@ -310,6 +332,7 @@ class LogStore:
             "tail_cache_hits": shared.cache.hits,
             "tail_cache_misses": shared.cache.misses,
             "corrupt_spans": sum(len(log.state().corrupt) for log in logs),
+            **shared.journal.statistics(),
         }
 
     async def _keep(self) -> None:
@@ -325,6 +348,8 @@ class LogStore:
                     active[log] = log.position
                     continue
                 del active[log]
+                if log.journaled:
+                    continue
                 try:
                     await log.close_mark()
                 except StorageError as error:
@@ -334,6 +359,7 @@ class LogStore:
         while True:
             await self._runtime.clock.sleep(self._shared.settings.idle_file_ms / 2000)
             self._shared.pool.close_idle()
+            await self._shared.journal.settle_if_idle()
 
     def _on_worker_done(self, worker: asyncio.Task[None]) -> None:
         if worker.cancelled() or worker.exception() is None:

@@ -144,6 +144,12 @@ class RangeWriter:
         active = self._active()
         return active.position if active is not None else 0
 
+    @property
+    def journaled(self) -> bool:
+        """Whether the journal holds the last group: nothing in the file needs to note it then."""
+        active = self._active()
+        return active is not None and self._shared.journal.holds(active)
+
     def append(
         self, header: bytearray, body: Sequence[Buffer], *, verified: bool = False
     ) -> asyncio.Future[None]:
@@ -297,6 +303,8 @@ class RangeWriter:
         if write.create:
             self._segments.append(segment)
         segment.group = write.group
+        segment.lap = write.lap if write.batches else -1
+        segment.unnamed = write.lap >= 0 and (write.create or segment.unnamed)
         segment.allocated = max(segment.allocated, write.allocate_to)
         segment.on_batches(
             write.batches, write.position + MARK_BYTES, self._settings.index_interval_bytes

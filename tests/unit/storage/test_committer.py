@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from headrace.runtime.system import system_runtime
 from headrace.storage import LogStore, RangeKey, StorageSettings
-from headrace.storage.journal import CommitPolicy, Route
-from headrace.storage.segment import SegmentWrite, carry_out
+from headrace.storage.segment import carry_out
 from headrace.wire.sbp.messages import Durability
 from tests.unit.storage.support import (
     FOLDER,
@@ -122,26 +121,6 @@ async def test_many_ranges_on_real_threads(tmp_path: Path) -> None:
     store = await LogStore.open(system_runtime(), str(tmp_path), settings)
     assert [await read_all(store.range(RangeKey(1, at))) for at in range(24)] == written
     await store.close()
-
-
-class RecordingJournal:
-    def __init__(self) -> None:
-        self.files: list[int] = []
-
-    async def commit(self, writes: Sequence[SegmentWrite]) -> None:
-        self.files.append(len(writes))
-
-
-def test_the_policy_sends_wide_groups_to_the_journal_once_there_is_one() -> None:
-    assert CommitPolicy(4).route(100) is Route.DIRECT
-    policy = CommitPolicy(4, RecordingJournal())
-    assert [policy.route(files) for files in (1, 3, 4, 9)] == [
-        Route.DIRECT,
-        Route.DIRECT,
-        Route.JOURNAL,
-        Route.JOURNAL,
-    ]
-    assert CommitPolicy(0, RecordingJournal()).route(9) is Route.DIRECT
 
 
 async def test_a_bug_in_a_group_fails_its_ranges_and_nobody_waits_for_ever() -> None:

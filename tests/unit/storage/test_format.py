@@ -15,7 +15,7 @@ from headrace.runtime.system import system_runtime
 from headrace.storage import CorruptSpan, LogStore, RangeKey, StorageSettings
 from headrace.storage.format import open_format
 from headrace.wire.sbp.messages import Durability
-from tests.unit.storage import make_fixture
+from tests.unit.storage import make_fixture, make_fixture_v2
 from tests.unit.storage.support import append_many, read_all, simulated_disk
 
 FOLDER = "/data"
@@ -27,7 +27,7 @@ def test_a_new_directory_gets_the_current_version_and_keeps_its_uuid() -> None:
     disk = simulated_disk()
     disk.make_folder(FOLDER)
     made = open_format(disk, FOLDER, RANDOM)
-    assert json.loads(disk.read(PATH)) == {"version": 1, "store_uuid": str(made.store_uuid)}
+    assert json.loads(disk.read(PATH)) == {"version": 2, "store_uuid": str(made.store_uuid)}
     disk.power_cut()
     assert open_format(disk, FOLDER, RANDOM) == made
 
@@ -35,7 +35,7 @@ def test_a_new_directory_gets_the_current_version_and_keeps_its_uuid() -> None:
 def test_a_newer_version_is_refused_with_advice() -> None:
     disk = simulated_disk()
     disk.make_folder(FOLDER)
-    content = b'{"version": 2, "store_uuid": "00000000-0000-4000-8000-000000000000"}'
+    content = b'{"version": 3, "store_uuid": "00000000-0000-4000-8000-000000000000"}'
     disk.write_atomic(PATH, content)
     with pytest.raises(FormatError, match="install the release"):
         open_format(disk, FOLDER, RANDOM)
@@ -61,7 +61,7 @@ def test_streams_without_a_format_are_refused() -> None:
 def test_older_versions_are_migrated_step_by_step_and_again_after_a_cut() -> None:
     disk = simulated_disk()
     disk.make_folder(FOLDER)
-    made = open_format(disk, FOLDER, RANDOM)
+    made = open_format(disk, FOLDER, RANDOM, current=1)
     steps: list[int] = []
 
     def first(disk: Disk, folder: str) -> None:
@@ -106,4 +106,19 @@ async def test_a_directory_of_version_1_opens(tmp_path: Path) -> None:
     torn = store.range(RangeKey(4, 0))
     assert await read_all(torn) == make_fixture.batches(3)
     assert torn.state().truncated_bytes > 0
+    await store.close()
+
+
+async def test_a_directory_of_version_2_opens(tmp_path: Path) -> None:
+    """Killed while its journal named files, one of which has lost its last bytes since."""
+    folder = tmp_path / "store"
+    shutil.copytree(make_fixture_v2.FOLDER, folder)
+    store = await LogStore.open(system_runtime(), str(folder), StorageSettings())
+    assert store.store_uuid == make_fixture_v2.STORE_UUID
+    assert store.statistics()["journal_replayed"] == 3 * make_fixture_v2.RANGES
+    for stream_id in range(make_fixture_v2.RANGES):
+        log = store.range(RangeKey(stream_id, 0))
+        assert await read_all(log) == make_fixture.batches(4)
+        assert log.state().corrupt == ()
+        await append_many(log, 1)
     await store.close()
