@@ -40,6 +40,15 @@ def require(
         raise UnauthorizedError(user=user.name, action=action.value)
 
 
+def require_topic(broker: Broker, session: Session, action: Permission, topic_uid: int) -> None:
+    """As `require`, of a topic by its uid. One that is gone is covered by global rights only."""
+    topic = broker.catalogue.topic_by_uid(topic_uid)
+    stream_uid = -1 if topic is None else topic.stream_uid
+    user = current_user(broker, session)
+    if not allowed(user.permissions, action, stream_uid=stream_uid, topic_uid=topic_uid):
+        raise UnauthorizedError(user=user.name, action=action.value)
+
+
 def authorize(broker: Broker, session: Session, command: AnyCommand, request: object) -> None:
     user = current_user(broker, session)
     if command.permission is Permission.NONE:

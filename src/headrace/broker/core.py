@@ -13,11 +13,13 @@ from headrace.broker.offsets import Kind, Offsets, OffsetWriter, Place, Reader
 from headrace.broker.partition import PartitionLog
 from headrace.broker.partitions import Partitions
 from headrace.broker.passwords import Guard, Passwords
+from headrace.broker.publishing import Publishing
 from headrace.broker.replication import keep_log_replicas, log_replicas
 from headrace.broker.resources import NEVER, SERVER_DEFAULT, UNLIMITED, Topic
 from headrace.broker.roster import Roster
 from headrace.broker.sessions import Session, Sessions
 from headrace.broker.snapshot import Diagnostics, Snapshots
+from headrace.broker.staging import Ownership
 from headrace.broker.state import Catalogue
 from headrace.broker.turns import Turns
 from headrace.client.sbp import SbpClient
@@ -154,6 +156,16 @@ class Broker:
             clean=clean,
         )
         self._on_fenced = on_fenced
+        self.publishing = Publishing(
+            self.runtime,
+            self.client,
+            open_place=self._open_place,
+            publishers_max=self.settings.publishers_max,
+            windows_kept=self.settings.windows_kept,
+            synced=self.settings.durability == "synced",
+        )
+        ownership = Ownership(epoch, clean, replicas, on_fenced)
+        self._logs.append(await self.publishing.start(ownership))
         self._live = True
         self._reconcile()
         await self._name_cluster()
@@ -170,6 +182,7 @@ class Broker:
         await self._tasks.close()
         clean = self._live
         if self._live:
+            await self.publishing.close()
             clean = await self.partitions.close(finish=finish)
             await self.offset_writer.close()
         for state_log in self._logs:
@@ -248,6 +261,18 @@ class Broker:
 
     def _place_lives(self, place: Place) -> bool:
         return self.catalogue.find_partition(*place) is not None
+
+    async def _open_place(self, place: Place) -> PartitionLog | None:
+        topic = self.catalogue.topic_by_uid(place.topic_uid)
+        partition = self.catalogue.find_partition(*place)
+        if topic is None or partition is None:
+            return None
+        return await self.partitions.get(topic, partition)
+
+    async def trim(self, place: Place, log: PartitionLog, offset: int) -> None:
+        """Forget whole segments below `offset`, but nothing an unfinished window needs."""
+        barrier = self.publishing.state.barrier(place)
+        await log.trim(offset if barrier is None else min(offset, barrier))
 
     def _reader_lives(self, reader: Reader) -> bool:
         return reader.kind != Kind.GROUP or self.catalogue.group_by_uid(reader.consumer) is not None

@@ -14,6 +14,7 @@ from headrace.broker.handlers import (
     groups,
     messages,
     offsets,
+    publishers,
     streams,
     system,
     topics,
@@ -87,6 +88,9 @@ HANDLERS: dict[c.AnyCommand, Handler] = {
     c.JOIN_CONSUMER_GROUP: groups.join_group,
     c.LEAVE_CONSUMER_GROUP: groups.leave_group,
     c.HELLO: extensions.hello,
+    c.OPEN_PUBLISHER: publishers.open_publisher,
+    c.STAGE: publishers.stage,
+    c.CLOSE: publishers.close_window,
     c.READ_TICKET: extensions.read_ticket,
 }
 
@@ -138,8 +142,8 @@ class Dispatcher:
         if session.stale:
             raise StaleSessionError(client=session.client_id)
         route = self._routes.get(code)
-        if route is None:
-            raise _unknown(code)
+        if route is None or (code >= c.HELLO.code and not self._broker.settings.extensions):
+            raise self._unknown(code)
         command, handler = route
         request = self._decode(session, command, payload)
         if code not in audit.AUDITED:
@@ -220,8 +224,7 @@ class Dispatcher:
         elif (usual := hint(code)) is not CLASSIC:
             self._broker.sessions.on_hint(session, usual)
 
-
-def _unknown(code: int) -> HeadraceError:
-    if code in c.TABLE:
-        return FeatureUnavailableError(code=code)
-    return InvalidArgumentError("unknown command", code=code)
+    def _unknown(self, code: int) -> HeadraceError:
+        if code in c.TABLE and self._broker.settings.extensions:
+            return FeatureUnavailableError(code=code)
+        return InvalidArgumentError("unknown command", code=code)

@@ -2,6 +2,7 @@
 
 from headrace.errors import (
     AlreadyExistsError,
+    FencedError,
     InvalidArgumentError,
     NotFoundError,
     RequestError,
@@ -144,3 +145,21 @@ class StaleSessionError(RequestError):
 
 
 class FeatureUnavailableError(RequestError): ...
+
+
+class PublisherNotFoundError(NotFoundError): ...
+
+
+class PublisherFencedError(FencedError):
+    """A later run of the publisher took over; this one is over."""
+
+
+class WindowOrderError(InvalidArgumentError):
+    """The window is neither the next one nor one that was closed."""
+
+
+class StagedDataGoneError(InvalidArgumentError):
+    """The manifest names what is not staged (any more): stage it again."""
+
+
+class TooManyPublishersError(RequestError): ...

@@ -161,9 +161,7 @@ class PartitionLog:
 
         Takes over the buffer: it is stamped in place and becomes the log's.
         """
-        while self._pending_bytes and self._pending_bytes + len(area) > self._pending_bytes_max:
-            self._room.clear()
-            await self._room.wait()
+        await self._wait_for_room(len(area))
         # Nothing is awaited until every part has its offsets: they are consecutive.
         first = self._owned.next_offset
         if self._window is None:
@@ -180,11 +178,30 @@ class PartitionLog:
         self.committed = max(self.committed, end)
         return first
 
-    def _place(self, area: memoryview, starts: Positions) -> list[asyncio.Future[int]]:
+    async def publish(
+        self, area: memoryview, starts: Positions, *, publisher: int, window: int
+    ) -> tuple[int, list[asyncio.Future[int]]]:
+        """As `append`, of a publisher's window, which the batches name; does not wait for them.
+
+        Returns the first offset. Messages are not looked at for duplicates: a window is published
+        once by itself.
+        """
+        await self._wait_for_room(len(area))
+        first = self._owned.next_offset
+        return first, self._place(area, starts, (publisher, window))
+
+    async def _wait_for_room(self, length: int) -> None:
+        while self._pending_bytes and self._pending_bytes + length > self._pending_bytes_max:
+            self._room.clear()
+            await self._room.wait()
+
+    def _place(
+        self, area: memoryview, starts: Positions, source: tuple[int, int] | None = None
+    ) -> list[asyncio.Future[int]]:
         timestamp_us = max(self._clock.now_us(), self.last_timestamp_us)
         self.last_timestamp_us = timestamp_us
         return [
-            self._append_batch(part, part_starts, timestamp_us)
+            self._append_batch(part, part_starts, timestamp_us, source)
             for part, part_starts in batch.split(area, starts, self._batch_bytes_max)
         ]
 
@@ -204,7 +221,11 @@ class PartitionLog:
         return answers, dropped
 
     def _append_batch(
-        self, area: memoryview, starts: Positions, timestamp_us: int
+        self,
+        area: memoryview,
+        starts: Positions,
+        timestamp_us: int,
+        source: tuple[int, int] | None,
     ) -> asyncio.Future[int]:
         base_offset = self._owned.next_offset
         batch.stamp(
@@ -221,7 +242,9 @@ class PartitionLog:
             record_count=len(starts),
             base_timestamp=timestamp_us // 1000,
             max_timestamp=timestamp_us // 1000,
-            attributes=_ATTRIBUTES,
+            attributes=_ATTRIBUTES if source is None else _ATTRIBUTES | records.PUBLISHED,
+            producer_id=-1 if source is None else source[0],
+            sequence=-1 if source is None else source[1],
         )
         length = len(header) + len(body[0]) + len(body[1])
         answer = self._owned.append(header, body)

@@ -109,6 +109,6 @@ async def _enforce(broker: Broker, topic: Topic) -> int:
     )
     for partition_id, offset in offsets.items():
         found = await broker.partitions.get(topic, stored[partition_id][0])
-        await found.trim(offset)
+        await broker.trim(place_of(topic, stored[partition_id][0]), found, offset)
         log.info("trimmed", topic=topic.uid, partition=partition_id, offset=offset)
     return len(offsets)

@@ -51,6 +51,11 @@ STATUS: dict[type[HeadraceError], Status] = {
     b.RootPermissionsError: Status.CANNOT_CHANGE_PERMISSIONS,
     b.StaleSessionError: Status.STALE_CLIENT,
     b.FeatureUnavailableError: Status.FEATURE_UNAVAILABLE,
+    b.PublisherNotFoundError: Status.PUBLISHER_NOT_FOUND,
+    b.PublisherFencedError: Status.PUBLISHER_FENCED,
+    b.WindowOrderError: Status.WINDOW_OUT_OF_ORDER,
+    b.StagedDataGoneError: Status.STAGED_DATA_GONE,
+    b.TooManyPublishersError: Status.PUBLISHERS_LIMIT_REACHED,
 }
 
 

@@ -29,7 +29,18 @@ from headrace.wire.iggy.frames import (
     encode_request,
 )
 from headrace.wire.iggy.messages import groups, offsets, streams, system, topics, users
-from headrace.wire.iggy.messages.extensions import ReadTicket, ServerHello, Ticket
+from headrace.wire.iggy.messages.extensions import (
+    CloseWindow,
+    OpenPublisher,
+    PublisherOpened,
+    ReadTicket,
+    ServerHello,
+    Stage,
+    StagedSpan,
+    StageHead,
+    Ticket,
+    WindowClosed,
+)
 from headrace.wire.iggy.messages.messages import (
     FlushUnsavedBuffer,
     Message,
@@ -427,3 +438,36 @@ class IggyClient:
     async def read_ticket(self, pairs: Iterable[tuple[Identifier, Identifier]]) -> Ticket:
         """A ticket to read these (stream, topic) pairs from the data nodes."""
         return await self.call(c.READ_TICKET, ReadTicket(topics=tuple(pairs)))
+
+    async def open_publisher(self, name: str, run: str) -> PublisherOpened:
+        """Become the one run of the publisher that may write; earlier runs are fenced."""
+        return await self.call(c.OPEN_PUBLISHER, OpenPublisher(name=name, run=run))
+
+    async def stage(
+        self, opened: PublisherOpened, window: int, messages: SendMessages
+    ) -> StagedSpan:
+        """Keep messages for a window; nobody sees them until it is closed."""
+        head = StageHead(publisher=opened.publisher, epoch=opened.epoch, window=window)
+        return (await self.call(c.STAGE, Stage(head, messages))).span
+
+    async def close_window(
+        self,
+        opened: PublisherOpened,
+        *,
+        previous: int,
+        window: int,
+        manifest: Iterable[StagedSpan] = (),
+        digest: bytes = b"",
+    ) -> WindowClosed:
+        """Publish what was staged and is named, in that order, exactly once."""
+        return await self.call(
+            c.CLOSE,
+            CloseWindow(
+                publisher=opened.publisher,
+                epoch=opened.epoch,
+                previous=previous,
+                window=window,
+                manifest=tuple(manifest),
+                digest=digest,
+            ),
+        )

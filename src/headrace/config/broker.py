@@ -174,3 +174,13 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         int, Meta(ge=1, description="Logins of one name from one host that may wait at a time.")
     ] = 16
     ticket_ms: Annotated[int, Meta(ge=1_000, description="How long a read ticket lasts.")] = 300_000
+    extensions: Annotated[
+        bool,
+        Meta(description="Serve Headrace's own commands; without them it is a plain Iggy server."),
+    ] = True
+    publishers_max: Annotated[
+        int, Meta(ge=1, description="Names under which windows are published, over all users.")
+    ] = 10_000
+    windows_kept: Annotated[
+        int, Meta(ge=1, description="Closed windows listed per publisher, newest first.")
+    ] = 1_000

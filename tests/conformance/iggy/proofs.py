@@ -59,6 +59,9 @@ PROOFS: dict[str, str] = {
     "JOIN_CONSUMER_GROUP": f"{_FRAMES}test_body[0.8.0-join-consumer-group]",
     "LEAVE_CONSUMER_GROUP": f"{_BODIES}test_body[leave-consumer-group]",
     "HELLO": f"{_BY_HAND}test_request[HELLO]",
+    "OPEN_PUBLISHER": f"{_BY_HAND}test_request[OPEN_PUBLISHER]",
+    "STAGE": f"{_BY_HAND}test_a_stage_is_a_head_and_a_send[1]",
+    "CLOSE": f"{_BY_HAND}test_request[CLOSE]",
     "READ_TICKET": f"{_BY_HAND}test_request[READ_TICKET]",
 }
 """By command name; every served command has one."""

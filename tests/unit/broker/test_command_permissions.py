@@ -14,12 +14,12 @@ import pytest
 from headrace.broker.authorization import authorize
 from headrace.errors import UnauthorizedError
 from headrace.wire.iggy import commands as c
+from headrace.wire.iggy.messages import extensions as x
 from headrace.wire.iggy.messages import groups as g
 from headrace.wire.iggy.messages import offsets as o
 from headrace.wire.iggy.messages import streams as s
 from headrace.wire.iggy.messages import topics as t
 from headrace.wire.iggy.messages import users as u
-from headrace.wire.iggy.messages.extensions import ReadTicket
 from headrace.wire.iggy.messages.messages import (
     FlushUnsavedBuffer,
     Message,
@@ -138,7 +138,16 @@ def rows(stream: str, topic: str) -> dict[c.AnyCommand, Row]:
         c.JOIN_CONSUMER_GROUP: Row(READ_TOPIC, g.JoinGroup(*here, "g")),
         c.LEAVE_CONSUMER_GROUP: Row(READ_TOPIC, g.LeaveGroup(*here, "g")),
         c.HELLO: Row(ANYONE),
-        c.READ_TICKET: Row(POLL, ReadTicket(topics=(here,))),
+        c.OPEN_PUBLISHER: Row(ANYONE, x.OpenPublisher(name="p", run="1")),
+        c.STAGE: Row(
+            SEND,
+            x.Stage(
+                x.StageHead(publisher=1, epoch=1, window=0),
+                encode_send(*here, Partitioning.balanced(), [Message(b"x")]),
+            ),
+        ),
+        c.CLOSE: Row(ANYONE, x.CloseWindow(publisher=1, epoch=1, previous=-1, window=0)),
+        c.READ_TICKET: Row(POLL, x.ReadTicket(topics=(here,))),
     }
 
 

@@ -27,6 +27,7 @@ from headrace.runtime.simulated import Simulation
 from headrace.runtime.system import system_runtime
 from headrace.wire.iggy.commands import SERVED, TABLE
 from headrace.wire.iggy.errors import DecodeError, IggyError, Status
+from headrace.wire.iggy.messages.extensions import PublisherOpened, StagedSpan
 from headrace.wire.iggy.messages.messages import Message, PolledMessages, SendMessages, encode_send
 from headrace.wire.iggy.messages.system import SnapshotType
 from headrace.wire.iggy.messages.topics import Compression
@@ -37,6 +38,8 @@ from tests.unit.wire_iggy.test_responses import CASES
 PORT = 8090
 REPLIES = {command.code: reply for command, reply, _ in CASES}
 ME = Consumer.single("me")
+PUBLISHER = PublisherOpened(publisher=3, epoch=2)
+SPAN = StagedSpan(40, 2, 7, 1, 0)
 
 
 class FakeServer:
@@ -145,6 +148,13 @@ CALLS: list[tuple[int, Callable[[IggyClient], Awaitable[object]], object]] = [
     (604, lambda c: c.join_group("s", "t", "g"), None),
     (605, lambda c: c.leave_group("s", "t", "g"), None),
     (9000, lambda c: c.hello(), REPLIES[9000]),
+    (9001, lambda c: c.open_publisher("query", "7"), REPLIES[9001]),
+    (9002, lambda c: c.stage(PUBLISHER, 5, batch()), SPAN),
+    (
+        9003,
+        lambda c: c.close_window(PUBLISHER, previous=4, window=5, manifest=[SPAN]),
+        REPLIES[9003],
+    ),
     (9008, lambda c: c.read_ticket([("s", "t"), (0, 1)]), REPLIES[9008]),
 ]
 

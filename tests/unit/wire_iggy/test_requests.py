@@ -11,8 +11,8 @@ from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.commands import AnyCommand
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
-from headrace.wire.iggy.messages.extensions import ReadTicket
-from headrace.wire.iggy.messages.messages import PollMessages
+from headrace.wire.iggy.messages import extensions as x
+from headrace.wire.iggy.messages.messages import Message, PollMessages, encode_send
 from headrace.wire.iggy.messages.offsets import GetConsumerOffset
 from headrace.wire.iggy.messages.system import (
     Empty,
@@ -22,9 +22,11 @@ from headrace.wire.iggy.messages.system import (
     SnapshotType,
 )
 from headrace.wire.iggy.messages.topics import Compression, DeleteSegments, UpdateTopic
-from headrace.wire.iggy.primitives import Consumer, Strategy, StrategyKind
+from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy, StrategyKind
 
 STREAM, TOPIC = b"\x02\x02s1", b"\x01\x04\x07\0\0\0"
+
+SPAN = x.StagedSpan(40, 2, 7, 1, 0)
 
 CASES: dict[str, tuple[AnyCommand, object, bytes]] = {
     "GET_SNAPSHOT_FILE": (
@@ -53,9 +55,28 @@ CASES: dict[str, tuple[AnyCommand, object, bytes]] = {
         STREAM + TOPIC + struct.pack("<BQQB", 2, 60_000_000, 2**40, 1) + b"\x07renamed",
     ),
     "HELLO": (c.HELLO, Empty(), b""),
+    "OPEN_PUBLISHER": (
+        c.OPEN_PUBLISHER,
+        x.OpenPublisher(name="query", run="7"),
+        msgspec.msgpack.encode({"name": "query", "run": "7"}),
+    ),
+    "CLOSE": (
+        c.CLOSE,
+        x.CloseWindow(publisher=3, epoch=2, previous=-1, window=5, manifest=(SPAN,), digest=b"d"),
+        msgspec.msgpack.encode(
+            {
+                "publisher": 3,
+                "epoch": 2,
+                "previous": -1,
+                "window": 5,
+                "manifest": [[40, 2, 7, 1, 0]],
+                "digest": b"d",
+            }
+        ),
+    ),
     "READ_TICKET": (
         c.READ_TICKET,
-        ReadTicket(topics=(("s1", "t1"), (0, "t2"))),
+        x.ReadTicket(topics=(("s1", "t1"), (0, "t2"))),
         msgspec.msgpack.encode({"topics": [["s1", "t1"], [0, "t2"]]}),
     ),
 }
@@ -67,6 +88,22 @@ def test_request(name: str) -> None:
     assert command.name == name
     assert b"".join(command.encode_request(request)) == laid_out
     assert command.decode_request(laid_out) == request
+
+
+@pytest.mark.parametrize("partition", [0, 1])
+def test_a_stage_is_a_head_and_a_send(partition: int) -> None:
+    head = x.StageHead(publisher=3, epoch=2, window=5)
+    send = encode_send("s", "t", Partitioning.to_partition(partition), [Message(b"payload")])
+    encoded = b"".join(c.STAGE.encode_request(x.Stage(head, send)))
+    body = msgspec.msgpack.encode({"publisher": 3, "epoch": 2, "window": 5})
+    sent = b"".join(c.SEND_MESSAGES.encode_request(send))
+    assert encoded == len(body).to_bytes(4, "little") + body + sent
+    decoded = c.STAGE.decode_request(bytearray(encoded))
+    assert (decoded.head, decoded.stream, decoded.topic) == (head, "s", "t")
+    assert bytes(decoded.messages.area) == bytes(send.area)
+    for cut in (0, 3, 10, len(body) + 4, len(encoded) - 1):
+        with pytest.raises(DecodeError):
+            c.STAGE.decode_request(bytearray(encoded[:cut]))
 
 
 def test_dialect_a_shifts_ids_and_has_no_flag() -> None:

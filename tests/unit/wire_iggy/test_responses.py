@@ -12,6 +12,7 @@ from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.commands import TABLE, AnyCommand
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import DecodeError
+from headrace.wire.iggy.messages import extensions as x
 from headrace.wire.iggy.messages import groups, offsets, streams, system, topics, users
 from headrace.wire.iggy.messages.extensions import (
     ServerHello,
@@ -164,6 +165,25 @@ CASES: list[tuple[AnyCommand, object, bytes]] = [
                 "node_id": 2,
                 "features": ["READ_TICKET"],
             }
+        ),
+    ),
+    (
+        c.OPEN_PUBLISHER,
+        x.PublisherOpened(publisher=3, epoch=2, last_window=5),
+        msgspec.msgpack.encode({"publisher": 3, "epoch": 2, "last_window": 5}),
+    ),
+    (
+        c.STAGE,
+        x.Staged(span=x.StagedSpan(40, 2, 7, 1, 0)),
+        msgspec.msgpack.encode({"span": [40, 2, 7, 1, 0]}),
+    ),
+    (
+        c.CLOSE,
+        x.WindowClosed(
+            window=5, last_window=6, already=True, runs=(x.PublishedRun(7, 1, 0, 9, 2),)
+        ),
+        msgspec.msgpack.encode(
+            {"window": 5, "last_window": 6, "already": True, "runs": [[7, 1, 0, 9, 2]]}
         ),
     ),
     (c.READ_TICKET, TICKET, TICKET_BYTES),

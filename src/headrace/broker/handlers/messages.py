@@ -20,7 +20,7 @@ from headrace.wire.iggy.primitives import Partitioning, PartitioningKind, Strate
 
 async def send_messages(broker: Broker, session: Session, request: m.SendMessages) -> None:
     topic = broker.catalogue.topic(request.stream, request.topic)
-    partition = _choose(broker, topic, request.partitioning)
+    partition = choose(broker, topic, request.partitioning)
     log = broker.partitions.peek(topic, partition)
     if log is None:
         log = await broker.partitions.get(topic, partition)
@@ -29,7 +29,7 @@ async def send_messages(broker: Broker, session: Session, request: m.SendMessage
     broker.counters["sent_bytes"] += len(request.area)
 
 
-def _choose(broker: Broker, topic: Topic, partitioning: Partitioning) -> Partition:
+def choose(broker: Broker, topic: Topic, partitioning: Partitioning) -> Partition:
     """A whole batch goes to one partition."""
     count = len(topic.partitions)
     if count == 0:

@@ -6,6 +6,7 @@ from headrace.broker import decisions
 from headrace.broker.core import Broker
 from headrace.broker.errors import InvalidSegmentsCountError
 from headrace.broker.handlers.views import open_logs, view_topic, view_topic_details
+from headrace.broker.partitions import place_of
 from headrace.broker.replication import topic_replicas
 from headrace.broker.resources import UNASSIGNED
 from headrace.broker.sessions import Session
@@ -123,4 +124,4 @@ async def delete_segments(broker: Broker, session: Session, request: m.DeleteSeg
     await log.refresh()
     doomed = log.closed_segments[: request.segments_count]
     if doomed:
-        await log.trim(doomed[-1].end)
+        await broker.trim(place_of(topic, partition), log, doomed[-1].end)

@@ -293,9 +293,9 @@ LEAVE_CONSUMER_GROUP = _row(
     605, "LEAVE_CONSUMER_GROUP", groups.LeaveGroup, Empty, Permission.READ_TOPIC
 )
 HELLO = _row(9000, "HELLO", Empty, extensions.ServerHello)
-OPEN_PUBLISHER = _row(9001, "OPEN_PUBLISHER", Empty, Empty, served=False)
-STAGE = _row(9002, "STAGE", Empty, Empty, served=False)
-CLOSE = _row(9003, "CLOSE", Empty, Empty, served=False)
+OPEN_PUBLISHER = _row(9001, "OPEN_PUBLISHER", extensions.OpenPublisher, extensions.PublisherOpened)
+STAGE = _row(9002, "STAGE", extensions.Stage, extensions.Staged, Permission.SEND)
+CLOSE = _row(9003, "CLOSE", extensions.CloseWindow, extensions.WindowClosed)
 LIST_WINDOWS = _row(9004, "LIST_WINDOWS", Empty, Empty, served=False)
 SET_PUBLISHERS = _row(9005, "SET_PUBLISHERS", Empty, Empty, served=False)
 RESET_AFTER = _row(9006, "RESET_AFTER", Empty, Empty, served=False)

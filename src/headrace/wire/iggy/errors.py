@@ -122,6 +122,11 @@ class Status(IntEnum):
     CONSUMER_GROUP_PARTITION_NOT_OWNED = 5009
     INVALID_CONNECTION_STRING = 8000
     SNAPSHOT_FILE_COMPLETION_FAILED = 9000
+    PUBLISHER_NOT_FOUND = 9100  # this and the next four are ours, for commands 9001 to 9007
+    PUBLISHER_FENCED = 9101
+    WINDOW_OUT_OF_ORDER = 9102
+    STAGED_DATA_GONE = 9103
+    PUBLISHERS_LIMIT_REACHED = 9104
     SHARD_NOT_FOUND = 11000
     SHARD_COMMUNICATION_ERROR = 11001
     CANNOT_BIND_TO_SOCKET = 12000
@@ -166,6 +171,10 @@ class IggyTooLargeError(IggyError, errors.TooLargeError): ...
 class IggyOffsetError(IggyError, errors.OffsetOutOfRangeError): ...
 
 
+class IggyFencedError(IggyError, errors.FencedError):
+    """Another run of the publisher took over: this one is over."""
+
+
 class IggyUnavailableError(IggyError, errors.UnavailableError):
     """The server could not do it now; `retryable` is true, unlike for its siblings."""
 
@@ -184,6 +193,7 @@ _CLASSES: dict[type[IggyError], tuple[Status, ...]] = {
         Status.CONSUMER_GROUP_ID_NOT_FOUND,
         Status.CONSUMER_GROUP_NAME_NOT_FOUND,
         Status.CONSUMER_GROUP_MEMBER_NOT_FOUND,
+        Status.PUBLISHER_NOT_FOUND,
     ),
     IggyAlreadyExistsError: (
         Status.USER_ALREADY_EXISTS,
@@ -209,6 +219,8 @@ _CLASSES: dict[type[IggyError], tuple[Status, ...]] = {
         Status.TOO_MANY_MESSAGES,
     ),
     IggyOffsetError: (Status.INVALID_OFFSET,),
+    IggyFencedError: (Status.PUBLISHER_FENCED,),
+    IggyInvalidError: (Status.WINDOW_OUT_OF_ORDER, Status.STAGED_DATA_GONE),
     IggyUnavailableError: (
         Status.DISCONNECTED,
         Status.STALE_CLIENT,

@@ -25,7 +25,7 @@ _HEAD = struct.Struct("<II")
 _U32 = struct.Struct("<I")
 CODE_BYTES = 4
 HEAD_BYTES = _HEAD.size
-_SEND_MESSAGES = 101
+_WITH_MESSAGES = frozenset((101, 9002))  # SEND_MESSAGES, STAGE
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 SEND_FRAME_BYTES_MAX = (
@@ -146,7 +146,7 @@ class RequestDecoder:
             return TooLarge(None, length)
         if length > self._frame_bytes_max and len(self._pending) >= _HEAD.size:
             (code,) = _U32.unpack_from(self._pending, _U32.size)
-            if code != _SEND_MESSAGES:
+            if code not in _WITH_MESSAGES:
                 return TooLarge(code, length)
         return None
 

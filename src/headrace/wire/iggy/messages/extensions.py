@@ -6,6 +6,8 @@ Unknown map keys are ignored and missing ones have defaults, so both sides may g
 
 from __future__ import annotations
 
+import struct
+from dataclasses import dataclass
 from typing import Self
 
 import msgspec
@@ -13,7 +15,11 @@ import msgspec
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.fields import Buffer
+from headrace.wire.iggy.messages.messages import SendMessages
 from headrace.wire.iggy.primitives import Identifier
+
+_LENGTH = struct.Struct("<I")
+_HEAD_BYTES_MAX = 1024
 
 
 class Extension(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,3 +83,107 @@ class Ticket(Extension, frozen=True, kw_only=True):
     """`host:port` of the placement manager."""
     nodes: tuple[str, ...] = ()
     topics: tuple[TicketTopic, ...] = ()
+
+
+class OpenPublisher(Extension, frozen=True, kw_only=True):
+    """Become the one run of a publisher that may write; the same run may ask again."""
+
+    name: str
+    run: str
+
+
+class PublisherOpened(Extension, frozen=True, kw_only=True):
+    publisher: int
+    epoch: int
+    last_window: int = -1
+    """The last window closed; -1: none."""
+
+
+class StagedSpan(msgspec.Struct, frozen=True, array_like=True):
+    """One staged batch, to be handed back in a manifest as it is."""
+
+    staged: int
+    count: int
+    topic_uid: int
+    partition: int
+    generation: int
+
+
+class StageHead(Extension, frozen=True, kw_only=True):
+    publisher: int
+    epoch: int
+    window: int
+
+
+class Staged(Extension, frozen=True, kw_only=True):
+    span: StagedSpan
+
+
+class CloseWindow(Extension, frozen=True, kw_only=True):
+    """Publish what the manifest names, in its order, all of it or nothing, once."""
+
+    publisher: int
+    epoch: int
+    previous: int
+    """The window closed before this one; -1: none."""
+    window: int
+    manifest: tuple[StagedSpan, ...] = ()
+    digest: bytes = b""
+    """Of the contents; a second close that differs is noted, the first one holds."""
+
+
+class PublishedRun(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive offsets of a partition."""
+
+    topic_uid: int
+    partition: int
+    generation: int
+    first: int
+    count: int
+
+
+class WindowClosed(Extension, frozen=True, kw_only=True):
+    window: int
+    last_window: int
+    already: bool = False
+    """It was closed before: nothing was published now."""
+    runs: tuple[PublishedRun, ...] = ()
+    """Where the window's messages are; empty for a window closed long ago."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """`u32 length, StageHead`, then the body of a SEND_MESSAGES.
+
+    Keeps its messages where they are, as SEND does.
+    """
+
+    head: StageHead
+    messages: SendMessages
+
+    @property
+    def stream(self) -> Identifier:
+        return self.messages.stream
+
+    @property
+    def topic(self) -> Identifier:
+        return self.messages.topic
+
+    @classmethod
+    def decode(cls, data: Buffer, dialect: Dialect = Dialect.B2) -> Stage:
+        view = memoryview(data)
+        if len(view) < _LENGTH.size:
+            raise DecodeError(Status.INVALID_COMMAND, "a stage without its head")
+        (length,) = _LENGTH.unpack_from(view)
+        end = _LENGTH.size + length
+        if length > _HEAD_BYTES_MAX or end > len(view):
+            raise DecodeError(Status.INVALID_COMMAND, "a stage without its head", length=length)
+        head = StageHead.decode(view[_LENGTH.size : end])
+        return cls(head, SendMessages.decode(view[end:], dialect))
+
+    def pieces(self, dialect: Dialect = Dialect.B2) -> list[Buffer]:
+        head = self.head.encode()
+        return [_LENGTH.pack(len(head)) + head, *self.messages.pieces(dialect)]
+
+    def encode(self, dialect: Dialect = Dialect.B2) -> bytes:
+        return b"".join(self.pieces(dialect))

@@ -1,0 +1,66 @@
+"""Publishing windows: commands 9001 to 9003."""
+
+from __future__ import annotations
+
+from headrace.broker import publishers as p
+from headrace.broker.authorization import current_user, require_topic
+from headrace.broker.core import Broker
+from headrace.broker.handlers.messages import choose
+from headrace.broker.offsets import Place
+from headrace.broker.partitions import place_of
+from headrace.broker.sessions import Session
+from headrace.wire.iggy.commands import Permission
+from headrace.wire.iggy.messages import extensions as m
+
+
+async def open_publisher(
+    broker: Broker, session: Session, request: m.OpenPublisher
+) -> m.PublisherOpened:
+    owner = current_user(broker, session).uid
+    opened = await broker.publishing.open(request.name, request.run, owner)
+    return m.PublisherOpened(publisher=opened.uid, epoch=opened.epoch, last_window=opened.last)
+
+
+async def stage(broker: Broker, session: Session, request: m.Stage) -> m.Staged:
+    messages = request.messages
+    topic = broker.catalogue.topic(messages.stream, messages.topic)
+    partition = choose(broker, topic, messages.partitioning)
+    _check_owner(broker, session, request.head.publisher)
+    span = await broker.publishing.stage(
+        request.head.publisher,
+        epoch=request.head.epoch,
+        window=request.head.window,
+        place=place_of(topic, partition),
+        area=messages.area,
+        starts=messages.starts,
+    )
+    return m.Staged(span=m.StagedSpan(span.staged, span.count, *span.place))
+
+
+async def close_window(broker: Broker, session: Session, request: m.CloseWindow) -> m.WindowClosed:
+    _check_owner(broker, session, request.publisher)
+    manifest = [
+        p.Span(s.staged, s.count, Place(s.topic_uid, s.partition, s.generation))
+        for s in request.manifest
+    ]
+    for topic_uid in {span.place.topic_uid for span in manifest}:
+        require_topic(broker, session, Permission.SEND, topic_uid)
+    closed, already = await broker.publishing.close_window(
+        request.publisher,
+        epoch=request.epoch,
+        previous=request.previous,
+        window=request.window,
+        manifest=manifest,
+        digest=request.digest,
+    )
+    return m.WindowClosed(
+        window=closed.window,
+        last_window=broker.publishing.state.get(request.publisher).last,
+        already=already,
+        runs=tuple(m.PublishedRun(*run.place, run.first, run.count) for run in closed.runs),
+    )
+
+
+def _check_owner(broker: Broker, session: Session, publisher: int) -> None:
+    """Numbers are easily guessed; what is behind them belongs to who opened it."""
+    broker.publishing.state.check_owner(publisher, current_user(broker, session).uid)

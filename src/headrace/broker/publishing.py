@@ -1,0 +1,339 @@
+"""Publishing windows atomically: staged first, then moved into their topics once and for all.
+
+Staged batches lie in a stream of their publisher and are nobody's messages yet. CLOSE makes the
+intent durable, then appends every batch of the manifest to its partition; each carries publisher
+and window in its header. Whatever interrupts that, the intent is carried out later: what the
+partitions already hold of the window is counted from where they ended before it, and only the rest
+is appended. Partitions may show a window at different moments, but each shows all of it in the end,
+once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from headrace.broker import publishers as p
+from headrace.broker.errors import StagedDataGoneError
+from headrace.broker.offsets import Place
+from headrace.broker.partition import PartitionLog
+from headrace.broker.staging import Ownership, Staging
+from headrace.broker.turns import Turns
+from headrace.client.sbp import SbpClient
+from headrace.client.statelog import StateLog
+from headrace.client.tasks import TaskSet
+from headrace.errors import FencedError, HeadraceError, NotLeaderError
+from headrace.observability.logging import get_logger
+from headrace.runtime.interfaces import Runtime
+from headrace.wire.iggy import batch
+from headrace.wire.sbp import records
+
+log = get_logger(__name__)
+
+_SCAN_BYTES = 1 << 20
+_RETRY_SECONDS = 1.0
+
+OpenPlace = Callable[[Place], Awaitable[PartitionLog | None]]
+"""The open partition, None when it was deleted or purged."""
+
+
+class Publishing:
+    """Made before the state log is replayed, used after `start`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        client: SbpClient,
+        *,
+        open_place: OpenPlace,
+        publishers_max: int,
+        windows_kept: int,
+        synced: bool,
+    ) -> None:
+        self.state = p.Publishers(publishers_max=publishers_max, windows_kept=windows_kept)
+        self._runtime = runtime
+        self._client = client
+        self._open_place = open_place
+        self._synced = synced
+        self._log: StateLog
+        self._ownership: Ownership
+        self._turns = Turns()
+        """By publisher: one window at a time, and no new run in the middle of it."""
+        self._deciding = asyncio.Lock()
+        self._staging = Staging(runtime, client)
+        self._rolling: set[int] = set()
+        self._tasks = TaskSet("publishing")
+
+    async def start(self, ownership: Ownership) -> StateLog:
+        """Replay, and carry out in the background what was interrupted."""
+        self._ownership = ownership
+        self._log = await StateLog.open(
+            self._client,
+            name="s/publishers",
+            epoch=ownership.epoch,
+            clean=ownership.clean,
+            apply=self.state.apply,
+            snapshot=self.state.snapshot,
+            restore=self.state.restore,
+            runtime=self._runtime,
+            replica_nums=ownership.replicas,
+        )
+        self._staging.start(ownership, self._record)
+        for publisher in self.state.pending():
+            self._tasks.start(self._roll_forward(publisher), name="roll forward")
+        return self._log
+
+    async def close(self) -> None:
+        """What is interrupted now is carried out by the next start."""
+        await self._tasks.close()
+        await self._staging.close()
+
+    # -- the three commands
+
+    async def open(self, name: str, run: str, owner: int) -> p.Publisher:
+        return await asyncio.shield(self._tasks.start(self._open(name, run, owner), name="open"))
+
+    async def _open(self, name: str, run: str, owner: int) -> p.Publisher:
+        async with self._turns.hold(name):
+            known = self.state.named(name)
+            async with self._turns.hold(known.uid if known else name.encode()):
+                if known is not None and known.intent is not None:
+                    await self._finish(known, known.intent, fresh=False)
+                async with self._deciding:
+                    event = self.state.open(name, run, owner)
+                    if event is not None:
+                        await self._record(event)
+        opened = self.state.named(name)
+        assert opened is not None
+        return opened
+
+    async def stage(
+        self,
+        uid: int,
+        *,
+        epoch: int,
+        window: int,
+        place: Place,
+        area: memoryview,
+        starts: batch.Positions,
+    ) -> p.Span:
+        """Keep messages for a window of this publisher; durable on return."""
+        publisher = self.state.get(uid)
+        publisher.check_epoch(epoch)
+        staged = await self._staging.append(publisher, window, area, starts)
+        publisher.check_epoch(epoch)
+        return p.Span(staged, len(starts), place)
+
+    async def close_window(
+        self,
+        uid: int,
+        *,
+        epoch: int,
+        previous: int,
+        window: int,
+        manifest: Sequence[p.Span],
+        digest: bytes,
+    ) -> tuple[p.Closed, bool]:
+        """The closed window, and whether it was closed before. Goes on without its caller."""
+        work = self._close_window(uid, epoch, previous, window, tuple(manifest), digest)
+        return await asyncio.shield(self._tasks.start(work, name="close"))
+
+    async def _close_window(
+        self,
+        uid: int,
+        epoch: int,
+        previous: int,
+        window: int,
+        manifest: tuple[p.Span, ...],
+        digest: bytes,
+    ) -> tuple[p.Closed, bool]:
+        async with self._turns.hold(uid):
+            publisher = self.state.get(uid)
+            publisher.check_epoch(epoch)
+            if publisher.intent is not None:  # of a close whose answer nobody got
+                await self._finish(publisher, publisher.intent, fresh=False)
+            todo = self.state.check_close(
+                publisher, epoch=epoch, previous=previous, window=window, empty=not manifest
+            )
+            if not todo:
+                closed = publisher.find(window) or p.Closed(window, b"", ())
+                if closed.digest and digest and closed.digest != digest:
+                    log.warning(
+                        "a window was closed again with other contents; the first ones hold",
+                        publisher=publisher.name,
+                        window=window,
+                    )
+                return closed, True
+            if not manifest:
+                await self._record(p.Done(uid, p.Closed(window, digest, ())))
+            else:
+                intent = await self._intend(publisher, window, manifest, digest)
+                await self._finish(publisher, intent, fresh=True)
+            found = publisher.find(window)
+            assert found is not None
+            return found, False
+
+    # -- a window's way
+
+    async def _intend(
+        self, publisher: p.Publisher, window: int, manifest: tuple[p.Span, ...], digest: bytes
+    ) -> p.Intent:
+        """Look at everything that could be wrong, then make it certain."""
+        await self._check_manifest(publisher, window, manifest)
+        targets = []
+        for place in dict.fromkeys(span.place for span in manifest):
+            partition = await self._open_place(place)
+            if partition is not None:
+                targets.append(p.Target(place, partition.committed))
+        intent = p.Intent(window, digest, manifest, tuple(targets))
+        await self._record(p.Intended(publisher.uid, intent))
+        return intent
+
+    async def _check_manifest(
+        self, publisher: p.Publisher, window: int, manifest: tuple[p.Span, ...]
+    ) -> None:
+        if len({span.staged for span in manifest}) < len(manifest):
+            raise StagedDataGoneError("a staged batch is named twice")
+        for span in manifest:
+            header, _ = await self._staging.read(publisher, span)
+            if header.producer_id != publisher.uid or header.sequence != window:
+                raise StagedDataGoneError(
+                    "staged for another window", staged=span.staged, window=header.sequence
+                )
+
+    async def _carry_out(self, publisher: p.Publisher, intent: p.Intent, *, fresh: bool) -> None:
+        """Append what is missing, sync, done. `fresh`: nothing of it can be there yet."""
+        if not fresh:
+            intent = await self._lowered(publisher, intent)
+        runs: list[p.Run] = []
+        for target in intent.targets:
+            partition = await self._open_place(target.place)
+            if partition is not None:  # else nobody will ever read it: done
+                runs += await self._fill(publisher, intent, target, partition, fresh)
+        closed = p.Closed(intent.window, intent.digest, tuple(runs))
+        await self._record(p.Done(publisher.uid, closed))
+        self._tasks.start(self._staging.trim(publisher), name="trim staging")
+
+    async def _lowered(self, publisher: p.Publisher, intent: p.Intent) -> p.Intent:
+        """A power cut may have cost a `written` partition its end, and offsets before the recorded
+        one are given out again: what is published from now on is looked for from there."""
+        targets = []
+        for target in intent.targets:
+            partition = await self._open_place(target.place)
+            if partition is not None and partition.committed < target.next_offset:
+                target = p.Target(target.place, partition.committed)
+            targets.append(target)
+        if tuple(targets) == intent.targets:
+            return intent
+        lowered = p.Intent(intent.window, intent.digest, intent.manifest, tuple(targets))
+        await self._record(p.Intended(publisher.uid, lowered))
+        return lowered
+
+    async def _fill(
+        self,
+        publisher: p.Publisher,
+        intent: p.Intent,
+        target: p.Target,
+        partition: PartitionLog,
+        fresh: bool,
+    ) -> list[p.Run]:
+        place = target.place
+        found = [] if fresh else await self._find(publisher.uid, intent.window, target, partition)
+        skip = sum(run.count for run in found)
+        waiting = []
+        for span in intent.manifest:
+            if span.place != place:
+                continue
+            if skip >= span.count:
+                skip -= span.count
+                continue
+            header, view = await self._staging.read(publisher, span)
+            body = bytearray(view[records.HEADER_BYTES :])  # it is stamped in place
+            area, starts = batch.read_starts(body, header.record_count)
+            if skip:
+                area, starts = batch.subset(area, starts, skip, span.count - skip)
+                skip = 0
+            first, stored = await partition.publish(
+                area, starts, publisher=publisher.uid, window=intent.window
+            )
+            found.append(p.Run(place, first, len(starts)))
+            waiting += stored
+        for answer in waiting:
+            await answer
+        if not self._synced:
+            await partition.sync()
+        return _merged(found)
+
+    async def _find(
+        self, uid: int, window: int, target: p.Target, partition: PartitionLog
+    ) -> list[p.Run]:
+        """What the partition holds of the window."""
+        await partition.flush()
+        found = []
+        offset = max(target.next_offset, partition.start_offset)
+        while offset < partition.committed:
+            fetched = await self._client.fetch(partition.stream_id, offset, max_bytes=_SCAN_BYTES)
+            if not fetched.pieces:
+                break
+            for piece in fetched.pieces:
+                for header, _ in records.split(piece):
+                    ours = header.attributes & records.PUBLISHED and header.producer_id == uid
+                    if ours and header.sequence == window:
+                        run = p.Run(target.place, header.base_offset, header.record_count)
+                        found.append(run)
+            offset = fetched.next_offset
+        return found
+
+    async def _finish(self, publisher: p.Publisher, intent: p.Intent, *, fresh: bool) -> None:
+        """Carry it out; what cannot be done now is done later, whoever asked for it."""
+        try:
+            await self._carry_out(publisher, intent, fresh=fresh)
+        except HeadraceError as error:
+            log.warning(
+                "a window is not published yet",
+                publisher=publisher.name,
+                window=intent.window,
+                reason=str(error),
+            )
+            if publisher.uid not in self._rolling:
+                self._tasks.start(self._roll_forward(publisher), name="roll forward")
+            raise
+
+    async def _roll_forward(self, publisher: p.Publisher) -> None:
+        """Until it is done, or another broker leads."""
+        self._rolling.add(publisher.uid)
+        try:
+            while publisher.intent is not None:
+                async with self._turns.hold(publisher.uid):
+                    try:
+                        if publisher.intent is not None:
+                            await self._carry_out(publisher, publisher.intent, fresh=False)
+                            log.info("an interrupted window is published", name=publisher.name)
+                    except (FencedError, NotLeaderError):
+                        return
+                    except HeadraceError as error:
+                        log.info("a window is not published yet", reason=str(error))
+                if publisher.intent is not None:
+                    await self._runtime.clock.sleep(_RETRY_SECONDS)
+        finally:
+            self._rolling.discard(publisher.uid)
+
+    async def _record(self, event: p.Event) -> None:
+        kind, body = p.encode(event)
+        try:
+            await self._log.append(kind, body, p.VERSION)
+        except HeadraceError:
+            if self._log.failure is not None:
+                self._ownership.on_fenced()
+            raise
+
+
+def _merged(runs: list[p.Run]) -> list[p.Run]:
+    merged: list[p.Run] = []
+    for run in runs:
+        last = merged[-1] if merged else None
+        if last is not None and last.first + last.count == run.first:
+            merged[-1] = p.Run(last.place, last.first, last.count + run.count)
+        else:
+            merged.append(run)
+    return merged

@@ -1,0 +1,144 @@
+"""What publishers have staged: one stream for each, whose batches are nobody's messages yet."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from headrace.broker import publishers as p
+from headrace.broker.errors import StagedDataGoneError
+from headrace.broker.turns import Turns
+from headrace.client.owned_stream import OwnedStream
+from headrace.client.sbp import SbpClient
+from headrace.errors import (
+    FencedError,
+    HeadraceError,
+    NotLeaderError,
+    OffsetOutOfRangeError,
+    OffsetOverflowError,
+    ThrottledError,
+)
+from headrace.observability.logging import get_logger
+from headrace.runtime.interfaces import Buffer, Runtime
+from headrace.wire.iggy import batch
+from headrace.wire.sbp import records
+from headrace.wire.sbp.messages import Durability
+
+log = get_logger(__name__)
+
+_ATTRIBUTES = records.RECORDS_IGGY | records.INDEXED | records.PUBLISHED
+_SCAN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Under which lease the broker writes its own logs, and how often they are kept."""
+
+    epoch: int
+    clean: bool
+    replicas: int
+    on_fenced: Callable[[], None]
+
+
+class Staging:
+    """Used after `start`."""
+
+    def __init__(self, runtime: Runtime, client: SbpClient) -> None:
+        self._runtime = runtime
+        self._client = client
+        self._ownership: Ownership
+        self._record: Callable[[p.Event], Awaitable[None]]
+        self._opening = Turns()
+        self._streams: dict[int, OwnedStream] = {}
+
+    def start(self, ownership: Ownership, record: Callable[[p.Event], Awaitable[None]]) -> None:
+        self._ownership, self._record = ownership, record
+
+    async def close(self) -> None:
+        for stream in self._streams.values():
+            await stream.close()
+
+    async def append(
+        self, publisher: p.Publisher, window: int, area: memoryview, starts: batch.Positions
+    ) -> int:
+        """Store messages as they came, durably; returns the offset of their batch."""
+        stream = await self._stream_of(publisher)
+        now_ms = self._runtime.clock.now_ms()
+        body: list[Buffer] = [area, batch.build_index(starts)]
+        while True:
+            header = records.encode_header(
+                base_offset=stream.next_offset,
+                body=body,
+                record_count=len(starts),
+                base_timestamp=now_ms,
+                max_timestamp=now_ms,
+                attributes=_ATTRIBUTES,
+                producer_id=publisher.uid,
+                sequence=window,
+            )
+            try:
+                stored = stream.append(header, body)
+            except ThrottledError:
+                await stream.flush()
+                continue
+            return await stored
+
+    async def read(
+        self, publisher: p.Publisher, span: p.Span
+    ) -> tuple[records.BatchHeader, memoryview]:
+        try:
+            fetched = await self._client.fetch(publisher.stream_id, span.staged, max_bytes=1)
+        except (OffsetOutOfRangeError, OffsetOverflowError):
+            raise StagedDataGoneError("not staged (any more)", staged=span.staged) from None
+        for piece in fetched.pieces:
+            for header, view in records.split(piece):
+                if header.base_offset == span.staged and header.record_count == span.count:
+                    return header, view
+        raise StagedDataGoneError("not staged (any more)", staged=span.staged)
+
+    async def trim(self, publisher: p.Publisher) -> None:
+        """Forget what closed windows staged, up to what a later one has."""
+        try:
+            offset = start = (await self._client.bounds(publisher.stream_id))[0]
+            while True:
+                fetched = await self._client.fetch(
+                    publisher.stream_id, offset, max_bytes=_SCAN_BYTES
+                )
+                headers = [h for piece in fetched.pieces for h, _ in records.split(piece)]
+                kept = [h for h in headers if h.sequence > publisher.last]
+                offset = kept[0].base_offset if kept else fetched.next_offset
+                if kept or not headers:
+                    break
+            if offset > start:
+                await self._client.trim(publisher.stream_id, offset)
+        except HeadraceError as error:  # the next window's turn
+            log.info("staging not trimmed", publisher=publisher.name, reason=str(error))
+
+    async def _stream_of(self, publisher: p.Publisher) -> OwnedStream:
+        stream = self._streams.get(publisher.uid)
+        if stream is not None and stream.failure is None:
+            return stream
+        async with self._opening.hold(publisher.uid):
+            stream = self._streams.get(publisher.uid)
+            if stream is not None and stream.failure is None:
+                return stream
+            if stream is not None:
+                await stream.close()
+            self._streams[publisher.uid] = opened = await self._open(publisher)
+            return opened
+
+    async def _open(self, publisher: p.Publisher) -> OwnedStream:
+        if publisher.stream_id < 0:
+            made = await self._client.create_stream(
+                name=f"p/staging/{publisher.uid}",
+                replica_nums=self._ownership.replicas,
+                durability=Durability.SYNCED,
+            )
+            await self._record(p.StagingMade(publisher.uid, made.stream_id))
+        try:
+            return await OwnedStream.open(
+                self._client, publisher.stream_id, self._ownership.epoch, clean=False
+            )
+        except FencedError:
+            self._ownership.on_fenced()
+            raise NotLeaderError("another broker leads") from None
