@@ -60,7 +60,7 @@ PROOFS: dict[str, str] = {
     "LEAVE_CONSUMER_GROUP": f"{_BODIES}test_body[leave-consumer-group]",
     "HELLO": f"{_BY_HAND}test_request[HELLO]",
     "OPEN_PUBLISHER": f"{_BY_HAND}test_request[OPEN_PUBLISHER]",
-    "STAGE": f"{_BY_HAND}test_a_stage_is_a_head_and_a_send[1]",
+    "STAGE": f"{_BY_HAND}test_a_stage_is_a_head_and_a_send[STAGE]",
     "CLOSE": f"{_BY_HAND}test_request[CLOSE]",
     "READ_TICKET": f"{_BY_HAND}test_request[READ_TICKET]",
 }
