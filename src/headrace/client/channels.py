@@ -1,7 +1,8 @@
 """Channels to peers that come and go, and the pieces of a payload.
 
 A `Link` stands for one peer. It connects when first used, forgets a channel that broke or was told
-GOAWAY, and closes a forgotten one after its last answer. `Links` keeps one per address.
+GOAWAY, and closes a forgotten one after its last answer. Writers that stay on one channel are told
+of its GOAWAY. `Links` keeps one link per address.
 """
 
 from __future__ import annotations
@@ -51,17 +52,37 @@ class Link:
         self._calls: dict[int, int] = {}  # calls in flight by id(channel)
         self._retired: dict[int, Channel] = {}
         self._closed = False
+        self._listeners: dict[Callable[[Channel], None], None] = {}
 
-    async def channel(self) -> Channel:
+    async def channel(self, *, timeout: float | None = None) -> Channel:
         """The channel in use, made if there is none."""
         if self._channel is not None:
             return self._channel
-        async with self._connecting:
-            if self._closed:
-                raise UnavailableError("link closed")
-            if self._channel is None:
-                self._channel = await self._connect()
-            return self._channel
+        try:
+            async with asyncio.timeout(timeout), self._connecting:
+                if self._closed:
+                    raise UnavailableError("link closed")
+                if self._channel is None:
+                    self._channel = await self._connect()
+                    self._watch(self._channel)
+                    await self._close_idle()
+                return self._channel
+        except TimeoutError:
+            raise UnavailableError("not connected in time", refused=True) from None
+
+    def on_goaway(self, told: Callable[[Channel], None]) -> Callable[[], None]:
+        """Call `told` whenever a channel is told GOAWAY; returns what ends that."""
+        self._listeners[told] = None
+        return lambda: self._listeners.pop(told, None)
+
+    def _watch(self, channel: Channel) -> None:
+        if isinstance(channel, TcpChannel):
+            channel.on_goaway = lambda: self._on_goaway(channel)
+
+    def _on_goaway(self, channel: Channel) -> None:
+        self.forget(channel)
+        for told in list(self._listeners):
+            told(channel)
 
     async def call(
         self, code: Code, message: Message, payload: Payload = (), *, timeout: float = 3.0
@@ -69,11 +90,13 @@ class Link:
         """Like a channel's call; once more on a new channel when the old one never sent it."""
         used = self._channel
         try:
-            return await self.call_on(await self.channel(), code, message, payload, timeout=timeout)
+            channel = used or await self.channel(timeout=timeout)
+            return await self.call_on(channel, code, message, payload, timeout=timeout)
         except UnavailableError as error:
             if used is None or not error.data.get("refused"):
                 raise
-        return await self.call_on(await self.channel(), code, message, payload, timeout=timeout)
+        channel = await self.channel(timeout=timeout)
+        return await self.call_on(channel, code, message, payload, timeout=timeout)
 
     async def call_on(
         self,
@@ -104,6 +127,11 @@ class Link:
         if self._channel is channel:
             self._channel = None
             self._retired[id(channel)] = channel
+
+    async def _close_idle(self) -> None:
+        """Forgotten channels without a call, which would otherwise close after its answer."""
+        for key in [key for key in self._retired if key not in self._calls]:
+            await self._retired.pop(key).close()
 
     async def close(self) -> None:
         self._closed = True

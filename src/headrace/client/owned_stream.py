@@ -7,6 +7,8 @@ which batches in flight were stored: those that end at or below it. The rest are
 unchanged, at the same offsets. A higher epoch ends the writer for ever.
 
 A node that is only busy (ThrottledError) gets the same batches again a bit later, without a seal.
+One that says GOAWAY finishes what it took; the rest goes to it over a new connection if it still
+listens, else to a new range, early: also when nothing is to be sent.
 
 Past `window` batches in flight, batches wait here; past `pending_bytes_max` bytes `append` refuses
 with ThrottledError.
@@ -16,13 +18,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.client.appending import BATCH_BYTES_MAX, append_request, appended_offset
 from headrace.client.channels import payload_bytes
+from headrace.client.ranges import primary_address
 from headrace.client.retry import BACKOFF_MAX, BACKOFF_MIN, Backoff
 from headrace.client.sbp import SbpClient
+from headrace.client.succession import connect, succeed
 from headrace.client.tasks import TaskSet
 from headrace.errors import (
     DeadlineError,
@@ -45,6 +49,7 @@ from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import decode_offsets
 
 FRUITLESS_RECOVERIES_MAX = 5
+"""After so many new ranges that took nothing, a disk's refusal is believed."""
 
 
 @dataclass(slots=True)
@@ -90,9 +95,14 @@ class OwnedStream:
         self._session = 0  # rises with every recovery: answers of older ones are not ours
         self._channel: Channel | None = None  # None while recovering
         self._failure: HeadraceError | None = None
-        self._fruitless = 0
-        self._throttled: list[_Pending] = []  # refused for now, sent again when none is in flight
+        self._fruitless = 0  # recoveries since something was stored
+        self._fruitless_since = 0.0
+        self._returned: list[_Pending] = []  # refused for now, sent again when none is in flight
         self._throttle_delay = 0.0
+        self._moving = False  # off a channel that takes no more, once none is in flight
+        self._moves = 0
+        self._recovering = False
+        self._stop_listening: Callable[[], object] = _nothing
         self._loop = asyncio.get_running_loop()
         self._watch: asyncio.TimerHandle | None = None
         self._tasks = TaskSet(f"owned stream {self.stream_id}")
@@ -129,7 +139,7 @@ class OwnedStream:
             recovery_timeout=recovery_timeout,
             request_timeout=request_timeout,
         )
-        stream._channel = await client.node(range_).channel()
+        stream._use(range_, await connect(client, range_))
         return stream
 
     @property
@@ -139,7 +149,7 @@ class OwnedStream:
 
     @property
     def pending_batches(self) -> int:
-        return len(self._sent) + len(self._throttled) + len(self._queued)
+        return len(self._sent) + len(self._returned) + len(self._queued)
 
     def append(self, header: bytearray, body: Sequence[Buffer]) -> asyncio.Future[int]:
         """Queue one batch whose header carries `next_offset`; resolves when it is durable.
@@ -164,6 +174,8 @@ class OwnedStream:
         self._queued.append(entry)
         self._pending_bytes += length
         self._pump()
+        if self._channel is None and not self._recovering:
+            self._start_recovery(UnavailableError("no data node"))
         return answer
 
     def read_cached(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
@@ -180,7 +192,7 @@ class OwnedStream:
         self._check()
 
     def _last_before(self, offset: int) -> _Pending | None:
-        for entry in (*reversed(self._queued), *self._throttled, *reversed(self._sent)):
+        for entry in (*reversed(self._queued), *self._returned, *reversed(self._sent)):
             if entry.base_offset < offset and not entry.answer.done():
                 return entry
         return None
@@ -200,7 +212,8 @@ class OwnedStream:
         while (
             self._channel is not None
             and self._queued
-            and not self._throttled
+            and not self._returned
+            and not self._moving
             and len(self._sent) < self._window
         ):
             entry = self._queued.popleft()
@@ -294,11 +307,11 @@ class OwnedStream:
 
     def _on_stored(self, entry: _Pending) -> None:
         self._fruitless = 0
+        self._moves = 0
         self._throttle_delay = 0.0
         self._take_back(entry)
         self._settle(entry)
-        if self._throttled:
-            self._wait_out_throttle()
+        self._when_answered()
         self._pump()
 
     def _take_back(self, entry: _Pending) -> None:
@@ -314,62 +327,117 @@ class OwnedStream:
 
     def _on_refused(self, entry: _Pending, error: HeadraceError) -> None:
         """One refusal stops the pipeline: whatever follows it would leave a hole."""
-        behind_throttled = isinstance(error, UnexpectedOffsetError) and self._throttled
-        if isinstance(error, ThrottledError) or behind_throttled:
+        unseen = isinstance(error, UnavailableError) and bool(error.data.get("refused"))
+        behind = isinstance(error, UnexpectedOffsetError) and bool(self._returned)
+        if isinstance(error, ThrottledError) or behind or unseen:
+            self._moving = self._moving or unseen
             self._take_back(entry)
-            self._throttled.append(entry)
-            self._wait_out_throttle()
+            self._returned.append(entry)
+            self._when_answered()
             return
-        self._session += 1
-        self._channel = None
-        pending = [*self._sent, *self._throttled, *self._queued]
-        self._queued = deque(sorted(pending, key=lambda each: each.base_offset))
-        self._throttled.clear()
-        self._sent.clear()
+        self._stop_sending()
+        if isinstance(error, UnavailableError | DeadlineError):
+            self._client.replicas.suspect(primary_address(self._range))
         if isinstance(error, FencedError | RequestError):
             self._fail(error)  # sending the same bytes again cannot help
         else:
-            self._tasks.start(self._recover(error), name="recover")
+            self._start_recovery(error)
 
-    def _wait_out_throttle(self) -> None:
-        """The range is fine, its node is busy: no seal, the same batches in order a bit later."""
-        if not self._sent:  # every batch behind the refused one has come back
+    def _stop_sending(self) -> None:
+        """Nothing in flight is ours any more; all of it stands in line again."""
+        self._session += 1
+        self._channel = None
+        self._moving = False
+        pending = [*self._sent, *self._returned, *self._queued]
+        self._queued = deque(sorted(pending, key=lambda each: each.base_offset))
+        self._returned.clear()
+        self._sent.clear()
+
+    def _when_answered(self) -> None:
+        """Once every batch behind a refused one has come back, they are sent again in order."""
+        if self._sent:
+            return
+        if self._moving:
+            self._tasks.start(self._move(self._session), name="move")
+        elif self._returned:
+            # The range is fine, its node is busy: no seal, the same batches a bit later.
             self._tasks.start(self._send_throttled(self._session), name="throttle")
 
     async def _send_throttled(self, session: int) -> None:
         self._throttle_delay = min(max(2 * self._throttle_delay, BACKOFF_MIN), BACKOFF_MAX)
         await self._client.runtime.clock.sleep(self._throttle_delay)
         if session == self._session:
-            self._throttled.sort(key=lambda pending: pending.base_offset)
-            self._queued.extendleft(reversed(self._throttled))
-            self._throttled.clear()
+            self._requeue()
             self._pump()
+
+    def _requeue(self) -> None:
+        self._returned.sort(key=lambda pending: pending.base_offset)
+        self._queued.extendleft(reversed(self._returned))
+        self._returned.clear()
+
+    def _on_goaway(self, channel: Channel) -> None:
+        if channel is self._channel and not self._moving:
+            self._moving = True
+            self._when_answered()
+
+    async def _move(self, session: int) -> None:
+        """A connection ended and may be replaced; a node that is gone cannot."""
+        self._moves += 1
+        try:
+            if self._moves > 1:
+                raise UnavailableError("refused twice", stream_id=self.stream_id)
+            channel = await connect(self._client, self._range)
+        except HeadraceError as error:
+            if session == self._session:
+                self._client.replicas.suspect(primary_address(self._range))
+                self._stop_sending()
+                self._start_recovery(error)
+            return
+        if session == self._session:
+            self._moving = False
+            self._requeue()
+            self._use(self._range, channel)
+            self._pump()
+
+    def _start_recovery(self, cause: HeadraceError) -> None:
+        self._recovering = True
+        self._tasks.start(self._recover(cause), name="recover")
 
     async def _recover(self, cause: HeadraceError) -> None:
         """Seal, learn what was stored, send the rest again."""
         runtime = self._client.runtime
-        backoff = Backoff(runtime, runtime.clock.monotonic() + self._recovery_timeout)
+        now = runtime.clock.monotonic()
+        backoff = Backoff(runtime, now + self._recovery_timeout)
+        if not self._fruitless:
+            self._fruitless_since = now
         self._fruitless += 1
-        if self._fruitless > FRUITLESS_RECOVERIES_MAX:
+        if self._gives_up(cause, now):
             self._fail(cause)
             return
         if self._fruitless > 1:
-            await backoff.pause()
-        while True:
-            try:
-                range_ = await self._client.seal(
-                    self.stream_id, self._range.range_index, self.epoch
-                )
-                channel = await self._client.node(range_).channel()
-                break
-            except StateError as error:
-                if not error.retryable or not await backoff.pause():
-                    self._fail(error)
-                    return
-            except HeadraceError as error:
+            delay = min(BACKOFF_MIN * 2 ** (self._fruitless - 2), BACKOFF_MAX)
+            await runtime.clock.sleep(delay * (0.5 + runtime.random.uniform() / 2))
+        try:
+            range_, channel = await succeed(
+                self._client, self._range, epoch=self.epoch, backoff=backoff
+            )
+        except StateError as error:
+            self._recovering = False
+            self._fruitless = 0
+            if self.pending_batches or not error.retryable:
                 self._fail(error)
-                return
+            return  # nobody waits: the next append tries again
+        except HeadraceError as error:
+            self._fail(error)
+            return
+        self._recovering = False
         self._resume(range_, channel)
+
+    def _gives_up(self, cause: HeadraceError, now: float) -> bool:
+        """A disk's refusal is believed after some tries; what passes, after the recovery time."""
+        if isinstance(cause, StateError):
+            return now - self._fruitless_since > self._recovery_timeout
+        return self._fruitless > FRUITLESS_RECOVERIES_MAX
 
     def _resume(self, range_: m.Range, channel: Channel) -> None:
         start = range_.start_offset
@@ -388,23 +456,35 @@ class OwnedStream:
             )
             self._fail(error)
             return
+        if not self._queued:
+            self._fruitless = 0
+        self._use(range_, channel)
+        self._pump()
+
+    def _use(self, range_: m.Range, channel: Channel) -> None:
+        self._stop_listening()
         self._range = range_
         self._channel = channel
-        self._pump()
+        self._stop_listening = self._client.node(range_).on_goaway(self._on_goaway)
 
     def _fail(self, error: HeadraceError) -> None:
         if self._failure is None:
             self._failure = error
         self._session += 1
         self._channel = None
+        self._stop_listening()
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
         self._pending_bytes = 0
-        for entry in (*self._sent, *self._throttled, *self._queued):
+        for entry in (*self._sent, *self._returned, *self._queued):
             if not entry.answer.done():
                 entry.answer.set_exception(error)
                 entry.answer.exception()  # seen: a caller may have given up on it
         self._sent.clear()
-        self._throttled.clear()
+        self._returned.clear()
         self._queued.clear()
+
+
+def _nothing() -> None:
+    pass

@@ -118,6 +118,8 @@ class SbpClient(MetadataClient):
                     self.invalidate(stream_id)
                 elif not isinstance(error, ThrottledError):
                     await self.seal(stream_id, range_.range_index)
+                # In this process the first header may still wait to be written, with its offset.
+                pieces = [bytearray(pieces[0]), *pieces[1:]]
 
     async def append_to(
         self,

@@ -13,7 +13,7 @@ and end with ThrottledError, never sent, when their time is up meanwhile.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -118,6 +118,7 @@ class TcpChannel:
         self._heard = runtime.clock.monotonic()
         self._held_until = 0.0
         self._holding: asyncio.TimerHandle | None = None
+        self.on_goaway: Callable[[], None] | None = None
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._read(), name="sbp channel reader"),
@@ -279,6 +280,8 @@ class TcpChannel:
                 error = UnavailableError("peer is going away", peer=self.peer, refused=True)
                 self._pending[stream_id].fail(error)
             self._close_if_done()
+            if self.on_goaway is not None:
+                self.on_goaway()
         elif isinstance(event, BadResponse):
             error = UnavailableError(f"answer not understood: {event.reason}", peer=self.peer)
             self._pending[event.stream_id].fail(error)

@@ -270,7 +270,7 @@ class FakeCluster:
         last.end = last.next
         names = [n for n in self.nodes if not self.nodes[n].down and not self.nodes[n].going_away]
         rotated = names[last.index + 1 :] + names[: last.index + 1]
-        replicas = (rotated or names)[: len(last.replicas)]
+        replicas = (rotated or names)[: len(self.streams[stream_id][0].replicas)]
         new = StoredRange(stream_id, last.index + 1, last.end, replicas, epoch=epoch)
         self.streams[stream_id].append(new)
         return new
