@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
+from headrace.placement.healing import wanted_copies, whole_copies
 from headrace.placement.state import PlacementState
 from headrace.wire.sbp import messages as m
 
@@ -15,32 +17,30 @@ def describe(
     now_ms: int,
     *,
     managers: Sequence[m.PlacementManagerNode] = (),
-    count_ranges: bool,
+    with_ranges: bool,
 ) -> m.DescribeClusterResponse:
-    short, unavailable = _count_short(state) if count_ranges else (_NOT_COUNTED, _NOT_COUNTED)
-    streams = state.streams()
-    counted = sum(len(state.ranges(s.stream_id)) for s in streams) if count_ranges else _NOT_COUNTED
+    counts = count_ranges(state) if with_ranges else {}
     return m.DescribeClusterResponse(
         placement_managers=tuple(managers),
-        nodes=tuple(_node(state, node_id, count_ranges) for node_id in sorted(state.nodes.records)),
+        nodes=tuple(_node(state, node_id, with_ranges) for node_id in sorted(state.nodes.records)),
         leases=_held(state, now_ms),
-        streams=len(streams),
-        ranges=counted,
-        ranges_sealing=len(state.sealing()) if count_ranges else _NOT_COUNTED,
-        ranges_short=short,
-        ranges_unavailable=unavailable,
+        streams=len(state.streams()),
+        ranges=(counts["ranges_open"] + counts["ranges_sealed"] if with_ranges else _NOT_COUNTED),
+        ranges_sealing=counts.get("ranges_sealing", _NOT_COUNTED),
+        ranges_short=counts.get("ranges_short", _NOT_COUNTED),
+        ranges_unavailable=counts.get("ranges_unavailable", _NOT_COUNTED),
         status=m.OK,
     )
 
 
-def _node(state: PlacementState, node_id: int, count_ranges: bool) -> m.NodeInfo:
+def _node(state: PlacementState, node_id: int, with_ranges: bool) -> m.NodeInfo:
     nodes = state.nodes
     metrics = nodes.metrics(node_id)
     return m.NodeInfo(
         data_node=m.DataNode(node_id=node_id, advertise_addr=nodes.address(node_id)),
         is_alive=nodes.is_alive(node_id),
         disk_free_bytes=-1 if metrics is None else metrics.disk_free_space,
-        ranges=len(state.ranges_of_node(node_id)) if count_ranges else _NOT_COUNTED,
+        ranges=len(state.ranges_of_node(node_id)) if with_ranges else _NOT_COUNTED,
         open_ranges=state.open_ranges(node_id),
         is_draining=nodes.is_draining(node_id),
     )
@@ -61,15 +61,29 @@ def _held(state: PlacementState, now_ms: int) -> tuple[m.LeaseInfo, ...]:
     )
 
 
-def _count_short(state: PlacementState) -> tuple[int, int]:
-    """Ranges with fewer replicas on live nodes than wanted, and those with none."""
-    alive = frozenset(state.nodes.alive())
-    short = unavailable = 0
-    for stream in state.streams():
+def count_ranges(state: PlacementState) -> dict[str, int]:
+    """Short: with fewer whole replicas on live nodes than were asked for; unavailable: with none.
+
+    Looks at every range.
+    """
+    counts = dict.fromkeys(("open", "sealed", "short", "unavailable"), 0)
+    streams = state.streams()
+    for stream in streams:
         for record in state.ranges(stream.stream_id):
-            if not record.open and record.end == record.start:
-                continue  # nothing in it
-            living = len(alive.intersection(record.replicas))
-            short += living < stream.replica_nums
-            unavailable += not living
-    return short, unavailable
+            counts["open" if record.open else "sealed"] += 1
+            if record.open or record.end > record.start:  # there is something to hold
+                whole = whole_copies(state, record)
+                counts["short"] += whole < wanted_copies(state, record)
+                counts["unavailable"] += not whole
+    return {
+        "streams": len(streams),
+        "ranges_sealing": len(state.sealing()),
+        **{f"ranges_{name}": count for name, count in counts.items()},
+    }
+
+
+def metrics_of(report: m.ReportMetricsRequest | None) -> dict[str, int] | None:
+    """What a node last said of itself; None while it has not."""
+    if report is None:
+        return None
+    return {f.name: getattr(report, f.name) for f in fields(report) if f.name != "data_node"}

@@ -102,7 +102,7 @@ async def heartbeat(
 async def allocate_id(
     service: PlacementService, request: m.IdAllocationRequest, _: Payload, peer: Peer
 ) -> Reply:
-    node_id = await service.protect(service.changes.take_id(service.state.node_ids))
+    node_id = await service.protect(service.changes.ledger.take_id(service.state.node_ids))
     return Reply(m.IdAllocationResponse(id=node_id, status=OK))
 
 
@@ -211,7 +211,8 @@ async def list_ranges(
             records = _select(service, criteria, peer)
         except HeadraceError as error:
             return m.ListRangesResult(range_criteria=criteria, status=_item_status(error))
-        ranges = tuple(service.changes.wire(record) for record in records)
+        viewer = criteria.data_node.node_id if criteria.data_node is not None else -1
+        ranges = tuple(service.changes.wire(record, viewer=viewer) for record in records)
         return m.ListRangesResult(range_criteria=criteria, ranges=ranges, status=OK)
 
     results = tuple(select(criteria) for criteria in request.range_criteria)
@@ -226,7 +227,7 @@ def _select(
     if criteria.stream_id >= 0:
         _check(service, peer, criteria.stream_id)
         records = service.state.ranges(criteria.stream_id)
-        return [r for r in records if node_id < 0 or node_id in r.replicas]
+        return [r for r in records if node_id < 0 or node_id in (*r.replicas, *r.joining)]
     if node_id < 0:
         return []
     if not service.access.is_node(peer):
@@ -289,7 +290,7 @@ async def describe_cluster(
     now_ms = int(service.runtime.clock.monotonic() * 1000)
     return Reply(
         describe(
-            service.state, now_ms, managers=service.managers(), count_ranges=request.count_ranges
+            service.state, now_ms, managers=service.managers(), with_ranges=request.count_ranges
         )
     )
 

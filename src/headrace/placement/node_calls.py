@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from headrace.client.channels import Connect, Links
-from headrace.errors import RemoteProtocolError
+from headrace.errors import DeadlineError, HeadraceError, RemoteProtocolError
 from headrace.wire.sbp import messages as m
-from headrace.wire.sbp.errors import raise_for_status
+from headrace.wire.sbp.errors import error_of, is_success, raise_for_status
 from headrace.wire.sbp.opcodes import Code
 
 R = TypeVar("R", bound=m.Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """What a data node is told about one range."""
+
+    range: m.Range
+    durability: int
+    reserved: bool = False
 
 
 class NodeCalls:
@@ -28,30 +39,50 @@ class NodeCalls:
         self, address: str, code: Code, message: m.Message, response: type[R], timeout: float = 0
     ) -> R:
         link = self._links.to(address)
-        reply = await link.call(code, message, timeout=timeout or self._timeout)
+        seconds = timeout or self._timeout
+        try:
+            async with asyncio.timeout(seconds):  # connecting included
+                reply = await link.call(code, message, timeout=seconds)
+        except TimeoutError:
+            raise DeadlineError("no answer in time", opcode=code.name, peer=address) from None
         if not isinstance(reply.message, response):
             raise RemoteProtocolError("unexpected answer", found=type(reply.message).__name__)
         raise_for_status(getattr(reply.message, "status", None))
         return reply.message
 
-    async def sync(self, address: str, range_: m.Range, durability: int) -> m.Range:
-        """Create the range there, or raise its epoch; returns it with its next offset.
+    async def sync(self, address: str, syncs: Sequence[Sync]) -> list[m.Range | HeadraceError]:
+        """Open ranges there, raise their epochs or tell their final ends; one outcome for each.
 
-        SealedError when the node holds it and it takes no more appends.
+        A range comes back with its next offset there. SealedError when the node holds an open one
+        and it takes no more appends.
         """
-        wanted = m.StreamRanges(stream_id=range_.stream_id, ranges=(range_,), durability=durability)
         response = await self._call(
             address,
             Code.SYNC_RANGES,
-            m.SyncRangesRequest(timeout_ms=self._timeout_ms, stream_ranges=(wanted,)),
+            m.SyncRangesRequest(
+                timeout_ms=self._timeout_ms,
+                stream_ranges=tuple(
+                    m.StreamRanges(
+                        stream_id=sync.range.stream_id,
+                        ranges=(sync.range,),
+                        durability=sync.durability,
+                        reserved=sync.reserved,
+                    )
+                    for sync in syncs
+                ),
+            ),
             m.SyncRangesResponse,
         )
+        found: dict[tuple[int, int], m.Range | HeadraceError] = {}
         for result in response.sync_responses:
-            raise_for_status(result.status, stream_id=range_.stream_id)
-            for synced in result.ranges:
-                if synced.range_index == range_.range_index:
-                    return synced
-        raise RemoteProtocolError("sync without a result", stream_id=range_.stream_id)
+            for range_ in result.ranges:
+                key = (range_.stream_id, range_.range_index)
+                if result.status is None or is_success(result.status):
+                    found[key] = range_
+                else:
+                    found[key] = error_of(result.status, stream_id=range_.stream_id)
+        missing = RemoteProtocolError("sync without a result")
+        return [found.get((s.range.stream_id, s.range.range_index), missing) for s in syncs]
 
     async def seal(
         self, address: str, range_id: m.RangeId, *, timeout: float

@@ -194,6 +194,7 @@ class Nodes:
         at_least: int | None = None,
         avoid: Collection[int] = (),
         exclude: Collection[int] = (),
+        not_first: int = -1,
         load: Callable[[int], tuple[int, int]],
         below: Callable[[int], int],
     ) -> tuple[int, ...]:
@@ -202,7 +203,7 @@ class Nodes:
         Nodes in `avoid` come after all others, and nodes short of disk last: they are taken only
         to reach `at_least`, because a full disk refuses by itself and a single node has no
         alternative. `load` tells how many open ranges a node has, and how many it leads; of those
-        chosen, the one that leads the fewest becomes the primary.
+        chosen, the one that leads the fewest becomes the primary, `not_first` if it must.
         """
         at_least = count if at_least is None else at_least
         candidates = [n for n in self.placeable(roomy=False) if n not in exclude]
@@ -222,17 +223,18 @@ class Nodes:
             raise NotEnoughNodesError(
                 "not enough data nodes", wanted=at_least, alive=len(candidates)
             )
-        return self._lead(chosen, avoid, load)
-
-    def _lead(
-        self, chosen: list[int], avoid: Collection[int], load: Callable[[int], tuple[int, int]]
-    ) -> tuple[int, ...]:
-        if not chosen:
-            return ()
         primary = min(
-            chosen, key=lambda n: (self._short_of_disk(n), n in avoid, load(n)[1], -self.score(n))
+            chosen,
+            key=lambda n: (
+                self._short_of_disk(n),
+                n in avoid,
+                n == not_first,
+                load(n)[1],
+                -self.score(n),
+            ),
+            default=-1,
         )
-        return (primary, *(n for n in chosen if n != primary))
+        return tuple(sorted(chosen, key=lambda n: n != primary))
 
     def _short_of_disk(self, node_id: int) -> bool:
         metrics = self.liveness.metrics.get(node_id)

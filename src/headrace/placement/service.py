@@ -21,9 +21,12 @@ from headrace.errors import (
 from headrace.net.sbp_access import Access
 from headrace.net.sbp_channel import Channel, InProcessChannel
 from headrace.net.sbp_server import Peer, Routes, SbpServer, build_routes
-from headrace.placement.changes import Changes, KeyedMutex
+from headrace.placement.changes import Changes
+from headrace.placement.description import count_ranges, metrics_of
 from headrace.placement.election import Election
 from headrace.placement.handlers import handlers
+from headrace.placement.ledger import KeyedMutex, Ledger
+from headrace.placement.mending import Mending
 from headrace.placement.node_calls import NodeCalls
 from headrace.placement.nodes import Liveness, Nodes
 from headrace.placement.records import StreamRecord
@@ -35,8 +38,6 @@ from headrace.wire.sbp.messages import OK
 from headrace.wire.sbp.opcodes import Role
 
 T = TypeVar("T")
-
-SEALS_PER_TICK = 32
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class PlacementService:
         self._changing = TaskSet("placement change")
         self._electing = TaskSet("placement election")
         self._background = TaskSet("placement")
+        self._trouble = asyncio.Event()
         self._closed = False
 
     async def start(self) -> None:
@@ -89,6 +91,8 @@ class PlacementService:
             await self._take_over()
         elif self._advertise:
             self._stand()
+        self._background.start(self._watch_forever(), name="watch")
+        self._background.start(self._mend_forever(), name="mend")
         self._background.start(self._tick_forever(), name="tick")
 
     # Leadership
@@ -134,27 +138,28 @@ class PlacementService:
             replicas_max=settings.replicas_max,
         )
         election = self._election
-        self.changes = Changes(
+        ledger = Ledger(
             self.runtime,
             self.state,
             self._store,
-            self._calls,
-            seal_timeout=settings.seal_timeout_ms / 1000,
             leading=lambda: election is None or election.leading,
         )
+        self.changes = Changes(ledger, self._calls, seal_timeout=settings.seal_timeout_ms / 1000)
+        self._mending = Mending(self.changes, below=self.runtime.random.below)
 
     async def _take_over(self) -> None:
         self._new_term()
-        changes = self.changes
+        ledger = self.changes.ledger
         records = await self._store.load()
-        await changes.commit(changes.state.recover(records, self._monotonic_ms()))
+        await ledger.commit(ledger.state.recover(records, ledger.monotonic_ms()))
+        self.changes.tell_newest_again()
         if self._election is not None:
-            changes.settle(self.settings.settle_ms / 1000)
+            ledger.settle(self.settings.settle_ms / 1000)
         self._ready = True
 
     def _step_down(self) -> None:
         self._ready = False
-        self.changes.end_term()
+        self.changes.ledger.end_term()
 
     async def listen(self, host: str, port: int) -> str:
         """Serve on TCP; returns the address."""
@@ -183,6 +188,7 @@ class PlacementService:
     def _on_goaway(self, peer: Peer) -> None:
         if peer.role is m.ClientRole.DATA_NODE and self.access.is_node(peer):
             self.state.nodes.on_goaway(peer.node_id, peer)
+            self._trouble.set()
 
     async def close(self) -> None:
         """Let another one lead, stop accepting, finish what changes the store, then let go."""
@@ -221,23 +227,23 @@ class PlacementService:
         )
 
     async def _register(self, node: m.DataNode, store_id: str) -> None:
-        changes = self.changes
-        if not 0 <= node.node_id < changes.state.node_ids.bound:
+        ledger = self.changes.ledger
+        if not 0 <= node.node_id < ledger.state.node_ids.bound:
             # Another cluster's node, or this store was lost: taking it in would let the node
             # believe that its streams were deleted.
             raise InvalidArgumentError("node id was never given out here", node_id=node.node_id)
         async with self._mutex.hold("nodes"):
-            await changes.commit(
-                changes.state.nodes.register(node.node_id, node.advertise_addr, store_id)
+            await ledger.commit(
+                ledger.state.nodes.register(node.node_id, node.advertise_addr, store_id)
             )
 
     async def lease(self, action: m.LeaseAction, request: m.LeaseRequest) -> m.LeaseResponse:
-        changes = self.changes
-        leases = changes.state.leases
+        ledger = self.changes.ledger
+        leases = ledger.state.leases
         async with self._mutex.hold(("lease", request.name)):
             now_ms = self._monotonic_ms()
             if action is m.LeaseAction.QUERY:
-                changes.check_leading()
+                ledger.check_leading()
                 granted = False
             else:
                 if action is m.LeaseAction.ACQUIRE:
@@ -253,7 +259,7 @@ class PlacementService:
                     verdict = leases.release(
                         request.name, holder=request.holder, epoch=request.epoch
                     )
-                await changes.commit(verdict.operations)
+                await ledger.commit(verdict.operations)
                 leases.on_decided(verdict)
                 granted = verdict.granted
         record = leases.records.get(request.name)
@@ -268,39 +274,57 @@ class PlacementService:
         )
 
     def statistics(self) -> dict[str, object]:
-        nodes = self.state.nodes
+        """As far as this one knows; all of it only while it leads."""
+        nodes, now_ms = self.state.nodes, self._monotonic_ms()
         return {
             "name": self._name,
             "leading": self.leading,
             "managers": [
-                {"name": m.name, "address": m.advertise_addr, "leader": m.is_leader}
+                {"name": m.name, "address": m.advertise_addr, "leader": bool(m.is_leader)}
                 for m in self.managers()
             ],
-            "streams": len(self.state.streams()),
             "nodes": [
                 {
                     "node_id": record.node_id,
                     "address": record.address,
                     "alive": nodes.is_alive(record.node_id),
+                    "condition": nodes.condition(record.node_id, now_ms),
                     "open_ranges": self.state.open_ranges(record.node_id),
+                    "led_ranges": self.state.load(record.node_id)[1],
+                    "metrics": metrics_of(nodes.metrics(record.node_id)),
                 }
                 for record in nodes.records.values()
             ],
-            "sealing": len(self.state.sealing()),
+            **count_ranges(self.state),
         }
 
     # Ticks
+
+    async def _watch_forever(self) -> None:
+        """Who is heard, also while another one leads."""
+        while True:
+            await self.runtime.clock.sleep(self.settings.tick_interval_ms / 1000)
+            for node_id in self.state.nodes.on_tick(self._monotonic_ms()):
+                _log.warning("data node %d lost", node_id)
+                self._trouble.set()
+
+    async def _mend_forever(self) -> None:
+        """Every tick, and at once when a node is lost or leaves."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.tick_interval_ms / 1000):
+                    await self._trouble.wait()
+            self._trouble.clear()
+            if self.leading:
+                await self._guarded(self.protect(self._mending.round()))
 
     async def _tick_forever(self) -> None:
         retention_ms = self._monotonic_ms()
         while True:
             await self.runtime.clock.sleep(self.settings.tick_interval_ms / 1000)
-            for node_id in self.state.nodes.on_tick(self._monotonic_ms()):
-                _log.warning("data node %d lost", node_id)
             if not self.leading:
                 continue
-            await self._guarded(self.protect(self._finish_seals()))
-            await self._guarded(self.changes.deliver_notices())
+            await self._guarded(self.changes.telling.deliver_notices())
             await self._guarded(self.protect(self._forget_tombstones()))
             if self._monotonic_ms() - retention_ms >= self.settings.retention_interval_ms:
                 retention_ms = self._monotonic_ms()
@@ -312,20 +336,9 @@ class PlacementService:
         except HeadraceError as error:
             _log.warning("tick: %s", error)
 
-    async def _finish_seals(self) -> None:
-        """Seals that found too few data nodes go on when their primaries live again."""
-        for record in self.state.sealing()[:SEALS_PER_TICK]:
-            if self.state.nodes.is_alive(record.replicas[0]):
-                try:
-                    await self.changes.seal(
-                        record.stream_id, record.range_index, record.writer_epoch
-                    )
-                except HeadraceError as error:
-                    _log.info("seal of %s still open: %s", record.key, error)
-
     async def _forget_tombstones(self) -> None:
         before_ms = self.runtime.clock.now_ms() - self.settings.tombstone_ms
-        await self.changes.commit(self.state.expired_tombstones(before_ms))
+        await self.changes.ledger.commit(self.state.expired_tombstones(before_ms))
 
     async def enforce_retention(self) -> None:
         """Trim plain streams by time; the cluster's own streams are trimmed by their owners."""
@@ -341,7 +354,7 @@ class PlacementService:
         ranges = self.state.ranges(stream.stream_id)
         offset = ranges[0].start
         for record in ranges:
-            described = await self.changes.describe_with_segments(record)
+            described = await self.changes.describe(record)
             for segment in described.segments:
                 if segment.end <= segment.base or segment.max_timestamp >= before_ms:
                     break

@@ -11,6 +11,7 @@ writer epoch never falls; ids are never used again.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -41,6 +42,8 @@ from headrace.wire.sbp.messages import Stream
 
 OWNED_PREFIXES = ("p/", "s/")
 """Names of streams that belong to the cluster itself: written only under an epoch, from birth."""
+RESERVED_PREFIX = "s/"
+"""Of those, control state: it may use the disk space that data nodes keep back for it."""
 NAME_CHARACTERS_MAX = 255
 BIRTH_EPOCH = 0  # lease epochs start at 1, so nobody has written under it
 
@@ -111,6 +114,8 @@ class PlacementState:
     _by_node: dict[int, dict[tuple[int, int], None]] = field(default_factory=dict)
     _open_ranges: dict[int, int] = field(default_factory=dict)  # by node id
     _led_ranges: dict[int, int] = field(default_factory=dict)  # open ones, by primary
+    _unsettled: dict[tuple[int, int], None] = field(default_factory=dict)
+    """Ranges with fewer replicas than were asked for, or that copies are made of."""
 
     # Changes
 
@@ -162,6 +167,8 @@ class PlacementState:
             index = self._by_node.setdefault(node_id, {})
             index[record.stream_id, record.range_index] = None
         self._count_open(record, 1)
+        if record.joining or record.incomplete or len(record.replicas) < record.replica_nums:
+            self._unsettled[record.stream_id, record.range_index] = None
 
     def _count_open(self, record: RangeRecord, by: int) -> None:
         if record.open:
@@ -196,6 +203,7 @@ class PlacementState:
             for node_id in (*known.replicas, *known.joining):
                 self._by_node[node_id].pop((known.stream_id, known.range_index), None)
             self._count_open(known, -1)
+            self._unsettled.pop((known.stream_id, known.range_index), None)
         if not ranges:
             self._ranges.pop(record.stream_id, None)
 
@@ -231,10 +239,26 @@ class PlacementState:
         return self._ranges[stream_id][-1]
 
     def range(self, stream_id: int, range_index: int) -> RangeRecord:
-        for record in self.ranges(stream_id):
-            if record.range_index == range_index:
-                return record
-        raise RangeNotFoundError(stream_id=stream_id, range_index=range_index)
+        self.stream(stream_id)
+        record = self.find(stream_id, range_index)
+        if record is None:
+            raise RangeNotFoundError(stream_id=stream_id, range_index=range_index)
+        return record
+
+    def find(self, stream_id: int, range_index: int) -> RangeRecord | None:
+        """None also when its stream is deleted."""
+        if not self._alive(stream_id):
+            return None
+        ranges = self._ranges.get(stream_id, [])
+        position = bisect_left(ranges, range_index, key=lambda r: r.range_index)
+        if position < len(ranges) and ranges[position].range_index == range_index:
+            return ranges[position]
+        return None
+
+    def unsettled(self) -> list[RangeRecord]:
+        """Ranges that have not yet, or not surely, as many whole replicas as were asked for."""
+        found = (self.find(*key) for key in self._unsettled)
+        return [record for record in found if record is not None]
 
     def ranges_of_node(self, node_id: int) -> list[RangeRecord]:
         keys = sorted(self._by_node.get(node_id, ()))
@@ -288,6 +312,7 @@ class PlacementState:
             replicas=replicas,
             ack_quorum=ack_quorum(len(replicas)),
             writer_epoch=BIRTH_EPOCH if owned else -1,
+            replica_nums=wanted.replica_nums,
         )
         return [Put(stream), Put(first)]
 
@@ -383,7 +408,13 @@ class PlacementState:
         raised = replace(last, writer_epoch=epoch)
         return Writable(raised, [] if raised == last else [Put(raised)])
 
-    def succeed(self, sealed: RangeRecord, end: int, replicas: tuple[int, ...]) -> Operations:
+    def succeed(
+        self,
+        sealed: RangeRecord,
+        end: int,
+        replicas: tuple[int, ...],
+        incomplete: tuple[int, ...] = (),
+    ) -> Operations:
         """Close the last range at `end` and open the next there, in one transaction.
 
         An empty range is dropped instead of kept as [n, n).
@@ -399,7 +430,7 @@ class PlacementState:
                 start=last.start,
                 end=end,
             )
-        closed = replace(last, end=end, sealing=False)
+        closed = replace(last, end=end, sealing=False, incomplete=incomplete)
         successor = RangeRecord(
             stream_id=last.stream_id,
             range_index=last.range_index + 1,
@@ -407,5 +438,6 @@ class PlacementState:
             replicas=replicas,
             ack_quorum=ack_quorum(len(replicas)),
             writer_epoch=last.writer_epoch,
+            replica_nums=self.stream(last.stream_id).replica_nums,
         )
         return [Remove(last) if end == last.start else Put(closed), Put(successor)]

@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import NotEnoughNodesError, NotLeaderError, UnavailableError
-from headrace.placement.coordination import Transaction
-from headrace.placement.guarded_store import RECORDS
+from headrace.placement.coordination import CreatedAt, Transaction, ValueIs
+from headrace.placement.election import LEADER_KEY
+from headrace.placement.guarded_store import HEAD_KEY, RECORDS
+from headrace.placement.ledger import Ledger
+from headrace.placement.nodes import Nodes
 from headrace.placement.records import CounterRecord, Put, RangeRecord, StreamRecord
+from headrace.placement.state import PlacementState
+from headrace.placement.store import MemoryStore
+from headrace.runtime.simulated import Simulation
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
 from tests.unit.placement.world import SETTINGS, World, simulate
@@ -140,7 +146,7 @@ def test_i12_a_write_of_a_deposed_leader_never_takes_effect() -> None:
         world.metadata.unreachable.clear()
         record = StreamRecord(stream_id=99, name="from the past")
         with pytest.raises(NotLeaderError):
-            await changes.commit([Put(record)])
+            await changes.ledger.commit([Put(record)])
         # Even if the process does not know yet, the store does: straight past every local check.
         store = old._store
         with pytest.raises(NotLeaderError):
@@ -337,7 +343,7 @@ def test_a_change_of_an_old_term_ends_with_it() -> None:
         election.depose()
         await world.until(lambda: service.leading and service.changes is not changes)
         with pytest.raises(NotLeaderError):
-            await changes.commit([Put(CounterRecord(name="stream", bound=5))])
+            await changes.ledger.commit([Put(CounterRecord(name="stream", bound=5))])
         assert (await world.create()).stream is not None
 
     simulate(body, managers=1, nodes=1)
@@ -388,3 +394,77 @@ def test_the_metadata_itself_keeps_its_promises() -> None:
             metadata.write(Transaction([], {"k": b""}, lease=lease), "x")
 
     simulate(body, managers=1)
+
+
+def test_a_lost_answer_costs_neither_the_term_nor_a_second_stream() -> None:
+    """It was written, its leader did not hear of it: the same transaction again is refused, and
+    the head tells why."""
+
+    async def body(world: World) -> None:
+        leader = await world.leader()
+        term = leader._election.term  # type: ignore[union-attr]
+        write, lost = world.metadata.write, 0
+
+        def lose_answer(transaction: Transaction, author: str) -> object:
+            nonlocal lost
+            outcome = write(transaction, author)
+            if HEAD_KEY in transaction.puts and lost < 3:
+                lost += 1
+                raise UnavailableError("the answer got lost")
+            return outcome
+
+        world.metadata.write = lose_answer  # type: ignore[method-assign,assignment]
+        created = await world.create()
+        assert created.stream is not None
+        assert lost == 3
+        assert leader._election.term == term  # type: ignore[union-attr]
+        streams = [r for r in world.metadata.records() if isinstance(r, StreamRecord)]
+        assert [s.stream_id for s in streams] == [created.stream.stream_id]
+        assert leader.state.streams() == streams
+
+    simulate(body, managers=2, nodes=1)
+
+
+def test_every_write_names_its_leader_and_its_term() -> None:
+    async def body(world: World) -> None:
+        await world.create()
+        for _ in range(2):
+            world.crash(world.leaders()[0])
+            await world.leader()
+            await world.create()
+        terms: list[int] = []
+        for written in world.metadata.history:
+            conditions = written.transaction.conditions
+            if not _records(written):
+                continue
+            (term,) = [
+                c.revision for c in conditions if isinstance(c, CreatedAt) and c.key == LEADER_KEY
+            ]
+            (leader,) = [
+                c.value for c in conditions if isinstance(c, ValueIs) and c.key == LEADER_KEY
+            ]
+            assert written.author.encode() in leader
+            terms.append(term)
+        assert terms == sorted(terms)
+        assert len(set(terms)) == 3
+
+    simulate(body, managers=3, nodes=1)
+
+
+def test_a_change_that_waited_while_its_lease_ran_out_is_refused() -> None:
+    """The election has not noticed yet; the clock has."""
+    leads = True
+    simulation = Simulation(1)
+    state = PlacementState(nodes=Nodes(timeout_ms=1))
+    ledger = Ledger(simulation.runtime("pm"), state, MemoryStore(), leading=lambda: leads)
+
+    async def body() -> None:
+        nonlocal leads
+        await ledger.commit([])
+        leads = False
+        with pytest.raises(NotLeaderError):
+            await ledger.commit([])  # also a decision that needs no write is an answer
+        with pytest.raises(NotLeaderError):
+            await ledger.take_id(state.stream_ids)
+
+    simulation.run(body())

@@ -1,0 +1,133 @@
+"""Which ranges have to move, without I/O.
+
+An open range is never given another replica: it is sealed and goes on elsewhere. A sealed one gets
+a new replica beside the old ones: the node *joins*, copies, and takes the place of a dead replica
+in one transaction once it holds everything. Nothing is given up before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from headrace.placement.records import RangeRecord
+from headrace.placement.state import PlacementState, ack_quorum
+
+
+def can_finish(state: PlacementState, record: RangeRecord) -> bool:
+    """Whether a seal has a chance: enough replicas to know the end, enough nodes to go on."""
+    nodes = state.nodes
+    living = sum(map(nodes.is_alive, record.replicas))
+    wanted = state.stream(record.stream_id).replica_nums
+    return living > len(record.replicas) - record.ack_quorum and len(
+        nodes.placeable(roomy=False)
+    ) >= ack_quorum(wanted)
+
+
+def to_move(state: PlacementState, now_ms: int) -> Iterator[RangeRecord]:
+    """Open ranges that are better sealed and continued on other nodes."""
+    seen: dict[tuple[int, int], None] = {}
+    for record in _suspects(state, now_ms):
+        key = (record.stream_id, record.range_index)
+        if record.open and not record.sealing and key not in seen:
+            seen[key] = None
+            if _is_better_moved(state, record, now_ms) and can_finish(state, record):
+                yield record
+
+
+def _suspects(state: PlacementState, now_ms: int) -> Iterator[RangeRecord]:
+    nodes = state.nodes
+    for node_id in nodes.records:
+        if nodes.is_lost(node_id, now_ms) or nodes.is_draining(node_id):
+            yield from state.ranges_of_node(node_id)
+    yield from state.unsettled()
+
+
+def _is_better_moved(state: PlacementState, record: RangeRecord, now_ms: int) -> bool:
+    """A range without its primary takes no appends: any successor is better. One that lacks a
+    secondary goes on; it moves only when it then gets all it should have."""
+    nodes = state.nodes
+    primary = record.replicas[0]
+    if nodes.is_lost(primary, now_ms) or nodes.is_draining(primary):
+        return True
+    wanted = state.stream(record.stream_id).replica_nums
+    if len(nodes.placeable()) < wanted:
+        return False
+    return len(record.replicas) < min(record.replica_nums, wanted) or any(
+        nodes.is_dead(n, now_ms) or nodes.is_draining(n) for n in record.replicas
+    )
+
+
+def to_mend(state: PlacementState, now_ms: int) -> Iterator[RangeRecord]:
+    """Sealed ranges with a dead replica, or fewer than were asked for."""
+    nodes = state.nodes
+    seen: dict[tuple[int, int], None] = {}
+    for node_id in nodes.records:
+        if nodes.is_dead(node_id, now_ms):
+            for record in state.ranges_of_node(node_id):
+                if not record.open:
+                    seen[record.stream_id, record.range_index] = None
+    for record in state.unsettled():
+        if not record.open:
+            seen[record.stream_id, record.range_index] = None
+    for key in seen:
+        found = state.find(*key)
+        if found is not None and (
+            missing(state, found, now_ms) > 0 or mended(state, found, (), now_ms) != found
+        ):
+            yield found
+
+
+def missing(state: PlacementState, record: RangeRecord, now_ms: int) -> int:
+    """Nodes that should begin to join; negative when some that join are not needed any more.
+
+    Only a replica that is dead is to be replaced, and only one that lives makes its replacement
+    needless: in between, as after a take-over, copies go on.
+    """
+    nodes = state.nodes
+    wanted = wanted_copies(state, record)
+    joining = sum(not nodes.is_dead(n, now_ms) for n in record.joining)
+    undead = sum(not nodes.is_dead(n, now_ms) for n in record.replicas)
+    alive = sum(map(nodes.is_alive, record.replicas))
+    return max(0, wanted - undead - joining) or min(0, wanted - alive - joining)
+
+
+def wanted_copies(state: PlacementState, record: RangeRecord) -> int:
+    """What was asked for when it was opened. A later UPDATE is for later ranges, but nobody gets
+    more copies than the stream is now said to need."""
+    asked = record.replica_nums or len(record.replicas)
+    return min(asked, state.stream(record.stream_id).replica_nums)
+
+
+def mended(
+    state: PlacementState, record: RangeRecord, chosen: tuple[int, ...], now_ms: int
+) -> RangeRecord:
+    """With `chosen` joining, and without those that died while they joined or are not needed."""
+    joining = tuple(n for n in record.joining if not state.nodes.is_dead(n, now_ms))
+    surplus = min(len(joining), max(0, -missing(state, record, now_ms)))
+    return replace(record, joining=(*joining[: len(joining) - surplus], *chosen))
+
+
+def completed(state: PlacementState, record: RangeRecord, node_id: int, now_ms: int) -> RangeRecord:
+    """`node_id` holds all of the sealed range."""
+    incomplete = tuple(n for n in record.incomplete if n != node_id)
+    record = replace(record, incomplete=incomplete)
+    if node_id not in record.joining:
+        return record
+    joining = tuple(n for n in record.joining if n != node_id)
+    dead = next((n for n in record.replicas if state.nodes.is_dead(n, now_ms)), None)
+    replicas = record.replicas
+    if dead is not None:
+        replicas = tuple(node_id if n == dead else n for n in replicas)
+        incomplete = tuple(n for n in incomplete if n != dead)
+    elif len(replicas) < wanted_copies(state, record):
+        replicas = (*replicas, node_id)
+    elif not all(map(state.nodes.is_alive, replicas)):
+        return record  # somebody may still turn out to be dead
+    return replace(record, replicas=replicas, joining=joining, incomplete=incomplete)
+
+
+def whole_copies(state: PlacementState, record: RangeRecord) -> int:
+    """Live replicas that surely hold all of a sealed range, or take part in an open one."""
+    return sum(state.nodes.is_alive(n) and n not in record.incomplete for n in record.replicas)

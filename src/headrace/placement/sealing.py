@@ -1,0 +1,146 @@
+"""Seal-and-new: a range ends where its replicas say it must, and the next one begins there.
+
+The intent is durable first. Then the replicas seal, each durably before it answers, so a leader
+that dies here costs nothing: the next one asks again and gets the same ends. End and successor are
+one transaction. Whoever asks again gets the successor that there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from headrace.client.tasks import TaskSet
+from headrace.errors import (
+    DeadlineError,
+    HeadraceError,
+    RangeNotFoundError,
+    SealedError,
+    UnavailableError,
+)
+from headrace.placement.ledger import Ledger
+from headrace.placement.node_calls import NodeCalls
+from headrace.placement.records import RangeRecord
+from headrace.placement.state import Seal, Writable, ack_quorum, sealed_end
+from headrace.placement.telling import Telling
+from headrace.wire.sbp import messages as m
+from headrace.wire.sbp.errors import SealUnansweredError
+
+_GRACE_SECONDS = 0.05
+"""Once enough have answered: how long those are waited for that were silent before."""
+
+_log = logging.getLogger(__name__)
+
+
+class Sealing:
+    def __init__(
+        self, ledger: Ledger, telling: Telling, calls: NodeCalls, *, timeout: float
+    ) -> None:
+        self._ledger = ledger
+        self._state = ledger.state
+        self._telling = telling
+        self._calls = calls
+        self._timeout = timeout
+
+    async def seal(self, stream_id: int, range_index: int, epoch: int) -> m.Range:
+        """Seal-and-new; with index -1 open for writing. Returns the writable range."""
+        async with self._ledger.mutex.hold(stream_id):
+            if range_index == -1 and epoch >= 0:
+                decision = self._state.open_for_writing(stream_id, epoch)
+            else:
+                decision = self._state.seal(stream_id, range_index, epoch)
+            if isinstance(decision, Writable):
+                await self._ledger.commit(decision.operations)  # also tells that we still lead
+                try:
+                    synced = await self._telling.open(decision.range)
+                except SealedError:  # its data node stopped uncleanly, or its disk failed
+                    decision = self._state.seal_last(stream_id, epoch)
+                else:
+                    writable = self._ledger.wire(decision.range)
+                    return replace(writable, next_offset=synced.next_offset)
+            return await self._seal_and_new(decision)
+
+    async def finish(self, record: RangeRecord) -> None:
+        """Seal that very range if it is still the open one; a client may have been first."""
+        async with self._ledger.mutex.hold(record.stream_id):
+            found = self._state.find(record.stream_id, record.range_index)
+            if found is not None and found.open:
+                await self._seal_and_new(self._state.seal_last(found.stream_id, found.writer_epoch))
+
+    async def _seal_and_new(self, decision: Seal) -> m.Range:
+        sealing = decision.range
+        await self._ledger.commit(decision.operations)
+        answers = await self._seal_replicas(sealing)
+        ends = {n: a.range.end_offset for n, a in answers.items() if a.range is not None}
+        end = sealed_end(
+            list(ends.values()), replicas=len(sealing.replicas), quorum=sealing.ack_quorum
+        )
+        if end is None:
+            raise SealUnansweredError(
+                "too few data nodes answered the seal",
+                stream_id=sealing.stream_id,
+                range_index=sealing.range_index,
+            )
+        behind = tuple(n for n in sealing.replicas if ends.get(n, -1) < end)
+        wanted = self._state.stream(sealing.stream_id).replica_nums
+        replicas = await self._ledger.choose(
+            wanted, at_least=ack_quorum(wanted), avoid=behind, not_first=sealing.replicas[0]
+        )
+        await self._ledger.commit(self._state.succeed(sealing, end, replicas, behind))
+        if len(sealing.replicas) > 1 and end > sealing.start:
+            closed = self._state.range(sealing.stream_id, sealing.range_index)
+            self._telling.later(closed.replicas, closed)
+        # Of one that ends right there: another's table may know batches that are cut off now,
+        # and a producer that sends them again would be told that they are stored.
+        producers = next(answers[n].producers for n, e in ends.items() if e == end)
+        successor = self._state.last_range(sealing.stream_id)
+        await self._telling.open(successor, producers)
+        return self._ledger.wire(successor)
+
+    async def _seal_replicas(self, record: RangeRecord) -> Mapping[int, m.SealRangesResult]:
+        """The answers by node. All are waited for; a node that was silent before only for a
+        moment, once the others are enough."""
+        if len(record.replicas) == 1:
+            answer = await self._seal_replica(record.replicas[0], record)
+            return {} if answer is None else {record.replicas[0]: answer}
+        asking = TaskSet("seal")
+        tasks = {asking.start(self._seal_replica(n, record)): n for n in record.replicas}
+        trusted = [t for t, n in tasks.items() if self._state.nodes.is_alive(n)]
+        try:
+            if trusted:
+                await asyncio.wait(trusted)
+            found = [t for t in tasks if t.done() and t.result() is not None]
+            enough = len(found) > len(record.replicas) - record.ack_quorum
+            await asyncio.wait(tasks, timeout=_GRACE_SECONDS if enough else None)
+        finally:
+            finished = [t for t in tasks if t.done()]
+            await asking.close()
+        answers = {tasks[t]: t.result() for t in finished}
+        return {n: answers[n] for n in record.replicas if answers.get(n) is not None}  # type: ignore[misc]  # None is left out
+
+    async def _seal_replica(self, node_id: int, record: RangeRecord) -> m.SealRangesResult | None:
+        """None when the node gave no answer that counts."""
+        address = self._state.nodes.address(node_id)
+        range_id = m.RangeId(
+            stream_id=record.stream_id,
+            range_index=record.range_index,
+            writer_epoch=record.writer_epoch,
+        )
+        try:
+            try:
+                result = await self._calls.seal(address, range_id, timeout=self._timeout)
+            except RangeNotFoundError:
+                # It never heard of the range: its SYNC was lost. A node keeps its id only together
+                # with its store, and SYNC is refused by a node that is not on the replica list, so
+                # a range unknown to the right node has certainly no records.
+                await self._telling.sync(node_id, record)
+                result = await self._calls.seal(address, range_id, timeout=self._timeout)
+        except HeadraceError as error:
+            _log.info("seal unanswered: node %d, range %s: %s", node_id, record.key, error)
+            if isinstance(error, UnavailableError | DeadlineError):
+                self._state.nodes.on_unreachable(node_id)
+            return None
+        self._state.nodes.on_answer(node_id, self._ledger.monotonic_ms())
+        return result

@@ -1,0 +1,169 @@
+"""What data nodes have to be told: ranges to open, final ends, deletions, trims.
+
+What a node did not hear is told again each tick while it lives. What waits is kept in memory only:
+after a take-over the newest ranges are told again, and a node asks by itself for the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from headrace.errors import HeadraceError, SealedError
+from headrace.placement.ledger import Ledger
+from headrace.placement.node_calls import NodeCalls, Sync
+from headrace.placement.records import RangeRecord
+from headrace.placement.state import RESERVED_PREFIX
+from headrace.wire.sbp import messages as m
+
+NOTICES_MAX = 10_000
+SYNCS_MAX = 100_000
+SYNCS_PER_CALL = 256
+
+_log = logging.getLogger(__name__)
+
+Key = tuple[int, int]  # stream id, range index
+
+
+class Telling:
+    def __init__(self, ledger: Ledger, calls: NodeCalls) -> None:
+        self._ledger = ledger
+        self._calls = calls
+        self._rounds = 0
+        self._syncs: dict[int, dict[Key, None]] = {}  # by node: ranges it was not told yet
+        self._notices: dict[tuple[int, int], int] = {}
+        """(node, stream) -> trim offset, or -1 for a deletion: what a node was not told yet."""
+
+    # Ranges
+
+    async def open(self, record: RangeRecord, producers: Sequence[m.ProducerState] = ()) -> m.Range:
+        """Tell all replicas of an open range; the primary's answer.
+
+        Enough when the primary and as many as an acknowledgement needs have it: the others are
+        told again. SealedError when it takes no more appends.
+        """
+        answers = await asyncio.gather(
+            *(self.sync(node_id, record, producers) for node_id in record.replicas),
+            return_exceptions=True,
+        )
+        errors: list[BaseException] = []
+        for node_id, answer in zip(record.replicas, answers, strict=True):
+            if isinstance(answer, BaseException):
+                errors.append(answer)
+                self.later([node_id], record)
+        primary = answers[0]
+        if isinstance(primary, m.Range) and len(answers) - len(errors) >= record.ack_quorum:
+            return primary
+        raise next((e for e in errors if isinstance(e, SealedError)), errors[0])
+
+    async def sync(
+        self, node_id: int, record: RangeRecord, producers: Sequence[m.ProducerState] = ()
+    ) -> m.Range:
+        """The range as the node has it now."""
+        wanted = self._sync_of(node_id, record)
+        if producers:
+            wanted = replace(wanted, range=replace(wanted.range, producers=tuple(producers)))
+        (answer,) = await self._calls.sync(self._address(node_id), [wanted])
+        if isinstance(answer, HeadraceError):
+            raise answer
+        return answer
+
+    def later(self, node_ids: Iterable[int], record: RangeRecord) -> None:
+        """With the next round."""
+        for node_id in node_ids:
+            waiting = self._syncs.setdefault(node_id, {})
+            if len(waiting) < SYNCS_MAX:  # beyond, the node's own reconciliation finds it
+                waiting[record.stream_id, record.range_index] = None
+
+    async def deliver_ranges(self, wanted: Iterable[tuple[int, Key]]) -> list[tuple[int, Key]]:
+        """Tell what waits, and `wanted` besides: (node, range) that have yet to be complete.
+
+        Returns those of any that hold their sealed range whole now.
+        """
+        self._rounds += 1
+        due: dict[int, dict[Key, None]] = {}
+        for node_id, key in wanted:
+            due.setdefault(node_id, {})[key] = None
+        for node_id, waiting in list(self._syncs.items()):
+            due.setdefault(node_id, {}).update(waiting)
+        alive = [node_id for node_id in due if self._ledger.state.nodes.is_alive(node_id)]
+        rounds = await asyncio.gather(*(self._deliver_to(n, list(due[n])) for n in alive))
+        return [(n, key) for n, keys in zip(alive, rounds, strict=True) for key in keys]
+
+    async def _deliver_to(self, node_id: int, keys: list[Key]) -> list[Key]:
+        whole: list[Key] = []
+        state = self._ledger.state
+        records = []
+        start = self._rounds * SYNCS_PER_CALL % max(len(keys), 1)  # everybody's turn comes
+        for key in (*keys[start:], *keys[:start])[:SYNCS_PER_CALL]:
+            record = state.find(*key)
+            if record is None or node_id not in (*record.replicas, *record.joining):
+                self._told(node_id, key)  # trimmed, deleted or moved meanwhile
+            else:
+                records.append(record)
+        if not records:
+            return []
+        try:
+            syncs = [self._sync_of(node_id, record) for record in records]
+            answers = await self._calls.sync(self._address(node_id), syncs)
+        except HeadraceError as error:
+            _log.info("node %d not told about %d ranges: %s", node_id, len(records), error)
+            return []
+        for record, answer in zip(records, answers, strict=True):
+            key = (record.stream_id, record.range_index)
+            if isinstance(answer, SealedError) and record.open:
+                self._told(node_id, key)  # it cannot go on in it: the range will be sealed
+            elif isinstance(answer, HeadraceError):
+                _log.info("node %d refuses range %s: %s", node_id, record.key, answer)
+            else:
+                self._told(node_id, key)
+                if not record.open and answer.next_offset >= record.end:
+                    whole.append(key)
+        return whole
+
+    def _told(self, node_id: int, key: Key) -> None:
+        waiting = self._syncs.get(node_id, {})
+        waiting.pop(key, None)
+        if not waiting:
+            self._syncs.pop(node_id, None)
+
+    def _sync_of(self, node_id: int, record: RangeRecord) -> Sync:
+        stream = self._ledger.state.stream(record.stream_id)
+        return Sync(
+            self._ledger.wire(record, viewer=node_id),
+            durability=stream.durability,
+            reserved=stream.name.startswith(RESERVED_PREFIX),
+        )
+
+    # Deletions and trims
+
+    async def notify(self, node_ids: Collection[int], stream_id: int, offset: int) -> None:
+        for node_id in node_ids:
+            if len(self._notices) < NOTICES_MAX:  # beyond, the node's own reconciliation finds it
+                self._notices[node_id, stream_id] = offset
+        await asyncio.gather(*(self._deliver(node_id, stream_id) for node_id in node_ids))
+
+    async def deliver_notices(self) -> None:
+        for node_id, stream_id in list(self._notices):
+            if self._ledger.state.nodes.is_alive(node_id):
+                await self._deliver(node_id, stream_id)
+
+    async def _deliver(self, node_id: int, stream_id: int) -> None:
+        offset = self._notices.get((node_id, stream_id))
+        if offset is None:
+            return
+        try:
+            if offset < 0:
+                await self._calls.delete(self._address(node_id), stream_id)
+            else:
+                await self._calls.trim(self._address(node_id), stream_id, offset)
+        except HeadraceError as error:
+            _log.info("node %d not told about stream %d: %s", node_id, stream_id, error)
+        else:
+            if self._notices.get((node_id, stream_id)) == offset:
+                del self._notices[node_id, stream_id]
+
+    def _address(self, node_id: int) -> str:
+        return self._ledger.state.nodes.address(node_id)
