@@ -2,7 +2,8 @@
 holds.
 
 The lease counts from the moment *before* the request for it was sent, so the local end comes before
-the placement manager's whatever the network did. What the last holder knows about its own stop
+the placement manager's whatever the network did. While no placement manager answers, the lease is
+asked for again and again until it runs out. What the last holder knows about its own stop
 (`holder.json` in its folder) says whether streams may go on without being sealed.
 """
 
@@ -14,7 +15,13 @@ from typing import Protocol
 
 import msgspec
 
-from headrace.errors import HeadraceError, NotFoundError, NotLeaderError, StateError
+from headrace.errors import (
+    DeadlineError,
+    HeadraceError,
+    NotFoundError,
+    NotLeaderError,
+    StateError,
+)
 from headrace.runtime.interfaces import Executor, Runtime
 from headrace.wire.sbp.messages import LeaseResponse
 
@@ -87,6 +94,7 @@ class Leadership:
         self._on_refused = on_refused
         self._address = ""
         self._until = float("-inf")
+        self._lost = False
         self._renewing: asyncio.Task[None] | None = None
         self.epoch = -1
 
@@ -103,11 +111,14 @@ class Leadership:
         while True:
             remaining_ms = 0
             try:
-                answer = await self._ask()
+                answer = await self._ask(self._duration_ms / 1000)
                 if answer.granted:
                     self.epoch = answer.epoch
-                    self._renewing = asyncio.create_task(self._renew())
-                    return self.epoch
+                    if self.holds:
+                        self._renewing = asyncio.create_task(self._renew())
+                        return self.epoch
+                    continue  # the answer took as long as the lease: renew it
+                self.epoch = -1
                 remaining_ms = answer.remaining_ms
                 if self._on_refused is not None:
                     self._on_refused(answer)
@@ -118,31 +129,45 @@ class Leadership:
     async def announce(self, address: str) -> None:
         """Tell the placement manager where we serve."""
         self._address = address
-        await self._ask()
+        await self._ask(self._duration_ms / 1000)
 
-    async def _ask(self) -> LeaseResponse:
+    async def _ask(self, timeout: float) -> LeaseResponse:
+        """Within `timeout` seconds: the lease counts from before the request, so an answer that
+        took long is worth little. Asking again counts from later."""
         asked = self._clock.monotonic()
-        answer = await self._client.lease(
-            self._name, self._holder, self._duration_ms, self._address, self.epoch
-        )
-        if answer.granted and self.epoch in (-1, answer.epoch):
-            self._until = asked + self._duration_ms / 1000
+        try:
+            async with asyncio.timeout(max(timeout, 0.001)):
+                answer = await self._client.lease(
+                    self._name, self._holder, self._duration_ms, self._address, self.epoch
+                )
+        except TimeoutError:
+            raise DeadlineError("no answer in time", lease=self._name) from None
+        if answer.granted and self.epoch in (-1, answer.epoch) and not self._lost:
+            self._until = max(self._until, asked + self._duration_ms / 1000)
         return answer
 
     async def _renew(self) -> None:
+        """Ask in good time, and again soon while no placement manager leads, until the end."""
+        third = self._duration_ms / 3000
+        pause = third
         while self.holds:
-            await self._clock.sleep(self._duration_ms / 3000)
+            await self._clock.sleep(min(pause, self._until - self._clock.monotonic()))
+            if not self.holds:
+                break
             try:
-                answer = await self._ask()
+                answer = await self._ask(min(third / 2, self._until - self._clock.monotonic()))
             except HeadraceError:
-                continue  # ask again until the lease runs out
+                pause = third / 10
+                continue
             if not answer.granted or answer.epoch != self.epoch:
                 break
-        self._until = float("-inf")
+            pause = third
+        self.give_up()
         self._on_lost()
 
     def give_up(self) -> None:
-        """The lease is another's, whatever our clock says."""
+        """The lease is another's, whatever our clock says and answers on their way will."""
+        self._lost = True
         self._until = float("-inf")
 
     async def close(self) -> None:

@@ -72,6 +72,9 @@ class PlacementLinks:
                 reply = await self._attempt(target, code, message, payload, left, timeout)
                 self.leader = target
                 return reply
+            except asyncio.CancelledError:
+                self._on_refused(target, DeadlineError())  # our caller's patience was shorter
+                raise
             except (NotLeaderError, UnavailableError, DeadlineError) as error:
                 self._on_refused(target, error)
                 tried.add(target)

@@ -179,6 +179,26 @@ def test_one_that_hangs_is_asked_last() -> None:
     run(main())
 
 
+def test_whoever_stops_waiting_for_one_asks_another_next_time() -> None:
+    """A renewal of a lease has less time than the links would take to give one up."""
+
+    async def main() -> None:
+        managers = Managers("a", "b", leader="a")
+        links = managers.links()
+        await ask(links)
+        managers.each["a"].silent = True
+        managers.leader = "b"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await ask(links)
+        before = asyncio.get_running_loop().time()
+        assert await ask(links) == "b"
+        assert asyncio.get_running_loop().time() == before
+        await links.close()
+
+    run(main())
+
+
 def test_the_deadline_ends_the_search() -> None:
     async def main() -> None:
         managers = Managers("a", "b", leader="")
