@@ -150,12 +150,12 @@ class Leadership:
         """Ask in good time, and again soon while no placement manager leads, until the end."""
         third = self._duration_ms / 3000
         pause = third
-        while self.holds:
-            await self._clock.sleep(min(pause, self._until - self._clock.monotonic()))
-            if not self.holds:
+        while (left := self._left()) > 0:
+            await self._clock.sleep(min(pause, left))
+            if (left := self._left()) <= 0:
                 break
             try:
-                answer = await self._ask(min(third / 2, self._until - self._clock.monotonic()))
+                answer = await self._ask(min(third / 2, left))
             except HeadraceError:
                 pause = third / 10
                 continue
@@ -164,6 +164,9 @@ class Leadership:
             pause = third
         self.give_up()
         self._on_lost()
+
+    def _left(self) -> float:
+        return self._until - self._clock.monotonic()
 
     def give_up(self) -> None:
         """The lease is another's, whatever our clock says and answers on their way will."""

@@ -126,13 +126,18 @@ class FakeNode:
         self.address = address
         self.script: dict[Code, deque[Step]] = {}
         self.down = False
-        self.going_away = False
+        self.going_away = False  # refuses all calls
+        self.leaving = False  # gets no new ranges
         self.committed: dict[tuple[int, int], int] = {}
         """Where it knows less than the primary."""
         self.frames: list[list[tuple[int, int]]] = []
         """Per APPEND: stream and range of its batches."""
         self.fetches: list[m.FetchRequest] = []
         self.in_flight = self.in_flight_max = 0
+
+    @property
+    def takes_ranges(self) -> bool:
+        return not (self.down or self.going_away or self.leaving)
 
     async def connect(self) -> FakeNode:
         self._cluster.dialed.append(self.address)
@@ -268,7 +273,7 @@ class FakeCluster:
         """End the open range where it is; the next one is led by a node that works."""
         last = self.streams[stream_id][-1]
         last.end = last.next
-        names = [n for n in self.nodes if not self.nodes[n].down and not self.nodes[n].going_away]
+        names = [name for name, node in self.nodes.items() if node.takes_ranges]
         rotated = names[last.index + 1 :] + names[: last.index + 1]
         replicas = (rotated or names)[: len(self.streams[stream_id][0].replicas)]
         new = StoredRange(stream_id, last.index + 1, last.end, replicas, epoch=epoch)
