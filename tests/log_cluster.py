@@ -1,10 +1,12 @@
-"""A placement manager, a data node and clients, for tests: over TCP or in one process."""
+"""Placement managers, data nodes and clients, for tests: over TCP or in one process."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.client.channels import Connect, tcp_connect
+from headrace.client.placement_links import PlacementLinks
 from headrace.client.sbp import SbpClient
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
@@ -14,6 +16,7 @@ from headrace.errors import UnavailableError
 from headrace.net.addresses import parse_address
 from headrace.net.credentials import node_credential
 from headrace.net.sbp_channel import Channel
+from headrace.placement.memory_metadata import MemoryMetadata
 from headrace.placement.service import PlacementService
 from headrace.placement.store import MemoryStore, SqliteStore, Store
 from headrace.runtime.interfaces import Buffer, Runtime
@@ -67,7 +70,11 @@ async def read_all(client: SbpClient, stream_id: int, start: int = 0) -> list[tu
 
 
 class Cluster:
-    """One placement manager and one data node on the system runtime."""
+    """Placement managers and data nodes in this process, over TCP or joined by channels.
+
+    Most tests need one of each: `placement` and `node`. With several placement managers their
+    metadata is in memory, else in SQLite or in memory.
+    """
 
     def __init__(
         self,
@@ -76,6 +83,8 @@ class Cluster:
         *,
         tcp: bool,
         sqlite: bool = True,
+        nodes: int = 1,
+        placements: int = 1,
         placement_settings: PlacementSettings | None = None,
         node_settings: DataNodeSettings | None = None,
         storage: StorageSettings = STORAGE,
@@ -85,111 +94,176 @@ class Cluster:
         self.folder = folder
         self.tcp = tcp
         self.sqlite = sqlite
-        self.placement_settings = placement_settings or PlacementSettings(tick_interval_ms=50)
-        self.node_settings = node_settings or DataNodeSettings(heartbeat_interval_ms=200)
+        self.placement_settings = placement_settings or PlacementSettings(
+            tick_interval_ms=50, replicas_max=max(1, min(nodes, 3))
+        )
+        self.node_settings = node_settings or DataNodeSettings(
+            heartbeat_interval_ms=200, unsettled_interval_ms=100
+        )
         self.storage = storage
         self.plain_streams = plain_streams
-        self.placement: PlacementService | None = None
-        self.node: DataNodeService | None = None
+        self.placements: list[PlacementService | None] = [None] * placements
+        self.nodes: list[DataNodeService | None] = [None] * nodes
         self.clients: list[SbpClient] = []
-        self._store: Store | None = None
+        self.metadata = MemoryMetadata(runtime.clock)
+        self._stores: list[Store | None] = [None] * placements
         self._memory = MemoryStore()
-        self._placement_address = "127.0.0.1:0"
-        self._node_address = "127.0.0.1:0"
+        self._placement_addresses = [
+            "127.0.0.1:0" if tcp else f"placement:{at}" for at in range(placements)
+        ]
+        self._node_addresses = ["127.0.0.1:0" if tcp else f"node:{at}" for at in range(nodes)]
+
+    @property
+    def placement(self) -> PlacementService | None:
+        return self.placements[0]
+
+    @property
+    def node(self) -> DataNodeService | None:
+        return self.nodes[0]
+
+    @node.setter
+    def node(self, node: DataNodeService | None) -> None:
+        self.nodes[0] = node
 
     async def start(self) -> None:
-        await self.start_placement()
-        await self.start_node()
-
-    async def start_placement(self) -> None:
-        self._store = self._memory
-        if self.sqlite:
-            self._store = await SqliteStore.open(self.runtime, f"{self.folder}/placement.db")
-        self.placement = PlacementService(
-            self.runtime,
-            self.placement_settings,
-            store=self._store,
-            node=self.node_connect,
-            secret=SECRET,
-            plain_streams=self.plain_streams,
-        )
-        await self.placement.start()
-        if self.tcp:
-            self._placement_address = await self.placement.listen(
-                *parse_address(self._placement_address)
-            )
-
-    async def stop_placement(self) -> None:
-        assert self.placement is not None
-        assert self._store is not None
-        await self.placement.close()
-        await self._store.close()
-        self.placement = None
-
-    async def start_node(self) -> None:
-        self.node = DataNodeService(
-            self.runtime,
-            self.node_settings,
-            folder=f"{self.folder}/node",
-            storage=self.storage,
-            placement=self.placement_connect,
-            secret=SECRET,
-            plain_streams=self.plain_streams,
-        )
-        if self.tcp:
-            await self.node.start(*parse_address(self._node_address))
-            self._node_address = self.node.address
-        else:
-            await self.node.start(advertise="node:0")
-
-    async def stop_node(self) -> None:
-        assert self.node is not None
-        await self.node.close()
-        self.node = None
-
-    async def kill_node(self) -> None:
-        """As kill -9 would: nothing finished, no clean-stop marker."""
-        assert self.node is not None
-        await self.node.abort()
-        self.node = None
+        for at in range(len(self.placements)):
+            await self.start_placement(at)
+        for at in range(len(self.nodes)):
+            await self.start_node(at)
 
     async def close(self) -> None:
         for client in self.clients:
             await client.close()
-        if self.node is not None:
-            await self.stop_node()
-        if self.placement is not None:
-            await self.stop_placement()
+        # At once: nobody can take over what one of them leaves.
+        await asyncio.gather(*(node.close() for node in self.nodes if node is not None))
+        for at, placement in enumerate(self.placements):
+            if placement is not None:
+                await self.stop_placement(at)
+
+    # Placement managers
+
+    async def start_placement(self, at: int = 0) -> None:
+        election = None
+        store: Store = self._memory
+        name = f"placement-{at}"
+        if len(self.placements) > 1:
+            store, election = self.metadata.join(self.runtime, self.placement_settings, name)
+        elif self.sqlite:
+            store = await SqliteStore.open(self.runtime, f"{self.folder}/placement.db")
+        placement = PlacementService(
+            self.runtime,
+            self.placement_settings,
+            store=store,
+            node=self.node_connect,
+            secret=SECRET,
+            plain_streams=self.plain_streams,
+            election=election,
+            advertise="" if self.tcp else self._placement_addresses[at],
+            name=name,
+        )
+        self._stores[at] = store
+        self.placements[at] = placement
+        await placement.start()
+        if self.tcp:
+            address = parse_address(self._placement_addresses[at])
+            self._placement_addresses[at] = await placement.listen(*address)
+
+    async def stop_placement(self, at: int = 0) -> None:
+        placement, store = self.placements[at], self._stores[at]
+        assert placement is not None
+        assert store is not None
+        self.placements[at] = None
+        await placement.close()
+        await store.close()
+
+    # Data nodes
+
+    async def start_node(self, at: int = 0) -> None:
+        node = DataNodeService(
+            self.runtime,
+            self.node_settings,
+            folder=self.node_folder(at),
+            storage=self.storage,
+            placement=self.placement_links(),
+            peers=None if self.tcp else self.node_connect,
+            secret=SECRET,
+            plain_streams=self.plain_streams,
+        )
+        self.nodes[at] = node
+        try:
+            if self.tcp:
+                await node.start(*parse_address(self._node_addresses[at]))
+                self._node_addresses[at] = node.address
+            else:
+                await node.start(advertise=self._node_addresses[at])
+        except BaseException:
+            self.nodes[at] = None
+            raise
+
+    async def stop_node(self, at: int = 0) -> None:
+        node, self.nodes[at] = self.live(at), None
+        await node.close()
+
+    async def kill_node(self, at: int = 0) -> None:
+        """As kill -9 would: nothing finished, no clean-stop marker."""
+        node, self.nodes[at] = self.live(at), None
+        await node.abort()
+
+    def node_folder(self, at: int) -> str:
+        return f"{self.folder}/node{at or ''}"
+
+    def live(self, at: int) -> DataNodeService:
+        node = self.nodes[at]
+        assert node is not None
+        return node
+
+    def at(self, node_id: int) -> int:
+        """Where the data node with that id runs."""
+        return next(at for at, n in enumerate(self.nodes) if n is not None and n.node_id == node_id)
+
+    # Connections
 
     def client(self, *, credential: bytes = node_credential(SECRET)) -> SbpClient:
         client = SbpClient(
             self.runtime,
-            placement=lambda: self._connect_placement(credential),
+            placement=self.placement_links(credential=credential),
             node=lambda address: lambda: self._connect_node(address, credential),
             client_id="test",
         )
         self.clients.append(client)
         return client
 
+    def placement_links(self, *, credential: bytes = node_credential(SECRET)) -> PlacementLinks:
+        if len(self.placements) == 1:
+            return PlacementLinks.single(lambda: self._connect_placement(0, credential))
+
+        def connect_to(address: str) -> Connect:
+            at = self._placement_addresses.index(address)
+            return lambda: self._connect_placement(at, credential)
+
+        return PlacementLinks(self._placement_addresses, connect_to)
+
     async def placement_connect(self) -> Channel:
-        return await self._connect_placement(node_credential(SECRET))
+        return await self._connect_placement(0, node_credential(SECRET))
 
     def node_connect(self, address: str) -> Connect:
         return lambda: self._connect_node(address, node_credential(SECRET))
 
-    async def _connect_placement(self, credential: bytes) -> Channel:
+    async def _connect_placement(self, at: int, credential: bytes) -> Channel:
         if self.tcp:
-            return await self._dial(self._placement_address, credential)
-        if self.placement is None:
+            return await self._dial(self._placement_addresses[at], credential)
+        placement = self.placements[at]
+        if placement is None:
             raise UnavailableError("placement manager stopped")
-        return await self.placement.connect()
+        return await placement.connect()
 
     async def _connect_node(self, address: str, credential: bytes) -> Channel:
         if self.tcp:
             return await self._dial(address, credential)
-        if self.node is None:
+        node = self.nodes[self._node_addresses.index(address)]
+        if node is None:
             raise UnavailableError("data node stopped")
-        return await self.node.connect()
+        return await node.connect()
 
     async def _dial(self, address: str, credential: bytes) -> Channel:
         return await tcp_connect(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from headrace.client.sbp import SbpClient
-from headrace.errors import HeadraceError, OffsetOutOfRangeError
+from headrace.errors import HeadraceError, OffsetOutOfRangeError, RangeNotFoundError
 from headrace.net.sbp_channel import Channel
 from headrace.placement.records import RangeRecord, StreamRecord
 from headrace.runtime.simulated import SimulatedRandom
@@ -222,8 +222,8 @@ async def _read_replica(host: str, channel: Channel, range_: RangeRecord) -> Rep
 async def _read_below(channel: Channel, first: RangeRecord) -> list[str]:
     try:
         batches = await _fetch(channel, first.stream_id, first.start - 1)
-    except OffsetOutOfRangeError:
-        return []
+    except (OffsetOutOfRangeError, RangeNotFoundError):
+        return []  # trimmed, or for all this node knows on another one
     except HeadraceError as error:
         return [f"I13: stream {first.stream_id} below its start {first.start}: {error!r}"]
     return [f"I13: stream {first.stream_id} serves {batches[:1]} below its start {first.start}"]

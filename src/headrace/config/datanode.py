@@ -51,3 +51,68 @@ class DataNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=1, description="Records read back per plain stream at start to know producers."),
     ] = 4_096
+    replica_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=10,
+            description="Appends fail when too few replicas are reachable for this long.",
+        ),
+    ] = 1_000
+    replica_frame_bytes_max: Annotated[
+        int, Meta(ge=1024, description="Batches for another data node go out in frames of this.")
+    ] = 4 << 20
+    replica_frames_max: Annotated[
+        int, Meta(ge=1, description="Frames on their way to one data node.")
+    ] = 8
+    replica_queue_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            description=(
+                "Batches held in memory for one data node, and again as much on their way to it; "
+                "what is beyond is read from the log when it is time."
+            ),
+        ),
+    ] = 16 << 20
+    replica_read_bytes: Annotated[
+        int, Meta(ge=1024, description="Read from the log at a time for a replica that is behind.")
+    ] = 1 << 20
+    commit_notice_ms: Annotated[
+        int,
+        Meta(ge=1, description="After this pause replicas are told what has been committed."),
+    ] = 50
+    replica_lag_ms_max: Annotated[
+        int,
+        Meta(ge=10, description="A reachable replica this far behind makes its ranges move."),
+    ] = 5_000
+    replica_absent_ms_max: Annotated[
+        int,
+        Meta(ge=10, description="An unreachable replica this far behind makes its ranges move."),
+    ] = 60_000
+    unsettled_interval_ms: Annotated[
+        int,
+        Meta(
+            ge=10,
+            description="As reconcile_interval_ms, while some range waits for its final end.",
+        ),
+    ] = 1_000
+    copy_ranges_max: Annotated[
+        int, Meta(ge=1, description="Ranges copied from other replicas at a time.")
+    ] = 4
+    copy_bytes: Annotated[int, Meta(ge=1024, description="Asked of another replica at a time.")] = (
+        1 << 20
+    )
+    scrub_interval_ms: Annotated[
+        int,
+        Meta(ge=0, description="Everything stored is read and checked this often; 0 = never."),
+    ] = 7 * 24 * 3600 * 1000
+    scrub_bytes_per_second: Annotated[
+        int, Meta(ge=1024, description="How fast at most it is read for that.")
+    ] = 4 << 20
+    drain_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="How long a stop waits for its open ranges to move to other data nodes.",
+        ),
+    ] = 10_000

@@ -1,7 +1,8 @@
 """APPEND: from payload bytes to batches in range logs.
 
 Everything up to the moment a batch has its offset happens without waiting, so the order of calls is
-the order of offsets.
+the order of offsets. A primary's own appends and those that it sends to its secondaries are the
+same batches: here they get their offset, there they must fit to it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,21 @@ from functools import partial
 
 from headrace.client.channels import PieceReader, payload_bytes
 from headrace.client.sbp import BATCH_BYTES_MAX
+from headrace.datanode.leading import LedRange
 from headrace.datanode.producers import Producers
-from headrace.errors import InvalidArgumentError, SealedError, TooLargeError
+from headrace.datanode.state import NodeState
+from headrace.errors import CorruptionError, InvalidArgumentError, SealedError, TooLargeError
 from headrace.runtime.interfaces import Buffer
 from headrace.storage.rangelog import RangeLog
 from headrace.wire.sbp import messages as m
-from headrace.wire.sbp.records import HEADER_BYTES, PRODUCER, patch_base_offset, verify
+from headrace.wire.sbp.errors import AlreadyDurableError
+from headrace.wire.sbp.records import (
+    HEADER_BYTES,
+    PRODUCER,
+    BatchHeader,
+    patch_base_offset,
+    verify,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +39,28 @@ class Batch:
 @dataclass(frozen=True, slots=True)
 class Accepted:
     base_offset: int
-    durable: Awaitable[None]
+    stored: Awaitable[None]
+    """On this disk, or on as many as the range's ack quorum says."""
     on_failed: Callable[[], None] | None = None
+    replicated: bool = False
+    """Other nodes decide too: it may take for ever."""
 
 
 def split_payload(
-    infos: Sequence[m.AppendInfo], payload: Sequence[Buffer]
-) -> list[Batch | TooLargeError]:
-    """One batch per entry. InvalidArgumentError for the whole frame when the lengths do not fit."""
+    infos: Sequence[m.AppendInfo], payload: Sequence[Buffer], *, replica: bool = False
+) -> list[Batch | TooLargeError | None]:
+    """One batch per entry. InvalidArgumentError for the whole frame when the lengths do not fit.
+
+    None where a primary sends nothing but its committed offset.
+    """
     lengths = [info.batch_length for info in infos]
-    if any(length < HEADER_BYTES for length in lengths) or sum(lengths) != payload_bytes(payload):
+    bad = any(n < HEADER_BYTES and not (replica and n == 0) for n in lengths)
+    if bad or sum(lengths) != payload_bytes(payload):
         raise InvalidArgumentError(
             "batch lengths do not add up to the payload", payload=payload_bytes(payload)
         )
     reader = PieceReader(payload)
-    return [_take(reader, length) for length in lengths]
+    return [_take(reader, length) if length else None for length in lengths]
 
 
 def _take(reader: PieceReader, length: int) -> Batch | TooLargeError:
@@ -57,32 +74,85 @@ def _take(reader: PieceReader, length: int) -> Batch | TooLargeError:
     return Batch(bytearray(b"".join(head)), body)
 
 
-def accept(log: RangeLog, batch: Batch, producers: Producers | None) -> Accepted:
+def accept(
+    log: RangeLog, batch: Batch, producers: Producers | None, led: LedRange | None = None
+) -> Accepted:
     """Give the batch its offset and queue it; a batch stored before answers with its old offset.
 
     `producers` is the stream's table, None for owned streams: their writer's offset is their
-    sequence.
+    sequence. `led` stands for the other replicas of a range that has some.
     """
     header = verify(batch.header, batch.body)
-    if producers is None or not header.attributes & PRODUCER:
-        base_offset = log.next_offset
-        patch_base_offset(batch.header, base_offset)
-        return Accepted(base_offset, log.append(batch.header, batch.body, verified=True))
-    stored = producers.find(header.producer_id, header.sequence, header.record_count)
-    if stored is not None:
-        return Accepted(stored, _wait_durable(log, stored))
+    if producers is not None and header.attributes & PRODUCER:
+        count = header.record_count
+        stored = producers.find(header.producer_id, header.sequence, count)
+        if stored is not None:
+            waiting = _wait_stored(log, led, stored, stored + count)
+            return Accepted(stored, waiting, replicated=led is not None)
     base_offset = log.next_offset
     patch_base_offset(batch.header, base_offset)
-    durable = log.append(batch.header, batch.body, verified=True)
+    if led is not None:
+        done = led.append(batch.header, batch.body)
+    else:
+        done = log.append(batch.header, batch.body, verified=True)
+    remembered = _remember(producers, header, base_offset)
+    if led is not None:
+        # It may be part of the stream even if this fails: where the range ends decides that, and
+        # `forget_from` what is remembered.
+        return Accepted(base_offset, done, replicated=True)
+    if remembered is None or producers is None:
+        return Accepted(base_offset, done)
+    return Accepted(base_offset, done, partial(producers.on_failed, *remembered))
+
+
+def _remember(
+    producers: Producers | None, header: BatchHeader, base_offset: int
+) -> tuple[int, int, int] | None:
+    if producers is None or not header.attributes & PRODUCER:
+        return None
     remembered = (header.producer_id, header.sequence + header.record_count, base_offset)
     producers.on_stored(*remembered)
-    return Accepted(base_offset, durable, partial(producers.on_failed, *remembered))
+    return remembered
 
 
-async def _wait_durable(log: RangeLog, offset: int) -> None:
-    """The batch at `offset` was accepted before; its repetition is answered when it is durable."""
+async def _wait_stored(log: RangeLog, led: LedRange | None, offset: int, end: int) -> None:
+    """The batch at `offset` was accepted before; its repetition is answered when that one is."""
     if offset < log.start_offset:
-        return  # in an earlier range: sealed, so durable
+        return  # in an earlier range: sealed, so stored
+    if led is not None:
+        await led.wait(end)
+        return
     await log.wait_for(offset)
-    if log.durable_offset <= offset:
+    if log.committed_offset <= offset:
         raise SealedError("the range ended before the batch was durable", offset=offset)
+
+
+def accept_replica(
+    state: NodeState[RangeLog],
+    log: RangeLog,
+    batch: Batch,
+    producers: Producers | None,
+    *,
+    committed: int,
+) -> Accepted:
+    """Take a batch that the range's primary has ordered. What it cannot be is an error that tells
+    the primary where to go on; what is here already counts as stored if it is the same."""
+    header = verify(batch.header, batch.body)
+    base_offset = header.base_offset
+    if state.check_replica(log, base_offset=base_offset):
+        return Accepted(base_offset, _compare(log, header))
+    done = log.append(batch.header, batch.body, verified=True)
+    log.set_committed(committed)
+    _remember(producers, header, base_offset)
+    return Accepted(base_offset, done)
+
+
+async def _compare(log: RangeLog, header: BatchHeader) -> None:
+    stored = await log.crc_at(header.base_offset)
+    if stored != header.crc:
+        raise CorruptionError(
+            "another batch is stored at this offset",
+            **log.key._asdict(),
+            offset=header.base_offset,
+        )
+    raise AlreadyDurableError(offset=header.base_offset)

@@ -37,10 +37,6 @@ _IDLE_SECONDS = 0.05
 """How often a poll looks again at a range that failed: nobody wakes it when its successor opens."""
 
 
-def _leads(state: NodeState[RangeLog], log: RangeLog) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
     """A piece of one stream's answer: batches, or that there is no more, or why there are none."""
@@ -94,7 +90,7 @@ class Want:
             log = self._find_log()
             if self._offset < log.committed_offset:
                 await self._read(poll, log)
-            elif poll.over or log.sealed or not _leads(self._state, log):
+            elif poll.over or log.sealed or not self._state.leads(log):
                 return
             else:
                 await self._wait(poll, log)
@@ -118,7 +114,7 @@ class Want:
             self._log = self._state.containing(self.info.stream_id, self._offset)
         log = self._log
         if self._offset >= log.committed_offset and not self.bytes:
-            if log.sealed or not _leads(self._state, log):
+            if log.sealed or not self._state.leads(log):
                 # Sealed and inside its bounds: we hold less of it than there is.
                 raise NotPrimaryError("not committed here", offset=self._offset)
             if self._offset > log.committed_offset:

@@ -11,13 +11,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.datanode import fetching
-from headrace.datanode.appending import Accepted, Batch, accept, split_payload
-from headrace.errors import HeadraceError, InvalidArgumentError, TooLargeError
+from headrace.datanode.appending import (
+    Accepted,
+    Batch,
+    accept,
+    accept_replica,
+    split_payload,
+)
+from headrace.errors import DeadlineError, HeadraceError, InvalidArgumentError, TooLargeError
 from headrace.net.sbp_server import Handler, Payload, Peer, Reply
 from headrace.storage.model import RangeKey
 from headrace.storage.rangelog import RangeLog
 from headrace.wire.sbp import messages as m
-from headrace.wire.sbp.errors import status_of
+from headrace.wire.sbp.errors import AppendGapError, status_of
 from headrace.wire.sbp.messages import OK
 from headrace.wire.sbp.opcodes import Code
 
@@ -31,7 +37,7 @@ def wire_range(log: RangeLog) -> m.Range:
         range_index=log.key.range_index,
         start_offset=log.start_offset,
         end_offset=log.end_offset,
-        next_offset=log.durable_offset,
+        next_offset=log.durable_offset if log.final else log.committed_offset,
         writer_epoch=log.writer_epoch,
     )
 
@@ -52,32 +58,36 @@ async def heartbeat(
 async def append(
     node: DataNodeService, request: m.AppendRequest, payload: Payload, peer: Peer
 ) -> Reply:
-    started = node.runtime.clock.monotonic()
+    clock = node.runtime.clock
+    started = clock.monotonic()
     infos = request.append_requests
-    batches = split_payload(infos, payload)
+    replica = peer.role is m.ClientRole.DATA_NODE and node.access.is_node(peer)
+    batches = split_payload(infos, payload, replica=replica)
+    take = _take_replica if replica else _take
     # Nothing is awaited until every batch has its offset: arrival order is offset order.
-    taken = [_take(node, info, batch, peer) for info, batch in zip(infos, batches, strict=True)]
+    taken = [take(node, info, batch, peer) for info, batch in zip(infos, batches, strict=True)]
     counters = node.counters
     counters.appends_in_flight += len(taken)
+    deadline = started + request.timeout_ms / 1000 if request.timeout_ms > 0 else None
     try:
         results = [
-            await _append_result(node, info, accepted)
+            await _append_result(node, info, accepted, deadline)
             for info, accepted in zip(infos, taken, strict=True)
         ]
     finally:
         counters.appends_in_flight -= len(taken)
     counters.appends += len(results)
-    counters.append_seconds += (node.runtime.clock.monotonic() - started) * len(results)
+    counters.append_seconds += (clock.monotonic() - started) * len(results)
     return Reply(m.AppendResponse(append_responses=tuple(results), status=OK))
 
 
 def _take(
-    node: DataNodeService, info: m.AppendInfo, batch: Batch | TooLargeError, peer: Peer
+    node: DataNodeService, info: m.AppendInfo, batch: Batch | TooLargeError | None, peer: Peer
 ) -> Accepted | HeadraceError:
     try:
         if isinstance(batch, TooLargeError):
             raise batch
-        if info.range is None:
+        if info.range is None or batch is None:
             raise InvalidArgumentError("append without a range")
         stream_id = info.range.stream_id
         log = node.state.writable(stream_id, info.range.range_index)
@@ -86,37 +96,86 @@ def _take(
             log, writer_epoch=info.writer_epoch, expected_offset=info.expected_offset
         )
         producers = None if log.writer_epoch >= 0 else node.producers(stream_id)
-        return accept(log, batch, producers)
+        led = node.leading.require(log) if log.ack_quorum > 1 else None
+        return accept(log, batch, producers, led)
+    except HeadraceError as error:
+        return error
+
+
+def _take_replica(
+    node: DataNodeService, info: m.AppendInfo, batch: Batch | TooLargeError | None, peer: Peer
+) -> Accepted | HeadraceError | None:
+    """From the range's primary; without a batch only to tell what is committed."""
+    try:
+        if isinstance(batch, TooLargeError):
+            raise batch
+        if info.range is None:
+            raise InvalidArgumentError("append without a range")
+        log = node.state.range(RangeKey(info.range.stream_id, info.range.range_index))
+        committed = info.range.next_offset
+        if batch is None:
+            node.state.check_replica(log, base_offset=log.next_offset)
+            log.set_committed(committed)
+            return None
+        producers = None if log.writer_epoch >= 0 else node.producers(log.key.stream_id)
+        return accept_replica(node.state, log, batch, producers, committed=committed)
     except HeadraceError as error:
         return error
 
 
 async def _append_result(
-    node: DataNodeService, info: m.AppendInfo, taken: Accepted | HeadraceError
+    node: DataNodeService,
+    info: m.AppendInfo,
+    taken: Accepted | HeadraceError | None,
+    deadline: float | None,
 ) -> m.AppendResult:
     stream_id = info.range.stream_id if info.range is not None else -1
+    base_offset = -1 if taken is None or isinstance(taken, HeadraceError) else taken.base_offset
     if isinstance(taken, Accepted):
-        try:
-            await taken.durable
-        except HeadraceError as error:
-            if taken.on_failed is not None:
-                taken.on_failed()
-            taken = error
-        else:
-            return m.AppendResult(
-                stream_id=stream_id,
-                request_index=info.request_index,
-                base_offset=taken.base_offset,
-                stream_append_time_ms=node.runtime.clock.now_ms(),
-                status=OK,
-            )
-    node.counters.appends_failed += 1
+        error = await _outcome(node, taken, deadline)
+    else:
+        error = taken
+    if error is None:
+        return m.AppendResult(
+            stream_id=stream_id,
+            request_index=info.request_index,
+            base_offset=base_offset,
+            stream_append_time_ms=node.runtime.clock.now_ms(),
+            status=OK,
+        )
+    node.on_append_failed(error)
     return m.AppendResult(
         stream_id=stream_id,
         request_index=info.request_index,
-        base_offset=-1,
-        status=status_of(taken),
+        base_offset=_next_of(error),
+        status=status_of(error),
     )
+
+
+def _next_of(error: HeadraceError) -> int:
+    """Where a replica that misses something goes on."""
+    found = error.data.get("next") if isinstance(error, AppendGapError) else -1
+    return found if isinstance(found, int) else -1
+
+
+async def _outcome(
+    node: DataNodeService, taken: Accepted, deadline: float | None
+) -> HeadraceError | None:
+    """None when the batch is stored."""
+    try:
+        if deadline is None or not taken.replicated:
+            await taken.stored
+        else:
+            left = deadline - node.runtime.clock.monotonic()
+            async with asyncio.timeout(max(left, 0)):
+                await taken.stored
+    except TimeoutError:
+        return DeadlineError("timeout: not on enough replicas in time; it may be yet")
+    except HeadraceError as error:
+        if taken.on_failed is not None:
+            taken.on_failed()
+        return error
+    return None
 
 
 async def fetch(
@@ -171,7 +230,10 @@ async def sync_ranges(
 ) -> Reply:
     async def sync(wanted: m.StreamRanges) -> m.SyncRangesResult:
         try:
-            logs = [await node.sync(range_, wanted.durability) for range_ in wanted.ranges]
+            logs = [
+                await node.sync(range_, durability=wanted.durability, reserved=wanted.reserved)
+                for range_ in wanted.ranges
+            ]
         except HeadraceError as error:
             return m.SyncRangesResult(
                 stream_id=wanted.stream_id, ranges=wanted.ranges, status=status_of(error)

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headrace.errors import HeadraceError, InvalidArgumentError
+from headrace.errors import HeadraceError, InvalidArgumentError, UnavailableError
 from headrace.runtime.interfaces import Buffer
 
 if TYPE_CHECKING:
@@ -42,22 +42,26 @@ class Local:
             )
             if log.writer_epoch < 0:
                 raise InvalidArgumentError("not an owned stream", stream_id=stream_id)
-            durable = log.append(header, body, verified=True)
-        except HeadraceError:
-            self._counters.appends_failed += 1
+            if log.ack_quorum == 1:
+                stored = log.append(header, body, verified=True)
+            else:
+                stored = self._node.leading.require(log).append(header, body)
+        except HeadraceError as error:
+            self._node.on_append_failed(error)
             raise
         self._counters.appends_in_flight += 1
         started = self._monotonic()
-        durable.add_done_callback(lambda done: self._on_done(done, started))
-        return durable
+        stored.add_done_callback(lambda done: self._on_done(done, started))
+        return stored
 
-    def _on_done(self, durable: asyncio.Future[None], started: float) -> None:
+    def _on_done(self, stored: asyncio.Future[None], started: float) -> None:
         counters = self._counters
         counters.appends_in_flight -= 1
         counters.appends += 1
         counters.append_seconds += self._monotonic() - started
-        if durable.cancelled() or durable.exception() is not None:
-            counters.appends_failed += 1
+        error = UnavailableError() if stored.cancelled() else stored.exception()
+        if isinstance(error, HeadraceError):
+            self._node.on_append_failed(error)
 
     def read_cached(self, stream_id: int, offset: int, max_bytes: int) -> Sequence[memoryview]:
         try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headrace.datanode.io_figures import IoFigures
 from headrace.wire.sbp.messages import DataNode, ReportMetricsRequest
 
 _I16_MAX = 32_767  # the seed's counters are 16 bits wide: they stop there
+_I32_MAX = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -23,6 +25,21 @@ class Counters:
     bytes_out: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a report is made of."""
+
+    node: DataNode
+    now: float
+    counters: Counters
+    storage: dict[str, int]
+    io: IoFigures
+    free_bytes: int
+    active_ranges: int
+    short_ranges: int
+    """With a replica missing, or incomplete here."""
+
+
 @dataclass(slots=True)
 class Reporter:
     """Turns counters into a report about the time since the last one."""
@@ -30,17 +47,9 @@ class Reporter:
     _at: float = 0.0
     _before: dict[str, float] = field(default_factory=dict)
 
-    def report(
-        self,
-        node: DataNode,
-        *,
-        now: float,
-        counters: Counters,
-        storage: dict[str, int],
-        free_bytes: int,
-        active_ranges: int,
-    ) -> ReportMetricsRequest:
-        seconds = max(now - self._at, 0.001) if self._at else 1.0
+    def report(self, load: Load) -> ReportMetricsRequest:
+        counters, storage = load.counters, load.storage
+        seconds = max(load.now - self._at, 0.001) if self._at else 1.0
         current = {
             "appends": counters.appends,
             "appends_failed": counters.appends_failed,
@@ -50,10 +59,10 @@ class Reporter:
             "fetch_seconds": counters.fetch_seconds,
             "bytes_out": counters.bytes_out,
             "bytes_in": storage.get("written_bytes", 0),
-            "file_writes": storage.get("file_writes", 0),
+            "io_tasks": load.io.tasks,
         }
         delta = {name: value - self._before.get(name, 0) for name, value in current.items()}
-        self._at, self._before = now, dict(current)
+        self._at, self._before = load.now, dict(current)
 
         def rate(name: str) -> int:
             return min(_I16_MAX, round(delta[name] / seconds))
@@ -62,21 +71,22 @@ class Reporter:
             return min(_I16_MAX, round(1000 * delta[time] / max(delta[count], 1)))
 
         return ReportMetricsRequest(
-            data_node=node,
+            data_node=load.node,
             disk_in_rate=int(delta["bytes_in"] / seconds),
             disk_out_rate=int(delta["bytes_out"] / seconds),
-            disk_free_space=free_bytes,
+            disk_free_space=load.free_bytes,
             disk_unindexed_data_size=0,  # the index grows with the log
             memory_used=storage.get("tail_cache_bytes", 0) + storage.get("queued_bytes", 0),
-            uring_task_rate=rate("file_writes"),
-            uring_inflight_task_cnt=min(_I16_MAX, counters.appends_in_flight),
-            uring_task_avg_latency=latency_ms("append_seconds", "appends"),
+            uring_task_rate=rate("io_tasks"),
+            uring_inflight_task_cnt=min(_I16_MAX, load.io.in_flight),
+            uring_pending_task_cnt=min(_I32_MAX, load.io.pending),
+            uring_task_avg_latency=min(_I16_MAX, round(1000 * load.io.average_seconds(load.now))),
             network_append_rate=rate("appends"),
             network_fetch_rate=rate("fetches"),
             network_failed_append_rate=rate("appends_failed"),
             network_failed_fetch_rate=rate("fetches_failed"),
             network_append_avg_latency=latency_ms("append_seconds", "appends"),
             network_fetch_avg_latency=latency_ms("fetch_seconds", "fetches"),
-            range_missing_replica_cnt=0,
-            range_active_cnt=min(_I16_MAX, active_ranges),
+            range_missing_replica_cnt=min(_I16_MAX, load.short_ranges),
+            range_active_cnt=min(_I16_MAX, load.active_ranges),
         )

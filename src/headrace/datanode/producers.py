@@ -63,8 +63,24 @@ class Producers:
 
     def merge(self, states: Iterable[ProducerState]) -> None:
         """What another node, or this one before a seal, knew."""
+        merged: dict[int, None] = {}
         for state in states:
             self.on_stored(state.producer_id, state.next_sequence, state.last_base_offset)
+            merged[state.producer_id] = None
+        for producer_id in merged:
+            # The other may remember longer than we do: the last batch is the one that comes next.
+            batches = self._table.get(producer_id)
+            if batches is not None:
+                self._table[producer_id] = OrderedDict(sorted(batches.items()))
+
+    def forget_from(self, offset: int) -> None:
+        """A range opens there: what was stored from there on has not become part of the stream,
+        and its producers may send it again."""
+        for producer_id, batches in list(self._table.items()):
+            for next_sequence in [n for n, base in batches.items() if base >= offset]:
+                del batches[next_sequence]
+            if not batches:
+                del self._table[producer_id]
 
     def states(self, end: int) -> tuple[ProducerState, ...]:
         """One entry per batch stored below `end`, in an order that `merge` keeps."""

@@ -1,21 +1,22 @@
-"""The data node's shell: owns the log store, serves it, and keeps in touch with the placement
-manager.
+"""The data node's shell: owns the log store, serves it, and replicates what it leads.
 
-Start: open the log (recovery), remember which ranges an unclean stop interrupted, listen, register,
-reconcile. Stop: stop accepting, finish in flight, close the log cleanly.
+Start: open the log (recovery), remember which ranges take no more appends, listen, register,
+reconcile. Stop: hand over open ranges to others if there are any, stop accepting, finish in flight,
+close the log cleanly.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar
 
-from headrace.client.channels import Connect, Link
-from headrace.client.tasks import TaskSet
+from headrace.client.channels import Connect, tcp_connect
+from headrace.client.placement_links import PlacementLinks
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.storage import StorageSettings
+from headrace.datanode.contact import Contact
+from headrace.datanode.copying import Copier, Peers
 from headrace.datanode.handlers import handlers
 from headrace.datanode.identity import (
     Identity,
@@ -24,19 +25,22 @@ from headrace.datanode.identity import (
     save_identity,
     save_interrupted,
 )
+from headrace.datanode.io_figures import IoFigures, metered
+from headrace.datanode.leading import Leading
 from headrace.datanode.local import Local
-from headrace.datanode.metrics import Counters, Reporter
+from headrace.datanode.metrics import Counters, Load
 from headrace.datanode.producers import Producers
-from headrace.datanode.state import Differences, NodeState, Sync, reconcile
+from headrace.datanode.replication import ack_quorum_of
+from headrace.datanode.state import Differences, NodeState, Sync
 from headrace.errors import (
+    DiskFullError,
     HeadraceError,
     InvalidArgumentError,
-    RemoteProtocolError,
-    RequestError,
+    SealedError,
     StateError,
     StorageError,
-    UnavailableError,
 )
+from headrace.net.credentials import node_credential
 from headrace.net.sbp_access import Access
 from headrace.net.sbp_channel import Channel, InProcessChannel
 from headrace.net.sbp_server import Peer, Routes, SbpServer, build_routes
@@ -45,15 +49,16 @@ from headrace.storage.model import RangeKey
 from headrace.storage.rangelog import RangeLog
 from headrace.storage.store import LogStore
 from headrace.wire.sbp import messages as m
-from headrace.wire.sbp.errors import raise_for_status
-from headrace.wire.sbp.opcodes import Code, Role
+from headrace.wire.sbp.errors import AlreadyDurableError, AppendGapError, AppendPendingError
+from headrace.wire.sbp.opcodes import Role
 from headrace.wire.sbp.records import PRODUCER, split
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_RETRY_SECONDS = 0.25  # while the placement manager does not answer
 _SCAN_BYTES = 1 << 20
+_FULL_SECONDS = 10.0  # a disk that was full a moment ago is reported as full
+_NOT_FAILED = (AlreadyDurableError, AppendPendingError, AppendGapError)
 
 _log = logging.getLogger(__name__)
 
@@ -68,12 +73,14 @@ class DataNodeService:
         *,
         folder: str,
         storage: StorageSettings,
-        placement: Connect,
+        placement: PlacementLinks | Connect,
+        peers: Callable[[str], Connect] | None = None,
         secret: bytes | None,
         plain_streams: bool = False,
     ) -> None:
-        """`plain_streams`: anonymous peers may use streams that do not belong to the cluster
-        (embedded mode on loopback)."""
+        """`peers` makes connections to other data nodes, over TCP if not given. `plain_streams`:
+        anonymous peers may use streams that do not belong to the cluster (embedded mode on
+        loopback)."""
         self.runtime = runtime
         self.settings = settings
         self.access = Access(
@@ -81,22 +88,43 @@ class DataNodeService:
         )
         self.state: NodeState[RangeLog] = NodeState()
         self.counters = Counters()
-        self.routes: Routes = build_routes(Role.DATA_NODE, handlers(self), Local(self))
+        self.addresses: dict[int, str] = {}
+        """Data nodes that were named in ranges of ours; the newest address wins."""
         self._folder = folder
         self._storage = storage
         self._secret = secret
-        self._placement = Link(placement)
         self._store: LogStore | None = None
         self._server: SbpServer | None = None
         self._channels: list[InProcessChannel] = []
         self._identity: Identity | None = None
-        self._advertise = ""
+        self.advertise = ""
         self._producers: dict[int, Producers] = {}
+        self._members: dict[RangeKey, tuple[int, ...]] = {}
         self._files: Executor | None = None
-        self._registered = asyncio.Event()
-        self._refused: RequestError | None = None
-        self._reporter = Reporter()
-        self._tasks = TaskSet("data node")
+        self._io = IoFigures()
+        self._full_until = 0.0
+        if not isinstance(placement, PlacementLinks):
+            placement = PlacementLinks.single(placement)
+        self.contact = Contact(self, placement)
+        connect_to = peers or self._connect_peer
+        self._peers = Peers(connect_to, self._find_sources)
+        self.leading = Leading(
+            runtime,
+            settings,
+            connect_to=connect_to,
+            addresses=self.addresses,
+            introduce=self.introduction,
+            on_stopped=self._on_stopped,
+            ask_seal=self.contact.ask_seal,
+        )
+        self.copier = Copier(
+            runtime.clock,
+            settings,
+            self._peers,
+            is_kept=lambda log: self.state.find(log.key) is log,
+            on_complete=self._on_complete,
+        )
+        self.routes: Routes = build_routes(Role.DATA_NODE, handlers(self), Local(self))
 
     # Life
 
@@ -108,7 +136,9 @@ class DataNodeService:
         """
         self._files = self.runtime.executor("data-node", 1)
         try:
-            self._store = await LogStore.open(self.runtime, f"{self._folder}/log", self._storage)
+            self._store = await LogStore.open(
+                metered(self.runtime, self._io), f"{self._folder}/log", self._storage
+            )
             await self._recover(self._store)
             if host is not None:
                 self._server = SbpServer(
@@ -119,19 +149,28 @@ class DataNodeService:
                     pressure=lambda: self.store.fullness,
                 )
                 await self._server.start(host, port)
-            self._advertise = advertise or self.address
-            self._tasks.start(self._keep_in_touch(), name="heartbeat")
-            await self._wait_registered()
+            self.advertise = advertise or self.address
+            self.contact.start()
+            await self.contact.wait_registered()
+            self._resume()
         except BaseException:
             await self.abort()
             raise
 
+    def _resume(self) -> None:
+        """What was begun before the restart."""
+        for log in self.logs():
+            if log.key in self.state.interrupted and log.ack_quorum > 1:
+                # Its tail may be on other replicas under the same offsets: it never goes on.
+                self.contact.ask_seal(log.key, "led before a restart")
+            self.copier.want(log)
+
     async def abort(self) -> None:
         """Stop without finishing anything, as a crash would; for tests and failed starts."""
         self.state.closing = True
-        await self._tasks.close()
+        await self._stop_background()
         if self._store is not None:
-            for log in self._logs():
+            for log in self.logs():
                 if log.next_offset > log.durable_offset:
                     log.fail(StorageError("data node aborted"))  # ends appends that wait on it
                 log.refuse_appends()
@@ -139,40 +178,52 @@ class DataNodeService:
         await self._let_go()
 
     async def close(self) -> None:
-        """Stop accepting, finish what is in flight, leave the clean-stop marker."""
+        """Hand over, stop accepting, finish what is in flight, leave the clean-stop marker."""
+        if self._store is not None:
+            await self.contact.leave()
         self.state.closing = True
-        for log in self._logs():
+        for log in self.logs():
             log.refuse_appends()  # what is queued is still written; long polls wake up and end
         if self._server is not None:
             await self._server.close()
         for channel in self._channels:
             await channel.close()
-        await self._tasks.close()
+        await self._stop_background()
         if self._store is not None:
             await self._save_interrupted()
             await self._store.close()
         await self._let_go()
+
+    async def _stop_background(self) -> None:
+        await self.contact.stop()
+        await self.leading.close()
+        await self.copier.close()
 
     async def _let_go(self) -> None:
         for channel in self._channels:
             await channel.close()
         if self._server is not None:
             await self._server.close()
-        await self._placement.close()
+        await self.contact.close()
+        await self._peers.close()
         if self._files is not None:
             self._files.close()
 
     async def _recover(self, store: LogStore) -> None:
         disk = self.runtime.disk
-        self._identity = await self._on_disk(load_identity, disk, self._folder, store.store_uuid)
+        identity = await self._on_disk(load_identity, disk, self._folder, store.store_uuid)
+        if identity is not None:
+            self._identity = identity
+            self.state.node_id = identity.node_id
         interrupted = await self._on_disk(load_interrupted, disk, self._folder)
         for found in store.ranges():
             self.state.on_range(store.range(found.key))
-            if not store.clean and not found.sealed:
+            led = found.ack_quorum > 1 and found.replicas[:1] == (self.node_id,)
+            if led or (found.ack_quorum == 1 and not store.clean):
                 interrupted.add(found.key)
         known = {found.key for found in store.ranges() if not found.sealed}
         self.state.interrupted = interrupted & known
-        if not store.clean:
+        if self.state.interrupted or not store.clean:
             # Durable now: a clean stop before the seal must not make the ranges writable again.
             await self._save_interrupted()
         for stream_id in self.state.streams():
@@ -188,7 +239,7 @@ class DataNodeService:
             offset = max(log.start_offset, first)
             try:
                 while offset < log.durable_offset:
-                    for view in await log.read(offset, _SCAN_BYTES):
+                    for view in await log.read_durable(offset, _SCAN_BYTES):
                         for header, _ in split(view):
                             offset = header.next_offset
                             if header.attributes & PRODUCER:
@@ -207,7 +258,7 @@ class DataNodeService:
         self._channels.append(channel)
         return channel
 
-    def _logs(self) -> list[RangeLog]:
+    def logs(self) -> list[RangeLog]:
         return [log for s in self.state.streams() for log in self.state.ranges(s)]
 
     @property
@@ -234,13 +285,60 @@ class DataNodeService:
     def statistics(self) -> dict[str, object]:
         return {
             "node_id": self.node_id,
-            "address": self._advertise,
+            "address": self.advertise,
             "streams": len(self.state.streams()),
             "interrupted_ranges": len(self.state.interrupted),
+            "stopped_ranges": len(self.state.stopped),
+            "incomplete_ranges": sum(log.missing is not None for log in self.logs()),
+            "copied_bytes": self.copier.copied_bytes,
             "appends": self.counters.appends,
             "fetches": self.counters.fetches,
+            "replication": self.leading.statistics(),
             "storage": self.store.statistics(),
         }
+
+    # Who we are
+
+    def data_node(self) -> m.DataNode:
+        return m.DataNode(node_id=self.node_id, advertise_addr=self.advertise)
+
+    def introduction(self) -> m.HeartbeatRequest:
+        return m.HeartbeatRequest(
+            client_id=self.store.store_uuid,
+            client_role=m.ClientRole.DATA_NODE,
+            data_node=self.data_node(),
+        )
+
+    async def take_identity(self, node_id: int) -> None:
+        identity = Identity(node_id, self.store.store_uuid)
+        await self._on_disk(save_identity, self.runtime.disk, self._folder, identity)
+        self._identity = identity
+        self.state.node_id = node_id
+
+    async def load(self) -> Load:
+        free_bytes = await self._on_disk(self.runtime.disk.free_bytes, self._folder)
+        now = self.runtime.clock.monotonic()
+        logs = self.logs()
+        return Load(
+            node=self.data_node(),
+            now=now,
+            counters=self.counters,
+            storage=self.store.statistics(),
+            io=self._io,
+            free_bytes=0 if now < self._full_until else free_bytes,
+            active_ranges=sum(not log.sealed for log in logs),
+            short_ranges=self.leading.missing_replicas()
+            + sum(log.missing is not None for log in logs),
+        )
+
+    def _connect_peer(self, address: str) -> Connect:
+        return tcp_connect(
+            self.runtime,
+            address,
+            client_id=self.store.store_uuid,
+            role=m.ClientRole.DATA_NODE,
+            credential=node_credential(self._secret) if self._secret is not None else b"",
+        )
 
     # Ranges
 
@@ -248,42 +346,107 @@ class DataNodeService:
         """Durable before return; the second time the same end."""
         log = self.state.range(key)
         self.state.check_seal(log, writer_epoch)
+        # First: what other replicas confirm from now on is not acknowledged any more.
+        self.leading.release(key, SealedError("the range is sealed", **key._asdict()))
         await log.seal(writer_epoch=writer_epoch)
         self.state.on_sealed(key)
+        if not log.final:
+            self.contact.settle_soon()
         return log
 
-    async def sync(self, wanted: m.Range, durability: int) -> RangeLog:
+    async def sync(
+        self, wanted: m.Range, *, durability: int = -1, reserved: bool = False
+    ) -> RangeLog:
         key = RangeKey(wanted.stream_id, wanted.range_index)
+        self._learn(wanted)
         log = self.state.find(key)
-        match self.state.sync(log, wanted, node_id=self.node_id):
+        match self.state.sync(log, wanted):
             case Sync.CREATE:
-                log = await self.store.create_range(
-                    key,
-                    start_offset=wanted.start_offset,
-                    writer_epoch=wanted.writer_epoch,
-                    durability=m.Durability(max(durability, 0)),
-                )
-                self.state.on_range(log)
-                if wanted.end_offset >= 0:
-                    await self.seal(key, wanted.writer_epoch)
-                self.producers(key.stream_id).merge(wanted.producers)
-            case Sync.SEAL:
+                log = await self._create(key, wanted, durability, reserved)
+            case Sync.FINISH:
                 assert log is not None
-                await log.finish(wanted.end_offset, writer_epoch=wanted.writer_epoch)
-                self.state.on_sealed(key)
+                await self._finish(log, wanted)
             case Sync.RAISE_EPOCH:
                 assert log is not None
-                await log.set_epoch(wanted.writer_epoch)
-                await log.sync()  # what the old epoch had in flight is settled before we answer
+                await self._raise_epoch(log, wanted.writer_epoch)
             case Sync.NOTHING:
                 assert log is not None
+                self.copier.want(log)
         return log
+
+    def _learn(self, range_: m.Range) -> None:
+        """Who has the range, and where they are."""
+        nodes = [node.data_node for node in range_.replica_nodes if node.data_node is not None]
+        key = RangeKey(range_.stream_id, range_.range_index)
+        self._members[key] = tuple(node.node_id for node in nodes)
+        self._note_addresses(range_)
+
+    def _note_addresses(self, range_: m.Range) -> None:
+        for node in range_.replica_nodes:
+            if node.data_node is not None and node.data_node.advertise_addr:
+                self.addresses[node.data_node.node_id] = node.data_node.advertise_addr
+
+    async def _create(
+        self, key: RangeKey, wanted: m.Range, durability: int, reserved: bool
+    ) -> RangeLog:
+        replicas = replicas_of(wanted)
+        quorum = wanted.ack_quorum if wanted.ack_quorum > 0 else ack_quorum_of(len(replicas))
+        log = await self.store.create_range(
+            key,
+            start_offset=wanted.start_offset,
+            writer_epoch=wanted.writer_epoch,
+            durability=m.Durability(max(durability, 0)),
+            reserved=bool(reserved),
+            replicas=replicas,
+            ack_quorum=quorum,
+            final_end=wanted.end_offset,
+        )
+        self.state.on_range(log)
+        if wanted.end_offset >= 0:
+            if not log.final:  # somebody else was quicker, and knew less
+                await self._finish(log, wanted)
+            self.copier.want(log)
+            return log
+        if not log.sealed and log.next_offset == log.start_offset:
+            producers = self.producers(key.stream_id)
+            producers.forget_from(log.start_offset)
+            producers.merge(wanted.producers)
+            if log.ack_quorum > 1 and self.state.leads(log):
+                self.leading.lead(log, [node for node in log.replicas if node != self.node_id])
+        return log
+
+    async def _finish(self, log: RangeLog, wanted: m.Range) -> None:
+        """The range ends where the placement manager says."""
+        self.leading.release(log.key, SealedError("the range is sealed", **log.key._asdict()))
+        await log.finish(wanted.end_offset, writer_epoch=wanted.writer_epoch)
+        self.state.on_sealed(log.key)
+        self.copier.want(log)
+
+    async def _raise_epoch(self, log: RangeLog, epoch: int) -> None:
+        """What the old epoch had in flight is settled before we answer."""
+        await log.set_epoch(epoch)
+        await log.sync()
+        led = self.leading.find(log.key)
+        if led is not None:
+            await led.wait(log.next_offset)
 
     async def delete_stream(self, stream_id: int) -> None:
         """Appends and fetches are refused from now on; the files go."""
+        for log in self.state.ranges(stream_id):
+            self._let_go_of(log.key)
         self.state.on_deleted(stream_id)
         self._producers.pop(stream_id, None)
         await self.store.delete_stream(stream_id)
+
+    async def delete_range(self, key: RangeKey) -> None:
+        """Other nodes have it; here it goes, with its files."""
+        self._let_go_of(key)
+        self.state.on_removed(key)
+        await self.store.delete_range(key)
+
+    def _let_go_of(self, key: RangeKey) -> None:
+        self.leading.release(key, SealedError("the range is gone", **key._asdict()))
+        self._members.pop(key, None)
 
     async def trim_stream(self, stream_id: int, offset: int) -> None:
         for log in self.state.ranges(stream_id):
@@ -291,129 +454,64 @@ class DataNodeService:
             if log.start_offset < min(offset, end):
                 await log.trim(min(offset, end))
 
-    # The placement manager
-
-    async def _wait_registered(self) -> None:
-        try:
-            async with asyncio.timeout(self.settings.register_timeout_ms / 1000):
-                await self._registered.wait()
-        except TimeoutError:
-            if self._refused is None and self._identity is not None:
-                _log.warning("placement manager not reached; serving without it")
-                return
-        if self._refused is not None:
-            raise self._refused
-        if not self._registered.is_set():
-            raise UnavailableError("a new data node needs the placement manager to get its id")
-
-    async def _keep_in_touch(self) -> None:
-        clock = self.runtime.clock
-        reconcile_at = clock.monotonic()
-        while True:
-            pause = self.settings.heartbeat_interval_ms / 1000
-            try:
-                await self._heartbeat()
-                if clock.monotonic() >= reconcile_at:
-                    await self.reconcile()
-                    reconcile_at = clock.monotonic() + self.settings.reconcile_interval_ms / 1000
-                self._registered.set()
-                await self._report_metrics()
-            except RequestError as error:
-                # Our id means nothing there: another cluster's placement manager, or an empty one.
-                _log.error("placement manager refuses this node: %s", error)
-                if not self._registered.is_set():
-                    self._refused = error
-                    self._registered.set()
-            except HeadraceError as error:
-                _log.info("placement manager: %s", error)
-                reconcile_at = clock.monotonic()  # it may have told us things we did not hear
-                pause = min(pause, _RETRY_SECONDS)
-            except Exception:
-                # A node that goes on serving must not pass for a lost one, whatever broke here.
-                _log.exception("keeping in touch with the placement manager failed")
-            await clock.sleep(pause)
-
-    async def _heartbeat(self) -> None:
-        if self._identity is None:
-            await self._obtain_identity()
-        reply = await self._placement.call(
-            Code.HEARTBEAT,
-            m.HeartbeatRequest(
-                client_id=self.store.store_uuid,
-                client_role=m.ClientRole.DATA_NODE,
-                data_node=self._data_node(),
-            ),
-        )
-        if not isinstance(reply.message, m.HeartbeatResponse):
-            raise RemoteProtocolError("unexpected answer to a heartbeat")
-        raise_for_status(reply.message.status, node_id=self.node_id)
-
-    async def _obtain_identity(self) -> None:
-        """Durable before anybody else hears of it: an id is asked for once in a store's life."""
-        request = m.IdAllocationRequest(timeout_ms=3000, host=self._advertise)
-        reply = await self._placement.call(Code.ALLOCATE_ID, request)
-        if not isinstance(reply.message, m.IdAllocationResponse):
-            raise RemoteProtocolError("unexpected answer to an id request")
-        raise_for_status(reply.message.status)
-        if reply.message.id < 0:
-            raise RemoteProtocolError("negative node id")
-        identity = Identity(reply.message.id, self.store.store_uuid)
-        await self._on_disk(save_identity, self.runtime.disk, self._folder, identity)
-        self._identity = identity
-
-    async def _report_metrics(self) -> None:
-        free_bytes = await self._on_disk(self.runtime.disk.free_bytes, self._folder)
-        report = self._reporter.report(
-            self._data_node(),
-            now=self.runtime.clock.monotonic(),
-            counters=self.counters,
-            storage=self.store.statistics(),
-            free_bytes=free_bytes,
-            active_ranges=sum(not log.sealed for log in self._logs()),
-        )
-        await self._placement.call(Code.REPORT_METRICS, report)
-
-    async def reconcile(self) -> None:
-        """Learn ends, deletions and trims that were missed."""
-        local = self._logs()
-        criteria = m.RangeCriteria(data_node=self._data_node())
-        reply = await self._placement.call(
-            Code.LIST_RANGES, m.ListRangesRequest(timeout_ms=3000, range_criteria=(criteria,))
-        )
-        if not isinstance(reply.message, m.ListRangesResponse):
-            raise RemoteProtocolError("unexpected answer to a list")
-        raise_for_status(reply.message.status)
-        listed: list[m.Range] = []
-        for result in reply.message.list_responses:
-            raise_for_status(result.status)
-            listed.extend(result.ranges)
-        await self._settle(reconcile(local, listed))
-
-    async def _settle(self, differences: Differences) -> None:
+    async def settle(self, differences: Differences, listed: Iterable[m.Range]) -> None:
+        """Become what the placement manager's list says."""
+        for range_ in listed:
+            self._learn(range_)
         for stream_id in differences.delete:
             _log.info("stream %d was deleted", stream_id)
             await self.delete_stream(stream_id)
         for key in differences.retire:
-            log = self.state.range(key)
-            if not log.sealed:
-                await self.seal(key, log.writer_epoch)
-            await log.trim(log.end_offset)
+            _log.info("range %s is not ours any more", key)
+            await self.delete_range(key)
         for key, offset in differences.trim:
             await self.trim_stream(key.stream_id, offset)
         for range_ in differences.sync:
             try:
-                await self.sync(range_, -1)
+                await self.sync(range_)
             except (StateError, InvalidArgumentError) as error:
                 _log.info("range not synced: %s", error)
+
+    # What happens
+
+    def on_append_failed(self, error: HeadraceError) -> None:
+        if isinstance(error, _NOT_FAILED):
+            return
+        self.counters.appends_failed += 1
+        if isinstance(error, DiskFullError):
+            self._full_until = self.runtime.clock.monotonic() + _FULL_SECONDS
+            self.contact.report_soon()
+
+    def _on_stopped(self, key: RangeKey) -> None:
+        self.state.stopped.add(key)
+
+    def _on_complete(self, log: RangeLog) -> None:
+        _log.info("range %s is complete", log.key)
+
+    async def _find_sources(self, key: RangeKey) -> Sequence[str]:
+        """The other replicas; the placement manager's word is newer than what we were told."""
+        members = self._members.get(key, self.state.range(key).replicas)
+        try:
+            for range_ in await self.contact.list_stream(key.stream_id):
+                if range_.range_index == key.range_index:
+                    self._note_addresses(range_)
+                    members = replicas_of(range_)
+        except HeadraceError as error:
+            _log.info("replicas of %s not asked for: %s", key, error)
+        own = self.node_id
+        return [self.addresses[n] for n in members if n != own and self.addresses.get(n)]
 
     async def _on_disk(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         assert self._files is not None, "not started"
         return await self._files.run(function, *args, **kwargs)
 
-    def _data_node(self) -> m.DataNode:
-        return m.DataNode(node_id=self.node_id, advertise_addr=self._advertise)
-
     async def _save_interrupted(self) -> None:
         await self._on_disk(
             save_interrupted, self.runtime.disk, self._folder, set(self.state.interrupted)
         )
+
+
+def replicas_of(range_: m.Range) -> tuple[int, ...]:
+    """Node ids, the primary first."""
+    nodes = sorted(range_.replica_nodes, key=lambda node: not node.is_primary)
+    return tuple(node.data_node.node_id for node in nodes if node.data_node is not None)

@@ -1,8 +1,9 @@
 """Decisions of a data node, without I/O: which range a request means and whether it may go on.
 
 Offsets, ends and epochs live in the storage's range logs; here they are only looked at, through
-`RangeView`. A range that was open when the node stopped uncleanly is *interrupted*: it serves
-reads and takes no appends until it is sealed.
+`RangeView`. A range that was open when the node stopped uncleanly, or that it led together with
+other replicas before any restart, is *interrupted*: it takes no appends until it is sealed. One
+that lost its quorum is *stopped*, which means the same until the next restart.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from headrace.errors import (
     FencedError,
+    InvalidArgumentError,
     OffsetOutOfRangeError,
     RangeNotFoundError,
     SealedError,
@@ -22,7 +24,7 @@ from headrace.errors import (
     UnexpectedOffsetError,
 )
 from headrace.storage.model import RangeKey
-from headrace.wire.sbp.errors import UnsupportedError
+from headrace.wire.sbp.errors import AppendGapError, AppendPendingError, NotPrimaryError
 from headrace.wire.sbp.messages import Range
 
 
@@ -33,6 +35,24 @@ class RangeView(Protocol):
     start_offset: int
     next_offset: int
     durable_offset: int
+
+    @property
+    def committed_offset(self) -> int: ...
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Node ids, the primary first."""
+
+    @property
+    def ack_quorum(self) -> int: ...
+
+    @property
+    def final(self) -> bool:
+        """Whether the end is the one that the placement manager decided."""
+
+    @property
+    def missing(self) -> tuple[int, int] | None:
+        """Offsets still to be copied from other replicas."""
 
     @property
     def end_offset(self) -> int: ...
@@ -55,13 +75,15 @@ class Sync(Enum):
 
     CREATE = auto()
     RAISE_EPOCH = auto()
-    SEAL = auto()
+    FINISH = auto()  # the range ends at this offset: truncate, or copy what is missing
     NOTHING = auto()
 
 
 @dataclass(slots=True)
 class NodeState(Generic[V]):
+    node_id: int = -1
     interrupted: set[RangeKey] = field(default_factory=set)
+    stopped: set[RangeKey] = field(default_factory=set)
     closing: bool = False
     _streams: dict[int, list[V]] = field(default_factory=dict)  # by range index
 
@@ -72,10 +94,19 @@ class NodeState(Generic[V]):
 
     def on_sealed(self, key: RangeKey) -> None:
         self.interrupted.discard(key)
+        self.stopped.discard(key)
+
+    def on_removed(self, key: RangeKey) -> None:
+        ranges = [view for view in self._streams.get(key.stream_id, ()) if view.key != key]
+        if ranges:
+            self._streams[key.stream_id] = ranges
+        else:
+            self._streams.pop(key.stream_id, None)
+        self.on_sealed(key)
 
     def on_deleted(self, stream_id: int) -> None:
-        self._streams.pop(stream_id, None)
-        self.interrupted = {key for key in self.interrupted if key.stream_id != stream_id}
+        for view in self._streams.pop(stream_id, ()):
+            self.on_sealed(view.key)
 
     # Questions
 
@@ -100,6 +131,23 @@ class NodeState(Generic[V]):
     def is_owned(self, stream_id: int) -> bool:
         """Whether only writers with an epoch, and readers with a credential, may touch it."""
         return any(view.writer_epoch >= 0 for view in self._streams.get(stream_id, ()))
+
+    def takes_more(self, view: V) -> bool:
+        """Whether it takes appends, of clients or of its primary."""
+        return not (
+            view.sealed or view.failed or view.key in self.interrupted or view.key in self.stopped
+        )
+
+    def leads(self, view: V) -> bool:
+        """Whether everything ever committed in the range is known here: this node orders it, or
+        its own disk alone decides. Others know only what they were told."""
+        if view.ack_quorum == 1:
+            return True
+        return view.replicas[:1] == (self.node_id,) and self.takes_more(view)
+
+    def follows(self, view: V) -> bool:
+        """Whether the range is ordered by another node."""
+        return view.ack_quorum > 1 and view.replicas[:1] != (self.node_id,)
 
     def writable(self, stream_id: int, range_index: int) -> V:
         """The range an append means; index -1 is the newest one."""
@@ -126,11 +174,30 @@ class NodeState(Generic[V]):
             raise RangeNotFoundError(
                 "range not opened under this epoch", found=writer_epoch, current=view.writer_epoch
             )
-        if view.sealed or view.failed or view.key in self.interrupted:
+        if not self.takes_more(view):
             raise SealedError(**view.key._asdict())
+        if self.follows(view):
+            raise NotPrimaryError("another node orders this range", **view.key._asdict())
         owned = view.writer_epoch >= 0
         if expected_offset != view.next_offset and (owned or expected_offset >= 0):
             raise UnexpectedOffsetError(expected=view.next_offset, found=expected_offset)
+
+    def check_replica(self, view: V, *, base_offset: int) -> bool:
+        """Whether this node holds a batch of its primary already: it is to be compared then.
+
+        False when it is the next one. Otherwise the refusal tells the primary where to go on.
+        """
+        if not self.follows(view):
+            raise InvalidArgumentError("this node orders the range itself", **view.key._asdict())
+        if not self.takes_more(view):
+            raise SealedError(**view.key._asdict())
+        if base_offset < view.durable_offset:
+            return True
+        if base_offset < view.next_offset:
+            raise AppendPendingError(offset=base_offset, next=view.next_offset)
+        if base_offset > view.next_offset:
+            raise AppendGapError(offset=base_offset, next=view.next_offset)
+        return False
 
     def check_seal(self, view: V, writer_epoch: int) -> None:
         if writer_epoch < view.writer_epoch:
@@ -145,12 +212,17 @@ class NodeState(Generic[V]):
         ranges = self._streams.get(stream_id)
         if not ranges:
             raise RangeNotFoundError(stream_id=stream_id)
-        kept = [v for v in ranges if not (v.sealed and v.end_offset <= v.start_offset)]
+        kept = [v for v in ranges if not (v.final and v.end_offset <= v.start_offset)]
         below = [view for view in kept if view.start_offset <= offset]
         if not below:
+            if ranges[0].key.range_index > 0:
+                # What is below may be trimmed, or on other nodes: the placement manager knows.
+                raise RangeNotFoundError(stream_id=stream_id, offset=offset)
             raise OffsetOutOfRangeError(stream_id=stream_id, offset=offset)
         view = below[-1]
         if view.sealed and offset >= view.end_offset:
+            if not view.final:
+                raise NotPrimaryError("where the range ends is not known here", offset=offset)
             if len(below) < len(kept):
                 raise RangeNotFoundError(  # between two of ours: another node's
                     stream_id=stream_id, offset=offset
@@ -160,25 +232,37 @@ class NodeState(Generic[V]):
             )
         return view
 
-    def sync(self, view: V | None, wanted: Range, *, node_id: int) -> Sync:
+    def sync(self, view: V | None, wanted: Range) -> Sync:
         """Higher knowledge wins: sealed beats open, a higher epoch beats a lower one.
 
         SealedError when an open range is wanted and ours takes no more appends.
         """
         members = [n.data_node.node_id for n in wanted.replica_nodes if n.data_node is not None]
-        if node_id not in members:
-            raise RangeNotFoundError("this node is not a replica of the range", node_id=node_id)
+        if self.node_id not in members:
+            raise RangeNotFoundError(
+                "this node is not a replica of the range", node_id=self.node_id
+            )
         if view is None:
-            if wanted.end_offset > wanted.start_offset:
-                raise UnsupportedError("copying a sealed range from other replicas")
             return Sync.CREATE
         if wanted.writer_epoch < view.writer_epoch:
             raise FencedError(found=wanted.writer_epoch, current=view.writer_epoch)
         if wanted.end_offset >= 0:
-            return Sync.NOTHING if view.sealed else Sync.SEAL
-        if view.sealed or view.failed or view.key in self.interrupted:
+            if view.final and view.end_offset != wanted.end_offset:
+                raise InvalidArgumentError(  # believing it would lose records, or invent some
+                    "a final end never changes", found=wanted.end_offset, known=view.end_offset
+                )
+            return Sync.NOTHING if view.final else Sync.FINISH
+        if not self.takes_more(view):
             raise SealedError("the range takes no more appends", **view.key._asdict())
         return Sync.RAISE_EPOCH if wanted.writer_epoch > view.writer_epoch else Sync.NOTHING
+
+    def unsettled(self) -> bool:
+        """Whether some range waits for what only the placement manager can tell."""
+        return bool(self.interrupted or self.stopped) or any(
+            view.sealed and (not view.final or view.missing is not None)
+            for ranges in self._streams.values()
+            for view in ranges
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +291,6 @@ def reconcile(local: Iterable[RangeView], listed: Iterable[Range]) -> Difference
         sync=tuple(
             range_
             for key, range_ in known.items()
-            if key not in views or (range_.end_offset >= 0 and not views[key].sealed)
+            if key not in views or (range_.end_offset >= 0 and not views[key].final)
         ),
     )

@@ -66,7 +66,13 @@ def _list_ranges(disk: Disk, folder: str) -> list[RangeKey]:
         if DELETED in names:
             remove_stream(disk, folder, int(stream))
             continue
-        keys.extend(RangeKey(int(stream), int(name)) for name in names if name.isdigit())
+        found = {RangeKey(int(stream), int(name)) for name in names if name.isdigit()}
+        for name in names:
+            index = name.removeprefix(f"{DELETED}-")
+            if index != name and index.isdigit():
+                found.discard(RangeKey(int(stream), int(index)))
+                remove_range(disk, folder, RangeKey(int(stream), int(index)))
+        keys.extend(found)
     return sorted(keys)
 
 
@@ -90,6 +96,17 @@ def remove_stream(disk: Disk, folder: str, stream_id: int) -> None:
     disk.sync_folder(stream)
     disk.remove_tree(stream)
     disk.sync_folder(f"{folder}/{STREAMS}")
+
+
+def remove_range(disk: Disk, folder: str, key: RangeKey) -> None:
+    """As `remove_stream`, of one range."""
+    stream = stream_folder(folder, key.stream_id)
+    tombstone = f"{stream}/{DELETED}-{key.range_index}"
+    disk.write_atomic(tombstone, b"")
+    disk.remove_tree(range_folder(folder, key))
+    disk.sync_folder(stream)
+    disk.remove(tombstone)
+    disk.sync_folder(stream)
 
 
 Found = RecoveredRange | tuple[RangeKey, CorruptionError] | None

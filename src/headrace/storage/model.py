@@ -5,6 +5,7 @@ format.json                   format version and store uuid
 journal                       redo journal of groups that dirtied many files; see `journal`
 clean-stop                    present only after a clean stop; consumed at open
 streams/<stream>/deleted      the stream is being removed; finished at open
+streams/<stream>/deleted-<range>   so is one range of it
 streams/<stream>/<range>/range.json
 streams/<stream>/<range>/<base offset, 20 digits>.log     batches and marks, append-only
 streams/<stream>/<range>/<base offset, 20 digits>.index   sparse index and checkpoint

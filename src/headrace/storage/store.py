@@ -27,6 +27,7 @@ from headrace.storage.folder import (
     create_range_folder,
     open_folder,
     recover_all,
+    remove_range,
     remove_stream,
 )
 from headrace.storage.journal import Journal
@@ -251,6 +252,18 @@ class LogStore:
             await self._shared.journal.forget(stream_id)
         finally:
             self._deleting.discard(stream_id)
+
+    async def delete_range(self, key: RangeKey) -> None:
+        """As `delete_stream`, of one range; others of the stream stay."""
+        await self._shared.tasks.run(self._delete_range(key))
+
+    async def _delete_range(self, key: RangeKey) -> None:
+        log = self._logs.get(key)
+        if log is None:
+            return
+        await log.remove()
+        await self._shared.control_executor.run(remove_range, self._shared.disk, self._folder, key)
+        self._logs.pop(key, None)
 
     async def close(self) -> None:
         """Refuse appends, write what is queued, sync, save indexes, leave the clean-stop marker."""

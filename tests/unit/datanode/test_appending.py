@@ -14,7 +14,7 @@ def infos(*lengths: int) -> list[AppendInfo]:
     return [AppendInfo(range=Range(stream_id=1), batch_length=length) for length in lengths]
 
 
-def joined(found: Batch | TooLargeError) -> bytes:
+def joined(found: Batch | TooLargeError | None) -> bytes:
     assert isinstance(found, Batch)
     assert isinstance(found.header, bytearray)
     return bytes(found.header) + b"".join(found.body)
@@ -50,3 +50,14 @@ def test_a_batch_too_large_to_be_read_back_is_refused_alone() -> None:
     found = split_payload(infos(55 + len(large), 56), [*batch(large), *small])
     assert isinstance(found[0], TooLargeError)
     assert isinstance(found[1], Batch)
+
+
+def test_only_a_primary_may_send_nothing_but_what_is_committed() -> None:
+    pieces = batch(b"body")
+    with pytest.raises(InvalidArgumentError):
+        split_payload(infos(59, 0), pieces)
+    found = split_payload(infos(59, 0), pieces, replica=True)
+    assert isinstance(found[0], Batch)
+    assert found[1] is None
+    with pytest.raises(InvalidArgumentError):
+        split_payload(infos(54, 5), pieces, replica=True)

@@ -109,7 +109,7 @@ def test_a_mistake_in_a_report_does_not_make_a_node_look_lost(
         assert cluster.node is not None
         assert cluster.placement is not None
         with monkeypatch.context() as patch:
-            patch.setattr(cluster.node, "_reporter", None)
+            patch.setattr(cluster.node.contact, "_reporter", None)
             await asyncio.sleep(1)
         timeout = cluster.placement_settings.node_timeout_ms / 1000
         await asyncio.sleep(2 * timeout)

@@ -54,6 +54,10 @@ class FakeLog:
     def end_offset(self) -> int:
         return self.final_end if self.final_end >= 0 else len(self._batches)
 
+    @property
+    def final(self) -> bool:
+        return self.sealed
+
     def append(self, size: int) -> None:
         pieces = batch(b"x" * (size - 55), base_offset=len(self._batches))
         self._batches.append(memoryview(b"".join(pieces)))

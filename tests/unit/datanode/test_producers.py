@@ -4,6 +4,7 @@ import pytest
 
 from headrace.datanode.producers import Producers
 from headrace.errors import InvalidArgumentError
+from headrace.wire.sbp.messages import ProducerState
 
 
 def test_a_stored_batch_is_found_again() -> None:
@@ -59,3 +60,28 @@ def test_the_table_travels() -> None:
     assert copy.find(1, 0, 1) == 10
     assert copy.find(2, 0, 4) == 11
     assert copy.find(1, 1, 1) is None, "at or above the end nothing was stored"
+
+
+def test_what_another_remembers_longer_does_not_change_what_comes_next() -> None:
+    ours = Producers(10, 64)
+    ours.on_stored(9, 6, 50)
+    ours.on_stored(9, 7, 60)
+    states = [
+        ProducerState(producer_id=9, next_sequence=n, last_base_offset=10 * (n - 1))
+        for n in (5, 6, 7)
+    ]
+    ours.merge(states)
+    assert ours.find(9, 4, 1) == 40
+    assert ours.find(9, 6, 1) == 60
+    assert ours.find(9, 7, 1) is None
+
+
+def test_what_did_not_become_part_of_the_stream_may_be_sent_again() -> None:
+    table = Producers(10, 64)
+    table.on_stored(9, 1, 0)
+    table.on_stored(9, 2, 10)
+    table.on_stored(8, 1, 11)
+    table.forget_from(10)
+    assert table.find(9, 0, 1) == 0
+    assert table.find(9, 1, 1) is None
+    assert table.states(100) == (ProducerState(producer_id=9, next_sequence=1, last_base_offset=0),)

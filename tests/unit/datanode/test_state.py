@@ -10,6 +10,7 @@ from headrace.datanode.state import Differences, NodeState, Sync, reconcile
 from headrace.errors import (
     FencedError,
     HeadraceError,
+    InvalidArgumentError,
     OffsetOutOfRangeError,
     RangeNotFoundError,
     SealedError,
@@ -17,7 +18,7 @@ from headrace.errors import (
     UnexpectedOffsetError,
 )
 from headrace.storage.model import RangeKey
-from headrace.wire.sbp.errors import UnsupportedError
+from headrace.wire.sbp.errors import AppendGapError, AppendPendingError, NotPrimaryError
 from headrace.wire.sbp.messages import DataNode, Range, ReplicaNode
 
 
@@ -29,14 +30,24 @@ class View:
     end_offset: int = -1
     writer_epoch: int = -1
     failed: bool = False
+    replicas: tuple[int, ...] = ()
+    ack_quorum: int = 1
+    decided: bool = False
+    missing: tuple[int, int] | None = None
+    queued: int = 0
+    committed_offset: int = 0
 
     @property
     def durable_offset(self) -> int:
-        return self.next_offset
+        return self.next_offset - self.queued
 
     @durable_offset.setter
     def durable_offset(self, value: int) -> None:
         raise NotImplementedError
+
+    @property
+    def final(self) -> bool:
+        return self.sealed and (self.decided or self.ack_quorum == 1)
 
     @property
     def sealed(self) -> bool:
@@ -50,8 +61,19 @@ def view(
     return View(RangeKey(1, index), start, known_next, end, epoch)
 
 
+def shared(
+    end: int = -1, *, next_offset: int = 0, primary: int = 8, index: int = 0, decided: bool = False
+) -> View:
+    """A range of three replicas on nodes 8 (this one), 9 and 10."""
+    replicas = (primary, *({8, 9, 10} - {primary}))
+    return View(
+        RangeKey(1, index), next_offset=next_offset, end_offset=end, replicas=replicas,
+        ack_quorum=2, decided=decided,
+    )  # fmt: skip
+
+
 def state_of(*views: View) -> NodeState[View]:
-    state: NodeState[View] = NodeState()
+    state: NodeState[View] = NodeState(node_id=8)
     for each in views:
         state.on_range(each)
     return state
@@ -101,13 +123,15 @@ def test_epoch_and_offset_of_an_append(
             state.check_append(log, writer_epoch=epoch, expected_offset=expected_offset)
 
 
-@pytest.mark.parametrize("why", ["sealed", "failed", "interrupted"])
+@pytest.mark.parametrize("why", ["sealed", "failed", "interrupted", "stopped"])
 def test_ranges_that_take_no_more(why: str) -> None:
     log = view(0, 0, 4 if why == "sealed" else -1)
     log.failed = why == "failed"
     state = state_of(log)
     if why == "interrupted":
         state.interrupted.add(log.key)
+    if why == "stopped":
+        state.stopped.add(log.key)
     with pytest.raises(SealedError):
         state.check_append(log, writer_epoch=-1, expected_offset=-1)
     log.writer_epoch = 5
@@ -183,13 +207,16 @@ def wanted(index: int, start: int = 0, end: int = -1, *, epoch: int = -1, node: 
     [
         (None, wanted(0), Sync.CREATE),
         (None, wanted(0, 5, 5), Sync.CREATE),
-        (None, wanted(0, 0, 5), UnsupportedError),
+        (None, wanted(0, 0, 5), Sync.CREATE),  # to be filled from other replicas
         (None, wanted(0, node=9), RangeNotFoundError),
         (view(0, epoch=2), wanted(0, epoch=2), Sync.NOTHING),
         (view(0, epoch=2), wanted(0, epoch=3), Sync.RAISE_EPOCH),
         (view(0, epoch=2), wanted(0, epoch=1), FencedError),
         (view(0, epoch=2), wanted(0, epoch=-1), FencedError),
-        (view(0), wanted(0, 0, 4), Sync.SEAL),
+        (view(0), wanted(0, 0, 4), Sync.FINISH),
+        (shared(4, next_offset=4), wanted(0, 0, 3), Sync.FINISH),  # only this disk's end
+        (shared(4, next_offset=4, decided=True), wanted(0, 0, 4), Sync.NOTHING),
+        (shared(4, next_offset=4, decided=True), wanted(0, 0, 5), InvalidArgumentError),
         (view(0, 0, 4), wanted(0, 0, 4), Sync.NOTHING),
         (view(0, 0, 4), wanted(0), SealedError),  # a sealed range never reopens
     ],
@@ -197,10 +224,10 @@ def wanted(index: int, start: int = 0, end: int = -1, *, epoch: int = -1, node: 
 def test_sync(known: View | None, asked: Range, expected: Sync | type[HeadraceError]) -> None:
     state = state_of(*([known] if known else []))
     if isinstance(expected, Sync):
-        assert state.sync(known, asked, node_id=8) is expected
+        assert state.sync(known, asked) is expected
     else:
         with pytest.raises(expected):
-            state.sync(known, asked, node_id=8)
+            state.sync(known, asked)
 
 
 def test_sync_does_not_revive_an_interrupted_range() -> None:
@@ -208,8 +235,98 @@ def test_sync_does_not_revive_an_interrupted_range() -> None:
     state = state_of(log)
     state.interrupted.add(log.key)
     with pytest.raises(SealedError):
-        state.sync(log, wanted(0, epoch=2), node_id=8)
-    assert state.sync(log, wanted(0, 0, 0, epoch=2), node_id=8) is Sync.SEAL
+        state.sync(log, wanted(0, epoch=2))
+    assert state.sync(log, wanted(0, 0, 0, epoch=2)) is Sync.FINISH
+
+
+def test_who_leads_a_range() -> None:
+    alone, led, followed = view(0), shared(index=1), shared(index=2, primary=9)
+    state = state_of(alone, led, followed)
+    assert [state.leads(each) for each in (alone, led, followed)] == [True, True, False]
+    assert [state.follows(each) for each in (alone, led, followed)] == [False, False, True]
+    state.stopped.add(led.key)
+    assert not state.leads(led), "others may have committed more"
+    state.stopped.clear()
+    led.end_offset = 0
+    assert not state.leads(led)
+    assert not state.follows(led)
+
+
+def test_a_secondary_takes_appends_of_the_primary_only() -> None:
+    followed = shared(primary=9)
+    state = state_of(followed)
+    with pytest.raises(NotPrimaryError):
+        state.check_append(followed, writer_epoch=-1, expected_offset=-1)
+    assert not state.check_replica(followed, base_offset=0)
+    led = shared()
+    with pytest.raises(InvalidArgumentError):
+        state_of(led).check_replica(led, base_offset=0)
+
+
+@pytest.mark.parametrize(
+    ("base_offset", "expected"),
+    [
+        (0, True),  # durable: compare
+        (5, True),
+        (6, AppendPendingError),
+        (9, AppendPendingError),
+        (10, False),
+        (11, AppendGapError),
+    ],
+)
+def test_the_window_of_a_secondary(base_offset: int, expected: bool | type[HeadraceError]) -> None:
+    """Upstream defect 16: what is durable already is no failure of the replica."""
+    followed = shared(primary=9, next_offset=10)
+    followed.queued = 4
+    state = state_of(followed)
+    if isinstance(expected, bool):
+        assert state.check_replica(followed, base_offset=base_offset) is expected
+        return
+    with pytest.raises(expected) as refused:
+        state.check_replica(followed, base_offset=base_offset)
+    assert refused.value.data["next"] == 10
+
+
+def test_a_sealed_secondary_refuses_whatever_is_sent() -> None:
+    followed = shared(4, primary=9, next_offset=4)
+    state = state_of(followed)
+    for base_offset in (0, 4, 5):
+        with pytest.raises(SealedError):
+            state.check_replica(followed, base_offset=base_offset)
+
+
+def test_ends_that_were_not_decided_are_no_ends_for_readers() -> None:
+    state = state_of(shared(0))
+    for offset in (0, 5):
+        with pytest.raises(NotPrimaryError):
+            state.containing(1, offset)
+
+
+def test_below_ranges_that_start_elsewhere_the_placement_manager_knows() -> None:
+    with pytest.raises(RangeNotFoundError):
+        state_of(view(3, 20)).containing(1, 19)
+
+
+def test_when_a_node_is_unsettled() -> None:
+    assert not state_of(view(0, 0, 5), view(1, 5), shared(9, decided=True, index=2)).unsettled()
+    assert state_of(shared(9)).unsettled()
+    incomplete = shared(9, decided=True)
+    incomplete.missing = (4, 9)
+    assert state_of(incomplete).unsettled()
+    for reason in ("interrupted", "stopped"):
+        state = state_of(shared())
+        getattr(state, reason).add(RangeKey(1, 0))
+        assert state.unsettled()
+
+
+def test_a_removed_range_leaves_the_others() -> None:
+    state = state_of(view(0, 0, 5), view(1, 5))
+    state.stopped.add(RangeKey(1, 1))
+    state.on_removed(RangeKey(1, 1))
+    assert [each.key.range_index for each in state.ranges(1)] == [0]
+    assert not state.stopped
+    state.on_removed(RangeKey(1, 0))
+    assert state.streams() == []
 
 
 def test_owned_streams_are_known_by_any_range() -> None:
@@ -231,18 +348,21 @@ def test_reconciliation() -> None:
         view(2, 9),  # sealed at 12 meanwhile
         View(RangeKey(2, 0)),  # deleted
         View(RangeKey(3, 0), 0, 4),  # as it should be
+        View(RangeKey(3, 2), 5, 9, 9, replicas=(9, 8), ack_quorum=2),  # its end was decided: 7
     ]
     new = Range(stream_id=3, range_index=1, start_offset=4, end_offset=-1)
+    decided = Range(stream_id=3, range_index=2, start_offset=5, end_offset=7)
     sealed = Range(stream_id=1, range_index=2, start_offset=9, end_offset=12)
     listed = [
         Range(stream_id=1, range_index=1, start_offset=7, end_offset=9),
         sealed,
         Range(stream_id=3, range_index=0, start_offset=0, end_offset=-1),
         new,
+        decided,
     ]
     assert reconcile(local, listed) == Differences(
         delete=(2,),
         trim=((RangeKey(1, 1), 7),),
         retire=(RangeKey(1, 0),),
-        sync=(sealed, new),
+        sync=(sealed, new, decided),
     )
