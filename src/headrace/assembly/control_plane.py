@@ -118,6 +118,7 @@ class ControlPlane:
             placement=self._connect(self._addresses["placement_manager"], secret),
             node=lambda address: self._connect(address, secret),
             client_id="controller",
+            settings=self._settings.client,
         )
         self._closers.append(client.close)
         epoch, clean = await self._lead(client)

@@ -104,6 +104,7 @@ class DataPlane:
             placement=self.placement.connect,
             node=self._connect_node,
             client_id="broker",
+            settings=settings.client,
         )
         self._closers.append(client.close)
         self.broker = BrokerService(

@@ -164,6 +164,8 @@ class FakeNode:
             if isinstance(message, m.FetchRequest):
                 self.fetches.append(message)
                 return self._fetch(message)
+            if isinstance(message, m.DescribeRangesRequest):
+                return self._describe(message)
         finally:
             self.in_flight -= 1
         raise AssertionError(code)
@@ -232,7 +234,33 @@ class FakeNode:
             results.append(result)
         return Reply(m.FetchResponse(fetch_responses=tuple(results), status=OK), payload)
 
+    def _describe(self, message: m.DescribeRangesRequest) -> Reply:
+        results = []
+        for wanted in message.ranges:
+            found = self._cluster.range(wanted.stream_id, wanted.range_index)
+            result = m.DescribeRangeResult(
+                stream_id=wanted.stream_id, status=status_of(RangeNotFoundError())
+            )
+            if self.address in found.replicas:
+                next_offset = self.committed.get((found.stream_id, found.index), found.next)
+                range_ = replace(found.message(), next_offset=next_offset)
+                result = replace(result, range=range_, status=OK)
+            results.append(result)
+        return Reply(m.DescribeRangesResponse(describe_responses=tuple(results), status=OK))
+
+    def _find_time(self, info: m.FetchInfo) -> list[bytes]:
+        """Through all ranges it holds, as a data node does."""
+        for range_ in self._cluster.streams[info.stream_id]:
+            for batch in range_.batches if self.address in range_.replicas else ():
+                header = decode_header(batch)
+                late = header.max_timestamp >= info.start_timestamp
+                if late and header.next_offset > info.fetch_offset:
+                    return [batch]
+        return []
+
     def _read(self, info: m.FetchInfo) -> list[bytes]:
+        if info.start_timestamp >= 0:
+            return self._find_time(info)
         offset = info.fetch_offset
         ranges = [r for r in self._cluster.streams[info.stream_id] if self.address in r.replicas]
         found = next((r for r in reversed(ranges) if r.start <= offset), None)

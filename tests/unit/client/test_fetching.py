@@ -403,3 +403,70 @@ def test_a_node_that_has_not_answered_is_not_called_empty() -> None:
         assert told(results) == [[(0, b"s1")], None]
 
     run(many(), main)
+
+
+# Times and descriptions
+
+
+def test_a_time_is_looked_for_range_by_range() -> None:
+    """Node a holds ranges 0 and 2: its first hit may stand behind one that only b holds."""
+
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        first = cluster.create(2, "a")
+        cluster.put(2, batch(b"0", timestamp=100))
+        cluster.seal(2).replicas = ["b"]
+        cluster.put(2, batch(b"1", timestamp=200))
+        cluster.seal(2).replicas = first.replicas
+        cluster.put(2, batch(b"2", timestamp=300))
+        assert [await client.offset_at(2, at) for at in (50, 100, 101, 200, 201, 300)] == [
+            0, 0, 1, 1, 2, 2,
+        ]  # fmt: skip
+        assert await client.offset_at(2, 301) == 3
+
+    run(sealed_stream(), main)
+
+
+def test_a_time_is_asked_of_the_next_replica_when_one_fails() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        first = client.replicas.order((await client.ranges(1)).ranges[0])[0]
+        cluster.nodes[first].script[Code.FETCH] = deque([CorruptionError("bits")])
+        assert await client.offset_at(1, 0) == 0
+
+    run(sealed_stream(), main)
+
+
+def test_a_sealed_range_is_described_by_any_replica_that_has_all_of_it() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        cluster.nodes["a"].down = True
+        cluster.nodes["b"].committed[1, 0] = 2
+        described = await client.describe_range(1, 0)
+        assert described.range is not None
+        assert described.range.next_offset == 4
+
+    run(sealed_stream(), main)
+
+
+def test_only_the_primary_describes_an_open_range() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        cluster.nodes["c"].committed[1, 1] = 4
+        assert await client.bounds(1) == (0, 5)
+        cluster.nodes["b"].down = True
+        with pytest.raises(UnavailableError):
+            await client.bounds(1)
+
+    run(sealed_stream(), main)
+
+
+def test_many_ranges_are_described_though_a_node_is_away() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        ranges = await client.list_ranges(1)
+        cluster.nodes["a"].down = True
+        sealed, open_ = await client.describe_ranges(ranges)
+        assert sealed is not None
+        assert open_ is not None
+        cluster.streams[1][0].replicas = []  # moved meanwhile
+        sealed, open_ = await client.describe_ranges(ranges)
+        assert sealed is None
+        assert open_ is not None
+
+    run(sealed_stream(), main)
