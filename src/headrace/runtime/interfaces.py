@@ -117,6 +117,9 @@ class Disk(Protocol):
     def make_folder(self, path: str) -> None:
         """With parents; synced, so that a file created inside survives with it."""
 
+    def rename(self, path: str, target: str) -> None:
+        """Replace `target` whole, in the same folder; durable with its next `sync_folder`."""
+
     def remove(self, path: str) -> None:
         """Absent is fine."""
 

@@ -211,6 +211,18 @@ class SimulatedDisk:
                 raise StorageError("is not a folder", path=path)
             folder = node
 
+    def rename(self, path: str, target: str) -> None:
+        self._check_power()
+        content = self._file(path)
+        if self.exists(target):
+            self._file(target)  # refuses a folder
+        self._begin("rename", target)
+        # Until the folder is synced a cut may find either name old or new, both or none of them.
+        folder, name = self._locate(target)
+        folder.set(name, content)
+        folder, name = self._locate(path)
+        folder.set(name, None)
+
     def remove(self, path: str) -> None:
         self._check_power()
         if not self.exists(path):

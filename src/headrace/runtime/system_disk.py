@@ -189,6 +189,12 @@ class SystemDisk:
         except OSError as error:
             raise storage_error(error, path) from error
 
+    def rename(self, path: str, target: str) -> None:
+        try:
+            os.replace(path, target)
+        except OSError as error:
+            raise storage_error(error, path) from error
+
     def remove(self, path: str) -> None:
         try:
             os.unlink(path)

@@ -66,6 +66,8 @@ def _list_ranges(disk: Disk, folder: str) -> list[RangeKey]:
         if DELETED in names:
             remove_stream(disk, folder, int(stream))
             continue
+        if not names:  # every range of it was deleted
+            disk.remove_tree(stream_folder(folder, int(stream)))
         found = {RangeKey(int(stream), int(name)) for name in names if name.isdigit()}
         for name in names:
             index = name.removeprefix(f"{DELETED}-")
@@ -76,11 +78,14 @@ def _list_ranges(disk: Disk, folder: str) -> list[RangeKey]:
     return sorted(keys)
 
 
-def create_range_folder(disk: Disk, folder: str, metadata: RangeMetadata) -> None:
-    disk.make_folder(folder)
-    if disk.exists(f"{folder}/{RANGE_METADATA}"):
-        raise AlreadyExistsError("range folder exists", path=folder)
-    disk.write_atomic(f"{folder}/{RANGE_METADATA}", encode_metadata(metadata))
+def create_range_folder(disk: Disk, folder: str, key: RangeKey, metadata: RangeMetadata) -> None:
+    place = range_folder(folder, key)
+    if disk.exists(f"{stream_folder(folder, key.stream_id)}/{DELETED}-{key.range_index}"):
+        remove_range(disk, folder, key)  # that failed half-way
+    disk.make_folder(place)
+    if disk.exists(f"{place}/{RANGE_METADATA}"):
+        raise AlreadyExistsError("range folder exists", path=place)
+    disk.write_atomic(f"{place}/{RANGE_METADATA}", encode_metadata(metadata))
 
 
 def remove_stream(disk: Disk, folder: str, stream_id: int) -> None:
@@ -102,6 +107,8 @@ def remove_range(disk: Disk, folder: str, key: RangeKey) -> None:
     """As `remove_stream`, of one range."""
     stream = stream_folder(folder, key.stream_id)
     tombstone = f"{stream}/{DELETED}-{key.range_index}"
+    if not (disk.exists(range_folder(folder, key)) or disk.exists(tombstone)):
+        return
     disk.write_atomic(tombstone, b"")
     disk.remove_tree(range_folder(folder, key))
     disk.sync_folder(stream)
@@ -150,8 +157,8 @@ def _recover_some(
 ) -> list[Found]:
     found: list[Found] = []
     for key in keys:
+        place = range_folder(folder, key)
         try:
-            place = range_folder(folder, key)
             found.append(recover_range(disk, place, key, store_uuid, settings, known))
         except CorruptionError as error:
             log.error("range unreadable", stream_id=key.stream_id, error=str(error))

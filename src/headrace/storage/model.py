@@ -9,6 +9,7 @@ streams/<stream>/deleted-<range>   so is one range of it
 streams/<stream>/<range>/range.json
 streams/<stream>/<range>/<base offset, 20 digits>.log     batches and marks, append-only
 streams/<stream>/<range>/<base offset, 20 digits>.index   sparse index and checkpoint
+streams/<stream>/<range>/<base offset, 20 digits>.draft   a segment being repaired; gone at open
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ DELETED = "deleted"
 RANGE_METADATA = "range.json"
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
+DRAFT_SUFFIX = ".draft"
 _BASE_DIGITS = 20
 
 

@@ -19,14 +19,14 @@ from headrace.errors import (
 from headrace.observability.logging import get_logger
 from headrace.storage.metadata import RangeMetadata
 from headrace.storage.model import CorruptSpan
-from headrace.storage.rangereader import RangeReader
+from headrace.storage.repair import RepairableRange
 from headrace.storage.segment import Segment
 from headrace.storage.writer import NO_LIMIT, Status
 
 log = get_logger(__name__)
 
 
-class RangeLog(RangeReader):
+class RangeLog(RepairableRange):
     """See `LogStore`. Not constructed by callers."""
 
     # Control
@@ -227,9 +227,16 @@ class RangeLog(RangeReader):
     async def verify(self) -> tuple[CorruptSpan, ...]:
         """Read everything and check it; the corrupt spans."""
         for segment in list(self._segments):
-            if not segment.removed:
-                await self._shared.tasks.run(self._io.rescan(segment))
+            await self._shared.tasks.run(self._verify(segment))
         return self.state().corrupt
+
+    async def _verify(self, segment: Segment) -> None:
+        try:
+            if not segment.removed:
+                await self._io.rescan(segment)
+        except OffsetOutOfRangeError:
+            if not segment.removed:
+                raise
 
     async def _save(self, **changes: object) -> None:
         metadata: RangeMetadata = msgspec.structs.replace(self._metadata, **changes)

@@ -23,10 +23,6 @@ log = get_logger(__name__)
 
 class RangeReader(RangeWriter):
     def state(self) -> RangeState:
-        spans = [
-            span for segment in self._segments for span in segment.spans if span.start < span.end
-        ]
-        missing = self._missing_front()
         return RangeState(
             key=self.key,
             start=self.start_offset,
@@ -36,13 +32,37 @@ class RangeReader(RangeWriter):
             durability=self.durability,
             sealed=self.sealed,
             failed=self.failed,
-            corrupt=tuple([missing, *spans] if missing else spans),
+            corrupt=tuple(self._corrupt()),
             truncated_bytes=self._truncated_bytes,
             replicas=self.replicas,
             ack_quorum=self.ack_quorum,
             final=self.final,
             missing=self.missing,
         )
+
+    def _corrupt(self) -> list[CorruptSpan]:
+        """Without what was trimmed; a mark that was hit costs nobody a batch."""
+        front, start = self._missing_front(), self.start_offset
+        spans = [front] if front is not None else []
+        for segment in self._segments:
+            for span in segment.spans:
+                if max(span.start, start) < span.end:
+                    spans.append(CorruptSpan(max(span.start, start), span.end))
+        return spans
+
+    def damaged(self) -> list[CorruptSpan]:
+        """As `state().corrupt`, but one span for each segment: what a repair deals with at once."""
+        whole: list[CorruptSpan] = []
+        last: Segment | None = None
+        for span in self._corrupt():
+            front = self._missing_front()
+            segment = None if front is not None and span == front else self._segment_at(span.start)
+            if whole and segment is not None and segment is last:
+                whole[-1] = CorruptSpan(whole[-1].start, span.end)
+            else:
+                whole.append(span)
+            last = segment
+        return whole
 
     def segments(self) -> list[SegmentInfo]:
         """Closed segments and the active one, oldest first; whole files, whatever was trimmed."""
@@ -88,12 +108,21 @@ class RangeReader(RangeWriter):
     async def _read(self, offset: int, stop: int, max_bytes: int) -> Sequence[memoryview]:
         max_bytes = min(max_bytes, self._settings.read_bytes_max)
         self._shared.cache.misses += 1
-        segment = self._segment_at(offset)
-        try:
-            return await self._io.read(segment, offset, stop=stop, max_bytes=max_bytes)
-        except FreshDamage as error:
-            await self._on_damage(segment, error)
-        return await self._io.read(segment, offset, stop=stop, max_bytes=max_bytes)
+        scanned = False
+        while True:
+            segment = self._segment_at(offset)
+            try:
+                return await self._io.read(segment, offset, stop=stop, max_bytes=max_bytes)
+            except FreshDamage as error:
+                if not segment.removed:
+                    if scanned:
+                        raise
+                    scanned = True
+                    await self._on_damage(segment, error)
+            except (CorruptionError, OffsetOutOfRangeError):
+                if not segment.removed:
+                    raise
+            self._check_offset(offset, stop)  # if not trimmed, then repaired meanwhile
 
     async def crc_at(self, offset: int) -> int | None:
         """The CRC of the durable batch whose base is `offset`; None where no such batch begins."""
@@ -149,16 +178,22 @@ class RangeReader(RangeWriter):
             if segment.max_timestamp < timestamp_ms or segment.end_offset <= start:
                 continue
             try:
-                found = await self._io.find_time(
-                    segment, timestamp_ms, from_offset=start, stop=stop
-                )
-            except FreshDamage as error:
-                await self._on_damage(segment, error)
-                found = await self._io.find_time(
-                    segment, timestamp_ms, from_offset=start, stop=stop
-                )
+                found = await self._find_time(segment, timestamp_ms, start, stop)
+            except (CorruptionError, OffsetOutOfRangeError):
+                if segment.removed:  # trimmed or repaired meanwhile
+                    return await self.offset_at(timestamp_ms)
+                raise
             if found is not None:
                 return max(found, start)
         if self._goes_on_elsewhere():
             raise self._not_here(stop)
         return stop
+
+    async def _find_time(
+        self, segment: Segment, timestamp_ms: int, start: int, stop: int
+    ) -> int | None:
+        try:
+            return await self._io.find_time(segment, timestamp_ms, from_offset=start, stop=stop)
+        except FreshDamage as error:
+            await self._on_damage(segment, error)
+        return await self._io.find_time(segment, timestamp_ms, from_offset=start, stop=stop)

@@ -20,6 +20,10 @@ class FreshDamage(CorruptionError):
     """Met by a read; how far it goes is not known yet."""
 
 
+class MissingFileError(FreshDamage):
+    """The whole file is gone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """A part of a segment without known damage: where reading starts and where it must stop."""

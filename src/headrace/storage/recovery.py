@@ -24,6 +24,7 @@ from headrace.storage.index import encode_checkpoint
 from headrace.storage.marks import binding_of
 from headrace.storage.metadata import RangeMetadata, decode_metadata, encode_metadata
 from headrace.storage.model import (
+    DRAFT_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
     RANGE_METADATA,
@@ -58,12 +59,16 @@ def recover_range(
     settings: StorageSettings,
     known: Mapping[tuple[RangeKey, int], Point],
 ) -> RecoveredRange | None:
-    """The range in `folder`; None when its creation never finished."""
+    """The range in `folder`; None when its creation never finished, or its removal just has."""
     names = disk.list(folder)
+    for name in names:
+        if name.endswith(DRAFT_SUFFIX):  # a repair that was cut short
+            disk.remove(f"{folder}/{name}")
     bases = sorted(base for base in map(parse_base, names) if base is not None)
     if RANGE_METADATA not in names:
         if bases:
             raise CorruptionError("segments without range metadata", path=folder)
+        disk.remove_tree(folder)
         return None
     path = f"{folder}/{RANGE_METADATA}"
     found = RecoveredRange(key, folder, decode_metadata(disk.read(path), path))

@@ -12,10 +12,10 @@ from typing import TypeVar
 from headrace.errors import CorruptionError, NotFoundError, OffsetOutOfRangeError
 from headrace.observability.logging import get_logger
 from headrace.runtime import Disk, Executor, File
-from headrace.storage.index import Checkpoint, encode_checkpoint
+from headrace.storage.index import Checkpoint, Index, encode_checkpoint
 from headrace.storage.metadata import RangeMetadata, encode_metadata
 from headrace.storage.model import RANGE_METADATA, CorruptSpan, Point
-from headrace.storage.reader import Stretch, find_time, read_batches
+from headrace.storage.reader import MissingFileError, Stretch, find_time, read_batches
 from headrace.storage.scan import Scanner, scan_below
 from headrace.storage.segment import Segment, load_checkpoint
 from headrace.storage.shared import Shared
@@ -91,7 +91,13 @@ class SegmentIO:
             )  # fmt: skip
             return scanner.run().checkpoint
 
-        found = await self._with_file(segment, self._shared.read_executor, scan)
+        try:
+            found = await self._with_file(segment, self._shared.read_executor, scan)
+        except MissingFileError:
+            found = Checkpoint(
+                end, segment.content_bytes, segment.max_timestamp, segment.group, Index(),
+                (CorruptSpan(base, end.offset),),
+            )  # fmt: skip
         self._take_over(segment, found, end)
 
     def _take_over(self, segment: Segment, found: Checkpoint, end: Point) -> None:
@@ -194,7 +200,7 @@ class SegmentIO:
         except NotFoundError as error:
             if segment.removed:
                 raise OffsetOutOfRangeError("trimmed meanwhile", path=segment.path) from error
-            raise CorruptionError("segment file is missing", path=segment.path) from error
+            raise MissingFileError("segment file is missing", path=segment.path) from error
         finally:
             self._shared.pool.unpin(segment, opened.file)
 

@@ -40,6 +40,7 @@ class Shared:
     """Ranges with appends since their last closing mark, and where they stood at the last look."""
     activity: asyncio.Event = field(default_factory=asyncio.Event)  # `active` is not empty
     queued_bytes: int = 0
+    closing: bool = False  # nothing new is begun
 
     def note_active(self, log: RangeWriter) -> None:
         if log not in self.active:

@@ -35,6 +35,7 @@ from headrace.storage.journal_replay import replay
 from headrace.storage.metadata import RangeMetadata
 from headrace.storage.model import (
     CLEAN_STOP,
+    CorruptSpan,
     RangeKey,
     RangeState,
     range_folder,
@@ -67,6 +68,7 @@ class LogStore:
         self._unreadable: dict[RangeKey, CorruptionError] = {}
         self._creating: dict[RangeKey, asyncio.Task[RangeLog]] = {}
         self._deleting: set[int] = set()
+        self._removing: dict[RangeKey, asyncio.Task[None]] = {}
         self._workers: list[asyncio.Task[None]] = []
         self._closed = False
 
@@ -165,6 +167,18 @@ class LogStore:
     def ranges(self) -> list[RangeState]:
         return [log.state() for log in self._logs.values()]
 
+    def damaged(self) -> list[tuple[RangeKey, CorruptSpan]]:
+        """What `RangeLog.repair` can be given: the damage of each segment as one span.
+
+        What is known of: by recovery, by reads, by `RangeLog.verify`. Damage in a range that is not
+        final and complete is listed too, and has to wait until it is.
+        """
+        return [(key, span) for key, log in self._logs.items() for span in log.damaged()]
+
+    def unreadable(self) -> list[RangeKey]:
+        """Ranges whose metadata is damaged: nothing of them can be used, only deleted."""
+        return list(self._unreadable)
+
     def range(self, key: RangeKey) -> RangeLog:
         log = self._logs.get(key)
         if log is not None:
@@ -192,13 +206,12 @@ class LogStore:
         `final_end` is sealed there from the start and filled by `copy`.
         """
         existing = self._logs.get(key)
-        if existing is not None:
+        if existing is not None and key not in self._removing:
             return existing
         self._check_readable(key)
-        if key.stream_id in self._deleting or self._closed:
-            raise RangeNotFoundError(
-                "the stream is being deleted, or the store closed", **key._asdict()
-            )
+        if key in self._removing:
+            raise RangeNotFoundError("the range is being deleted", **key._asdict())
+        self._check_kept(key)
         creating = self._creating.get(key)
         if creating is None:
             metadata = RangeMetadata(
@@ -221,13 +234,48 @@ class LogStore:
         folder = range_folder(self._folder, key)
         try:
             await self._shared.control_executor.run(
-                create_range_folder, self._shared.disk, folder, metadata
+                create_range_folder, self._shared.disk, self._folder, key, metadata
             )
             recovered = RecoveredRange(key, folder, metadata, next_offset=metadata.start)
             self._logs[key] = log = RangeLog(self._shared, recovered)
             return log
         finally:
             del self._creating[key]
+
+    async def delete_range(self, key: RangeKey) -> None:
+        """Remove the range and its files, durably, also one that cannot be read. Absent is fine.
+
+        Cut short, the next open finishes it. The key may be used again afterwards.
+        """
+        removing = self._removing.get(key)
+        if removing is None:
+            self._check_kept(key)
+            removing = self._shared.tasks.spawn(self._delete_range(key))
+            self._removing[key] = removing
+        await asyncio.shield(removing)
+
+    async def _delete_range(self, key: RangeKey) -> None:
+        try:
+            creating = self._creating.get(key)
+            if creating is not None:
+                await asyncio.wait([creating])
+            log = self._logs.get(key)
+            if log is not None:
+                await log.remove()
+            await self._shared.journal.forget(*key)  # before anything else can have that key
+            await self._shared.control_executor.run(
+                remove_range, self._shared.disk, self._folder, key
+            )
+            self._logs.pop(key, None)
+            self._unreadable.pop(key, None)
+        finally:
+            del self._removing[key]
+
+    def _check_kept(self, key: RangeKey) -> None:
+        if key.stream_id in self._deleting or self._closed:
+            raise RangeNotFoundError(
+                "the stream is being deleted, or the store closed", **key._asdict()
+            )
 
     async def delete_stream(self, stream_id: int) -> None:
         """Remove all ranges of the stream and their files. Absent is fine; cut short, the next open
@@ -237,9 +285,9 @@ class LogStore:
     async def _delete_stream(self, stream_id: int) -> None:
         self._deleting.add(stream_id)
         try:
-            for key, creating in list(self._creating.items()):
+            for key, task in [*self._creating.items(), *self._removing.items()]:
                 if key.stream_id == stream_id:
-                    await asyncio.wait([creating])
+                    await asyncio.wait([task])
             keys = [key for key in self._logs if key.stream_id == stream_id]
             await asyncio.gather(*(self._logs[key].remove() for key in keys))
             await self._shared.control_executor.run(
@@ -253,23 +301,11 @@ class LogStore:
         finally:
             self._deleting.discard(stream_id)
 
-    async def delete_range(self, key: RangeKey) -> None:
-        """As `delete_stream`, of one range; others of the stream stay."""
-        await self._shared.tasks.run(self._delete_range(key))
-
-    async def _delete_range(self, key: RangeKey) -> None:
-        log = self._logs.get(key)
-        if log is None:
-            return
-        await log.remove()
-        await self._shared.control_executor.run(remove_range, self._shared.disk, self._folder, key)
-        self._logs.pop(key, None)
-
     async def close(self) -> None:
         """Refuse appends, write what is queued, sync, save indexes, leave the clean-stop marker."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = self._shared.closing = True
         for log in self._logs.values():
             log.refuse_appends()
         for committer in self._shared.committers.values():
@@ -288,7 +324,7 @@ class LogStore:
 
     async def abort(self) -> None:
         """Stop without finishing anything, as a crash would; for tests and failed start-ups."""
-        self._closed = True
+        self._closed = self._shared.closing = True
         self._close_executors()  # first: nobody may give up a file that a thread still uses
         for worker in self._workers:
             worker.cancel()

@@ -144,6 +144,22 @@ def test_write_atomic_replaces_whole(disk: Disk, folder: str) -> None:
     assert disk.list(folder) == ["a"]
 
 
+def test_rename_replaces_whole(disk: Disk, folder: str) -> None:
+    disk.write_atomic(f"{folder}/a", b"old and long")
+    disk.write_atomic(f"{folder}/b", b"new")
+    before = disk.open(f"{folder}/a")
+    disk.rename(f"{folder}/b", f"{folder}/a")
+    disk.sync_folder(folder)
+    assert disk.read(f"{folder}/a") == b"new"
+    assert not disk.exists(f"{folder}/b")
+    assert before.pread(3, 0) == b"old"
+    before.close()
+    disk.rename(f"{folder}/a", f"{folder}/c")
+    assert disk.read(f"{folder}/c") == b"new"
+    with pytest.raises(NotFoundError):
+        disk.rename(f"{folder}/a", f"{folder}/c")
+
+
 def test_an_open_file_outlives_its_replacement(disk: Disk, folder: str) -> None:
     disk.write_atomic(f"{folder}/a", b"old")
     file = disk.open(f"{folder}/a")

@@ -315,3 +315,20 @@ def test_operations_are_listed_in_order() -> None:
         ("remove_tree", "/x"),
         ("power_cut", "/"),
     ]
+
+
+def test_a_rename_is_durable_with_its_folder_alone() -> None:
+    found = set()
+    for seed in SEEDS:
+        disk = new_disk(seed)
+        disk.write_atomic("/a", b"old")
+        disk.write_atomic("/b", b"new")
+        disk.rename("/b", "/a")
+        disk.power_cut()
+        found.add((disk.read("/a"), disk.exists("/b")))
+        disk.write_atomic("/b", b"newer")
+        disk.rename("/b", "/a")
+        disk.sync_folder("/")
+        disk.power_cut()
+        assert (disk.read("/a"), disk.exists("/b")) == (b"newer", False)
+    assert found == {(content, there) for content in (b"old", b"new") for there in (True, False)}

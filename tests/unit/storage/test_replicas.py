@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import ParamSpec, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.errors import (
     CorruptionError,
@@ -28,6 +31,8 @@ from headrace.wire.sbp.records import HEADER_BYTES, decode_header, split
 from tests.unit.storage.support import (
     FOLDER,
     KEY,
+    SMALL,
+    InlineExecutor,
     append_many,
     append_one,
     cut_power,
@@ -35,9 +40,13 @@ from tests.unit.storage.support import (
     make_batch,
     open_store,
     read_all,
+    runtime_on,
     simulated_disk,
     turns,
 )
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 RANGE_FOLDER = f"{FOLDER}/streams/7/0"
 LEVELS = [Durability.SYNCED, Durability.WRITTEN]
@@ -304,8 +313,10 @@ async def test_a_lower_end_may_be_cut_anywhere() -> None:
             assert not decided
             assert log.end_offset == 30
             await log.finish(12)
+        await turns(40)
         assert (log.end_offset, await log.verify()) == (12, ())
         assert await read_all(log) == written[:12]
+        assert sum(segment.bytes for segment in log.segments()) == 1200
         await store.close()
 
 
@@ -521,4 +532,79 @@ async def test_damage_in_a_range_that_is_being_copied_is_not_taken_for_a_tail() 
         await log.read(2, 100)
     assert [tuple(span) for span in await log.verify()] == [(2, 3)]
     assert await read_from(log, 3) == written[3:]
+    await store.close()
+
+
+async def open_slowly(disk: SimulatedDisk, slow: str) -> LogStore:
+    """A store one of whose executors takes a while."""
+
+    class Executor(InlineExecutor):
+        def __init__(self, name: str, threads: int) -> None:
+            super().__init__(name, threads)
+            self._delay = 10 if name == slow else 0
+
+        async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+            await turns(self._delay)
+            return await super().run(function, *args, **kwargs)
+
+    runtime = dataclasses.replace(runtime_on(disk), executor=Executor)
+    return await LogStore.open(runtime, FOLDER, SMALL)
+
+
+@pytest.mark.parametrize("sealed_before", [True, False])
+async def test_copies_may_follow_the_decided_end_at_once(sealed_before: bool) -> None:
+    """Whatever the seal still does to the file behind their back."""
+    _, _, written = await make_range(simulated_disk(1), 15)
+    for delay in range(12):
+        disk = simulated_disk()
+        store = await open_slowly(disk, "storage-control")
+        log = await store.create_range(KEY, start_offset=0, ack_quorum=2)
+        await copy_by_append(log, written[:6])
+        if sealed_before:
+            await log.seal()
+        await log.finish(15)
+        await turns(delay)
+        for data in written[6:]:
+            await copy_one(log, data)
+            await turns(delay % 3)
+        assert await log.verify() == ()
+        await cut_power(disk, store)
+        store = await open_store(disk)
+        assert await read_all(store.range(KEY)) == written
+        await store.close()
+
+
+async def test_the_last_segment_is_opened_again_with_its_index() -> None:
+    disk = simulated_disk()
+    _, _, written = await make_range(simulated_disk(1), 18)
+    store = await open_store(disk, replace(SMALL, open_files_max=1))
+    log = await store.create_range(KEY, start_offset=0, ack_quorum=2)
+    await copy_by_append(log, written[:12])
+    await log.seal()
+    await turns(20)
+    await append_many(await store.create_range(RangeKey(8, 0), start_offset=0), 3)  # takes the file
+    await log.finish(18)
+    await copy_all(log, written[12:])
+    assert await read_all(log, max_bytes=100) == written
+    assert len(log_files(disk)) == 1
+    await store.close()
+
+
+async def test_one_range_is_written_by_one_committer_at_a_time() -> None:
+    disk = simulated_disk()
+    _, _, written = await make_range(simulated_disk(1), 10)
+    store = await open_slowly(disk, "storage-commit")
+    log = await store.create_range(
+        KEY, start_offset=0, ack_quorum=2, final_end=10, durability=Durability.WRITTEN
+    )
+    await copy_all(log, written[:2])
+    copies = [copy_one(log, data) for data in written[2:5]]
+    await turns(3)  # being written
+    copies += [copy_one(log, data) for data in written[5:]]
+    log._shared.committers[Durability.WRITTEN].submit(log)  # as one left from before the seal
+    await asyncio.gather(*copies)
+    assert await log.verify() == ()
+    await cut_power(disk, store)
+    store = await open_store(disk)
+    assert await read_all(store.range(KEY)) == written
     await store.close()
