@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from headrace.config.etcd import EtcdSettings
+
 
 class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True):
     node_timeout_ms: Annotated[
@@ -71,3 +73,4 @@ class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True):
     election_poll_ms: Annotated[
         int, Meta(ge=10, description="How often the others look whether there is a leader.")
     ] = 250
+    etcd: EtcdSettings = EtcdSettings()

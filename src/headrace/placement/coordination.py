@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headrace.errors import UnavailableError
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -53,6 +55,10 @@ class Outcome:
     revision: int
 
 
+class RefusedError(UnavailableError):
+    """It was looked at and nothing was done; the same again will fare no better."""
+
+
 class Coordinator(Protocol):
     """Linearizable: what one caller was told happened is seen by every later call of any other.
 
@@ -62,7 +68,7 @@ class Coordinator(Protocol):
 
     async def read(self, key: str) -> Entry | None: ...
 
-    async def list(self, prefix: str) -> Sequence[Entry]:
+    async def scan(self, prefix: str) -> Sequence[Entry]:
         """All keys that start so, in order, as of one moment."""
         ...
 

@@ -188,7 +188,7 @@ class LeaseElection:
 
     async def _look(self) -> Entry | None:
         """The leader key; remembers who is there."""
-        entries = {entry.key: entry for entry in await self._coordinator.list(ELECTION)}
+        entries = {entry.key: entry for entry in await self._coordinator.scan(ELECTION)}
         leader = entries.pop(LEADER_KEY, None)
         session = msgspec.json.decode(leader.value, type=Candidate).session if leader else ""
         known = [msgspec.json.decode(e.value, type=Candidate) for e in entries.values()]

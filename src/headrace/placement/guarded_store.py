@@ -13,12 +13,19 @@ from dataclasses import dataclass
 
 import msgspec
 
-from headrace.errors import CorruptionError, HeadraceError, NotLeaderError, UnavailableError
+from headrace.errors import (
+    CorruptionError,
+    DiskFullError,
+    HeadraceError,
+    NotLeaderError,
+    UnavailableError,
+)
 from headrace.placement.coordination import (
     Condition,
     Coordinator,
     CreatedAt,
     Entry,
+    RefusedError,
     Transaction,
     ValueIs,
 )
@@ -71,7 +78,7 @@ class GuardedStore(Store):
         """Everything, once the transactions of earlier leaders can no longer take effect."""
         term = self._election.term
         head = await self._coordinator.read(HEAD_KEY)
-        entries = await self._coordinator.list(RECORDS)
+        entries = await self._coordinator.scan(RECORDS)
         if not self._election.leading or self._election.term != term:
             raise NotLeaderError("deposed while loading")
         self._chain = _Chain(term, head.value if head else None)
@@ -105,7 +112,7 @@ class GuardedStore(Store):
         except HeadraceError as error:
             outcome = error
         finally:
-            if outcome is not None:
+            if outcome is not None and not isinstance(outcome, DiskFullError):
                 self._depose(chain)
             for each in taken:
                 if each.done.done():
@@ -119,6 +126,7 @@ class GuardedStore(Store):
         chain.written += 1
         head = f"{chain.term}/{chain.written}".encode()
         transaction = self._transaction(chain, head, operations)
+        in_doubt = False
         while True:
             if not self._election.leading or self._chain is not chain:
                 # It may have happened: only whoever leads next can find out, by loading.
@@ -128,7 +136,14 @@ class GuardedStore(Store):
                 if outcome.succeeded or await self._happened(chain, head):
                     chain.head = head
                     return
+            except DiskFullError as error:
+                if not in_doubt:
+                    raise  # nothing of it happened
+                raise NotLeaderError("unknown whether it was written", cause=str(error)) from error
+            except RefusedError as error:
+                raise NotLeaderError("not allowed to write", cause=str(error)) from error
             except UnavailableError:
+                in_doubt = True
                 await self._clock.sleep(_RETRY_SECONDS)
                 continue
             raise NotLeaderError("another placement manager leads")

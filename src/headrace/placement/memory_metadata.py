@@ -73,7 +73,7 @@ class MemoryMetadata:
 
     def records(self) -> list[Record]:
         """What is durable now."""
-        return [decode_entry(entry) for entry in self.list(RECORDS)]
+        return [decode_entry(entry) for entry in self.scan(RECORDS)]
 
     # What the coordinators ask
 
@@ -82,7 +82,7 @@ class MemoryMetadata:
         found = self._values.get(key)
         return None if found is None else Entry(key, found.value, found.create_revision)
 
-    def list(self, prefix: str) -> Sequence[Entry]:
+    def scan(self, prefix: str) -> Sequence[Entry]:
         self._expire()
         return [
             Entry(key, found.value, found.create_revision)
@@ -163,8 +163,8 @@ class MemoryCoordinator:
     async def read(self, key: str) -> Entry | None:
         return await self._call(self._metadata.read, key)
 
-    async def list(self, prefix: str) -> Sequence[Entry]:
-        return await self._call(self._metadata.list, prefix)
+    async def scan(self, prefix: str) -> Sequence[Entry]:
+        return await self._call(self._metadata.scan, prefix)
 
     async def write(self, transaction: Transaction) -> Outcome:
         return await self._call(self._metadata.write, transaction, self._name)
