@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from headrace.assembly.certificates import load_certificate
+from headrace.assembly.certificates import load_certificate, load_trust
 from headrace.assembly.secrets import load_cluster_uuid, load_secret
 from headrace.broker.core import ProcessFigures
 from headrace.broker.service import BrokerService, RootCredentials
@@ -22,11 +22,10 @@ from headrace.datanode.service import DataNodeService
 from headrace.net.addresses import format_address, parse_address
 from headrace.net.credentials import node_credential
 from headrace.net.sbp_channel import Channel
-from headrace.net.tls import TlsAcceptor, TlsLimits
+from headrace.net.tls import ClientTls
 from headrace.placement.service import PlacementService
 from headrace.placement.store import SqliteStore, Store
 from headrace.runtime import Runtime
-from headrace.runtime.system_tls import server_context
 from headrace.wire.sbp.messages import ClientRole
 
 OpenStore = Callable[[Runtime, str], Awaitable[Store]]
@@ -55,6 +54,7 @@ class DataPlane:
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._placement_address = ""
         self._authority_path = ""
+        self._peer_tls: ClientTls | None = None
         self.node: DataNodeService | None = None
         self.placement: PlacementService | None = None
         self.broker: BrokerService | None = None
@@ -72,6 +72,7 @@ class DataPlane:
         data_dir, host = settings.data_dir, settings.host
         disk, random = runtime.disk, runtime.random
         self._secret = await self._files.run(load_secret, disk, random, data_dir)
+        encryption = await self._files.run(self._load_encryption)
         folder = f"{data_dir}/placement"
         cluster_uuid = await self._files.run(load_cluster_uuid, disk, random, folder)
         store = await self._open_store(runtime, f"{folder}/metadata.sqlite")
@@ -87,7 +88,9 @@ class DataPlane:
         )
         await self.placement.start()
         self._closers.append(self.placement.close)
-        self._placement_address = await self.placement.listen(host, settings.placement_port)
+        self._placement_address = await self.placement.listen(
+            host, settings.placement_port, tls=encryption.tls
+        )
         self.node = DataNodeService(
             runtime,
             settings.data_node,
@@ -97,7 +100,7 @@ class DataPlane:
             secret=self._secret,
             plain_streams=plain_streams,
         )
-        await self.node.start(host, settings.node_port)
+        await self.node.start(host, settings.node_port, tls=encryption.tls)
         self._closers.append(self.node.close)
         client = SbpClient(
             runtime,
@@ -118,7 +121,7 @@ class DataPlane:
             figures=self._figures,
             diagnostics=self._diagnostics,
             on_root=self._on_root,
-            encryption=await self._files.run(self._load_encryption),
+            encryption=encryption,
         )
         self.lost = self.broker.lost
         quic_port = None if settings.quic_port < 0 else settings.quic_port
@@ -130,20 +133,14 @@ class DataPlane:
         runtime, settings, tls = self._runtime, self._settings, self._settings.tls
         certificate = load_certificate(runtime.disk, runtime.clock, tls, settings.data_dir)
         self._authority_path = certificate.authority_path
-        seconds = tls.handshake_ms / 1000
-        acceptor = TlsAcceptor(
-            server_context(certificate.chain, certificate.key),
-            required=tls.mode == "required",
-            limits=TlsLimits(
-                handshake_seconds=seconds, handshake_bytes_max=tls.handshake_bytes_max
-            ),
-        )
+        trust = load_trust(runtime.disk, tls, certificate)
+        self._peer_tls = None if trust is None else trust.client()
         return Encryption(
             certificate=certificate.chain,
             key=certificate.key,
-            tls=None if tls.mode == "off" else acceptor,
+            tls=certificate.acceptor(tls),
             quic=settings.quic,
-            handshake_seconds=seconds,
+            handshake_seconds=tls.handshake_ms / 1000,
         )
 
     @property
@@ -163,6 +160,7 @@ class DataPlane:
                 client_id="data-plane",
                 role=ClientRole.PLACEMENT_MANAGER,
                 credential=node_credential(self._secret),
+                tls=self._peer_tls,
             )
             return await over_tcp()
 

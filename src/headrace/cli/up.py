@@ -106,12 +106,12 @@ def with_root(settings: Settings, environment: os._Environ[str] | dict[str, str]
     return msgspec.structs.replace(settings, broker=broker)
 
 
-def print_ready(addresses: dict[str, str], authority_path: str) -> None:
+def print_ready(addresses: dict[str, str], authority_path: str, *, https: bool = False) -> None:
     note("headrace is up; Ctrl-C stops it")
     labels = {
         "iggy": "Iggy clients",
         "quic": "over QUIC",
-        "http": "dashboard   http://",
+        "http": "dashboard   https://" if https else "dashboard   http://",
         "placement_manager": "placement",
         "data_node": "data node",
         "umbilical": "umbilical",
