@@ -8,24 +8,19 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
 
-from headrace.assembly.certificates import (
-    Certificate,
-    PeerTrust,
-    load_certificate,
-    load_trust,
-)
+from headrace.assembly.links import node_connect, placement_links
 from headrace.assembly.secrets import load_secret
 from headrace.assembly.web_server import WebServer
-from headrace.client.channels import Connect, tcp_connect
+from headrace.broker.replication import log_replicas
+from headrace.broker.roster import Roster
 from headrace.client.iggy import IggyClient
 from headrace.client.leadership import HolderFile, Leadership
 from headrace.client.sbp import SbpClient
 from headrace.client.statelog import StateLog
-from headrace.config.settings import LOOPBACK, Settings
+from headrace.config.settings import Settings
 from headrace.errors import HeadraceError, UnauthenticatedError
 from headrace.net.addresses import format_address, parse_address
-from headrace.net.credentials import node_credential, service_token
-from headrace.net.tls import ClientTls
+from headrace.net.credentials import service_token
 from headrace.pipeline.controller import Controller
 from headrace.pipeline.journal import LOG_NAME, VERSION
 from headrace.pipeline.launcher import LocalLauncher
@@ -39,19 +34,16 @@ LEASE_NAME = "controller"
 class BrokerView:
     """What the JSON API asks of the broker; each login is tried on a connection of its own."""
 
-    def __init__(
-        self, runtime: Runtime, address: str, token: str, *, tls: ClientTls | None = None
-    ) -> None:
+    def __init__(self, runtime: Runtime, address: str, token: str) -> None:
         self._runtime = runtime
         self._address = parse_address(address)
-        self._tls = tls
         self._token = token
         self._client: IggyClient | None = None
         self._connecting = asyncio.Lock()
 
     async def login(self, username: str, password: str) -> Login:
         """Whether the broker knows this user, and whether they may manage the server."""
-        async with await self._connect() as client:
+        async with await IggyClient.connect(self._runtime, *self._address) as client:
             try:
                 await client.login(username, password)
             except IggyError as error:
@@ -60,9 +52,6 @@ class BrokerView:
             permissions = None if details is None else details.permissions
             may_manage = permissions is not None and permissions.everywhere.manage_servers
             return Login(username, may_manage=may_manage)
-
-    async def _connect(self) -> IggyClient:
-        return await IggyClient.connect(self._runtime, *self._address, tls=self._tls)
 
     async def overview(self) -> dict[str, Any]:
         async with self._shared() as client:
@@ -84,7 +73,7 @@ class BrokerView:
     async def _shared(self) -> AsyncIterator[IggyClient]:
         async with self._connecting:
             if self._client is None or not self._client.usable:
-                client = await self._connect()
+                client = await IggyClient.connect(self._runtime, *self._address)
                 await client.login_with_token(self._token)
                 self._client = client
         yield self._client
@@ -104,18 +93,20 @@ class ControlPlane:
         addresses: Mapping[str, str],
         *,
         environment: Mapping[str, str],
+        secret: bytes = b"",
     ) -> None:
-        """`addresses` are the data plane's; `environment` is what containers inherit."""
+        """`addresses` are the data plane's, of placement managers all with commas between them;
+        `environment` is what containers inherit. Without a secret it is in the data directory."""
         self._runtime = runtime
         self._settings = settings
         self._addresses = addresses
         self._environment = environment
+        self._secret = secret
         self._files = runtime.executor("assembly", 1)
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._lost = asyncio.Event()
         self._controller: Controller | None = None
         self._web: WebServer | None = None
-        self._tls: ClientTls | None = None
 
     async def start(self) -> None:
         try:
@@ -126,18 +117,20 @@ class ControlPlane:
 
     async def _start(self) -> None:
         runtime, settings = self._runtime, self._settings
-        secret = await self._files.run(load_secret, runtime.disk, runtime.random, settings.data_dir)
-        certificate, trust = await self._files.run(self._load_tls)
-        self._tls = None if trust is None else trust.client()
+        secret = self._secret or await self._files.run(
+            load_secret, runtime.disk, runtime.random, settings.data_dir
+        )
+        managers = self._addresses["placement_manager"].split(",")
         client = SbpClient(
             runtime,
-            placement=self._connect(self._addresses["placement_manager"], secret),
-            node=lambda address: self._connect(address, secret),
+            placement=placement_links(runtime, managers, secret, "controller"),
+            node=node_connect(runtime, secret, "controller"),
             client_id="controller",
             settings=self._settings.client,
         )
         self._closers.append(client.close)
         epoch, clean = await self._lead(client)
+        replicas = await log_replicas(settings.broker, Roster(runtime, client))
 
         async def open_log(apply: Any, snapshot: Any, restore: Any) -> StateLog:
             return await StateLog.open(
@@ -150,6 +143,7 @@ class ControlPlane:
                 restore=restore,
                 runtime=runtime,
                 version_max=VERSION,
+                replica_nums=replicas,
             )
 
         token = service_token(secret)
@@ -162,39 +156,19 @@ class ControlPlane:
                 runtime,
                 self._addresses["iggy"],
                 environment=self._environment,
-                login={
-                    "HEADRACE_TOKEN": token,
-                    **({} if trust is None else trust.environment()),
-                },
+                login={"HEADRACE_TOKEN": token},
             ),
             broker=parse_address(self._addresses["iggy"]),
-            # The umbilical knows no TLS and no login yet, and its containers are our children.
-            host=settings.host if settings.host in LOOPBACK else LOOPBACK[0],
+            host=settings.host,
         )
         await self._controller.start()
         self._closers.append(self._controller.close)
-        broker = BrokerView(runtime, self._addresses["iggy"], token, tls=self._tls)
+        broker = BrokerView(runtime, self._addresses["iggy"], token)
         self._closers.append(broker.close)
         page = (files("headrace.web") / "static" / "index.html").read_text()
         self._web = WebServer(create_app(runtime, self._controller, broker, page))
-        files_of = None if trust is None else (certificate.chain_path, certificate.key_path)
-        await self._web.start(settings.host, settings.http_port, certificate=files_of)
+        await self._web.start(settings.host, settings.http_port)
         self._closers.append(self._web.close)
-
-    def _load_tls(self) -> tuple[Certificate, PeerTrust | None]:
-        """Blocks. The data plane made the development certificate before we came."""
-        runtime, settings = self._runtime, self._settings
-        certificate = load_certificate(runtime.disk, runtime.clock, settings.tls, settings.data_dir)
-        return certificate, load_trust(runtime.disk, settings.tls, certificate)
-
-    def _connect(self, address: str, secret: bytes) -> Connect:
-        return tcp_connect(
-            self._runtime,
-            address,
-            client_id="controller",
-            credential=node_credential(secret),
-            tls=self._tls,
-        )
 
     async def _lead(self, client: SbpClient) -> tuple[int, bool]:
         """The epoch of the controller's lease, and whether our last stop was clean."""

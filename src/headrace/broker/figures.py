@@ -7,11 +7,13 @@ about a partition that nobody has opened stays true until somebody does.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.client.sbp import SbpClient
+from headrace.errors import StateError
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.messages import SegmentInfo
 
@@ -60,7 +62,8 @@ class Stored:
 
 
 async def describe(client: SbpClient, stream_ids: Iterable[int]) -> dict[int, Stored]:
-    """By stream id; streams that are gone are left out."""
+    """By stream id; streams that are gone, or whose data nodes are, are left out: what is known
+    of the others is shown all the same."""
     wanted, found = list(stream_ids), {}
     for start in range(0, len(wanted), STREAMS_PER_REQUEST):
         found.update(await _describe(client, wanted[start : start + STREAMS_PER_REQUEST]))
@@ -75,15 +78,28 @@ async def _describe(client: SbpClient, stream_ids: list[int]) -> dict[int, Store
         for range_ in ranges
         if range_.end_offset != range_.start_offset  # else sealed before anything was written
     ]
-    described = await client.describe_ranges(asked)
+    described = await _describe_reachable(client, asked)
     found = {stream_id: Stored(start=ranges[0].start_offset, next=ranges[-1].start_offset)
              for stream_id, ranges in listed.items() if ranges}  # fmt: skip
     for range_, result in zip(asked, described, strict=True):
-        if result is None:  # deleted or trimmed meanwhile
+        if result is None:  # deleted or trimmed meanwhile, or out of reach
             found.pop(range_.stream_id, None)
         elif range_.stream_id in found:
             _add(found[range_.stream_id], range_, result)
     return found
+
+
+async def _describe_reachable(
+    client: SbpClient, ranges: list[m.Range]
+) -> list[m.DescribeRangeResult | None]:
+    try:
+        return await client.describe_ranges(ranges)
+    except StateError:
+        if len(ranges) == 1:
+            return [None]
+    # One that nobody answers for must not hide the others; they are asked for side by side.
+    found = await asyncio.gather(*(_describe_reachable(client, [range_]) for range_ in ranges))
+    return [each[0] for each in found]
 
 
 def _add(stored: Stored, range_: m.Range, result: m.DescribeRangeResult) -> None:

@@ -22,7 +22,7 @@ from headrace.client.sbp import SbpClient
 from headrace.client.tasks import TaskSet
 from headrace.config.broker import BrokerSettings
 from headrace.errors import FencedError, HeadraceError, NotLeaderError
-from headrace.net.addresses import format_address, parse_address
+from headrace.net.addresses import advertised, format_address, parse_address
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Runtime
 from headrace.wire.sbp.messages import LeaseResponse
@@ -144,9 +144,7 @@ class BrokerService:
         await term.leadership.announce(format_address(place.host, place.port))
 
     def _place(self, host: str, port: int) -> Place:
-        if self._advertise:
-            host, port = parse_address(self._advertise)
-        return Place(host, port)
+        return Place(*parse_address(advertised(self._advertise, format_address(host, port))))
 
     # -- alone
 

@@ -16,8 +16,7 @@ from headrace.errors import (
 _ADVICE: tuple[tuple[type[HeadraceError], str], ...] = (
     (
         UnavailableError,
-        "Is the server running? Start it with `headrace up`, or point --address at it. If it "
-        "takes TLS only, use --tls and --tls-ca.",
+        "Is the server running? Start it with `headrace up`, or point --address at it.",
     ),
     (
         UnauthenticatedError,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import demo, messages, pipelines, streams, topics, up
+from headrace.cli import cluster, demo, messages, pipelines, roles, streams, topics, up
 
 app = typer.Typer(
     name="headrace",
@@ -20,6 +20,11 @@ app.command("up")(up.up)
 app.command("demo")(demo.demo)
 app.command("produce")(messages.produce)
 app.command("consume")(messages.consume)
+app.command("placement-manager")(roles.placement_manager)
+app.command("data-node")(roles.data_node)
+app.command("broker")(roles.broker)
+app.command("controller")(roles.controller)
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(streams.app, name="stream")
 app.add_typer(topics.app, name="topic")
 app.add_typer(pipelines.app, name="pipeline")

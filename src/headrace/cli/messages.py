@@ -24,7 +24,6 @@ from headrace.cli.options import (
     TopicName,
     Username,
     split_topic,
-    takes_tls,
 )
 from headrace.cli.output import note
 
@@ -40,7 +39,6 @@ FOLLOW_SECONDS = 0.2
 LINES_WAITING_MAX = 10_000
 
 
-@takes_tls
 def produce(
     name: TopicName,
     file: Annotated[
@@ -125,7 +123,6 @@ def _collect(source: BinaryIO) -> Iterator[list[bytes]]:
             yield batch
 
 
-@takes_tls
 def consume(
     name: TopicName,
     start: Annotated[

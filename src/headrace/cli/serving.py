@@ -104,7 +104,7 @@ async def serve(settings: Settings, *, ready_file: str, log_json: bool) -> None:
     plane = DataPlane(
         system_runtime(),
         settings,
-        on_root=_tell_root,
+        on_root=tell_root,
         figures=figures,
         diagnostics=Diagnostics(
             data_dir=settings.data_dir,
@@ -118,8 +118,7 @@ async def serve(settings: Settings, *, ready_file: str, log_json: bool) -> None:
     try:
         await child.start()
         addresses = {**plane.addresses(), **child.addresses}
-        https = settings.tls.mode == "required"
-        print_ready(addresses, plane.authority_path, https=https)
+        print_ready(addresses, plane.authority_path)
         if ready_file:
             write_ready_file(ready_file, addresses)
         await _wait(stop, plane, child)
@@ -151,7 +150,7 @@ async def _wait(stop: asyncio.Event, plane: DataPlane, child: ControlChild) -> N
         raise UnavailableError("another broker took over the leadership; this one stops")
 
 
-def _tell_root(root: RootCredentials) -> None:
+def tell_root(root: RootCredentials) -> None:
     if root.generated:
         note("first start: the root user was made. This password is shown only now:")
         note(f"  username {root.username}\n  password {root.password}")

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.broker import with_broker
-from headrace.cli.options import (
-    ADDRESS,
-    PASSWORD,
-    USERNAME,
-    Address,
-    AsJson,
-    Password,
-    Username,
-    takes_tls,
-)
+from headrace.cli.options import ADDRESS, PASSWORD, USERNAME, Address, AsJson, Password, Username
 from headrace.cli.output import note, print_fields, print_rows
 
 if TYPE_CHECKING:
@@ -40,7 +31,6 @@ def _row(stream: Stream) -> dict[str, Any]:
 
 
 @app.command("create")
-@takes_tls
 def create(
     name: Name,
     address: Address = ADDRESS,
@@ -54,7 +44,6 @@ def create(
 
 
 @app.command("list")
-@takes_tls
 def list_streams(
     address: Address = ADDRESS,
     username: Username = USERNAME,
@@ -67,7 +56,6 @@ def list_streams(
 
 
 @app.command("show")
-@takes_tls
 def show(
     name: Name,
     address: Address = ADDRESS,
@@ -89,7 +77,6 @@ def show(
 
 
 @app.command("delete")
-@takes_tls
 def delete(
     name: Name,
     address: Address = ADDRESS,

@@ -17,7 +17,6 @@ from headrace.cli.options import (
     TopicName,
     Username,
     split_topic,
-    takes_tls,
 )
 from headrace.cli.output import note, print_fields, print_json, print_rows
 
@@ -47,7 +46,6 @@ def _row(topic: Topic) -> dict[str, Any]:
 
 
 @app.command("create")
-@takes_tls
 def create(
     name: TopicName,
     partitions: Annotated[int, typer.Option("--partitions", min=0, max=1000)] = 1,
@@ -80,7 +78,6 @@ def create(
 
 
 @app.command("list")
-@takes_tls
 def list_topics(
     stream: Annotated[str, typer.Argument(metavar="STREAM")],
     address: Address = ADDRESS,
@@ -94,7 +91,6 @@ def list_topics(
 
 
 @app.command("show")
-@takes_tls
 def show(
     name: TopicName,
     address: Address = ADDRESS,
@@ -132,7 +128,6 @@ def show(
 
 
 @app.command("delete")
-@takes_tls
 def delete(
     name: TopicName,
     address: Address = ADDRESS,

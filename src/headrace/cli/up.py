@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from headrace.cli import role_options as o
 from headrace.cli.output import note
 
 if TYPE_CHECKING:
@@ -19,37 +19,19 @@ READY_SECONDS = 60.0
 
 
 def up(
-    data_dir: Annotated[
-        str | None, typer.Option("--data-dir", help="Everything durable is kept here.")
-    ] = None,
-    host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
-    iggy_port: Annotated[
-        int | None, typer.Option("--iggy-port", help="Iggy clients; 0 = any.")
-    ] = None,
-    iggy_host: Annotated[
-        str | None, typer.Option("--iggy-host", help="Address of the Iggy ports, if another.")
-    ] = None,
-    quic_port: Annotated[
-        int | None, typer.Option("--quic-port", help="Iggy over QUIC; 0 = any, -1 = off.")
-    ] = None,
-    placement_port: Annotated[
-        int | None, typer.Option("--placement-port", help="Placement manager; 0 = any.")
-    ] = None,
-    node_port: Annotated[
-        int | None, typer.Option("--node-port", help="Data node; 0 = any.")
-    ] = None,
-    http_port: Annotated[
-        int | None, typer.Option("--http-port", help="JSON API and dashboard; 0 = any.")
-    ] = None,
-    dev: Annotated[bool, typer.Option("--dev", help="Root user iggy/iggy, loopback only.")] = False,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow another address than loopback without TLS.")
-    ] = False,
-    ready_file: Annotated[
-        str, typer.Option("--ready-file", help="Write the addresses here once all accept.")
-    ] = "",
-    config: Annotated[str, typer.Option("--config", help="A TOML file with settings.")] = "",
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON.")] = False,
+    data_dir: o.DataDir = None,
+    host: o.Host = None,
+    iggy_port: o.IggyPort = None,
+    iggy_host: o.IggyHost = None,
+    quic_port: o.QuicPort = None,
+    placement_port: o.PlacementPort = None,
+    node_port: o.NodePort = None,
+    http_port: o.HttpPort = None,
+    dev: o.Dev = False,
+    insecure: o.Insecure = False,
+    ready_file: o.ReadyFile = "",
+    config: o.Config = "",
+    log_json: o.LogJson = False,
 ) -> None:
     """Run everything on this machine: log, broker, controller, dashboard. Ctrl-C stops it."""
     from headrace.observability.logging import configure_logging
@@ -106,17 +88,19 @@ def with_root(settings: Settings, environment: os._Environ[str] | dict[str, str]
     return msgspec.structs.replace(settings, broker=broker)
 
 
-def print_ready(addresses: dict[str, str], authority_path: str, *, https: bool = False) -> None:
+LABELS = {
+    "iggy": "Iggy clients",
+    "quic": "over QUIC",
+    "http": "dashboard   http://",
+    "placement_manager": "placement",
+    "data_node": "data node",
+    "umbilical": "umbilical",
+}
+
+
+def print_ready(addresses: dict[str, str], authority_path: str) -> None:
     note("headrace is up; Ctrl-C stops it")
-    labels = {
-        "iggy": "Iggy clients",
-        "quic": "over QUIC",
-        "http": "dashboard   https://" if https else "dashboard   http://",
-        "placement_manager": "placement",
-        "data_node": "data node",
-        "umbilical": "umbilical",
-    }
-    for name, label in labels.items():
+    for name, label in LABELS.items():
         if addresses.get(name):
             gap = "" if label.endswith("//") else "  "
             note(f"  {label:<12}{gap}{addresses[name]}")
@@ -124,11 +108,11 @@ def print_ready(addresses: dict[str, str], authority_path: str, *, https: bool =
         note(f"  TLS clients trust {authority_path} (a development certificate for localhost)")
 
 
-def write_ready_file(path: str, addresses: dict[str, str]) -> None:
+def write_ready_file(path: str, addresses: Mapping[str, object]) -> None:
     """Atomically, so that whoever waits for it never reads half of it."""
     temporary = f"{path}.{os.getpid()}.tmp"
     with open(temporary, "w") as file:
-        json.dump(addresses, file, indent=2)
+        json.dump(dict(addresses), file, indent=2)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)

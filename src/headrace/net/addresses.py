@@ -21,3 +21,13 @@ def parse_address(text: str) -> tuple[str, int]:
 
 def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def advertised(advertise: str, listened: str) -> str:
+    """What to tell others: `advertise` with the real port when it names none, else `listened`."""
+    if not advertise:
+        return listened
+    if advertise.count(":") == 1 or "]:" in advertise:
+        return format_address(*parse_address(advertise))
+    host = advertise.removeprefix("[").removesuffix("]")
+    return format_address(host, parse_address(listened)[1])

@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from headrace.client.tls_options import TlsOptions, parse_switch, tls_from
 from headrace.errors import ConfigError
 
 Position = Literal["earliest", "latest"] | Mapping[int, int]
@@ -35,17 +34,7 @@ COLUMNS = (
     "payload",
 )
 
-_CONNECTION = (
-    "address",
-    "username",
-    "password",
-    "token",
-    "stream",
-    "topic",
-    "tls.enabled",
-    "tls.ca",
-    "tls.serverName",
-)
+_CONNECTION = ("address", "username", "password", "token", "stream", "topic")
 SOURCE_OPTIONS = (
     *_CONNECTION,
     "startingOffsets",
@@ -96,7 +85,6 @@ class Target:
     credentials: Credentials
     stream: str
     topic: str
-    tls: TlsOptions = field(default_factory=TlsOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,21 +148,6 @@ def _target(given: Mapping[str, str]) -> Target:
         credentials=_credentials(given),
         stream=stream,
         topic=topic,
-        tls=_tls(given),
-    )
-
-
-def _tls(given: Mapping[str, str]) -> TlsOptions:
-    """The options, else the environment; naming authorities asks for TLS, unless it says no."""
-    set_outside = tls_from(os.environ)
-    ca = given.get("tls.ca", set_outside.ca)
-    enabled = set_outside.enabled or "tls.ca" in given
-    if "tls.enabled" in given:
-        enabled = parse_switch("tls.enabled", given["tls.enabled"])
-    return TlsOptions(
-        enabled=enabled,
-        ca=ca,
-        server_name=given.get("tls.servername", set_outside.server_name),
     )
 
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from headrace.client.placement_links import PlacementLinks
 from headrace.client.sbp import SbpClient
 from headrace.errors import NotFoundError, OffsetOverflowError
 from headrace.net.addresses import parse_address
 from headrace.net.sbp_channel import Channel, TcpChannel
-from headrace.net.tls import ClientTls
 from headrace.runtime.interfaces import Runtime
 from headrace.wire.sbp.messages import ClientRole
 
@@ -39,10 +39,8 @@ class Access:
 class TicketReader:
     """Clients by ticket, oldest first."""
 
-    def __init__(self, runtime: Runtime, tls: ClientTls | None = None) -> None:
-        """A broker that is reached over TLS has data nodes that are, too."""
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._tls = tls
         self._clients: dict[bytes, SbpClient] = {}
 
     async def fetch(
@@ -66,7 +64,10 @@ class TicketReader:
         if client is None:
             client = self._clients[access.ticket] = SbpClient(
                 self._runtime,
-                placement=self._connect_to(access.placement, access.ticket),
+                placement=PlacementLinks(
+                    access.placement.split(","),
+                    lambda address: self._connect_to(address, access.ticket),
+                ),
                 node=lambda address: self._connect_to(address, access.ticket),
                 client_id="spark",
             )
@@ -85,7 +86,6 @@ class TicketReader:
                 client_id="spark",
                 role=ClientRole.CUSTOMER,
                 credential=ticket,
-                tls=self._tls,
             )
 
         return connect

@@ -2,7 +2,6 @@
 
 import pytest
 
-from headrace.client.tls_options import TlsOptions
 from headrace.errors import ConfigError
 from headrace.spark.options import COLUMNS, Credentials, parse_sink, parse_source
 
@@ -32,20 +31,6 @@ def test_an_unknown_option_is_named_and_the_valid_ones_are_listed() -> None:
         parse_source({**TOPIC, "topics": "x"}, streaming=True)
     with pytest.raises(ConfigError, match=r"startingOffsets.*takes address"):
         parse_sink({**TOPIC, "startingOffsets": "earliest"})
-
-
-def test_tls_comes_from_options_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parse_sink(TOPIC).tls == TlsOptions()
-    given = {**TOPIC, "tls.ca": "/ca.pem", "tls.serverName": "broker"}
-    assert parse_sink(given).tls == TlsOptions(True, "/ca.pem", "broker")
-    assert parse_sink({**TOPIC, "tls.enabled": "true"}).tls == TlsOptions(True)
-    assert not parse_sink({**given, "tls.enabled": "false"}).tls.enabled
-    with pytest.raises(ConfigError, match=r"tls\.enabled"):
-        parse_sink({**TOPIC, "tls.enabled": "maybe"})
-    monkeypatch.setenv("HEADRACE_TLS_CA", "/env.pem")
-    assert parse_sink(TOPIC).tls == TlsOptions(True, "/env.pem")
-    assert parse_sink(given).tls.ca == "/ca.pem"
-    assert parse_source(TOPIC, streaming=True).target.tls.enabled
 
 
 def test_sparks_own_options_pass() -> None:

@@ -1,0 +1,86 @@
+"""The pipeline controller by itself, for a broker that may move.
+
+The controller and the containers it starts know one address of the broker: a door in this process,
+which leads to whichever broker leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from headrace.assembly.control_plane import ControlPlane
+from headrace.assembly.links import check_addresses, node_connect, placement_links
+from headrace.assembly.role import Role
+from headrace.broker.door import Door
+from headrace.broker.roster import LEADER_LEASE
+from headrace.client.sbp import SbpClient
+from headrace.config.settings import Settings
+from headrace.runtime import Runtime
+
+_LOOPBACK = "127.0.0.1"
+
+
+class ControllerRole(Role):
+    def __init__(
+        self,
+        runtime: Runtime,
+        settings: Settings,
+        *,
+        secret: bytes,
+        environment: Mapping[str, str],
+    ) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._settings = settings
+        self._secret = secret
+        self._environment = environment
+        self._watching: asyncio.Task[None] | None = None
+
+    async def _start(self) -> None:
+        runtime, settings = self._runtime, self._settings
+        managers = check_addresses(settings.placement_managers)
+        client = SbpClient(
+            runtime,
+            placement=placement_links(runtime, managers, self._secret, "controller"),
+            node=node_connect(runtime, self._secret, "controller"),
+            client_id="controller",
+            settings=settings.client,
+        )
+        self._closers.append(client.close)
+        await client.describe_cluster()  # a wrong secret or address is told at once
+
+        async def find_leader() -> str:
+            return (await client.query_lease(LEADER_LEASE)).address
+
+        door = Door(
+            runtime,
+            find_leader=find_leader,
+            wait_seconds=settings.broker.leader_wait_ms / 1000,
+            relays_max=settings.broker.connections_max,
+        )
+        await door.start(_LOOPBACK, 0)
+        self._closers.append(door.close)
+        self._plane = ControlPlane(
+            runtime,
+            settings,
+            {"placement_manager": ",".join(managers), "iggy": door.address},
+            environment=self._environment,
+            secret=self._secret,
+        )
+        await self._plane.start()
+        self._closers.append(self._plane.close)
+        self._watching = asyncio.create_task(self._watch())
+        self._closers.append(self._stop_watching)
+
+    async def _watch(self) -> None:
+        await self._plane.wait_ended()
+        self.lost.set()
+
+    async def _stop_watching(self) -> None:
+        assert self._watching is not None, "it was started"
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
+
+    def addresses(self) -> dict[str, str]:
+        return self._plane.addresses()

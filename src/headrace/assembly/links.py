@@ -1,0 +1,61 @@
+"""How the roles of a cluster reach each other over TCP, and what they say about themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from headrace.client.channels import Connect, tcp_connect
+from headrace.client.placement_links import PlacementLinks
+from headrace.errors import ConfigError, InvalidArgumentError
+from headrace.net.addresses import parse_address
+from headrace.net.credentials import node_credential
+from headrace.runtime import Runtime
+from headrace.wire.sbp.messages import ClientRole
+
+WILDCARDS = ("0.0.0.0", "::")
+
+
+def node_connect(
+    runtime: Runtime, secret: bytes, client_id: str, role: ClientRole = ClientRole.CUSTOMER
+) -> Callable[[str], Connect]:
+    """Connections, by address, that prove to hold the cluster's secret."""
+    credential = node_credential(secret)
+
+    def connect_to(address: str) -> Connect:
+        return tcp_connect(runtime, address, client_id=client_id, role=role, credential=credential)
+
+    return connect_to
+
+
+def placement_links(
+    runtime: Runtime,
+    addresses: Sequence[str],
+    secret: bytes,
+    client_id: str,
+    role: ClientRole = ClientRole.CUSTOMER,
+) -> PlacementLinks:
+    return PlacementLinks(
+        check_addresses(addresses), node_connect(runtime, secret, client_id, role)
+    )
+
+
+def check_addresses(addresses: Sequence[str]) -> Sequence[str]:
+    if not addresses:
+        raise ConfigError(
+            "where are the placement managers? Give --placement-managers host:port,host:port"
+        )
+    for address in addresses:
+        try:
+            parse_address(address)
+        except InvalidArgumentError as error:
+            raise ConfigError(f"placement managers: {error}") from error
+    return addresses
+
+
+def check_advertised(host: str, advertise: str) -> None:
+    """Peers are told where we listen; a wildcard is not a place they could connect to."""
+    if host in WILDCARDS and not advertise:
+        raise ConfigError(
+            f"{host} means every interface of this machine, not an address others can reach; "
+            "say which with --advertise HOST or --advertise HOST:PORT"
+        )

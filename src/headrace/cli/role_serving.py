@@ -1,0 +1,126 @@
+"""The life of a process that runs one role: start, report, wait for a signal, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from headrace.assembly.broker_role import BrokerRole
+from headrace.assembly.controller_role import ControllerRole
+from headrace.assembly.links import check_advertised, node_connect, placement_links
+from headrace.assembly.node_role import NodeRole
+from headrace.assembly.placement_role import PlacementRole
+from headrace.assembly.role import Role
+from headrace.broker.snapshot import Diagnostics
+from headrace.cli.figures import Figures, list_processes
+from headrace.cli.output import note
+from headrace.cli.serving import SWITCH_INTERVAL_SECONDS, tell_root
+from headrace.cli.up import LABELS, write_ready_file
+from headrace.config.settings import Settings
+from headrace.errors import UnavailableError
+from headrace.observability.recent import RecentLines
+from headrace.runtime.system import system_runtime
+from headrace.wire.sbp.messages import ClientRole
+
+
+def make_role(name: str, settings: Settings, secret: bytes) -> Role:
+    """Call it inside the event loop."""
+    match name:
+        case "placement-manager":
+            check_advertised(settings.host, settings.advertise)
+            return PlacementRole(
+                system_runtime(),
+                settings,
+                secret=secret,
+                node=node_connect(
+                    system_runtime(), secret, "placement-manager", ClientRole.PLACEMENT_MANAGER
+                ),
+            )
+        case "data-node":
+            check_advertised(settings.host, settings.advertise)
+            return NodeRole(
+                system_runtime(),
+                settings,
+                secret=secret,
+                placement=placement_links(
+                    system_runtime(),
+                    settings.placement_managers,
+                    secret,
+                    "data-node",
+                    ClientRole.DATA_NODE,
+                ),
+            )
+        case "broker":
+            return _make_broker(settings, secret)
+        case _:
+            return ControllerRole(
+                system_runtime(), settings, secret=secret, environment=dict(os.environ)
+            )
+
+
+def _make_broker(settings: Settings, secret: bytes) -> BrokerRole:
+    check_advertised(settings.iggy_host or settings.host, settings.advertise)
+    runtime = system_runtime()
+    recent = RecentLines()
+    logging.getLogger().addHandler(recent)
+    return BrokerRole(
+        runtime,
+        settings,
+        secret=secret,
+        placement=placement_links(runtime, settings.placement_managers, secret, "broker"),
+        node=node_connect(runtime, secret, "broker"),
+        placement_address=",".join(settings.placement_managers),
+        stands_by=True,
+        on_root=tell_root,
+        figures=Figures(settings.data_dir),
+        diagnostics=Diagnostics(
+            data_dir=settings.data_dir,
+            settings=msgspec.to_builtins(settings),
+            processes=list_processes,
+            logs=recent.text,
+        ),
+    )
+
+
+async def serve_role(name: str, make: Callable[[], Role], *, ready_file: str) -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    role = make()
+    starting = asyncio.create_task(role.start())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return
+        await starting
+        _report(name, role, ready_file)
+        lost = asyncio.create_task(role.lost.wait())
+        await asyncio.wait([stopping, lost], return_when=asyncio.FIRST_COMPLETED)
+        lost.cancel()
+        if role.lost.is_set():
+            raise UnavailableError(f"the {name} cannot go on; see its messages above")
+        note("stopping")
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
+        await role.close()
+
+
+def _report(name: str, role: Role, ready_file: str) -> None:
+    addresses = role.addresses()
+    note(f"headrace {name} is up; Ctrl-C stops it")
+    for key, address in addresses.items():
+        gap = "" if LABELS[key].endswith("//") else "  "
+        note(f"  {LABELS[key]:<12}{gap}{address}")
+    if ready_file:
+        write_ready_file(ready_file, addresses)

@@ -1,0 +1,127 @@
+"""headrace placement-manager, data-node, broker, controller: one role of a cluster per process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.cli import role_options as o
+
+
+def placement_manager(
+    data_dir: o.DataDir = None,
+    host: o.Host = None,
+    placement_port: o.PlacementPort = None,
+    metadata: o.Metadata = None,
+    secret: o.Secret = None,
+    advertise: o.Advertise = None,
+    insecure: o.Insecure = False,
+    ready_file: o.ReadyFile = "",
+    config: o.Config = "",
+    log_json: o.LogJson = False,
+) -> None:
+    """Run a placement manager: it knows streams, ranges and data nodes. Ctrl-C stops it."""
+    overrides = {
+        "data_dir": data_dir,
+        "host": host,
+        "placement_port": placement_port,
+        "metadata": metadata,
+        "secret": secret,
+        "advertise": advertise,
+        "insecure": insecure or None,
+    }
+    _run("placement-manager", overrides, config=config, ready_file=ready_file, log_json=log_json)
+
+
+def data_node(
+    data_dir: o.DataDir = None,
+    placement_managers: o.PlacementManagers = None,
+    host: o.Host = None,
+    node_port: o.NodePort = None,
+    secret: o.Secret = None,
+    advertise: o.Advertise = None,
+    insecure: o.Insecure = False,
+    ready_file: o.ReadyFile = "",
+    config: o.Config = "",
+    log_json: o.LogJson = False,
+) -> None:
+    """Run a data node: it keeps replicas of the log. Start one more at any time. Ctrl-C stops."""
+    overrides = {
+        "data_dir": data_dir,
+        "placement_managers": o.split_addresses(placement_managers),
+        "host": host,
+        "node_port": node_port,
+        "secret": secret,
+        "advertise": advertise,
+        "insecure": insecure or None,
+    }
+    _run("data-node", overrides, config=config, ready_file=ready_file, log_json=log_json)
+
+
+def broker(
+    data_dir: o.DataDir = None,
+    placement_managers: o.PlacementManagers = None,
+    host: o.Host = None,
+    iggy_host: o.IggyHost = None,
+    iggy_port: o.IggyPort = None,
+    quic_port: o.QuicPort = None,
+    secret: o.Secret = None,
+    advertise: o.Advertise = None,
+    dev: o.Dev = False,
+    insecure: o.Insecure = False,
+    ready_file: o.ReadyFile = "",
+    config: o.Config = "",
+    log_json: o.LogJson = False,
+) -> None:
+    """Run a broker: Iggy clients talk to it. Of several one leads, the others stand by."""
+    overrides = {
+        "data_dir": data_dir,
+        "placement_managers": o.split_addresses(placement_managers),
+        "host": host,
+        "iggy_host": iggy_host,
+        "iggy_port": iggy_port,
+        "quic_port": quic_port,
+        "secret": secret,
+        "advertise": advertise,
+        "dev": dev or None,
+        "insecure": insecure or None,
+    }
+    _run("broker", overrides, config=config, ready_file=ready_file, log_json=log_json)
+
+
+def controller(
+    data_dir: o.DataDir = None,
+    placement_managers: o.PlacementManagers = None,
+    host: o.Host = None,
+    http_port: o.HttpPort = None,
+    secret: o.Secret = None,
+    insecure: o.Insecure = False,
+    ready_file: o.ReadyFile = "",
+    config: o.Config = "",
+    log_json: o.LogJson = False,
+) -> None:
+    """Run the pipeline controller and its dashboard. Of several one works, the others wait."""
+    overrides = {
+        "data_dir": data_dir,
+        "placement_managers": o.split_addresses(placement_managers),
+        "host": host,
+        "http_port": http_port,
+        "secret": secret,
+        "insecure": insecure or None,
+    }
+    _run("controller", overrides, config=config, ready_file=ready_file, log_json=log_json)
+
+
+def _run(
+    name: str, overrides: Mapping[str, object], *, config: str, ready_file: str, log_json: bool
+) -> None:
+    from headrace.cli.up import load_settings
+    from headrace.observability.logging import configure_logging
+
+    settings = load_settings(config, dict(overrides))
+    configure_logging(format="json" if log_json else "console")
+    from headrace.cli.role_serving import make_role, serve_role
+    from headrace.cli.secret import read_secret
+    from headrace.runtime.system import run
+
+    secret = read_secret(settings.secret, settings.data_dir)
+    run(serve_role(name, lambda: make_role(name, settings, secret), ready_file=ready_file))

@@ -1,0 +1,240 @@
+"""A local cluster of real processes: how it starts, shows itself, fails over and ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.main import main
+from headrace.client.iggy import IggyClient
+from headrace.wire.iggy.messages.messages import Message
+from tests.cluster_processes import (
+    HEADRACE,
+    ClusterProcesses,
+    headrace,
+    running_cluster,
+    wait_for,
+)
+from tests.integration.server import PEERS, ROOT, is_running, wait_until_gone
+
+QUICK = """
+[broker]
+replicas = 1
+log_replicas = 1
+lease_ms = 3000
+[placement]
+node_timeout_ms = 2000
+[data_node]
+heartbeat_interval_ms = 300
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+    folder = tmp_path_factory.mktemp("cluster")
+    with running_cluster(folder, "--nodes", "3", "--managers", "1", settings=QUICK) as cluster:
+        cluster.wait_leader()
+        yield cluster
+
+
+def peer(version: str, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A script under a real Iggy client of that version."""
+    python = ROOT / f".venv/peers/iggy-{version}/bin/python"
+    return subprocess.run(
+        [str(python), str(PEERS / "run.py"), str(PEERS / script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_cluster_shows_itself(cluster: ClusterProcesses) -> None:
+    shown = headrace("cluster", "status", "--json", "--data-dir", str(cluster.folder))
+    assert shown.returncode == 0, shown.stderr
+    status = json.loads(shown.stdout)
+    states = [each["state"] for each in status["placement_managers"]]
+    assert sorted(states) == ["leader"]
+    assert [node["alive"] for node in status["data_nodes"]] == [True, True, True]
+    assert all(node["disk_free_bytes"] > 0 for node in status["data_nodes"])
+    assert sorted(each["role"] for each in status["brokers"]) == ["leader", "standby"]
+    assert status["ranges_unavailable"] == 0
+    shown = headrace("cluster", "status", "--data-dir", str(cluster.folder))
+    assert shown.returncode == 0
+    for word in ("Placement managers", "leader", "standby", "GiB", "ranges"):
+        assert word in shown.stdout
+
+
+@pytest.mark.parametrize("version", ["0.5.0", "0.6.0", "0.7.0", "0.8.0"])
+def test_a_client_of_any_version_may_go_to_any_broker(
+    cluster: ClusterProcesses, version: str
+) -> None:
+    for name in cluster.names("broker"):
+        stream = f"any-{version}-{name}"
+        done = peer(version, "any_broker.py", cluster.address(name), stream)
+        assert done.returncode == 0, done.stderr
+        assert stream in cluster.streams(name)
+
+
+def test_topics_keep_the_replication_they_were_given(cluster: ClusterProcesses) -> None:
+    address = cluster.address(cluster.names("broker")[0])
+    done = peer("0.8.0", "replication.py", address)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_data_node_may_join_later(cluster: ClusterProcesses, tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    command = [*HEADRACE, "data-node", "--node-port", "0", "--data-dir", str(tmp_path / "data")]
+    command += ["--placement-managers", ",".join(cluster.ready["placement_managers"])]
+    command += ["--secret", cluster.ready["secret"], "--ready-file", str(ready)]
+    config = tmp_path / "settings.toml"
+    config.write_text(QUICK)
+    command += ["--config", str(config)]
+    node = subprocess.Popen(command)
+    try:
+        wait_for(ready.exists, 30, "the node is not ready")
+        address = json.loads(ready.read_text())["data_node"]
+        broker = cluster.wait_leader()
+        cluster.create_stream(broker, "grown")
+
+        async def fill(client: IggyClient, topic: str) -> None:
+            await client.create_topic("grown", topic)
+            await client.send("grown", topic, [Message(payload=b"x")])
+
+        for number in range(20):
+            topic = f"t{number}"
+            cluster.call(broker, lambda client, topic=topic: fill(client, topic))  # type: ignore[misc]  # mypy cannot infer a lambda's default
+            nodes = cluster.status().data_nodes
+            if any(node["address"] == address and node["open_ranges"] for node in nodes):
+                break
+        else:
+            pytest.fail("no range was placed on the new node")
+    finally:
+        node.terminate()
+        assert node.wait(60) == 0
+
+
+def test_a_leader_that_dies_is_succeeded(cluster: ClusterProcesses) -> None:
+    old = cluster.wait_leader()
+    (other,) = [name for name in cluster.names("broker") if name != old]
+    cluster.create_stream(old, "kept")
+    cluster.kill(old)
+    new = cluster.wait_leader(other_than=old)
+    assert new == other
+    assert "kept" in cluster.streams(new)
+    cluster.restart(old)
+    wait_for(lambda: cluster.brokers("standby") == [old], 30, "it does not stand by")
+    cluster.create_stream(old, "after")
+
+
+def test_a_leader_that_was_stalled_stands_by_when_it_wakes(cluster: ClusterProcesses) -> None:
+    old = cluster.wait_leader()
+    cluster.signal(old, signal.SIGSTOP)
+    try:
+        new = cluster.wait_leader(other_than=old)
+        cluster.create_stream(new, "meanwhile")
+    finally:
+        cluster.signal(old, signal.SIGCONT)
+    wait_for(lambda: "broker stands by" in cluster.role_log(old), 30, "it does not stand by")
+    assert cluster.brokers("leader") == [new]
+    assert "meanwhile" in cluster.streams(old)
+
+
+def test_ctrl_c_ends_all_of_it_and_the_data_stays(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, "--nodes", "1", "--managers", "1", "--brokers", "1") as cluster:
+        broker = cluster.address("broker-1")
+        cluster.create_stream(cluster.wait_leader(), "kept")
+        second = headrace("cluster", "start", "--data-dir", str(cluster.folder), "--managers", "1")
+        assert second.returncode == 1
+        assert "a cluster runs on" in second.stderr
+        pids = cluster.pids()
+        assert cluster.stop() == 0
+        assert not wait_until_gone(pids)
+        cluster.start()
+        cluster.wait_leader()
+        assert cluster.address("broker-1") == broker, "ports are kept"
+        assert cluster.streams("broker-1") == {"kept"}
+        pids = cluster.pids()
+        cluster.process.kill()
+        assert not wait_until_gone(pids), "nothing outlives the parent"
+
+
+def test_a_cluster_in_the_background(tmp_path: Path) -> None:
+    folder = str(tmp_path / "c")
+    arguments = ("--nodes", "1", "--managers", "1", "--brokers", "1", "--iggy-port", "0")
+    started = headrace("cluster", "start", "--detach", "--data-dir", folder, *arguments)
+    assert started.returncode == 0, started.stderr
+    pid = json.loads(Path(folder, "cluster.json").read_text())["pid"]
+    try:
+        assert is_running(pid)
+        assert headrace("cluster", "status", "--data-dir", folder).returncode == 0
+    finally:
+        stopped = headrace("cluster", "stop", "--data-dir", folder)
+    assert stopped.returncode == 0, stopped.stderr
+    assert not is_running(pid)
+    again = headrace("cluster", "stop", "--data-dir", folder)
+    assert again.returncode == 1
+    assert "no cluster runs" in again.stderr
+
+
+SECRET = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "said"),
+    [
+        (("data-node", "--placement-managers", "127.0.0.1:1"), {}, "openssl rand -hex 32"),
+        (("broker", "--secret", "env:S"), {"S": SECRET}, "--placement-managers"),
+        (("broker", "--secret", "env:NOTHING"), {}, "the environment has no NOTHING"),
+        (("broker", "--secret", SECRET), {}, "env:NAME or file:PATH"),
+        (("broker", "--secret", "env:S"), {"S": "short"}, "64 hex digits"),
+        (("broker", "--secret", "file:/nowhere/x"), {}, "cannot read /nowhere/x"),
+        (
+            ("data-node", "--secret", "env:S", "--host", "0.0.0.0", "--insecure",
+             "--placement-managers", "a:1"), {"S": SECRET}, "--advertise",
+        ),
+        (
+            ("broker", "--secret", "env:S", "--placement-managers", "nonsense"),
+            {"S": SECRET}, "host:port",
+        ),
+        (("placement-manager", "--secret", "env:S", "--metadata", "mysql"), {"S": SECRET}, "etcd"),
+        (("placement-manager", "--host", "192.0.2.1"), {}, "refusing to listen"),
+        (("cluster", "start", "--nodes", "1"), {"PATH": "/nowhere"}, "--managers 1"),
+        (("cluster", "status", "--data-dir", "/nowhere"), {}, "--placement-managers"),
+    ],
+)  # fmt: skip
+def test_what_cannot_start_says_why_and_what_to_do(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    said: str,
+) -> None:
+    folder = () if "status" in arguments else ("--data-dir", str(tmp_path / "d"))
+    monkeypatch.setattr("sys.argv", ["headrace", *arguments, *folder])
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert SECRET not in told
+
+
+def test_a_wrong_secret_is_told_at_once(cluster: ClusterProcesses, tmp_path: Path) -> None:
+    managers = ",".join(cluster.ready["placement_managers"])
+    for role in ("broker", "data-node", "controller"):
+        done = headrace(
+            role, "--secret", "env:S", "--placement-managers", managers, "--data-dir",
+            str(tmp_path / role), S=SECRET,
+        )  # fmt: skip
+        assert done.returncode in (1, 2), done.stderr
+        assert "credential" in done.stderr
+        assert "Traceback" not in done.stderr
