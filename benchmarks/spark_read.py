@@ -91,7 +91,7 @@ def _fill(target: Target) -> None:
     server.create_topic(target, partitions=PARTITIONS)
     areas = [to_area(_payloads(i * 20_000, 20_000), None, None) for i in range(5)]
     for i in range(MESSAGES // 20_000):
-        server.send(target, i % PARTITIONS, *areas[i % len(areas)])
+        server.send_soon(target, i % PARTITIONS, *areas[i % len(areas)]).result()
 
 
 def _rate(frame: DataFrame) -> float:
@@ -123,7 +123,7 @@ def run() -> list[dict[str, Any]]:
         spark = session("benchmark", master=f"local[{PARTITIONS}]")
         try:
             spark.dataSource.register(MemorySource)
-            target = parse_sink({"address": server.address, "topic": "bench/read"})
+            target = parse_sink({"address": server.address, "topic": "bench/read"}).target
             _fill(target)
             for name, columns in CASES.items():
                 rates = [

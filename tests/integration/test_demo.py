@@ -21,7 +21,7 @@ def test_the_demonstration_holds(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"lost 0 · duplicated \d+ · late 0", done.stdout)
+    assert re.search(r"lost 0 · duplicated 0 · late 0", done.stdout)
     detected = re.search(r"detected (\d+\.\d+) s → first batch again \d+\.\d s", done.stdout)
     assert detected is not None, done.stdout
     assert float(detected.group(1)) < 5
@@ -40,5 +40,6 @@ def test_the_check_can_fail() -> None:
     assert check([ORDER], [], 0).lost == 1
     assert check([ORDER, ORDER], [RESULT], 0).lost == 1, "a wrong total is a lost result"
     assert check([ORDER], [RESULT, RESULT], 0).duplicated == 1
+    assert not check([ORDER], [RESULT, RESULT], 0).holds
     assert check([], [RESULT], 0).lost == 1, "an invented result counts"
     assert not check([], [], 0).holds, "nothing proves nothing"

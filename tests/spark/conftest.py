@@ -21,7 +21,8 @@ def spark() -> Iterator[SparkSession]:
     # The workers are started by the JVM and inherit what stands here when it starts.
     os.environ["HEADRACE_USERNAME"] = "iggy"
     os.environ["HEADRACE_PASSWORD"] = "secret"
-    started = session("tests", master="local[2]", conf={"spark.driver.memory": "1g"})
+    # Two cores, and a second attempt for tasks that fail.
+    started = session("tests", master="local[2,2]", conf={"spark.driver.memory": "1g"})
     yield started
     started.stop()
 

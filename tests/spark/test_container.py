@@ -145,7 +145,7 @@ def produce(target: Target, rows: list[dict[str, object]]) -> None:
 
 def published(address: str) -> dict[tuple[str, str], tuple[int, float]]:
     """(window start, category): (orders, revenue); a row that came twice must say the same."""
-    target = parse_sink({"address": address, "topic": "shop/revenue"})
+    target = parse_sink({"address": address, "topic": "shop/revenue"}).target
     server = connect(target)
     try:
         state, access = server.describe(target)
@@ -190,7 +190,7 @@ def test_a_container_whose_jvm_was_killed_goes_on_where_it_was(
     controller.deploy = deploy_infos(app)
     names = [info.name for info in controller.deploy]
     assert names == ["orders", "valid", "enriched", "revenue"]
-    target = parse_sink({"address": headrace.address, "topic": "shop/orders"})
+    target = parse_sink({"address": headrace.address, "topic": "shop/orders"}).target
     connect(target).create_topic(target)
     produce(target, orders(0, 60))
 

@@ -21,7 +21,7 @@ from tests.spark.headrace_server import HeadraceServer
 
 
 def made(server: AnyServer, topic: str, *, partitions: int = 2) -> Target:
-    target = parse_sink({"address": server.address, "stream": "s", "topic": topic})
+    target = parse_sink({"address": server.address, "stream": "s", "topic": topic}).target
     connect(target).create_topic(target, partitions=partitions)
     return target
 

@@ -28,6 +28,7 @@ VERSION = 1
 NO_WINDOW = -1
 NAME_CHARACTERS_MAX = 255
 RUNS_REMEMBERED_MAX = 1000
+ENDED_REMEMBERED_MAX = 1000
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +59,8 @@ class Intent(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes
     manifest: tuple[Span, ...]
     targets: tuple[Target, ...]
+    last: bool = False
+    """The publisher ends with this window."""
 
 
 class Closed(msgspec.Struct, frozen=True, array_like=True):
@@ -91,9 +94,14 @@ class Intended(msgspec.Struct, frozen=True, tag="intended"):
 class Done(msgspec.Struct, frozen=True, tag="done"):
     uid: int
     closed: Closed
+    last: bool = False
 
 
-Event: TypeAlias = Opened | StagingMade | Intended | Done
+class Reclaimed(msgspec.Struct, frozen=True, tag="reclaimed"):
+    stream_ids: tuple[int, ...]
+
+
+Event: TypeAlias = Opened | StagingMade | Intended | Done | Reclaimed
 
 
 class Publisher(msgspec.Struct):
@@ -111,6 +119,13 @@ class Publisher(msgspec.Struct):
     """Windows up to it were closed so long ago that they are not listed any more."""
     closed: list[Closed] = []
     intent: Intent | None = None
+    ended: bool = False
+    """It closed its last window; remembered for a while, for whoever did not hear the answer."""
+
+    def check_open(self, epoch: int) -> None:
+        self.check_epoch(epoch)
+        if self.ended:
+            raise PublisherFencedError("the publisher closed its last window", name=self.name)
 
     def check_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
@@ -132,6 +147,9 @@ class Publishers:
         self._by_uid: dict[int, Publisher] = {}
         self._by_name: dict[str, Publisher] = {}
         self._next_uid = 1
+        self._ended: dict[int, None] = {}  # by uid, oldest first
+        self.doomed: set[int] = set()
+        """Staging streams nobody needs any more, not yet deleted."""
 
     # -- looking things up
 
@@ -172,7 +190,7 @@ class Publishers:
             raise InvalidArgumentError("a publisher needs a name and a run of 1 to 255 characters")
         known = self._by_name.get(name)
         if known is None:
-            if len(self._by_uid) >= self._publishers_max:
+            if len(self._by_uid) - len(self._ended) >= self._publishers_max:
                 raise TooManyPublishersError(limit=self._publishers_max)
             return Opened(uid=self._next_uid, name=name, owner=owner, run=run, epoch=1)
         if known.owner != owner:
@@ -220,6 +238,10 @@ class Publishers:
                 self._by_uid[event.uid].intent = event.intent
             case Done():
                 self._done(self._by_uid[event.uid], event.closed)
+                if event.last:
+                    self._end(self._by_uid[event.uid])
+            case Reclaimed():
+                self.doomed.difference_update(event.stream_ids)
 
     def _opened(self, event: Opened) -> None:
         known = self._by_uid.get(event.uid)
@@ -234,6 +256,8 @@ class Publishers:
         self._by_uid[publisher.uid] = publisher
         self._by_name[publisher.name] = publisher
         self._next_uid = max(self._next_uid, publisher.uid + 1)
+        if publisher.ended:
+            self._ended[publisher.uid] = None
 
     def _done(self, publisher: Publisher, closed: Closed) -> None:
         publisher.intent = None
@@ -243,16 +267,37 @@ class Publishers:
             publisher.floor = old.window
         del publisher.closed[: -self._windows_kept]
 
-    # -- snapshots: a chunk per publisher
+    def _end(self, publisher: Publisher) -> None:
+        if publisher.stream_id >= 0:
+            self.doomed.add(publisher.stream_id)
+        publisher.ended, publisher.stream_id = True, -1
+        publisher.floor = publisher.last
+        publisher.closed.clear()
+        self._ended[publisher.uid] = None
+        while len(self._ended) > ENDED_REMEMBERED_MAX:
+            oldest = self._by_uid.pop(next(iter(self._ended)))
+            del self._by_name[oldest.name], self._ended[oldest.uid]
+
+    # -- snapshots: what is to be deleted, the counter, then a chunk per publisher
 
     def snapshot(self) -> tuple[int, Iterator[bytes]]:
-        return VERSION, (msgspec.msgpack.encode(each) for each in list(self._by_uid.values()))
+        return VERSION, self._chunks()
+
+    def _chunks(self) -> Iterator[bytes]:
+        yield msgspec.msgpack.encode((sorted(self.doomed), self._next_uid))
+        ended = [self._by_uid[uid] for uid in self._ended]
+        for publisher in [*(p for p in self._by_uid.values() if not p.ended), *ended]:
+            yield msgspec.msgpack.encode(publisher)
 
     def restore(self, version: int, chunks: Iterable[bytes]) -> None:
         if version != VERSION:
             raise FormatError("publishers snapshot of a newer version", version=version)
-        for chunk in chunks:
+        remaining = iter(chunks)
+        doomed, next_uid = msgspec.msgpack.decode(next(remaining), type=tuple[set[int], int])
+        self.doomed |= doomed
+        for chunk in remaining:
             self._add(msgspec.msgpack.decode(chunk, type=Publisher))
+        self._next_uid = max(self._next_uid, next_uid)
 
 
 def encode(event: Event) -> tuple[str, object]:

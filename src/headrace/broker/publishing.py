@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
+
 from headrace.broker import publishers as p
 from headrace.broker.errors import StagedDataGoneError
 from headrace.broker.offsets import Place
@@ -119,9 +121,9 @@ class Publishing:
     ) -> p.Span:
         """Keep messages for a window of this publisher; durable on return."""
         publisher = self.state.get(uid)
-        publisher.check_epoch(epoch)
+        publisher.check_open(epoch)
         staged = await self._staging.append(publisher, window, area, starts)
-        publisher.check_epoch(epoch)
+        publisher.check_open(epoch)
         return p.Span(staged, len(starts), place)
 
     async def close_window(
@@ -133,9 +135,10 @@ class Publishing:
         window: int,
         manifest: Sequence[p.Span],
         digest: bytes,
+        last: bool = False,
     ) -> tuple[p.Closed, bool]:
         """The closed window, and whether it was closed before. Goes on without its caller."""
-        work = self._close_window(uid, epoch, previous, window, tuple(manifest), digest)
+        work = self._close_window(uid, epoch, previous, window, tuple(manifest), digest, last)
         return await asyncio.shield(self._tasks.start(work, name="close"))
 
     async def _close_window(
@@ -146,6 +149,7 @@ class Publishing:
         window: int,
         manifest: tuple[p.Span, ...],
         digest: bytes,
+        last: bool,
     ) -> tuple[p.Closed, bool]:
         async with self._turns.hold(uid):
             publisher = self.state.get(uid)
@@ -165,18 +169,21 @@ class Publishing:
                     )
                 return closed, True
             if not manifest:
-                await self._record(p.Done(uid, p.Closed(window, digest, ())))
+                closed = await self._done(publisher, p.Intent(window, digest, (), (), last), ())
             else:
-                intent = await self._intend(publisher, window, manifest, digest)
-                await self._finish(publisher, intent, fresh=True)
-            found = publisher.find(window)
-            assert found is not None
-            return found, False
+                intent = await self._intend(publisher, window, manifest, digest, last)
+                closed = await self._finish(publisher, intent, fresh=True)
+            return closed, False
 
     # -- a window's way
 
     async def _intend(
-        self, publisher: p.Publisher, window: int, manifest: tuple[p.Span, ...], digest: bytes
+        self,
+        publisher: p.Publisher,
+        window: int,
+        manifest: tuple[p.Span, ...],
+        digest: bytes,
+        last: bool,
     ) -> p.Intent:
         """Look at everything that could be wrong, then make it certain."""
         await self._check_manifest(publisher, window, manifest)
@@ -185,7 +192,7 @@ class Publishing:
             partition = await self._open_place(place)
             if partition is not None:
                 targets.append(p.Target(place, partition.committed))
-        intent = p.Intent(window, digest, manifest, tuple(targets))
+        intent = p.Intent(window, digest, manifest, tuple(targets), last)
         await self._record(p.Intended(publisher.uid, intent))
         return intent
 
@@ -201,7 +208,9 @@ class Publishing:
                     "staged for another window", staged=span.staged, window=header.sequence
                 )
 
-    async def _carry_out(self, publisher: p.Publisher, intent: p.Intent, *, fresh: bool) -> None:
+    async def _carry_out(
+        self, publisher: p.Publisher, intent: p.Intent, *, fresh: bool
+    ) -> p.Closed:
         """Append what is missing, sync, done. `fresh`: nothing of it can be there yet."""
         if not fresh:
             intent = await self._lowered(publisher, intent)
@@ -210,9 +219,30 @@ class Publishing:
             partition = await self._open_place(target.place)
             if partition is not None:  # else nobody will ever read it: done
                 runs += await self._fill(publisher, intent, target, partition, fresh)
-        closed = p.Closed(intent.window, intent.digest, tuple(runs))
-        await self._record(p.Done(publisher.uid, closed))
-        self._tasks.start(self._staging.trim(publisher), name="trim staging")
+        return await self._done(publisher, intent, tuple(runs))
+
+    async def _done(
+        self, publisher: p.Publisher, intent: p.Intent, runs: tuple[p.Run, ...]
+    ) -> p.Closed:
+        closed = p.Closed(intent.window, intent.digest, runs)
+        await self._record(p.Done(publisher.uid, closed, intent.last))
+        self._tasks.start(self._clean_up(publisher), name="clean up")
+        return closed
+
+    async def _clean_up(self, publisher: p.Publisher) -> None:
+        """What was staged for closed windows is of no use; a failure leaves it to the next one."""
+        try:
+            if publisher.ended:
+                await self._staging.forget(publisher.uid)
+            elif publisher.stream_id >= 0:
+                await self._staging.trim(publisher)
+            doomed = sorted(self.state.doomed)
+            for stream_id in doomed:
+                await self._client.delete_stream(stream_id)
+            if doomed:
+                await self._record(p.Reclaimed(tuple(doomed)))
+        except HeadraceError as error:
+            log.info("staging not cleaned up yet", reason=str(error))
 
     async def _lowered(self, publisher: p.Publisher, intent: p.Intent) -> p.Intent:
         """A power cut may have cost a `written` partition its end, and offsets before the recorded
@@ -225,7 +255,7 @@ class Publishing:
             targets.append(target)
         if tuple(targets) == intent.targets:
             return intent
-        lowered = p.Intent(intent.window, intent.digest, intent.manifest, tuple(targets))
+        lowered = msgspec.structs.replace(intent, targets=tuple(targets))
         await self._record(p.Intended(publisher.uid, lowered))
         return lowered
 
@@ -284,10 +314,10 @@ class Publishing:
             offset = fetched.next_offset
         return found
 
-    async def _finish(self, publisher: p.Publisher, intent: p.Intent, *, fresh: bool) -> None:
+    async def _finish(self, publisher: p.Publisher, intent: p.Intent, *, fresh: bool) -> p.Closed:
         """Carry it out; what cannot be done now is done later, whoever asked for it."""
         try:
-            await self._carry_out(publisher, intent, fresh=fresh)
+            return await self._carry_out(publisher, intent, fresh=fresh)
         except HeadraceError as error:
             log.warning(
                 "a window is not published yet",

@@ -12,19 +12,15 @@ from headrace.client.owned_stream import OwnedStream
 from headrace.client.sbp import SbpClient
 from headrace.errors import (
     FencedError,
-    HeadraceError,
     NotLeaderError,
     OffsetOutOfRangeError,
     OffsetOverflowError,
     ThrottledError,
 )
-from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.wire.iggy import batch
 from headrace.wire.sbp import records
 from headrace.wire.sbp.messages import Durability
-
-log = get_logger(__name__)
 
 _ATTRIBUTES = records.RECORDS_IGGY | records.INDEXED | records.PUBLISHED
 _SCAN_BYTES = 1 << 20
@@ -98,21 +94,21 @@ class Staging:
 
     async def trim(self, publisher: p.Publisher) -> None:
         """Forget what closed windows staged, up to what a later one has."""
-        try:
-            offset = start = (await self._client.bounds(publisher.stream_id))[0]
-            while True:
-                fetched = await self._client.fetch(
-                    publisher.stream_id, offset, max_bytes=_SCAN_BYTES
-                )
-                headers = [h for piece in fetched.pieces for h, _ in records.split(piece)]
-                kept = [h for h in headers if h.sequence > publisher.last]
-                offset = kept[0].base_offset if kept else fetched.next_offset
-                if kept or not headers:
-                    break
-            if offset > start:
-                await self._client.trim(publisher.stream_id, offset)
-        except HeadraceError as error:  # the next window's turn
-            log.info("staging not trimmed", publisher=publisher.name, reason=str(error))
+        offset = start = (await self._client.bounds(publisher.stream_id))[0]
+        while True:
+            fetched = await self._client.fetch(publisher.stream_id, offset, max_bytes=_SCAN_BYTES)
+            headers = [h for piece in fetched.pieces for h, _ in records.split(piece)]
+            kept = [h for h in headers if h.sequence > publisher.last]
+            offset = kept[0].base_offset if kept else fetched.next_offset
+            if kept or not headers:
+                break
+        if offset > start:
+            await self._client.trim(publisher.stream_id, offset)
+
+    async def forget(self, uid: int) -> None:
+        stream = self._streams.pop(uid, None)
+        if stream is not None:
+            await stream.close()
 
     async def _stream_of(self, publisher: p.Publisher) -> OwnedStream:
         stream = self._streams.get(publisher.uid)

@@ -458,6 +458,7 @@ class IggyClient:
         window: int,
         manifest: Iterable[StagedSpan] = (),
         digest: bytes = b"",
+        last: bool = False,
     ) -> WindowClosed:
         """Publish what was staged and is named, in that order, exactly once."""
         return await self.call(
@@ -469,5 +470,6 @@ class IggyClient:
                 window=window,
                 manifest=tuple(manifest),
                 digest=digest,
+                last=last,
             ),
         )

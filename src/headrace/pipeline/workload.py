@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.pipeline.stages import Query
-    from headrace.spark.options import Target
-    from headrace.spark.queries import ProgressRings, RunningQuery
+    from headrace.spark.options import SinkOptions
+    from headrace.spark.queries import ProgressRings, QueryIdentity, RunningQuery
 
 CHECKPOINTS = "checkpoints"  # folder, when the deployment names none
 DEAD_LETTER_TRIGGER = "10 seconds"  # nobody waits for rejected rows
@@ -71,20 +71,24 @@ class _Run:
     query: Query
     windows: WindowLog
     lock: Lock
-    target: Target | None
+    sink: SinkOptions | None
     running: RunningQuery | None = None
     state: DeployState = DeployState.ACTIVE
     batches: dict[int, tuple[BatchWindow, int]] = field(default_factory=dict)
 
-    def on_batch(self, frame: DataFrame, batch_id: int) -> None:
+    def on_batch(self, frame: DataFrame, batch_id: int, identity: QueryIdentity) -> None:
         """Called by Spark for every micro-batch, in a thread of its own."""
         from headrace.pipeline.stages import give
         from headrace.spark.publish import publish, to_messages
+        from headrace.spark.sink import publisher_name
+        from headrace.spark.windows import Window
 
         window = self.windows.enter(batch_id)  # on disk before anything is published
         rows = -1
-        if self.target is not None:
-            rows = publish(to_messages(frame, self.query.key), self.target)
+        if self.sink is not None:
+            publisher = publisher_name(identity.id, self.sink.target)
+            messages = to_messages(frame, self.query.key)
+            rows = publish(messages, self.sink, Window(publisher, identity.run_id, batch_id))
         elif self.query.stage is not None:
             batch = Batch(window.window, batch_id, window.replay)
             give(self.query, frame, batch)
@@ -261,11 +265,11 @@ class Workload:
 
         self._disk.make_folder(checkpoint)
         lock = self._disk.lock(f"{checkpoint}.lock")
-        target = None
+        sink = None
         if query.topic is not None:
-            target = parse_sink({"address": self._settings.broker, "topic": query.topic})
-            connect(target).create_topic(target)
-        return _Run(query, WindowLog(self._disk, checkpoint, self._grid), lock, target)
+            sink = parse_sink({"address": self._settings.broker, "topic": query.topic})
+            connect(sink.target).create_topic(sink.target)
+        return _Run(query, WindowLog(self._disk, checkpoint, self._grid), lock, sink)
 
     def _trigger(self, app: Application, query: Query) -> str | None:
         if self._settings.available_now:

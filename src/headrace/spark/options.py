@@ -18,6 +18,7 @@ from headrace.errors import ConfigError
 
 Position = Literal["earliest", "latest"] | Mapping[int, int]
 ReadFrom = Literal["data-nodes", "broker"]
+Delivery = Literal["auto", "exactly-once", "at-least-once"]
 PayloadFormat = Literal["binary", "string", "json"]
 
 DEFAULT_ADDRESS = "127.0.0.1:8090"
@@ -46,7 +47,7 @@ SOURCE_OPTIONS = (
     "readFrom",
     "payloadFormat",
 )
-SINK_OPTIONS = (*_CONNECTION,)
+SINK_OPTIONS = (*_CONNECTION, "delivery")
 # Spark itself puts these among the options of a writer or reader.
 _SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname", "outputmode"})
 
@@ -99,6 +100,12 @@ class SourceOptions:
     payload_format: PayloadFormat
 
 
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    target: Target
+    delivery: Delivery = "auto"
+
+
 def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     given = _known(options, SOURCE_OPTIONS)
     starting = _position(given, "startingOffsets", "latest" if streaming else "earliest")
@@ -121,8 +128,12 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
     )
 
 
-def parse_sink(options: Mapping[str, str]) -> Target:
-    return _target(_known(options, SINK_OPTIONS))
+def parse_sink(options: Mapping[str, str]) -> SinkOptions:
+    given = _known(options, SINK_OPTIONS)
+    return SinkOptions(
+        target=_target(given),
+        delivery=_choice(given, "delivery", ("auto", "exactly-once", "at-least-once")),  # type: ignore[arg-type]  # checked against the literal's values
+    )
 
 
 def _known(options: Mapping[str, str], valid: tuple[str, ...]) -> dict[str, str]:

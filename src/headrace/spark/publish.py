@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace.errors import ConfigError
-from headrace.spark.options import Target
-from headrace.spark.sink import SINK_COLUMNS, check_schema, send
+from headrace.spark.options import SinkOptions
+from headrace.spark.sink import SINK_COLUMNS, check_schema, commit, write
+from headrace.spark.windows import Delivered, Window
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,14 +43,19 @@ def to_messages(frame: DataFrame, key: str | None = None) -> DataFrame:
     return messages
 
 
-def publish(messages: DataFrame, target: Target) -> int:
-    """Send every row (see `to_messages`); returns how many, once all are acknowledged."""
+def publish(messages: DataFrame, options: SinkOptions, window: Window) -> int:
+    """Publish every row (see `to_messages`) as one window; returns how many rows it has.
 
-    def send_part(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    A window that was published before is not published again, whatever its rows are now.
+    """
+
+    def write_part(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow
 
-        sent = send(target, batches)
-        yield pyarrow.RecordBatch.from_pydict({"rows": [sent]})
+        delivered = msgspec.msgpack.encode(write(options, batches, window))
+        yield pyarrow.RecordBatch.from_pydict({"delivered": [delivered]})
 
-    counts = messages.mapInArrow(send_part, "rows bigint").collect()
-    return sum(count.rows for count in counts)
+    rows = messages.mapInArrow(write_part, "delivered binary").collect()
+    delivered = [msgspec.msgpack.decode(row.delivered, type=Delivered) for row in rows]
+    commit(options, delivered)
+    return sum(each.rows for each in delivered)

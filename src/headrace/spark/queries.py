@@ -10,6 +10,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
@@ -26,7 +27,17 @@ from pyspark.sql.streaming.listener import (
 PROGRESS_KEPT = 1024  # per query, as many as the origin kept windows per operator
 STOP_SECONDS = 5.0
 
-OnBatch = Callable[[DataFrame, int], None]
+IDENTITY_SECONDS = 60.0  # from a query's first batch until Spark has told its id
+
+
+@dataclass(frozen=True, slots=True)
+class QueryIdentity:
+    id: str
+    """Kept by the checkpoint: the same after a restart."""
+    run_id: str
+
+
+OnBatch = Callable[[DataFrame, int, QueryIdentity], None]
 
 
 @dataclass(slots=True)
@@ -123,17 +134,24 @@ def start_query(
     on_batch: OnBatch,
 ) -> RunningQuery:
     """Start a query whose batches go to `on_batch`; without a trigger it ends when it caught up."""
+    identity: Future[QueryIdentity] = Future()  # the first batch may come before `start` returns
+
+    def call(batch: DataFrame, batch_id: int) -> None:
+        on_batch(batch, batch_id, identity.result(IDENTITY_SECONDS))
+
     writer = (
         frame.writeStream.queryName(name)
         .outputMode(mode)
         .option("checkpointLocation", checkpoint)
-        .foreachBatch(on_batch)
+        .foreachBatch(call)
     )
     if trigger is None:
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=trigger)
-    return RunningQuery(writer.start(), rings)
+    query = writer.start()
+    identity.set_result(QueryIdentity(str(query.id), str(query.runId)))
+    return RunningQuery(query, rings)
 
 
 def thread_dump(spark: SparkSession) -> list[dict[str, Any]]:

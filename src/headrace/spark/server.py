@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from time import monotonic, time
@@ -30,12 +30,15 @@ from headrace.runtime.system import system_runtime
 from headrace.spark.offsets import PartitionState, TopicState
 from headrace.spark.options import Credentials, Target
 from headrace.spark.tickets import Access, TicketReader
+from headrace.wire.iggy import commands as c
+from headrace.wire.iggy.messages.extensions import PublisherOpened, StagedSpan
 from headrace.wire.iggy.messages.messages import SendMessages
 from headrace.wire.iggy.messages.topics import TopicDetails
 from headrace.wire.iggy.primitives import Partitioning, Strategy
 
 if TYPE_CHECKING:
     from headrace.spark.arrow import Area
+    from headrace.spark.windows import Window
     from headrace.wire.iggy.batch import Positions
 
 T = TypeVar("T")
@@ -44,6 +47,7 @@ RETRY_SECONDS = 30.0
 RETRY_PAUSE_SECONDS = 0.2
 CALL_SECONDS = 60.0  # nothing here takes longer, retries included
 POLL_MESSAGES_MAX = 20_000
+PUBLISHERS_KEPT = 64
 TICKET_SECONDS_LEFT_MIN = 120  # a task may be queued a while before it uses its ticket
 
 _TRANSIENT = (UnavailableError, DeadlineError, NotLeaderError)
@@ -85,6 +89,8 @@ class Server:
         self._tickets: dict[tuple[str, str], Access] = {}
         self._reader = TicketReader(self._runtime)
         self._counts: dict[tuple[str, str], int] = {}
+        self._features: frozenset[str] | None = None
+        self._publishers: dict[tuple[str, str], PublisherOpened] = {}
 
     def describe(self, target: Target) -> tuple[TopicState, Access]:
         """What the topic holds now, and what a task needs to read it. NotFoundError, too."""
@@ -101,15 +107,77 @@ class Server:
         """Make the topic, and its stream, unless they are there."""
         self._loop.run(self._create_topic(target, partitions))
 
-    def send(
+    def send_soon(
         self, target: Target, partition: int | None, area: memoryview, starts: Positions
-    ) -> None:
-        """Send to a partition, or to one of the server's choice; acknowledged on return."""
-        where = (
-            Partitioning.balanced() if partition is None else Partitioning.to_partition(partition)
+    ) -> Future[int]:
+        """Send to a partition, or to one of the server's choice; how many, once acknowledged."""
+        request = _request(target, partition, area, starts)
+
+        async def send() -> int:
+            await self._call(lambda client: client.send_batch(request))
+            return len(starts)
+
+        return self._loop.submit(send())
+
+    # -- publishing windows
+
+    def publishes_windows(self) -> bool:
+        return self._loop.run(self._publishes_windows())
+
+    async def _publishes_windows(self) -> bool:
+        if self._features is None:
+            hello = await self._call(lambda client: client.hello())
+            self._features = frozenset(hello.features) if hello is not None else frozenset()
+        return c.CLOSE.name in self._features
+
+    def stage_soon(
+        self,
+        target: Target,
+        window: Window,
+        partition: int | None,
+        area: memoryview,
+        starts: Positions,
+    ) -> Future[StagedSpan]:
+        """A repeated request stages twice; only what the driver names is published."""
+        request = _request(target, partition, area, starts)
+
+        async def stage() -> StagedSpan:
+            opened = await self._opened(window)
+            return await self._call(lambda client: client.stage(opened, window.number, request))
+
+        return self._loop.submit(stage())
+
+    def close_window(self, window: Window, spans: Sequence[StagedSpan], digest: bytes) -> bool:
+        """False if it was closed before."""
+        return self._loop.run(self._close_window(window, spans, digest))
+
+    async def _close_window(
+        self, window: Window, spans: Sequence[StagedSpan], digest: bytes
+    ) -> bool:
+        # Asked anew: the last closed window is what this one follows.
+        opened = await self._call(
+            lambda client: client.open_publisher(window.publisher, window.run)
         )
-        request = SendMessages(target.stream, target.topic, where, starts, area)
-        self._loop.run(self._call(lambda client: client.send_batch(request)))
+        closed = await self._call(
+            lambda client: client.close_window(
+                opened,
+                previous=opened.last_window,
+                window=window.number,
+                manifest=spans,
+                digest=digest,
+                last=window.last,
+            )
+        )
+        return not closed.already
+
+    async def _opened(self, window: Window) -> PublisherOpened:
+        key = (window.publisher, window.run)
+        if key not in self._publishers:
+            opened = await self._call(lambda client: client.open_publisher(*key))
+            while len(self._publishers) >= PUBLISHERS_KEPT:
+                del self._publishers[next(iter(self._publishers))]
+            self._publishers[key] = opened
+        return self._publishers[key]
 
     def read(
         self, target: Target, access: Access, partition: int, start: int, end: int
@@ -268,6 +336,13 @@ async def _retry(attempt: Callable[[], Awaitable[T]]) -> T:
             if monotonic() > deadline:
                 raise
         await asyncio.sleep(RETRY_PAUSE_SECONDS)
+
+
+def _request(
+    target: Target, partition: int | None, area: memoryview, starts: Positions
+) -> SendMessages:
+    where = Partitioning.balanced() if partition is None else Partitioning.to_partition(partition)
+    return SendMessages(target.stream, target.topic, where, starts, area)
 
 
 def _plain_state(target: Target, details: TopicDetails) -> TopicState:

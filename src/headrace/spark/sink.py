@@ -4,13 +4,15 @@ Columns: `payload` (string or binary; needed), `key`, `partition` (int), `header
 (map<string,binary>). A frame without `payload` is written as JSON objects of all its columns.
 Rows with a key go to the partition that any Iggy client would choose for it.
 
-Delivery is at least once: a task that Spark runs again sends its rows again.
+Delivery is exactly once into Headrace: what the tasks of a batch staged is published as one window
+when the batch commits (`windows.py`). A plain Iggy server gets every row at least once.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -27,8 +30,9 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import ConfigError, InvalidArgumentError, UnavailableError
 from headrace.spark.arrow import to_area
-from headrace.spark.options import Target, parse_sink
+from headrace.spark.options import SinkOptions, Target, parse_sink
 from headrace.spark.server import Server, connect
+from headrace.spark.windows import Delivered, Piece, Window, check_delivery, close, deliver
 from headrace.wire.iggy.batch import split
 
 if TYPE_CHECKING:
@@ -48,39 +52,75 @@ _TYPES = {
 class Sent(WriterCommitMessage):  # type: ignore[misc]  # pyspark's classes are untyped
     """What one task wrote."""
 
-    rows: int
+    delivered: Delivered
 
 
 class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark's classes are untyped
+    """One window of a publisher that nobody else is."""
+
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise ConfigError("a topic cannot be overwritten; write with mode('append')")
-        self._target = parse_sink(options)
+        self._options = parse_sink(options)
+        self._window = Window(f"spark/job/{uuid.uuid4()}", "1", 0, last=True)
         check_schema(schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        return Sent(send(self._target, iterator))
+        return Sent(write(self._options, iterator, self._window))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _check_all(messages)
+        commit(self._options, _all(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing can be taken back: what was sent stays, and may come again."""
+        """What was staged is never published; what was sent at least once cannot be taken back."""
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark's classes are untyped
+    """A window for every micro-batch, of a publisher named after the query and the topic."""
+
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._target = parse_sink(options)
+        self._options = parse_sink(options)
         check_schema(schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        return Sent(send(self._target, iterator))
+        return Sent(write(self._options, iterator, _window_of_task(self._options.target)))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        _check_all(messages)
+        commit(self._options, _all(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """As above."""
+
+
+def _window_of_task(target: Target) -> Window:
+    """Spark plans a writer more than once for a batch: what a run is, its tasks alone know."""
+    context = TaskContext.get()
+    query, run, batch = (
+        None if context is None else context.getLocalProperty(name)
+        for name in ("sql.streaming.queryId", "spark.jobGroup.id", "streaming.sql.batchId")
+    )
+    if query is None or run is None or batch is None:
+        raise UnavailableError("this Spark does not tell its tasks which batch they write")
+    return Window(publisher_name(query, target), run, int(batch))
+
+
+def publisher_name(query: str, target: Target) -> str:
+    """A query keeps its id as long as its checkpoint, and so its publisher."""
+    return f"spark/{query}/{target.stream}/{target.topic}"
+
+
+def write(options: SinkOptions, batches: Iterator[pa.RecordBatch], window: Window) -> Delivered:
+    """A task's part: stage its rows for the window, or send them where that cannot be."""
+    server = connect(options.target)
+    if check_delivery(server, options.target, options.delivery):
+        return deliver(server, options.target, _pieces(server, options.target, batches), window)
+    return deliver(server, options.target, _pieces(server, options.target, batches), None)
+
+
+def commit(options: SinkOptions, delivered: Sequence[Delivered]) -> None:
+    """The driver's part."""
+    if delivered:
+        close(connect(options.target), delivered)
 
 
 def check_schema(schema: StructType) -> None:
@@ -98,28 +138,23 @@ def check_schema(schema: StructType) -> None:
             raise ConfigError(f"column {name} is {found}, it must be {' or '.join(_TYPES[name])}")
 
 
-def send(target: Target, batches: Iterator[pa.RecordBatch]) -> int:
-    """Send every row; the number of rows once the server has acknowledged all of them."""
-    server: Server | None = None
-    rows = 0
+def _pieces(server: Server, target: Target, batches: Iterator[pa.RecordBatch]) -> Iterator[Piece]:
     for batch in batches:
         if not batch.num_rows:
             continue
-        server = server or connect(target)
         if "payload" not in batch.schema.names:
             batch = _as_json(batch)
         for partition, part in _by_partition(batch, server, target):
             columns = {name: part.column(name) for name in part.schema.names}
             area, starts = to_area(columns["payload"], columns.get("key"), columns.get("headers"))
             for piece, positions in split(area, starts, SEND_BYTES_MAX):
-                server.send(target, partition, piece, positions)
-        rows += batch.num_rows
-    return rows
+                yield partition, piece, positions
 
 
-def _check_all(messages: list[WriterCommitMessage | None]) -> None:
+def _all(messages: list[WriterCommitMessage | None]) -> list[Delivered]:
     if any(message is None for message in messages):
         raise UnavailableError("a write task ended without a result")
+    return [message.delivered for message in messages if isinstance(message, Sent)]
 
 
 def _as_json(batch: pa.RecordBatch) -> pa.RecordBatch:

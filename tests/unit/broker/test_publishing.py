@@ -55,6 +55,7 @@ async def close(
     *,
     previous: int | None = None,
     digest: bytes = b"",
+    last: bool = False,
 ) -> x.WindowClosed:
     return await client.call(
         c.CLOSE,
@@ -65,6 +66,7 @@ async def close(
             window=window,
             manifest=tuple(manifest),
             digest=digest,
+            last=last,
         ),
     )
 
@@ -266,6 +268,31 @@ async def test_staged_batches_go_when_their_window_is_closed() -> None:
         assert staging.start == ahead.staged
         await close(client, publisher, 1, [ahead])
         assert await stored(client) == [b"a", b"b"]
+
+
+async def test_a_publisher_ends_with_its_last_window() -> None:
+    cluster = FakeCluster()
+    async with opened(cluster) as h:
+        client = await h.root()
+        await topic(client)
+        publisher = await open_(client)
+        span = await stage(client, publisher, 0, 0, b"x")
+        name = f"p/staging/{publisher.publisher}"
+        assert name in cluster.names
+        await close(client, publisher, 0, [span], last=True)
+        for _ in range(100):
+            if name not in cluster.names:
+                break
+            await asyncio.sleep(0.01)
+        assert name not in cluster.names, "what it staged is gone"
+        assert (await close(client, publisher, 0, [span], last=True)).already
+        assert await code_of(stage(client, publisher, 1, 0, b"y")) == FENCED
+    async with opened(cluster, epoch=2) as h:
+        client = await h.root()
+        again = await open_(client)
+        assert (again.publisher, again.last_window) == (publisher.publisher, 0)
+        assert (await close(client, again, 0, [span], last=True)).already
+        assert await stored(client) == [b"x"]
 
 
 # --- stops

@@ -34,7 +34,9 @@ def test_an_unknown_option_is_named_and_the_valid_ones_are_listed() -> None:
 
 
 def test_sparks_own_options_pass() -> None:
-    assert parse_sink({**TOPIC, "checkpointLocation": "/tmp/x", "path": "y"}).topic == "orders"
+    assert (
+        parse_sink({**TOPIC, "checkpointLocation": "/tmp/x", "path": "y"}).target.topic == "orders"
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_secrets_are_read_where_they_are_used(
     file = f"{tmp_path}/password"
     with open(file, "w") as out:
         out.write("s3cret\n")
-    target = parse_sink({**TOPIC, "username": "me", "password": f"file:{file}"})
+    target = parse_sink({**TOPIC, "username": "me", "password": f"file:{file}"}).target
     assert "s3cret" not in repr(target)
     assert target.credentials.resolve() == ("me", "s3cret", "")
     with pytest.raises(ConfigError, match="HEADRACE_USERNAME"):

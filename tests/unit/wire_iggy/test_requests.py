@@ -71,6 +71,7 @@ CASES: dict[str, tuple[AnyCommand, object, bytes]] = {
                 "window": 5,
                 "manifest": [[40, 2, 7, 1, 0]],
                 "digest": b"d",
+                "last": False,
             }
         ),
     ),

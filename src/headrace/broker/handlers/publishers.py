@@ -52,6 +52,7 @@ async def close_window(broker: Broker, session: Session, request: m.CloseWindow)
         window=request.window,
         manifest=manifest,
         digest=request.digest,
+        last=request.last,
     )
     return m.WindowClosed(
         window=closed.window,

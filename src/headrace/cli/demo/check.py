@@ -40,7 +40,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        return self.windows > 0 and self.lost == 0
+        return self.windows > 0 and self.lost == 0 and self.duplicated == 0
 
 
 def _seconds(text: str) -> float:

@@ -308,11 +308,6 @@ class Show:
             f"{mark} {verdict.windows} results checked against a plain computation: [bold]"
             f"lost {verdict.lost} · duplicated {verdict.duplicated} · late {verdict.late}[/bold]"
         )
-        if verdict.duplicated:
-            print_(
-                "  duplicated: the batch that was cut by the kill ran again; the sink is "
-                "at-least-once for now"
-            )
         print_(f"  pipeline   {HERE / 'pipeline' / 'shop.py'}")
         print_(
             f"  dashboard  http://{self._addresses['http']}/  (user {USER}, password {PASSWORD})"

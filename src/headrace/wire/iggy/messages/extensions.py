@@ -130,6 +130,8 @@ class CloseWindow(Extension, frozen=True, kw_only=True):
     manifest: tuple[StagedSpan, ...] = ()
     digest: bytes = b""
     """Of the contents; a second close that differs is noted, the first one holds."""
+    last: bool = False
+    """The publisher ends with this window, and what it staged goes."""
 
 
 class PublishedRun(msgspec.Struct, frozen=True, array_like=True):
