@@ -25,6 +25,7 @@ class Server:
         self.folder = folder
         self.arguments = arguments
         self.addresses: dict[str, str] = {}
+        self.environment: dict[str, str] = {}  # for commands
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
 
@@ -86,6 +87,7 @@ class Server:
             "HEADRACE_HTTP": self.addresses["http"],
             "NO_COLOR": "1",
             "COLUMNS": "200",
+            **self.environment,
         }
         return subprocess.run(
             [sys.executable, "-m", "headrace.cli.main", *arguments],

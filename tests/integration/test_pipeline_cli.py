@@ -1,13 +1,21 @@
-"""headrace pipeline run|list|show|logs|stop with a pipeline of one's own, against `headrace up`."""
+"""headrace pipeline run|list|show|logs|stop with a pipeline of one's own, against `headrace up`.
+
+The server takes TLS only, so that whoever connects in here (command line, control plane, container,
+Spark's driver and workers) shows that it can.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from headrace.client.channels import tcp_connect
+from headrace.errors import UnauthenticatedError
+from headrace.runtime.system import system_runtime
 from tests.integration.server import Server, running
 
 SCRIPT = """
@@ -26,8 +34,49 @@ def doubled(numbers):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("pipeline") / "server") as started:
+    folder = tmp_path_factory.mktemp("pipeline")
+    (folder / "settings.toml").write_text('[tls]\nmode = "required"\n')
+    arguments = ("--dev", "--config", str(folder / "settings.toml"))
+    with running(folder / "server", arguments=arguments) as started:
+        authority = folder / "server/data/secrets/tls/ca.pem"
+        started.environment = {"HEADRACE_TLS_CA": str(authority)}
         yield started
+
+
+def test_nobody_gets_in_without_tls(server: Server) -> None:
+    plain = {"HEADRACE_TLS": "", "HEADRACE_TLS_CA": ""}
+    authority = server.environment["HEADRACE_TLS_CA"]
+    with_tls, server.environment = server.environment, plain
+    try:
+        refused = server.headrace("stream", "list")
+        assert refused.returncode == 1
+        assert "--tls" in refused.stderr
+        assert server.headrace("pipeline", "list").returncode == 1
+        untrusted = server.headrace("stream", "list", "--tls")
+        assert untrusted.returncode == 1
+        assert "CERTIFICATE_VERIFY_FAILED" in untrusted.stderr
+        for flags in (
+            ("--tls-ca", authority),
+            ("--tls", "--tls-ca", authority, "--tls-server-name", "localhost"),
+            ("--tls-insecure",),
+        ):
+            assert server.headrace("stream", "list", "--json", *flags).stdout.strip() == "[]"
+            assert server.headrace("pipeline", "list", "--json", *flags).stdout.strip() == "[]"
+        wrong = server.headrace("stream", "list", "--tls-ca", authority, "--tls-server-name", "x")
+        assert "Hostname mismatch" in wrong.stderr
+        missing = server.headrace("stream", "list", "--tls-ca", "/missing.pem")
+        assert (missing.returncode, "/missing.pem" in missing.stderr) == (2, True)
+    finally:
+        server.environment = with_tls
+    assert "https://" in server.log
+    runtime = system_runtime()
+
+    async def ask(address: str) -> None:
+        await tcp_connect(runtime, address, client_id="plain")()
+
+    for name in ("placement_manager", "data_node"):
+        with pytest.raises(UnauthenticatedError, match="TLS"):
+            asyncio.run(ask(server.addresses[name]))
 
 
 def test_a_pipeline_from_the_shell(server: Server, tmp_path: Path) -> None:

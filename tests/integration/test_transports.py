@@ -29,8 +29,10 @@ from headrace.config.settings import Settings
 from headrace.config.tls import TlsSettings
 from headrace.errors import ConfigError, UnavailableError
 from headrace.net.addresses import parse_address
+from headrace.net.tls import ClientTls
 from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.runtime.system import system_runtime
+from headrace.runtime.system_tls import client_context
 from headrace.wire.iggy.commands import Command, Encodable
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import Status, error_of
@@ -456,8 +458,13 @@ async def test_the_certificate_is_made_once_and_files_take_its_place(tmp_path: P
         client = IggyClient(server.runtime, connection)
         await client.login("iggy", "iggy")
         await client.close()
-        async with await server.plain() as local:  # from this machine, as the control plane comes
-            await local.ping()
+        with pytest.raises(UnavailableError):
+            await server.plain()
+        trust = client_context(made["certificate.pem"])  # the server's own is enough
+        tls = ClientTls(context=trust, server_name="localhost")
+        async with await IggyClient.connect(server.runtime, *server.iggy, tls=tls) as client:
+            await client.login("iggy", "iggy")
+            await client.ping()
     finally:
         await plane.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.assembly.certificates import load_certificate
 from headrace.assembly.role import Role
 from headrace.broker.core import ProcessFigures
 from headrace.broker.service import BrokerService, RootCredentials
@@ -14,9 +13,7 @@ from headrace.client.channels import Connect
 from headrace.client.placement_links import PlacementLinks
 from headrace.client.sbp import SbpClient
 from headrace.config.settings import Settings
-from headrace.net.tls import TlsAcceptor, TlsLimits
 from headrace.runtime import Runtime
-from headrace.runtime.system_tls import server_context
 
 
 class BrokerRole(Role):
@@ -29,6 +26,7 @@ class BrokerRole(Role):
         placement: Connect | PlacementLinks,
         node: Callable[[str], Connect],
         placement_address: str,
+        encryption: Encryption,
         cluster_uuid: str = "",
         stands_by: bool = False,
         on_root: Callable[[RootCredentials], None] | None = None,
@@ -45,11 +43,10 @@ class BrokerRole(Role):
         self._placement_address = placement_address
         self._cluster_uuid = cluster_uuid
         self._stands_by = stands_by
+        self._encryption = encryption
         self._on_root = on_root
         self._figures = figures
         self._diagnostics = diagnostics
-        self.authority_path = ""
-        """What clients trust the development certificate by; empty with one of your own."""
 
     async def _start(self) -> None:
         runtime, settings = self._runtime, self._settings
@@ -62,11 +59,6 @@ class BrokerRole(Role):
             settings=settings.client,
         )
         self._closers.append(client.close)
-        files = runtime.executor("assembly", 1)
-        try:
-            encryption = await files.run(self._load_encryption)
-        finally:
-            files.close()
         self.service = BrokerService(
             runtime,
             settings.broker,
@@ -78,7 +70,7 @@ class BrokerRole(Role):
             figures=self._figures,
             diagnostics=self._diagnostics,
             on_root=self._on_root,
-            encryption=encryption,
+            encryption=self._encryption,
             stands_by=self._stands_by,
             advertise=settings.advertise if self._stands_by else "",
         )
@@ -89,27 +81,6 @@ class BrokerRole(Role):
             await client.describe_cluster()
         await self.service.start(host, settings.iggy_port, quic_port)
         self._closers.append(self.service.close)
-
-    def _load_encryption(self) -> Encryption:
-        """Blocks. The files are read now, so that a wrong path stops the start and not a client."""
-        runtime, settings, tls = self._runtime, self._settings, self._settings.tls
-        certificate = load_certificate(runtime.disk, runtime.clock, tls, settings.data_dir)
-        self.authority_path = certificate.authority_path
-        seconds = tls.handshake_ms / 1000
-        acceptor = TlsAcceptor(
-            server_context(certificate.chain, certificate.key),
-            required=tls.mode == "required",
-            limits=TlsLimits(
-                handshake_seconds=seconds, handshake_bytes_max=tls.handshake_bytes_max
-            ),
-        )
-        return Encryption(
-            certificate=certificate.chain,
-            key=certificate.key,
-            tls=None if tls.mode == "off" else acceptor,
-            quic=settings.quic,
-            handshake_seconds=seconds,
-        )
 
     def addresses(self) -> dict[str, str]:
         found = {"iggy": self.service.address, "quic": self.service.quic_address}

@@ -1,4 +1,5 @@
-"""The broker's certificate: from the files that the settings name, else a development one.
+"""The servers' certificate: from the files that the settings name, else a development one; and how
+this process knows the other servers of its cluster by theirs.
 
 The development certificate is for localhost, signed by an authority made for it alone, whose key is
 forgotten at once: clients trust `secrets/tls/ca.pem`, and nobody can sign anything else with it.
@@ -6,6 +7,7 @@ forgotten at once: clients trust `secrets/tls/ca.pem`, and nobody can sign anyth
 
 from __future__ import annotations
 
+import os.path
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -18,7 +20,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from headrace.config.tls import TlsSettings
 from headrace.errors import ConfigError, NotFoundError, StorageError
+from headrace.net.tls import ClientTls, TlsAcceptor, TlsLimits
 from headrace.runtime import Clock, Disk
+from headrace.runtime.system_tls import client_context, server_context
 
 _VALID_DAYS = 3650
 _CLOCKS_DIFFER = timedelta(days=1)
@@ -33,6 +37,72 @@ class Certificate:
     key: bytes
     authority_path: str
     """What clients need to trust it; empty when it came from files."""
+    chain_path: str = ""
+    key_path: str = ""
+
+    def acceptor(self, settings: TlsSettings) -> TlsAcceptor | None:
+        """For a server's port; None when TLS is off."""
+        if settings.mode == "off":
+            return None
+        return TlsAcceptor(
+            server_context(self.chain, self.key),
+            required=settings.mode == "required",
+            limits=TlsLimits(
+                handshake_seconds=settings.handshake_ms / 1000,
+                handshake_bytes_max=settings.handshake_bytes_max,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTrust:
+    """How servers of this cluster are reached over TLS."""
+
+    authorities: bytes
+    path: str
+    """The same, as a file."""
+    server_name: str
+    """What their certificate must say; empty = the host connected to."""
+
+    def client(self) -> ClientTls:
+        return ClientTls(context=client_context(self.authorities), server_name=self.server_name)
+
+    def environment(self) -> dict[str, str]:
+        """Tells a container the same; see `spark/options.py`."""
+        return {
+            "HEADRACE_TLS": "true",
+            "HEADRACE_TLS_CA": self.path,
+            "HEADRACE_TLS_SERVER_NAME": self.server_name,
+        }
+
+
+def load_trust(disk: Disk, settings: TlsSettings, certificate: Certificate) -> PeerTrust | None:
+    """Blocks. None when servers are reached without TLS: unless it is required, they are plain to
+    each other. Without `tls.ca` every server has our certificate, so its name is the one to expect
+    wherever it runs."""
+    if settings.mode != "required":
+        return None
+    if settings.ca:
+        return PeerTrust(_read(disk, settings.ca), os.path.abspath(settings.ca), "")
+    if certificate.authority_path:
+        path = certificate.authority_path
+        return PeerTrust(_read(disk, path), os.path.abspath(path), "localhost")
+    path = os.path.abspath(settings.certificate)
+    return PeerTrust(certificate.chain, path, server_name_of(certificate.chain))
+
+
+def server_name_of(chain: bytes) -> str:
+    """A name that the server's certificate is good for. ConfigError when it has none."""
+    try:
+        leaf = x509.load_pem_x509_certificate(chain)
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise ConfigError(f"the certificate names no server: {error}") from error
+    found = [*names.get_values_for_type(x509.DNSName)]
+    found += [str(address) for address in names.get_values_for_type(x509.IPAddress)]
+    if not found:
+        raise ConfigError("the certificate names no server")
+    return found[0].replace("*", "headrace", 1)
 
 
 def load_certificate(disk: Disk, clock: Clock, settings: TlsSettings, data_dir: str) -> Certificate:
@@ -41,12 +111,13 @@ def load_certificate(disk: Disk, clock: Clock, settings: TlsSettings, data_dir: 
         raise ConfigError("tls.certificate and tls.key belong together; set both or neither")
     if settings.has_files:
         chain, key = (_read(disk, path) for path in (settings.certificate, settings.key))
-        return Certificate(chain, key, "")
+        return Certificate(chain, key, "", settings.certificate, settings.key)
     folder = f"{data_dir}/secrets/tls"
     if not disk.exists(f"{folder}/certificate.pem"):
         _make_development(disk, clock, folder)
-    chain, key = (_read(disk, f"{folder}/{name}.pem") for name in ("certificate", "key"))
-    return Certificate(chain, key, f"{folder}/ca.pem")
+    paths = [f"{folder}/{name}.pem" for name in ("certificate", "key")]
+    chain, key = (_read(disk, path) for path in paths)
+    return Certificate(chain, key, f"{folder}/ca.pem", *paths)
 
 
 def _read(disk: Disk, path: str) -> bytes:

@@ -8,6 +8,12 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
 
+from headrace.assembly.certificates import (
+    Certificate,
+    PeerTrust,
+    load_certificate,
+    load_trust,
+)
 from headrace.assembly.links import node_connect, placement_links
 from headrace.assembly.secrets import load_secret
 from headrace.assembly.web_server import WebServer
@@ -17,10 +23,11 @@ from headrace.client.iggy import IggyClient
 from headrace.client.leadership import HolderFile, Leadership
 from headrace.client.sbp import SbpClient
 from headrace.client.statelog import StateLog
-from headrace.config.settings import Settings
+from headrace.config.settings import LOOPBACK, Settings
 from headrace.errors import HeadraceError, UnauthenticatedError
 from headrace.net.addresses import format_address, parse_address
 from headrace.net.credentials import service_token
+from headrace.net.tls import ClientTls
 from headrace.pipeline.controller import Controller
 from headrace.pipeline.journal import LOG_NAME, VERSION
 from headrace.pipeline.launcher import LocalLauncher
@@ -34,16 +41,19 @@ LEASE_NAME = "controller"
 class BrokerView:
     """What the JSON API asks of the broker; each login is tried on a connection of its own."""
 
-    def __init__(self, runtime: Runtime, address: str, token: str) -> None:
+    def __init__(
+        self, runtime: Runtime, address: str, token: str, *, tls: ClientTls | None = None
+    ) -> None:
         self._runtime = runtime
         self._address = parse_address(address)
+        self._tls = tls
         self._token = token
         self._client: IggyClient | None = None
         self._connecting = asyncio.Lock()
 
     async def login(self, username: str, password: str) -> Login:
         """Whether the broker knows this user, and whether they may manage the server."""
-        async with await IggyClient.connect(self._runtime, *self._address) as client:
+        async with await self._connect() as client:
             try:
                 await client.login(username, password)
             except IggyError as error:
@@ -52,6 +62,9 @@ class BrokerView:
             permissions = None if details is None else details.permissions
             may_manage = permissions is not None and permissions.everywhere.manage_servers
             return Login(username, may_manage=may_manage)
+
+    async def _connect(self) -> IggyClient:
+        return await IggyClient.connect(self._runtime, *self._address, tls=self._tls)
 
     async def overview(self) -> dict[str, Any]:
         async with self._shared() as client:
@@ -73,7 +86,7 @@ class BrokerView:
     async def _shared(self) -> AsyncIterator[IggyClient]:
         async with self._connecting:
             if self._client is None or not self._client.usable:
-                client = await IggyClient.connect(self._runtime, *self._address)
+                client = await self._connect()
                 await client.login_with_token(self._token)
                 self._client = client
         yield self._client
@@ -107,6 +120,7 @@ class ControlPlane:
         self._lost = asyncio.Event()
         self._controller: Controller | None = None
         self._web: WebServer | None = None
+        self._tls: ClientTls | None = None
 
     async def start(self) -> None:
         try:
@@ -120,11 +134,13 @@ class ControlPlane:
         secret = self._secret or await self._files.run(
             load_secret, runtime.disk, runtime.random, settings.data_dir
         )
+        certificate, trust = await self._files.run(self._load_tls)
+        self._tls = None if trust is None else trust.client()
         managers = self._addresses["placement_manager"].split(",")
         client = SbpClient(
             runtime,
-            placement=placement_links(runtime, managers, secret, "controller"),
-            node=node_connect(runtime, secret, "controller"),
+            placement=placement_links(runtime, managers, secret, "controller", tls=self._tls),
+            node=node_connect(runtime, secret, "controller", tls=self._tls),
             client_id="controller",
             settings=self._settings.client,
         )
@@ -156,19 +172,30 @@ class ControlPlane:
                 runtime,
                 self._addresses["iggy"],
                 environment=self._environment,
-                login={"HEADRACE_TOKEN": token},
+                login={
+                    "HEADRACE_TOKEN": token,
+                    **({} if trust is None else trust.environment()),
+                },
             ),
             broker=parse_address(self._addresses["iggy"]),
-            host=settings.host,
+            # The umbilical knows no TLS and no login yet, and its containers are our children.
+            host=settings.host if settings.host in LOOPBACK else LOOPBACK[0],
         )
         await self._controller.start()
         self._closers.append(self._controller.close)
-        broker = BrokerView(runtime, self._addresses["iggy"], token)
+        broker = BrokerView(runtime, self._addresses["iggy"], token, tls=self._tls)
         self._closers.append(broker.close)
         page = (files("headrace.web") / "static" / "index.html").read_text()
         self._web = WebServer(create_app(runtime, self._controller, broker, page))
-        await self._web.start(settings.host, settings.http_port)
+        files_of = None if trust is None else (certificate.chain_path, certificate.key_path)
+        await self._web.start(settings.host, settings.http_port, certificate=files_of)
         self._closers.append(self._web.close)
+
+    def _load_tls(self) -> tuple[Certificate, PeerTrust | None]:
+        """Blocks. The data plane made the development certificate before we came."""
+        runtime, settings = self._runtime, self._settings
+        certificate = load_certificate(runtime.disk, runtime.clock, settings.tls, settings.data_dir)
+        return certificate, load_trust(runtime.disk, settings.tls, certificate)
 
     async def _lead(self, client: SbpClient) -> tuple[int, bool]:
         """The epoch of the controller's lease, and whether our last stop was clean."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping
 
 from headrace.assembly.control_plane import ControlPlane
+from headrace.assembly.encryption import load_tls
 from headrace.assembly.links import check_addresses, node_connect, placement_links
 from headrace.assembly.role import Role
 from headrace.broker.door import Door
@@ -40,10 +41,11 @@ class ControllerRole(Role):
     async def _start(self) -> None:
         runtime, settings = self._runtime, self._settings
         managers = check_addresses(settings.placement_managers)
+        tls = (await load_tls(runtime, settings)).peers
         client = SbpClient(
             runtime,
-            placement=placement_links(runtime, managers, self._secret, "controller"),
-            node=node_connect(runtime, self._secret, "controller"),
+            placement=placement_links(runtime, managers, self._secret, "controller", tls=tls),
+            node=node_connect(runtime, self._secret, "controller", tls=tls),
             client_id="controller",
             settings=settings.client,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace.assembly.broker_role import BrokerRole
+from headrace.assembly.encryption import load_tls
 from headrace.assembly.links import node_connect
 from headrace.assembly.node_role import NodeRole
 from headrace.assembly.placement_role import OpenStore, PlacementRole
@@ -21,6 +22,7 @@ from headrace.client.channels import Connect
 from headrace.config.settings import LOOPBACK, Settings
 from headrace.datanode.service import DataNodeService
 from headrace.net.sbp_channel import Channel
+from headrace.net.tls import ClientTls
 from headrace.placement.service import PlacementService
 from headrace.placement.store import SqliteStore
 from headrace.runtime import Runtime
@@ -48,6 +50,7 @@ class DataPlane(Role):
         self._diagnostics = diagnostics
         self._open_store = open_store
         self._roles: list[Role] = []
+        self._peer_tls: ClientTls | None = None
         self.authority_path = ""
         """What clients trust the development certificate by; empty with one of your own."""
         self.node: DataNodeService | None = None
@@ -57,12 +60,15 @@ class DataPlane(Role):
     async def _start(self) -> None:
         runtime, settings = self._runtime, self._settings
         self._secret, cluster_uuid = await self._load_identity()
+        tls = await load_tls(runtime, settings)
+        self._peer_tls, self.authority_path = tls.peers, tls.authority_path
         plain_streams = settings.host in LOOPBACK
         placement = PlacementRole(
             runtime,
             settings,
             secret=self._secret,
             node=self._connect_node,
+            tls=tls.acceptor,
             plain_streams=plain_streams,
             open_store=self._open_store,
         )
@@ -73,6 +79,7 @@ class DataPlane(Role):
             settings,
             secret=self._secret,
             placement=self.placement.connect,
+            tls=tls.acceptor,
             plain_streams=plain_streams,
         )
         self.node = node.service
@@ -84,6 +91,7 @@ class DataPlane(Role):
             placement=self.placement.connect,
             node=self._connect_node,
             placement_address=placement.address,
+            encryption=tls.encryption,
             cluster_uuid=cluster_uuid,
             on_root=self._on_root,
             figures=self._figures,
@@ -92,7 +100,6 @@ class DataPlane(Role):
         await self._run(broker)
         self.broker = broker.service
         self.lost = broker.lost
-        self.authority_path = broker.authority_path
 
     async def _run(self, role: Role) -> None:
         await role.start()
@@ -115,7 +122,11 @@ class DataPlane(Role):
             if self.node is not None and address == self.node.address:
                 return await self.node.connect()
             over_tcp = node_connect(
-                self._runtime, self._secret, "data-plane", ClientRole.PLACEMENT_MANAGER
+                self._runtime,
+                self._secret,
+                "data-plane",
+                ClientRole.PLACEMENT_MANAGER,
+                tls=self._peer_tls,
             )
             return await over_tcp(address)()
 

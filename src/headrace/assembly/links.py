@@ -9,6 +9,7 @@ from headrace.client.placement_links import PlacementLinks
 from headrace.errors import ConfigError, InvalidArgumentError
 from headrace.net.addresses import parse_address
 from headrace.net.credentials import node_credential
+from headrace.net.tls import ClientTls
 from headrace.runtime import Runtime
 from headrace.wire.sbp.messages import ClientRole
 
@@ -16,13 +17,20 @@ WILDCARDS = ("0.0.0.0", "::")
 
 
 def node_connect(
-    runtime: Runtime, secret: bytes, client_id: str, role: ClientRole = ClientRole.CUSTOMER
+    runtime: Runtime,
+    secret: bytes,
+    client_id: str,
+    role: ClientRole = ClientRole.CUSTOMER,
+    *,
+    tls: ClientTls | None = None,
 ) -> Callable[[str], Connect]:
     """Connections, by address, that prove to hold the cluster's secret."""
     credential = node_credential(secret)
 
     def connect_to(address: str) -> Connect:
-        return tcp_connect(runtime, address, client_id=client_id, role=role, credential=credential)
+        return tcp_connect(
+            runtime, address, client_id=client_id, role=role, credential=credential, tls=tls
+        )
 
     return connect_to
 
@@ -33,9 +41,11 @@ def placement_links(
     secret: bytes,
     client_id: str,
     role: ClientRole = ClientRole.CUSTOMER,
+    *,
+    tls: ClientTls | None = None,
 ) -> PlacementLinks:
     return PlacementLinks(
-        check_addresses(addresses), node_connect(runtime, secret, client_id, role)
+        check_addresses(addresses), node_connect(runtime, secret, client_id, role, tls=tls)
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace.assembly.role import Role
 from headrace.client.channels import Connect
 from headrace.client.placement_links import PlacementLinks
 from headrace.config.settings import Settings
 from headrace.datanode.service import DataNodeService
+from headrace.net.tls import TlsAcceptor
 from headrace.runtime import Runtime
 
 
@@ -18,23 +21,29 @@ class NodeRole(Role):
         *,
         secret: bytes,
         placement: Connect | PlacementLinks,
+        peers: Callable[[str], Connect] | None = None,
+        tls: TlsAcceptor | None = None,
         plain_streams: bool = False,
     ) -> None:
         super().__init__()
         self._settings = settings
+        self._tls = tls
         self.service = DataNodeService(
             runtime,
             settings.data_node,
             folder=f"{settings.data_dir}/node",
             storage=settings.storage,
             placement=placement,
+            peers=peers,
             secret=secret,
             plain_streams=plain_streams,
         )
 
     async def _start(self) -> None:
         settings = self._settings
-        await self.service.start(settings.host, settings.node_port, advertise=settings.advertise)
+        await self.service.start(
+            settings.host, settings.node_port, advertise=settings.advertise, tls=self._tls
+        )
         self._closers.append(self.service.close)
 
     def addresses(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from headrace.client.channels import Connect
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.net.addresses import advertised
+from headrace.net.tls import TlsAcceptor
 from headrace.placement.service import PlacementService
 from headrace.placement.store import SqliteStore, Store
 from headrace.runtime import Runtime
@@ -24,6 +25,7 @@ class PlacementRole(Role):
         *,
         secret: bytes,
         node: Callable[[str], Connect],
+        tls: TlsAcceptor | None = None,
         plain_streams: bool = False,
         open_store: OpenStore = SqliteStore.open,
     ) -> None:
@@ -32,6 +34,7 @@ class PlacementRole(Role):
         self._settings = settings
         self._secret = secret
         self._node = node
+        self._tls = tls
         self._plain_streams = plain_streams
         self._open_store = open_store
         self.address = ""
@@ -52,7 +55,7 @@ class PlacementRole(Role):
         )
         await self.service.start()
         self._closers.append(self.service.close)
-        listened = await self.service.listen(settings.host, settings.placement_port)
+        listened = await self.service.listen(settings.host, settings.placement_port, tls=self._tls)
         self.address = advertised(settings.advertise, listened)
 
     async def _open_metadata(self, folder: str) -> Store:

@@ -25,7 +25,11 @@ class WebServer:
         self._task: asyncio.Task[None] | None = None
         self._server: _Server | None = None
 
-    async def start(self, host: str, port: int) -> None:
+    async def start(
+        self, host: str, port: int, *, certificate: tuple[str, str] | None = None
+    ) -> None:
+        """HTTPS with the files of a certificate and its key, if given."""
+        chain, key = certificate or (None, None)
         config = uvicorn.Config(
             self._app,
             host=host,
@@ -36,6 +40,8 @@ class WebServer:
             limit_concurrency=256,
             timeout_graceful_shutdown=2,
             ws="none",
+            ssl_certfile=chain,
+            ssl_keyfile=key,
         )
         self._server = _Server(config)
         self._task = asyncio.create_task(self._serve(self._server, host, port))

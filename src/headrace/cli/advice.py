@@ -16,7 +16,8 @@ from headrace.errors import (
 _ADVICE: tuple[tuple[type[HeadraceError], str], ...] = (
     (
         UnavailableError,
-        "Is the server running? Start it with `headrace up`, or point --address at it.",
+        "Is the server running? Start it with `headrace up`, or point --address at it. If it "
+        "takes TLS only, use --tls and --tls-ca.",
     ),
     (
         UnauthenticatedError,

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from headrace.cli.options import TLS
+
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
+    from headrace.net.tls import ClientTls
 
 T = TypeVar("T")
 
@@ -20,10 +23,19 @@ def with_broker(
     from headrace.runtime.system import run, system_runtime
 
     host, port = parse_address(address)
+    tls = client_tls()
 
     async def main() -> T:
-        async with await IggyClient.connect(system_runtime(), host, port) as client:
+        async with await IggyClient.connect(system_runtime(), host, port, tls=tls) as client:
             await client.login(username, password)
             return await work(client)
 
     return run(main())
+
+
+def client_tls() -> ClientTls | None:
+    """What the options of the running command ask for."""
+    from headrace.client.tls_options import TlsOptions
+
+    chosen = TLS.get()
+    return TlsOptions(chosen.wanted, chosen.ca, chosen.server_name, chosen.insecure).client()

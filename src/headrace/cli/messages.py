@@ -24,6 +24,7 @@ from headrace.cli.options import (
     TopicName,
     Username,
     split_topic,
+    takes_tls,
 )
 from headrace.cli.output import note
 
@@ -39,6 +40,7 @@ FOLLOW_SECONDS = 0.2
 LINES_WAITING_MAX = 10_000
 
 
+@takes_tls
 def produce(
     name: TopicName,
     file: Annotated[
@@ -123,6 +125,7 @@ def _collect(source: BinaryIO) -> Iterator[list[bytes]]:
             yield batch
 
 
+@takes_tls
 def consume(
     name: TopicName,
     start: Annotated[

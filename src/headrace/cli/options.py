@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
@@ -25,6 +30,75 @@ ADDRESS = "127.0.0.1:8090"
 HTTP = "127.0.0.1:3000"
 USERNAME = "iggy"
 PASSWORD = "iggy"  # what `headrace up --dev` sets; any other server refuses it
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """What the command line said about TLS."""
+
+    wanted: bool = False
+    ca: str = ""
+    server_name: str = ""
+    insecure: bool = False
+
+
+TLS: ContextVar[Tls] = ContextVar("tls", default=Tls())  # noqa: B039  # frozen
+
+_TLS_OPTIONS: dict[str, Any] = {
+    "tls": Annotated[bool, typer.Option("--tls", envvar="HEADRACE_TLS", help="Connect over TLS.")],
+    "tls_ca": Annotated[
+        str,
+        typer.Option(
+            "--tls-ca",
+            envvar="HEADRACE_TLS_CA",
+            help="File with the authorities to trust, PEM; the system's if empty.",
+        ),
+    ],
+    "tls_server_name": Annotated[
+        str,
+        typer.Option(
+            "--tls-server-name",
+            envvar="HEADRACE_TLS_SERVER_NAME",
+            help="Name in the server's certificate, if not the host of the address.",
+        ),
+    ],
+    "tls_insecure": Annotated[
+        bool, typer.Option("--tls-insecure", help="Trust any certificate: development only.")
+    ],
+}
+_TLS_DEFAULTS = {"tls": False, "tls_ca": "", "tls_server_name": "", "tls_insecure": False}
+
+
+def takes_tls(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the TLS options; what it connects with looks at `TLS`."""
+
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        wanted, ca, name, insecure = (arguments.pop(option) for option in _TLS_OPTIONS)
+        token = TLS.set(Tls(wanted or bool(ca) or insecure, ca, name, insecure))
+        try:
+            command(**arguments)
+        finally:
+            TLS.reset(token)
+
+    signature = inspect.signature(command, eval_str=True)
+    added = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=_TLS_DEFAULTS[name],
+            annotation=annotation,
+        )
+        for name, annotation in _TLS_OPTIONS.items()
+    ]
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined]  # read by typer
+        parameters=[*signature.parameters.values(), *added]
+    )
+    run.__annotations__ = {
+        each.name: each.annotation
+        for each in run.__signature__.parameters.values()  # type: ignore[attr-defined]  # set above
+    }
+    return run
 
 
 def split_topic(name: str) -> tuple[str, str]:

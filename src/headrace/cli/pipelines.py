@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import HTTP, PASSWORD, USERNAME, AsJson, Http, Password, Username
+from headrace.cli.broker import client_tls
+from headrace.cli.options import (
+    HTTP,
+    PASSWORD,
+    USERNAME,
+    AsJson,
+    Http,
+    Password,
+    Username,
+    takes_tls,
+)
 from headrace.cli.output import format_value, note, print_fields, print_json, print_rows
 
 if TYPE_CHECKING:
@@ -34,7 +44,8 @@ class Api:
     """The control plane's JSON API."""
 
     def __init__(self, address: str, username: str, password: str) -> None:
-        self._base = f"http://{address}/api"
+        self._tls = client_tls()
+        self._base = f"{'http' if self._tls is None else 'https'}://{address}/api"
         self._auth = (username, password)
 
     def get(self, path: str) -> Any:
@@ -58,15 +69,21 @@ class Api:
             UnavailableError,
         )
 
+        tls = self._tls
+        extensions = {"sni_hostname": tls.server_name} if tls and tls.server_name else {}
         try:
-            answer = httpx.request(
-                method,
-                f"{self._base}{path}",
-                auth=self._auth,
-                json=body,
-                timeout=SUBMIT_SECONDS,
+            with httpx.Client(
+                verify=True if tls is None else tls.context,
                 trust_env=False,  # a proxy has no business between us and our own server
-            )
+            ) as client:
+                answer = client.request(
+                    method,
+                    f"{self._base}{path}",
+                    auth=self._auth,
+                    json=body,
+                    timeout=SUBMIT_SECONDS,
+                    extensions=extensions,
+                )
         except httpx.HTTPError as error:
             raise UnavailableError(f"{self._base}: {error}") from error
         if answer.is_success:
@@ -104,6 +121,7 @@ def read_package(script: Path) -> dict[str, Any]:
 
 
 @app.command("run")
+@takes_tls
 def run(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT.py")],
     available_now: Annotated[
@@ -159,6 +177,7 @@ def follow(api: Api, name: str) -> dict[str, Any]:
 
 
 @app.command("list")
+@takes_tls
 def list_pipelines(
     http: Http = HTTP,
     username: Username = USERNAME,
@@ -171,6 +190,7 @@ def list_pipelines(
 
 
 @app.command("show")
+@takes_tls
 def show(
     name: Name,
     http: Http = HTTP,
@@ -194,6 +214,7 @@ def show(
 
 
 @app.command("stop")
+@takes_tls
 def stop(
     name: Name,
     http: Http = HTTP,
@@ -206,6 +227,7 @@ def stop(
 
 
 @app.command("logs")
+@takes_tls
 def logs(
     name: Name,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000)] = 100,

@@ -7,13 +7,19 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from headrace.assembly.broker_role import BrokerRole
 from headrace.assembly.controller_role import ControllerRole
-from headrace.assembly.links import check_advertised, node_connect, placement_links
+from headrace.assembly.encryption import Tls, load_tls
+from headrace.assembly.links import (
+    check_addresses,
+    check_advertised,
+    node_connect,
+    placement_links,
+)
 from headrace.assembly.node_role import NodeRole
 from headrace.assembly.placement_role import PlacementRole
 from headrace.assembly.role import Role
@@ -29,53 +35,54 @@ from headrace.runtime.system import system_runtime
 from headrace.wire.sbp.messages import ClientRole
 
 
-def make_role(name: str, settings: Settings, secret: bytes) -> Role:
-    """Call it inside the event loop."""
+async def make_role(name: str, settings: Settings, secret: bytes) -> Role:
+    runtime = system_runtime()
+    if name == "controller":
+        return ControllerRole(runtime, settings, secret=secret, environment=dict(os.environ))
+    host = settings.iggy_host if name == "broker" else ""
+    check_advertised(host or settings.host, settings.advertise)
+    if name != "placement-manager":
+        check_addresses(settings.placement_managers)
+    tls = await load_tls(runtime, settings)
     match name:
         case "placement-manager":
-            check_advertised(settings.host, settings.advertise)
+            role = ClientRole.PLACEMENT_MANAGER
             return PlacementRole(
-                system_runtime(),
+                runtime,
                 settings,
                 secret=secret,
-                node=node_connect(
-                    system_runtime(), secret, "placement-manager", ClientRole.PLACEMENT_MANAGER
-                ),
+                node=node_connect(runtime, secret, name, role, tls=tls.peers),
+                tls=tls.acceptor,
             )
         case "data-node":
-            check_advertised(settings.host, settings.advertise)
+            role = ClientRole.DATA_NODE
             return NodeRole(
-                system_runtime(),
+                runtime,
                 settings,
                 secret=secret,
                 placement=placement_links(
-                    system_runtime(),
-                    settings.placement_managers,
-                    secret,
-                    "data-node",
-                    ClientRole.DATA_NODE,
+                    runtime, settings.placement_managers, secret, name, role, tls=tls.peers
                 ),
+                peers=node_connect(runtime, secret, name, role, tls=tls.peers),
+                tls=tls.acceptor,
             )
-        case "broker":
-            return _make_broker(settings, secret)
         case _:
-            return ControllerRole(
-                system_runtime(), settings, secret=secret, environment=dict(os.environ)
-            )
+            return _make_broker(settings, secret, tls)
 
 
-def _make_broker(settings: Settings, secret: bytes) -> BrokerRole:
-    check_advertised(settings.iggy_host or settings.host, settings.advertise)
+def _make_broker(settings: Settings, secret: bytes, tls: Tls) -> BrokerRole:
     runtime = system_runtime()
     recent = RecentLines()
     logging.getLogger().addHandler(recent)
+    managers = settings.placement_managers
     return BrokerRole(
         runtime,
         settings,
         secret=secret,
-        placement=placement_links(runtime, settings.placement_managers, secret, "broker"),
-        node=node_connect(runtime, secret, "broker"),
-        placement_address=",".join(settings.placement_managers),
+        placement=placement_links(runtime, managers, secret, "broker", tls=tls.peers),
+        node=node_connect(runtime, secret, "broker", tls=tls.peers),
+        placement_address=",".join(managers),
+        encryption=tls.encryption,
         stands_by=True,
         on_root=tell_root,
         figures=Figures(settings.data_dir),
@@ -88,13 +95,13 @@ def _make_broker(settings: Settings, secret: bytes) -> BrokerRole:
     )
 
 
-async def serve_role(name: str, make: Callable[[], Role], *, ready_file: str) -> None:
+async def serve_role(name: str, make: Callable[[], Awaitable[Role]], *, ready_file: str) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    role = make()
+    role = await make()
     starting = asyncio.create_task(role.start())
     stopping = asyncio.create_task(stop.wait())
     try:

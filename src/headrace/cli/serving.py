@@ -118,7 +118,8 @@ async def serve(settings: Settings, *, ready_file: str, log_json: bool) -> None:
     try:
         await child.start()
         addresses = {**plane.addresses(), **child.addresses}
-        print_ready(addresses, plane.authority_path)
+        https = settings.tls.mode == "required"
+        print_ready(addresses, plane.authority_path, https=https)
         if ready_file:
             write_ready_file(ready_file, addresses)
         await _wait(stop, plane, child)

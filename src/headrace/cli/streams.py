@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.broker import with_broker
-from headrace.cli.options import ADDRESS, PASSWORD, USERNAME, Address, AsJson, Password, Username
+from headrace.cli.options import (
+    ADDRESS,
+    PASSWORD,
+    USERNAME,
+    Address,
+    AsJson,
+    Password,
+    Username,
+    takes_tls,
+)
 from headrace.cli.output import note, print_fields, print_rows
 
 if TYPE_CHECKING:
@@ -31,6 +40,7 @@ def _row(stream: Stream) -> dict[str, Any]:
 
 
 @app.command("create")
+@takes_tls
 def create(
     name: Name,
     address: Address = ADDRESS,
@@ -44,6 +54,7 @@ def create(
 
 
 @app.command("list")
+@takes_tls
 def list_streams(
     address: Address = ADDRESS,
     username: Username = USERNAME,
@@ -56,6 +67,7 @@ def list_streams(
 
 
 @app.command("show")
+@takes_tls
 def show(
     name: Name,
     address: Address = ADDRESS,
@@ -77,6 +89,7 @@ def show(
 
 
 @app.command("delete")
+@takes_tls
 def delete(
     name: Name,
     address: Address = ADDRESS,

@@ -17,6 +17,7 @@ from headrace.cli.options import (
     TopicName,
     Username,
     split_topic,
+    takes_tls,
 )
 from headrace.cli.output import note, print_fields, print_json, print_rows
 
@@ -46,6 +47,7 @@ def _row(topic: Topic) -> dict[str, Any]:
 
 
 @app.command("create")
+@takes_tls
 def create(
     name: TopicName,
     partitions: Annotated[int, typer.Option("--partitions", min=0, max=1000)] = 1,
@@ -78,6 +80,7 @@ def create(
 
 
 @app.command("list")
+@takes_tls
 def list_topics(
     stream: Annotated[str, typer.Argument(metavar="STREAM")],
     address: Address = ADDRESS,
@@ -91,6 +94,7 @@ def list_topics(
 
 
 @app.command("show")
+@takes_tls
 def show(
     name: TopicName,
     address: Address = ADDRESS,
@@ -128,6 +132,7 @@ def show(
 
 
 @app.command("delete")
+@takes_tls
 def delete(
     name: TopicName,
     address: Address = ADDRESS,

@@ -98,9 +98,11 @@ LABELS = {
 }
 
 
-def print_ready(addresses: dict[str, str], authority_path: str) -> None:
+def print_ready(addresses: dict[str, str], authority_path: str, *, https: bool = False) -> None:
     note("headrace is up; Ctrl-C stops it")
     for name, label in LABELS.items():
+        if https:
+            label = label.replace("http:", "https:")
         if addresses.get(name):
             gap = "" if label.endswith("//") else "  "
             note(f"  {label:<12}{gap}{addresses[name]}")

@@ -15,6 +15,7 @@ from headrace.errors import RemoteProtocolError, UnavailableError
 from headrace.net.addresses import parse_address
 from headrace.net.sbp_channel import Channel, TcpChannel
 from headrace.net.sbp_server import Payload, Reply
+from headrace.net.tls import ClientTls
 from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.wire.sbp.messages import ClientRole, Message
 from headrace.wire.sbp.opcodes import Code
@@ -30,13 +31,14 @@ def tcp_connect(
     client_id: str,
     role: ClientRole = ClientRole.CUSTOMER,
     credential: bytes = b"",
+    tls: ClientTls | None = None,
 ) -> Connect:
-    """Connections to one `host:port`."""
+    """Connections to one `host:port`, over TLS if `tls` is given."""
 
     async def connect() -> Channel:
         host, port = parse_address(address)
         return await TcpChannel.connect(
-            runtime, host, port, client_id=client_id, role=role, credential=credential
+            runtime, host, port, client_id=client_id, role=role, credential=credential, tls=tls
         )
 
     return connect

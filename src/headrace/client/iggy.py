@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from headrace.errors import DeadlineError, RemoteProtocolError, UnavailableError
+from headrace.net.tls import ClientTls, secure
 from headrace.runtime.interfaces import Buffer, Connection, Runtime
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.commands import Command, Encodable
@@ -86,9 +87,18 @@ class IggyClient:
 
     @classmethod
     async def connect(
-        cls, runtime: Runtime, host: str, port: int, *, timeout: float = TIMEOUT_SECONDS
+        cls,
+        runtime: Runtime,
+        host: str,
+        port: int,
+        *,
+        timeout: float = TIMEOUT_SECONDS,
+        tls: ClientTls | None = None,
     ) -> Self:
+        """Over TLS if `tls` is given: RemoteProtocolError when the server is not who it should."""
         connection = await runtime.transport.connect(host, port, timeout=timeout)
+        if tls is not None:
+            connection = await secure(connection, tls, host, timeout=timeout)
         return cls(runtime, connection, timeout=timeout)
 
     @property

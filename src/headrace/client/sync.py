@@ -16,6 +16,7 @@ from typing import Self, TypeVar
 
 from headrace.client.iggy import TIMEOUT_SECONDS, IggyClient
 from headrace.errors import LocalProtocolError
+from headrace.net.tls import ClientTls
 from headrace.runtime.system import system_runtime
 from headrace.wire.iggy.messages.extensions import ServerHello, Ticket
 from headrace.wire.iggy.messages.messages import Message, PolledMessages, SendMessages
@@ -41,6 +42,7 @@ class SyncIggyClient:
         password: str = "",
         token: str = "",
         timeout: float = TIMEOUT_SECONDS,
+        tls: ClientTls | None = None,
     ) -> None:
         self._host = host
         self._port = port
@@ -48,6 +50,7 @@ class SyncIggyClient:
         self._password = password
         self._token = token
         self._timeout = timeout
+        self._tls = tls
         self._process = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: IggyClient | None = None
@@ -68,7 +71,7 @@ class SyncIggyClient:
 
     async def _connect(self) -> IggyClient:
         client = await IggyClient.connect(
-            system_runtime(), self._host, self._port, timeout=self._timeout
+            system_runtime(), self._host, self._port, timeout=self._timeout, tls=self._tls
         )
         try:
             if self._token:

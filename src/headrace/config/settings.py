@@ -33,7 +33,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data_dir: Annotated[str, Meta(description="Folder that holds everything durable.")] = (
         "headrace-data"
     )
-    host: Annotated[str, Meta(description="Address every listener binds to.")] = "127.0.0.1"
+    host: Annotated[
+        str,
+        Meta(
+            description="Address that listeners bind to. Beyond loopback it needs"
+            ' `tls.mode = "required"` with a certificate of your own; the umbilical, which has'
+            " neither TLS nor a login yet, stays on loopback."
+        ),
+    ] = "127.0.0.1"
     iggy_port: Annotated[Port, Meta(description="Iggy clients, TCP; 0 = any free port.")] = 8090
     iggy_host: Annotated[
         str,
@@ -99,17 +106,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         if self.insecure:
             return
-        if self.host not in LOOPBACK:
-            raise ConfigError(
-                f"refusing to listen on {self.host}: the SBP, HTTP and umbilical ports have no TLS "
-                "yet, so anyone on that network could read what passes; set iggy_host to open the "
-                "Iggy port alone, or use --insecure if the network is yours alone"
-            )
         if self.tls.mode != "required" or not self.tls.has_files:
             raise ConfigError(
-                f"refusing to listen on {self.iggy_host} without TLS: anyone on that network could "
-                'read passwords; set tls.mode = "required" with tls.certificate and tls.key, or '
-                "use --insecure if the network is yours alone"
+                f"refusing to listen on {beyond[0]} without TLS: anyone on that network could "
+                'read passwords and what passes; set tls.mode = "required" with tls.certificate '
+                "and tls.key, or use --insecure if the network is yours alone (the umbilical stays "
+                "on loopback either way)"
             )
 
 

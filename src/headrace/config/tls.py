@@ -1,4 +1,4 @@
-"""Settings of TLS, for the Iggy port and for QUIC."""
+"""Settings of TLS, for all TCP ports but the umbilical, and for QUIC."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str,
         Meta(
             pattern="^(off|optional|required)$",
-            description="TLS on the Iggy port: `off`, `optional` (plain and TLS clients on one"
-            " port, told by their first bytes) or `required` (plain only from this machine)."
-            " QUIC is encrypted in every mode.",
+            description="TLS on the Iggy and SBP ports: `off`, `optional` (plain and TLS clients"
+            " on one port, told by their first bytes) or `required` (also from this machine, and"
+            " the HTTP port speaks HTTPS). QUIC is encrypted in every mode.",
         ),
     ] = "optional"
     certificate: Annotated[
@@ -27,6 +27,13 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = ""
     key: Annotated[
         str, Meta(description="File with the certificate's private key, PEM, no passphrase.")
+    ] = ""
+    ca: Annotated[
+        str,
+        Meta(
+            description="File with the authorities by which this process trusts the other servers"
+            " of the cluster, PEM; empty = they have the same certificate as this one."
+        ),
     ] = ""
     handshake_ms: Annotated[
         int, Meta(ge=100, description="How long a TLS or QUIC handshake may take.")

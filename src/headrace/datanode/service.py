@@ -45,6 +45,7 @@ from headrace.net.credentials import node_credential
 from headrace.net.sbp_access import Access
 from headrace.net.sbp_channel import Channel, InProcessChannel
 from headrace.net.sbp_server import Peer, Routes, SbpServer, build_routes
+from headrace.net.tls import TlsAcceptor
 from headrace.runtime.interfaces import Executor, Runtime
 from headrace.storage.model import RangeKey
 from headrace.storage.rangelog import RangeLog
@@ -129,7 +130,14 @@ class DataNodeService:
 
     # Life
 
-    async def start(self, host: str | None = None, port: int = 0, *, advertise: str = "") -> None:
+    async def start(
+        self,
+        host: str | None = None,
+        port: int = 0,
+        *,
+        advertise: str = "",
+        tls: TlsAcceptor | None = None,
+    ) -> None:
         """Recover, listen if a host is given, register under `advertise` (else where it listens).
 
         A node that has its id starts without the placement manager too; a new one needs it within
@@ -148,6 +156,7 @@ class DataNodeService:
                     authorize=self.access.authorize,
                     secret=self._secret,
                     pressure=lambda: self.store.fullness,
+                    tls=tls,
                 )
                 await self._server.start(host, port)
             self.advertise = advertised(advertise, self.address) if self.address else advertise

@@ -66,10 +66,16 @@ class Access:
             raise UnauthorizedError("for nodes of the cluster only", operation=opcode.name)
 
     def check_stream(self, peer: Peer, stream_id: int, *, owned: bool) -> None:
-        if self.is_node(peer):
+        if self.is_node(peer) or self.is_on_ticket(peer, stream_id):
             return
-        if isinstance(peer.credential, Ticket):
-            if not peer.credential.allows(stream_id, self._clock.now_ms()):
-                raise UnauthorizedError("not on the ticket, or expired", stream_id=stream_id)
-        elif owned:
+        if owned:
             raise UnauthorizedError("the stream belongs to the cluster", stream_id=stream_id)
+
+    def is_on_ticket(self, peer: Peer, stream_id: int) -> bool:
+        """False without a ticket; UnauthorizedError, whether the stream exists or not, when it is
+        not on the one shown."""
+        if not isinstance(peer.credential, Ticket):
+            return False
+        if not peer.credential.allows(stream_id, self._clock.now_ms()):
+            raise UnauthorizedError("not on the ticket, or expired", stream_id=stream_id)
+        return True

@@ -39,6 +39,7 @@ from headrace.net.sbp_routes import (
     identify,
 )
 from headrace.net.throttle import seconds_of
+from headrace.net.tls import ClientTls, secure
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Connection, Runtime
 from headrace.wire.sbp.connection import (
@@ -138,9 +139,12 @@ class TcpChannel:
         node: DataNode | None = None,
         timeout: float = 1.0,
         limits: ChannelLimits | None = None,
+        tls: ClientTls | None = None,
     ) -> TcpChannel:
         """Connect and introduce ourselves; UnauthorizedError when the credential is not good."""
         connection = await runtime.transport.connect(host, port, timeout=timeout)
+        if tls is not None:
+            connection = await secure(connection, tls, host, timeout=max(timeout, 3.0))
         heartbeat = HeartbeatRequest(client_id, role, node, credential)
         channel = cls(runtime, connection, heartbeat, limits or ChannelLimits())
         try:

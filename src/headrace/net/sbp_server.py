@@ -19,7 +19,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from headrace.errors import DeadlineError, HeadraceError, RemoteProtocolError, UnavailableError
+from headrace.errors import (
+    DeadlineError,
+    HeadraceError,
+    RemoteProtocolError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from headrace.net.addresses import format_address
 from headrace.net.flow import Gate
 from headrace.net.sbp_routes import (
@@ -40,6 +46,7 @@ from headrace.net.throttle import (
     pause_ms,
     with_pause,
 )
+from headrace.net.tls import TlsAcceptor, TlsRequiredError
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer, Connection, Listener, Runtime
 from headrace.wire.sbp.connection import (
@@ -100,8 +107,10 @@ class SbpServer:
         limits: ServerLimits | None = None,
         on_goaway: Callable[[Peer], None] | None = None,
         pressure: Callable[[], float] | None = None,
+        tls: TlsAcceptor | None = None,
     ) -> None:
-        """`pressure` tells how full the role is, from 0 to 1: peers are then asked to pause."""
+        """`pressure` tells how full the role is, from 0 to 1: peers are then asked to pause. `tls`
+        lets a connection begin with TLS, or insists on it."""
         self.runtime = runtime
         self.routes = routes
         self.authorize = authorize
@@ -109,6 +118,7 @@ class SbpServer:
         self.limits = limits or ServerLimits()
         self.on_goaway = on_goaway
         self.pressure = pressure
+        self.tls = tls
         self._throttled = 0
         self._listener: Listener | None = None
         self._reaper: asyncio.Task[None] | None = None
@@ -208,12 +218,14 @@ class _Serving:
         """Read until the peer ends or breaks the connection, then finish what it asked for."""
         ending = _Ending.BROKEN
         try:
-            while data := await self._connection.receive():
+            data = await self._begin()
+            while data:
                 for event in self._core.receive(data):
                     self._active = self._server.runtime.clock.monotonic()
                     await self._on_event(event)
                 if self._core.failure is not None:
                     raise self._core.failure
+                data = await self._connection.receive()
             ending = _Ending.ENDED
         except RemoteProtocolError as error:
             log.warning("bad bytes from a peer", peer=self._peer.address, reason=str(error))
@@ -226,6 +238,25 @@ class _Serving:
         finally:
             self._ended.set()
             await self._finish(ending)
+
+    async def _begin(self) -> bytes:
+        """The first bytes of the protocol, out of TLS if the peer began with it."""
+        if self._server.tls is not None:
+            try:
+                self._connection, first = await self._server.tls.accept(self._connection)
+            except TlsRequiredError as error:
+                self._tell_tls(error.first)
+                raise
+            if first:
+                return first
+        return await self._connection.receive()
+
+    def _tell_tls(self, first: bytes) -> None:
+        """Say it in the protocol's own words: a closed connection tells nobody what to do."""
+        for event in self._core.receive(first):
+            if isinstance(event, Request):
+                error = UnauthenticatedError("this port takes TLS connections only")
+                self._connection.write(self._core.fail(event, error))
 
     async def _on_event(self, event: ServerEvent) -> None:
         if isinstance(event, Answer):

@@ -2,7 +2,7 @@
 
 OpenSSL works on memory here, so the same code runs over sockets on every loop and over the
 simulated network. A client hello starts like this; what a plain Iggy client sends first is a u32
-length (little endian) and a u32 code:
+length (little endian) and a u32 code (an SBP frame would be 369 MB long):
 
 | Byte | TLS record          | the same byte of a frame                      |
 |------|---------------------|-----------------------------------------------|
@@ -25,7 +25,6 @@ import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from headrace.errors import RemoteProtocolError, UnavailableError
 from headrace.runtime.interfaces import Buffer, Connection
@@ -40,6 +39,42 @@ class TlsLimits:
     handshake_seconds: float = 10.0
     handshake_bytes_max: int = 64 * 1024
     """What a peer may send before the handshake is complete."""
+
+
+class TlsRequiredError(RemoteProtocolError):
+    """A plain connection where only TLS is served; `first` is what it began with."""
+
+    def __init__(self, peer: str, first: bytes) -> None:
+        super().__init__("plain bytes where TLS is required", peer=peer)
+        self.first = first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTls:
+    """How a client speaks TLS: whom it trusts, and whom it expects."""
+
+    context: ssl.SSLContext
+    server_name: str = ""
+    """The name that the certificate must have; empty = the host connected to."""
+
+
+async def secure(
+    connection: Connection, tls: ClientTls, host: str, *, timeout: float
+) -> TlsConnection:
+    """TLS on a connection just made. RemoteProtocolError when the server is not the one expected
+    or does not speak TLS, UnavailableError when it does not answer in time."""
+    name = tls.server_name or host
+    secured = TlsConnection(connection, tls.context, server_side=False, server_name=name)
+    try:
+        async with asyncio.timeout(timeout):
+            await secured.handshake()
+    except TimeoutError as error:
+        connection.abort()
+        raise UnavailableError("no TLS handshake in time", peer=connection.peer) from error
+    except BaseException:
+        connection.abort()
+        raise
+    return secured
 
 
 def is_client_hello(first: Buffer) -> bool | None:
@@ -105,7 +140,7 @@ class TlsConnection:
             return False
         except ssl.SSLError as error:
             raise RemoteProtocolError(
-                f"TLS handshake failed: {error.reason}", peer=self.peer
+                f"TLS handshake failed: {_reason(error)}", peer=self.peer
             ) from error
         finally:
             self._flush()  # also the alert that says what was wrong
@@ -188,6 +223,12 @@ class TlsConnection:
             self._connection.write([self._outgoing.read()])
 
 
+def _reason(error: ssl.SSLError) -> str:
+    """What OpenSSL says, with the part that helps: which name or which certificate was wrong."""
+    found = [error.reason or "the peer ended it", getattr(error, "verify_message", "")]
+    return ": ".join(text for text in found if text)
+
+
 def _gather(pieces: Sequence[Buffer]) -> Iterator[Buffer]:
     """Small neighbours joined, so that a head of eight bytes is not a record of its own."""
     small: list[Buffer] = []
@@ -211,8 +252,7 @@ class TlsAcceptor:
     def __init__(
         self, context: ssl.SSLContext, *, required: bool, limits: TlsLimits | None = None
     ) -> None:
-        """With `required`, plain bytes are taken only from this machine: the control plane and the
-        command line reach the broker over loopback, where nobody listens in."""
+        """With `required` a plain connection is refused, wherever it comes from."""
         self._context = context
         self._required = required
         self._limits = limits or TlsLimits()
@@ -232,8 +272,8 @@ class TlsAcceptor:
             secured = TlsConnection(connection, self._context, first, limits=self._limits)
             await secured.handshake()
             return secured, b""
-        if self._required and first and not is_same_machine(connection):
-            raise RemoteProtocolError("plain bytes where TLS is required", peer=connection.peer)
+        if self._required and first:
+            raise TlsRequiredError(connection.peer, first)
         return connection, first
 
 
@@ -243,14 +283,3 @@ async def _receive_more(connection: Connection, first: bytes) -> tuple[bytes, bo
         first += data
         is_tls = is_client_hello(first)
     return first, is_tls
-
-
-def is_same_machine(connection: Connection) -> bool:
-    """Its bytes never leave the machine: loopback, or our own address at both ends."""
-    peer, local = (
-        name.rpartition(":")[0].strip("[]") for name in (connection.peer, connection.local)
-    )
-    try:
-        return peer == local or ip_address(peer).is_loopback
-    except ValueError:
-        return False

@@ -72,9 +72,9 @@ def _stream(record: StreamRecord) -> m.Stream:
 
 def _check(service: PlacementService, peer: Peer, stream_id: int) -> None:
     """Tickets and anonymous peers reach only what they may; unknown streams stay unknown."""
-    if not service.access.is_node(peer):
-        owned = service.state.is_owned(stream_id)
-        service.access.check_stream(peer, stream_id, owned=owned)
+    access = service.access
+    if not access.is_node(peer) and not access.is_on_ticket(peer, stream_id):
+        access.check_stream(peer, stream_id, owned=service.state.is_owned(stream_id))
 
 
 async def heartbeat(

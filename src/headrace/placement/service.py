@@ -21,6 +21,7 @@ from headrace.errors import (
 from headrace.net.sbp_access import Access
 from headrace.net.sbp_channel import Channel, InProcessChannel
 from headrace.net.sbp_server import Peer, Routes, SbpServer, build_routes
+from headrace.net.tls import TlsAcceptor
 from headrace.placement.changes import Changes
 from headrace.placement.description import count_ranges, metrics_of
 from headrace.placement.election import Election
@@ -161,14 +162,15 @@ class PlacementService:
         self._ready = False
         self.changes.ledger.end_term()
 
-    async def listen(self, host: str, port: int) -> str:
-        """Serve on TCP; returns the address."""
+    async def listen(self, host: str, port: int, *, tls: TlsAcceptor | None = None) -> str:
+        """Serve on TCP, and TLS on the same port; returns the address."""
         server = SbpServer(
             self.runtime,
             self.routes,
             authorize=self.access.authorize,
             secret=self._secret,
             on_goaway=self._on_goaway,
+            tls=tls,
         )
         await server.start(host, port)
         self._servers.append(server)

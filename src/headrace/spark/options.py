@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from headrace.client.tls_options import TlsOptions, parse_switch, tls_from
 from headrace.errors import ConfigError
 
 Position = Literal["earliest", "latest"] | Mapping[int, int]
@@ -35,7 +36,17 @@ COLUMNS = (
     "payload",
 )
 
-_CONNECTION = ("address", "username", "password", "token", "stream", "topic")
+_CONNECTION = (
+    "address",
+    "username",
+    "password",
+    "token",
+    "stream",
+    "topic",
+    "tls.enabled",
+    "tls.ca",
+    "tls.serverName",
+)
 SOURCE_OPTIONS = (
     *_CONNECTION,
     "startingOffsets",
@@ -86,6 +97,7 @@ class Target:
     credentials: Credentials
     stream: str
     topic: str
+    tls: TlsOptions = field(default_factory=TlsOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +171,21 @@ def _target(given: Mapping[str, str]) -> Target:
         credentials=_credentials(given),
         stream=stream,
         topic=topic,
+        tls=_tls(given),
+    )
+
+
+def _tls(given: Mapping[str, str]) -> TlsOptions:
+    """The options, else the environment; naming authorities asks for TLS, unless it says no."""
+    set_outside = tls_from(os.environ)
+    ca = given.get("tls.ca", set_outside.ca)
+    enabled = set_outside.enabled or "tls.ca" in given
+    if "tls.enabled" in given:
+        enabled = parse_switch("tls.enabled", given["tls.enabled"])
+    return TlsOptions(
+        enabled=enabled,
+        ca=ca,
+        server_name=given.get("tls.servername", set_outside.server_name),
     )
 
 

@@ -18,6 +18,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.client.iggy import IggyClient
+from headrace.client.tls_options import TlsOptions
 from headrace.errors import (
     AlreadyExistsError,
     DeadlineError,
@@ -78,16 +79,19 @@ class _Loop:
 class Server:
     """One server under one identity."""
 
-    def __init__(self, loop: _Loop, address: str, credentials: Credentials) -> None:
+    def __init__(
+        self, loop: _Loop, address: str, credentials: Credentials, tls: TlsOptions
+    ) -> None:
         self._loop = loop
         self._address = address
         self._credentials = credentials
+        self._tls = tls.client()
         self._runtime = system_runtime()
         self._client: IggyClient | None = None
         self._connecting = asyncio.Lock()
         self._cluster: str | None = None  # "" for a plain Iggy server, None before we asked
         self._tickets: dict[tuple[str, str], Access] = {}
-        self._reader = TicketReader(self._runtime)
+        self._reader = TicketReader(self._runtime, self._tls)
         self._counts: dict[tuple[str, str], int] = {}
         self._features: frozenset[str] | None = None
         self._publishers: dict[tuple[str, str], PublisherOpened] = {}
@@ -309,7 +313,7 @@ class Server:
             if self._client is None or not self._client.usable:
                 host, port = parse_address(self._address)
                 username, password, token = self._credentials.resolve()
-                client = await IggyClient.connect(self._runtime, host, port)
+                client = await IggyClient.connect(self._runtime, host, port, tls=self._tls)
                 try:
                     if token:
                         await client.login_with_token(token)
@@ -358,7 +362,7 @@ def _plain_state(target: Target, details: TopicDetails) -> TopicState:
     )
 
 
-_servers: dict[tuple[int, str, Credentials], Server] = {}
+_servers: dict[tuple[int, str, Credentials, TlsOptions], Server] = {}
 _loops: dict[int, _Loop] = {}
 _lock = threading.Lock()
 
@@ -366,10 +370,10 @@ _lock = threading.Lock()
 def connect(target: Target) -> Server:
     """This process's server for an address and identity; nothing is opened before its first use."""
     process = os.getpid()
-    key = (process, target.address, target.credentials)
+    key = (process, target.address, target.credentials, target.tls)
     with _lock:
         if process not in _loops:
             _loops[process] = _Loop()
         if key not in _servers:
-            _servers[key] = Server(_loops[process], target.address, target.credentials)
+            _servers[key] = Server(_loops[process], target.address, target.credentials, target.tls)
         return _servers[key]

@@ -15,6 +15,7 @@ from headrace.client.sbp import SbpClient
 from headrace.errors import NotFoundError, OffsetOverflowError
 from headrace.net.addresses import parse_address
 from headrace.net.sbp_channel import Channel, TcpChannel
+from headrace.net.tls import ClientTls
 from headrace.runtime.interfaces import Runtime
 from headrace.wire.sbp.messages import ClientRole
 
@@ -39,8 +40,10 @@ class Access:
 class TicketReader:
     """Clients by ticket, oldest first."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, tls: ClientTls | None = None) -> None:
+        """A broker that is reached over TLS has data nodes that are, too."""
         self._runtime = runtime
+        self._tls = tls
         self._clients: dict[bytes, SbpClient] = {}
 
     async def fetch(
@@ -86,6 +89,7 @@ class TicketReader:
                 client_id="spark",
                 role=ClientRole.CUSTOMER,
                 credential=ticket,
+                tls=self._tls,
             )
 
         return connect

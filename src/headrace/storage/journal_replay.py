@@ -29,6 +29,7 @@ from headrace.storage.journal_records import (
     LapScan,
     Layout,
     Note,
+    Record,
     decode_note,
     encode_note,
     seed_of,
@@ -59,7 +60,7 @@ class Replayed:
     records: int = 0
     damaged: int = 0
     known: dict[SegmentKey, Point] = field(default_factory=dict)
-    """Acknowledged up to there, but the journal cannot give it back."""
+    """Segments hold at least so much, synced, or should: the journal may have lost it."""
 
 
 @dataclass(slots=True)
@@ -89,7 +90,9 @@ async def replay(
                 )
             return Replayed()  # a cut left it half made
         contents = await executor.run(_read_contents, file, seed_of(store_uuid), note)
-        await _write_files(disk, executor, folder, store_uuid, file, contents, threads)
+        written = await _write_files(disk, executor, folder, store_uuid, file, contents, threads)
+        for segment, end in written.items():
+            contents.known[segment] = max(contents.known.get(segment, end), end)
         next_lap = note.oldest
         if contents.used:
             next_lap = note.oldest + 2  # above every lap that is there
@@ -164,9 +167,15 @@ def _note_damage(found: Found, contents: _Contents) -> None:
         "journal record damaged", stream_id=record.key.stream_id,
         range_index=record.key.range_index, end_offset=record.end_offset,
     )  # fmt: skip
-    end = Point(record.position + record.length, record.end_offset)
+    end = _end_of(record)
     segment = (record.key, record.base)
     contents.known[segment] = max(contents.known.get(segment, end), end)
+
+
+def _end_of(record: Record) -> Point:
+    """Where the batches that it brings end; a mark alone needs no place, see `Scan`."""
+    length = record.length if record.length > MARK_BYTES else 0
+    return Point(record.position + length, record.end_offset)
 
 
 async def _write_files(
@@ -177,15 +186,17 @@ async def _write_files(
     journal: File,
     contents: _Contents,
     threads: int,
-) -> None:
+) -> dict[SegmentKey, Point]:
+    """How far each file is synced now."""
     items = list(contents.files.items())
     shares = min(threads, len(items))
-    await asyncio.gather(
+    results = await asyncio.gather(
         *(
             executor.run(_write_some, disk, folder, store_uuid, journal, items[share::shares])
             for share in range(shares)
         )
     )
+    return {segment: end for share in results for segment, end in share.items()}
 
 
 def _write_some(
@@ -194,7 +205,8 @@ def _write_some(
     store_uuid: UUID,
     journal: File,
     items: Iterable[tuple[SegmentKey, list[Found]]],
-) -> None:
+) -> dict[SegmentKey, Point]:
+    written: dict[SegmentKey, Point] = {}
     for (key, base), records in items:
         place = range_folder(folder, key)
         if not disk.exists(f"{place}/{RANGE_METADATA}"):
@@ -206,12 +218,14 @@ def _write_some(
         file = disk.open(path, create=is_new)
         try:
             for each in records:
-                _write_record(file, journal, each, binding_of(store_uuid, key, base))
+                if _write_record(file, journal, each, binding_of(store_uuid, key, base)):
+                    written[key, base] = _end_of(each.record)
             file.sync_data()
         finally:
             file.close()
         if is_new or records[0].record.position == 0:  # its name may be as unsynced as its bytes
             disk.sync_folder(place)
+    return written
 
 
 def _was_removed(disk: Disk, place: str, base: int, end_offset: int) -> bool:
@@ -224,13 +238,15 @@ def _was_removed(disk: Disk, place: str, base: int, end_offset: int) -> bool:
     return end_offset <= metadata.start or (metadata.sealed and base >= metadata.end)
 
 
-def _write_record(file: File, journal: File, found: Found, binding: int) -> None:
+def _write_record(file: File, journal: File, found: Found, binding: int) -> bool:
+    """False when something later stands there."""
     position, length = found.record.position, found.record.length
     payload = journal.pread(length, found.at)
     ours = decode_mark(payload, 0, binding=binding, position=position)
     there = decode_mark(file.pread(MARK_BYTES, position), 0, binding=binding, position=position)
     if ours is not None and there is not None and there.group > ours.group:
-        return
+        return False
     # Also when the bytes are there already: after a failed sync the kernel may hold pages for clean
     # that never reached the disk, and the sync that follows would report success without them.
     file.pwrite([payload], position)
+    return True

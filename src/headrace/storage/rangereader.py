@@ -32,7 +32,7 @@ class RangeReader(RangeWriter):
             durability=self.durability,
             sealed=self.sealed,
             failed=self.failed,
-            corrupt=tuple(self._corrupt()),
+            corrupt=tuple(self.corrupt()),
             truncated_bytes=self._truncated_bytes,
             replicas=self.replicas,
             ack_quorum=self.ack_quorum,
@@ -40,7 +40,7 @@ class RangeReader(RangeWriter):
             missing=self.missing,
         )
 
-    def _corrupt(self) -> list[CorruptSpan]:
+    def corrupt(self) -> list[CorruptSpan]:
         """Without what was trimmed; a mark that was hit costs nobody a batch."""
         front, start = self._missing_front(), self.start_offset
         spans = [front] if front is not None else []
@@ -54,7 +54,7 @@ class RangeReader(RangeWriter):
         """As `state().corrupt`, but one span for each segment: what a repair deals with at once."""
         whole: list[CorruptSpan] = []
         last: Segment | None = None
-        for span in self._corrupt():
+        for span in self.corrupt():
             front = self._missing_front()
             segment = None if front is not None and span == front else self._segment_at(span.start)
             if whole and segment is not None and segment is last:

@@ -20,7 +20,7 @@ from headrace.config.storage import StorageSettings
 from headrace.errors import CorruptionError, StorageError
 from headrace.observability.logging import get_logger
 from headrace.runtime import Disk, File
-from headrace.storage.index import encode_checkpoint
+from headrace.storage.index import Checkpoint, encode_checkpoint
 from headrace.storage.marks import binding_of
 from headrace.storage.metadata import RangeMetadata, decode_metadata, encode_metadata
 from headrace.storage.model import (
@@ -48,7 +48,7 @@ class RecoveredRange:
     segments: list[Segment] = field(default_factory=list)
     next_offset: int = 0
     truncated_bytes: int = 0
-    tail_bytes: int = 0  # found above every synced position, kept, and synced now
+    tail_bytes: int = 0  # kept above every position that the files note as synced
 
 
 def recover_range(
@@ -133,7 +133,7 @@ def _recover_segment(
         if checkpoint is not None and not covered:
             known = max(known or checkpoint.end, checkpoint.end)
         if checkpoint is not None and covered and checkpoint.end.offset == upper:
-            segment = _adopt(segment, Scan(checkpoint, checkpoint.end.position, 0))
+            segment = _adopt(segment, checkpoint)
             segment.saved_position = segment.position
         else:
             scan = Scanner(
@@ -147,7 +147,7 @@ def _recover_segment(
                 synced_offset=upper or 0,
                 stop_offset=metadata.end if upper is None and metadata.sealed else upper,
             ).run()
-            segment = _adopt(segment, scan)
+            segment = _adopt(segment, scan.checkpoint)
             if upper is None:
                 _settle_tail(file, found, scan)
                 segment.saved_position = checkpoint.end.position if checkpoint and covered else 0
@@ -162,9 +162,9 @@ def _recover_segment(
     return segment
 
 
-def _adopt(segment: Segment, scan: Scan) -> Segment:
+def _adopt(segment: Segment, checkpoint: Checkpoint) -> Segment:
     return Segment.from_checkpoint(
-        segment.key, segment.folder, segment.base, segment.binding, scan.checkpoint
+        segment.key, segment.folder, segment.base, segment.binding, checkpoint
     )
 
 
@@ -174,14 +174,14 @@ def _settle_tail(file: File, found: RecoveredRange, scan: Scan) -> None:
     if scan.torn_bytes:
         file.truncate(end)
         found.truncated_bytes += scan.torn_bytes
-    found.tail_bytes = end - scan.synced_position
+    found.tail_bytes = end - scan.noted_position
     # Written again, not only synced: after a failed sync the kernel may hold pages for clean that
     # never reached the disk, and a later sync would report success without them.
     position = scan.synced_position
     while position < end:
         data = file.pread(min(CHUNK_BYTES, end - position), position)
         position += file.pwrite([data], position)
-    if scan.torn_bytes or found.tail_bytes:
+    if scan.torn_bytes or scan.synced_position < end:
         file.sync_data()
 
 

@@ -17,7 +17,8 @@ segment (a segment is synced before the next is created) and from a sealed end.
 What remains: the last synced group of a range, damaged on the medium, with nothing after it that
 says it was synced (no later mark, no checkpoint), looks like a torn tail and is cut off. A range
 that is quiet for `idle_ms` writes a closing mark or a checkpoint, and seal, roll and clean stop
-save one, so the window is the last group before an unclean stop. Replicas cover it.
+save one, so the window is the last group before an unclean stop. Replicas cover it, and so does the
+journal as long as it holds that group.
 """
 
 from __future__ import annotations
@@ -42,10 +43,15 @@ _BATCH_MAGIC_BYTE = bytes([BATCH_MAGIC])
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A segment as its bytes tell it. `checkpoint.end` is where the next group would be written."""
+    """A segment as its bytes tell it. `checkpoint.end` is where the next group would be written.
+
+    That is over a mark with nothing behind it: what such a mark says needs no place of its own, and
+    recovery has nothing to make durable where a range was quiet.
+    """
 
     checkpoint: Checkpoint
-    synced_position: int  # highest position that something in the file says was synced
+    synced_position: int  # highest position that is known to be synced
+    noted_position: int  # the same, as far as file and checkpoint tell it themselves
     torn_bytes: int  # tail above the end
 
 
@@ -123,7 +129,9 @@ class Scanner:
             start.index.offsets[:], start.index.positions[:], start.index.timestamps[:]
         )
         self._spans = list(start.spans)
+        self._noted_position = start.end.position
         self._synced_position = max(start.end.position, known.position if known else 0)
+        self._last_mark = -1  # position of a mark with nothing behind it
         self._indexed_bytes = self._content_bytes if len(self._index.offsets) else -self._interval
         self._window = Window(file, size)
         self._later_marks: list[tuple[int, Mark]] | None = None
@@ -139,6 +147,8 @@ class Scanner:
         if self._offset < self._synced_offset:
             self._spans.append(CorruptSpan(self._offset, self._synced_offset))
             self._offset = self._synced_offset
+        if self._last_mark >= 0:
+            self._position = self._last_mark
         if self._known is not None:
             self._position = max(self._position, self._known.position)
         end = Point(self._position, self._offset)
@@ -148,6 +158,7 @@ class Scanner:
                 tuple(self._spans),
             ),
             synced_position=self._synced_position,
+            noted_position=self._noted_position,
             torn_bytes=self._size - self._position if torn else 0,
         )  # fmt: skip
 
@@ -161,9 +172,14 @@ class Scanner:
         if mark is None or mark.group <= self._group or mark.first_offset != self._offset:
             return False
         self._group = mark.group
-        self._synced_position = max(self._synced_position, mark.synced_position)
+        self._note(mark.synced_position)
+        self._last_mark = self._position
         self._position += MARK_BYTES
         return True
+
+    def _note(self, synced_position: int) -> None:
+        self._noted_position = max(self._noted_position, synced_position)
+        self._synced_position = max(self._synced_position, synced_position)
 
     def _take_batch(self) -> bool:
         view = self._window.at(self._position, HEADER_BYTES)
@@ -179,6 +195,7 @@ class Scanner:
             return False
         if self._content_bytes - self._indexed_bytes >= self._interval:
             self._add_entry()
+        self._last_mark = -1
         self._position += header.batch_bytes
         self._offset = header.next_offset
         self._content_bytes += header.batch_bytes
@@ -192,10 +209,10 @@ class Scanner:
     def _skip_damage(self) -> bool:
         """Go on after corruption; False when the damage is the tail."""
         marks = self._marks_ahead()
-        highest = max((mark.synced_position for _, mark in marks), default=0)
-        self._synced_position = max(self._synced_position, highest)
+        self._note(max((mark.synced_position for _, mark in marks), default=0))
         if self._position >= self._synced_position and self._offset >= self._synced_offset:
             return False
+        self._last_mark = -1
         resume = self._next_point(marks)
         if resume is None:  # synced, but nothing after it can be read
             self._content_bytes += self._size - self._position

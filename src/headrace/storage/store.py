@@ -380,7 +380,7 @@ class LogStore:
             "tail_cache_bytes": shared.cache.bytes,
             "tail_cache_hits": shared.cache.hits,
             "tail_cache_misses": shared.cache.misses,
-            "corrupt_spans": sum(len(log.state().corrupt) for log in logs),
+            "corrupt_spans": sum(len(log.corrupt()) for log in logs),
             **shared.journal.statistics(),
         }
 

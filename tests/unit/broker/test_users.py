@@ -219,6 +219,7 @@ async def test_read_tickets_name_the_streams_of_allowed_topics() -> None:
         assert hello.cluster == "c0ffee"
         assert "READ_TICKET" in hello.features
         ticket = await root.call(c.READ_TICKET, ReadTicket(topics=(("s", "t"),)))
+        assert ticket.nodes == ("node:1",)
         (topic,) = ticket.topics
         assert [(p.partition, p.start, p.next) for p in topic.partitions] == [(0, 0, 0), (1, 0, 2)]
         assert all(p.sbp_stream in h.cluster.streams for p in topic.partitions)

@@ -22,19 +22,19 @@ def test_the_defaults_are_safe() -> None:
     assert Settings().tls.mode == "optional"
 
 
-def test_the_other_ports_have_no_tls_so_their_address_stays_on_loopback() -> None:
-    text = refusal(REQUIRED, host="0.0.0.0")
-    assert "SBP" in text
-    assert "iggy_host" in text
-    assert parse_settings(b"", {"host": "0.0.0.0", "insecure": True}).host == "0.0.0.0"
+@pytest.mark.parametrize("where", ["host", "iggy_host"])
+def test_ports_may_leave_loopback_with_tls_and_a_certificate(where: str) -> None:
+    settings = parse_settings(REQUIRED, {where: "0.0.0.0"})
+    assert getattr(settings, where) == "0.0.0.0"
+    assert parse_settings(b"", {where: "0.0.0.0", "insecure": True}).insecure
 
 
-def test_the_iggy_port_may_leave_loopback_with_tls_and_a_certificate() -> None:
+def test_the_iggy_port_may_leave_loopback_alone() -> None:
     settings = parse_settings(REQUIRED, {"iggy_host": "0.0.0.0"})
     assert (settings.host, settings.iggy_host) == ("127.0.0.1", "0.0.0.0")
-    assert parse_settings(b"", {"iggy_host": "0.0.0.0", "insecure": True}).insecure
 
 
+@pytest.mark.parametrize("where", ["host", "iggy_host"])
 @pytest.mark.parametrize(
     "file",
     [
@@ -44,8 +44,9 @@ def test_the_iggy_port_may_leave_loopback_with_tls_and_a_certificate() -> None:
         b'[tls]\nmode = "required"\ncertificate = "a.pem"\n',
     ],
 )
-def test_anything_less_is_refused_with_the_way_out(file: bytes) -> None:
-    text = refusal(file, iggy_host="192.0.2.1")
+def test_anything_less_is_refused_with_the_way_out(file: bytes, where: str) -> None:
+    text = refusal(file, **{where: "192.0.2.1"})
+    assert "umbilical" in text
     assert "192.0.2.1" in text
     assert 'tls.mode = "required"' in text
 

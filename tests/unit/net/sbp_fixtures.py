@@ -18,6 +18,7 @@ from headrace.net.sbp_server import (
     ServerLimits,
     build_routes,
 )
+from headrace.net.tls import ClientTls, TlsAcceptor
 from headrace.runtime.interfaces import Runtime
 from headrace.runtime.system import system_runtime
 from headrace.wire.sbp import messages as m
@@ -99,6 +100,8 @@ async def serving(
     secret: bytes | None = None,
     limits: ServerLimits | None = None,
     on_goaway: Callable[[Peer], None] | None = None,
+    tls: TlsAcceptor | None = None,
+    host: str = "127.0.0.1",
 ) -> AsyncIterator[SbpServer]:
     server = SbpServer(
         runtime or system_runtime(),
@@ -107,8 +110,9 @@ async def serving(
         secret=secret,
         limits=limits or ServerLimits(linger=0.2, grace=2.0),
         on_goaway=on_goaway,
+        tls=tls,
     )
-    await server.start("127.0.0.1", 0)
+    await server.start(host, 0)
     try:
         yield server
     finally:
@@ -122,6 +126,7 @@ async def connect(
     credential: bytes = b"",
     node: m.DataNode | None = None,
     limits: ChannelLimits | None = None,
+    tls: ClientTls | None = None,
 ) -> TcpChannel:
     host, port = parse_address(server.address)
     return await TcpChannel.connect(
@@ -133,6 +138,7 @@ async def connect(
         credential=credential,
         node=node,
         limits=limits,
+        tls=tls,
     )
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from headrace.client.tls_options import TlsOptions
 from headrace.errors import ConfigError
 from headrace.spark.options import COLUMNS, Credentials, parse_sink, parse_source
 
@@ -31,6 +32,20 @@ def test_an_unknown_option_is_named_and_the_valid_ones_are_listed() -> None:
         parse_source({**TOPIC, "topics": "x"}, streaming=True)
     with pytest.raises(ConfigError, match=r"startingOffsets.*takes address"):
         parse_sink({**TOPIC, "startingOffsets": "earliest"})
+
+
+def test_tls_comes_from_options_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_sink(TOPIC).target.tls == TlsOptions()
+    given = {**TOPIC, "tls.ca": "/ca.pem", "tls.serverName": "broker"}
+    assert parse_sink(given).target.tls == TlsOptions(True, "/ca.pem", "broker")
+    assert parse_sink({**TOPIC, "tls.enabled": "true"}).target.tls == TlsOptions(True)
+    assert not parse_sink({**given, "tls.enabled": "false"}).target.tls.enabled
+    with pytest.raises(ConfigError, match=r"tls\.enabled"):
+        parse_sink({**TOPIC, "tls.enabled": "maybe"})
+    monkeypatch.setenv("HEADRACE_TLS_CA", "/env.pem")
+    assert parse_sink(TOPIC).target.tls == TlsOptions(True, "/env.pem")
+    assert parse_sink(given).target.tls.ca == "/ca.pem"
+    assert parse_source(TOPIC, streaming=True).target.tls.enabled
 
 
 def test_sparks_own_options_pass() -> None:

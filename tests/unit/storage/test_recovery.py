@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.errors import CorruptionError
+from headrace.errors import CorruptionError, StorageError
 from headrace.runtime.simulated import PowerCut, SimulatedDisk
 from headrace.runtime.simulated_disk import SimulatedFile
 from headrace.storage import CorruptSpan, LogStore, RangeKey, StorageSettings
@@ -165,6 +165,45 @@ async def test_a_recovered_tail_is_closed_once_the_range_is_quiet() -> None:
     await turns(50)
     assert disk.size(log_path(0)) == 3 * (MARK_BYTES + 100) + MARK_BYTES
     await store.close()
+
+
+async def test_opening_quiet_ranges_writes_and_syncs_nothing() -> None:
+    """Ten thousand of them are opened after a kill: a sync for each took seconds."""
+    disk, written = await written_store(3)
+    store = await open_store(disk)
+    await store.range(KEY).close_mark()
+    await turns(50)
+    await end_process(disk, store)
+    for _ in range(2):
+        seen = len(disk.operations)
+        store = await open_store(disk)
+        assert {path for _, path in disk.operations[seen:]} <= {f"{FOLDER}/lock"}
+        assert await read_all(store.range(KEY)) == written
+        await end_process(disk, store)
+
+
+async def test_a_group_is_written_over_the_closing_mark_that_recovery_found() -> None:
+    """Cut in that write at any byte: the mark is gone or not, the batches before it are there."""
+    for cut in range(1, 2 * MARK_BYTES + 100):
+        disk, written = await written_store(2)
+        store = await open_store(disk)
+        await store.range(KEY).close_mark()
+        await turns(50)
+        await end_process(disk, store)
+        size = disk.size(log_path(0))
+        store = await open_store(disk)
+        disk.cut_after(cut)
+        done, data = append_one(store.range(KEY))
+        with suppress(StorageError):
+            await done
+        await cut_power(disk, store)
+        store = await open_store(disk)
+        found = await read_all(store.range(KEY))
+        assert found in (written, [*written, data])
+        assert store.range(KEY).state().corrupt == ()
+        assert disk.size(log_path(0)) <= size + 100
+        await append_many(store.range(KEY), 1)
+        await store.close()
 
 
 async def test_several_damaged_batches_in_one_group() -> None:

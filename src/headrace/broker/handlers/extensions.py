@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from headrace.broker.core import Broker
 from headrace.broker.resources import Topic
 from headrace.broker.sessions import Session
+from headrace.client.ranges import replica_addresses
+from headrace.errors import StateError
 from headrace.net.credentials import make_ticket
 from headrace.wire.iggy.commands import SERVED
 from headrace.wire.iggy.messages import extensions as m
@@ -37,9 +40,26 @@ async def read_ticket(broker: Broker, session: Session, request: m.ReadTicket) -
         ticket=make_ticket(broker.identity.secret, stream_ids, expires_ms),
         expires_ms=expires_ms,
         placement=broker.identity.placement_address,
-        nodes=(),
+        nodes=await _nodes(broker, stream_ids),
         topics=tuple(views),
     )
+
+
+async def _nodes(broker: Broker, stream_ids: list[int]) -> tuple[str, ...]:
+    """Where the streams' data is, replicas included; a hint, so an unknown place is no error."""
+    with suppress(StateError):
+        found = await broker.client.list_ranges_of(stream_ids)
+        return tuple(
+            sorted(
+                {
+                    address
+                    for ranges in found.values()
+                    for range_ in ranges
+                    for address in replica_addresses(range_)
+                }
+            )
+        )
+    return ()
 
 
 async def _topic(broker: Broker, topic: Topic) -> m.TicketTopic:

@@ -82,6 +82,7 @@ class Ticket(Extension, frozen=True, kw_only=True):
     placement: str
     """`host:port` of the placement manager."""
     nodes: tuple[str, ...] = ()
+    """`host:port` of the data nodes that hold the topics now."""
     topics: tuple[TicketTopic, ...] = ()
 
 
