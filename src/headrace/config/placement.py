@@ -40,8 +40,12 @@ class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 60_000
     disk_free_bytes_min: Annotated[
         int,
-        Meta(ge=0, description="A node with less free disk gets ranges only if no other can."),
-    ] = 128 << 20
+        Meta(
+            ge=0,
+            description="A node with less free disk gets ranges only if no other can. About two"
+            " segments.",
+        ),
+    ] = 512 << 20
     replace_after_ms: Annotated[
         int,
         Meta(ge=100, description="A data node silent for this long is dead: its replicas move."),

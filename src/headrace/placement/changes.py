@@ -65,6 +65,7 @@ class Changes:
                     await self.ledger.commit(
                         self.state.delete_stream(stream_id, self.ledger.now_ms())
                     )
+                    self.telling.notify_later(first.replicas, stream_id, -1)
                 raise
         return stream, first
 
@@ -127,14 +128,16 @@ class Changes:
         wanted = m.RangeId(stream_id=record.stream_id, range_index=record.range_index)
         return await self._calls.describe(self.state.nodes.address(node_id), wanted)
 
-    def tell_newest_again(self) -> None:
+    def tell_newest_again(self, *, single_copies: bool) -> None:
         """After a take-over: what the last leader decided and perhaps did not tell any more.
 
-        With one replica there is nothing to agree on; its node asks by itself.
+        Without `single_copies` only ranges on which several nodes have to agree: the node of a
+        placement manager that restarted by itself asks for the rest.
         """
         for stream in self.state.streams():
             for record in self.state.ranges(stream.stream_id)[-2:]:
-                if len(record.replicas) > 1 and not record.sealing:
+                several = len(record.replicas) > 1
+                if not record.sealing and (several or (single_copies and record.open)):
                     self.telling.later(record.replicas, record)
 
 

@@ -200,10 +200,11 @@ class Nodes:
     ) -> tuple[int, ...]:
         """Distinct live nodes, the primary first: the better of two drawn at random, each time.
 
-        Nodes in `avoid` come after all others, and nodes short of disk last: they are taken only
-        to reach `at_least`, because a full disk refuses by itself and a single node has no
-        alternative. `load` tells how many open ranges a node has, and how many it leads; of those
-        chosen, the one that leads the fewest becomes the primary, `not_first` if it must.
+        Nodes in `avoid` come after all others, and nodes short of disk last: while others have room
+        they are taken only to reach `at_least`, because a full disk refuses by itself and a single
+        node has no alternative. `load` tells how many open ranges a node has, and how many it
+        leads; of those chosen, the one that leads the fewest becomes the primary, `not_first` if it
+        must.
         """
         at_least = count if at_least is None else at_least
         candidates = [n for n in self.placeable(roomy=False) if n not in exclude]
@@ -212,11 +213,11 @@ class Nodes:
         for pool, limit in (
             ([n for n in roomy if n not in avoid], count),
             ([n for n in roomy if n in avoid], count),
-            ([n for n in candidates if n not in roomy], at_least),
+            ([n for n in candidates if n not in roomy], at_least if roomy else count),
         ):
             while pool and len(chosen) < limit:
-                drawn = {pool[below(len(pool))], pool[below(len(pool))]}
-                best = max(drawn, key=lambda n: (self.score(n), -load(n)[0], -n))
+                drawn = [pool[below(len(pool))], pool[below(len(pool))]]
+                best = max(drawn, key=lambda n: (self.score(n), -load(n)[0]))  # the first of equals
                 pool.remove(best)
                 chosen.append(best)
         if len(chosen) < at_least:

@@ -153,7 +153,7 @@ class PlacementService:
         ledger = self.changes.ledger
         records = await self._store.load()
         await ledger.commit(ledger.state.recover(records, ledger.monotonic_ms()))
-        self.changes.tell_newest_again()
+        self.changes.tell_newest_again(single_copies=self._election is not None)
         if self._election is not None:
             ledger.settle(self.settings.settle_ms / 1000)
         self._ready = True

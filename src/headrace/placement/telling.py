@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from headrace.errors import HeadraceError, SealedError
@@ -139,10 +139,15 @@ class Telling:
 
     # Deletions and trims
 
-    async def notify(self, node_ids: Collection[int], stream_id: int, offset: int) -> None:
+    def notify_later(self, node_ids: Iterable[int], stream_id: int, offset: int) -> None:
+        """-1: the stream is deleted; else it is trimmed there."""
         for node_id in node_ids:
             if len(self._notices) < NOTICES_MAX:  # beyond, the node's own reconciliation finds it
                 self._notices[node_id, stream_id] = offset
+
+    async def notify(self, node_ids: Sequence[int], stream_id: int, offset: int) -> None:
+        """At once; those that did not hear it later."""
+        self.notify_later(node_ids, stream_id, offset)
         await asyncio.gather(*(self._deliver(node_id, stream_id) for node_id in node_ids))
 
     async def deliver_notices(self) -> None:

@@ -64,6 +64,8 @@ class FakeNode:
     interrupted: bool = False
     copies: bool = True
     """Whether what is missing of a range arrives at the next SYNC."""
+    sources: Callable[[tuple[int, int], int], bool] = lambda key, end: True
+    """Whether somebody who has the range up to there can be reached."""
     deaf: set[Code] = field(default_factory=set)
     ranges: dict[tuple[int, int], Held] = field(default_factory=dict)
     deleted: set[int] = field(default_factory=set)
@@ -126,7 +128,7 @@ class FakeNode:
             assert held.final in (-1, wanted.end_offset), "a final end never changes"
             held.final = held.end = wanted.end_offset
             held.next = min(held.next, wanted.end_offset)
-            if self.copies:
+            if self.copies and self.sources(key, wanted.end_offset):
                 held.next = wanted.end_offset
         elif held.end >= 0 or self.interrupted:
             raise SealedError("takes no more")
@@ -140,6 +142,8 @@ class FakeNode:
             return m.SealRangesResult(m.Range(*key), status_of(error))
         if held.end < 0:
             held.end = held.next
+            if held.quorum <= 1:
+                held.final = held.end  # nobody else has a say
         return m.SealRangesResult(self._wire(key, held), OK, held.producers)
 
     def _describe(self, wanted: m.RangeId) -> m.DescribeRangeResult:
