@@ -24,8 +24,6 @@ from tests.integration.server import PEERS, ROOT, is_running, wait_until_gone
 
 QUICK = """
 [broker]
-replicas = 1
-log_replicas = 1
 lease_ms = 3000
 [placement]
 node_timeout_ms = 2000
@@ -37,7 +35,7 @@ heartbeat_interval_ms = 300
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
     folder = tmp_path_factory.mktemp("cluster")
-    with running_cluster(folder, "--nodes", "3", "--managers", "1", settings=QUICK) as cluster:
+    with running_cluster(folder, "--nodes", "3", settings=QUICK) as cluster:
         cluster.wait_leader()
         yield cluster
 
@@ -59,14 +57,14 @@ def test_a_cluster_shows_itself(cluster: ClusterProcesses) -> None:
     assert shown.returncode == 0, shown.stderr
     status = json.loads(shown.stdout)
     states = [each["state"] for each in status["placement_managers"]]
-    assert sorted(states) == ["leader"]
+    assert sorted(states) == ["follower", "follower", "leader"]
     assert [node["alive"] for node in status["data_nodes"]] == [True, True, True]
     assert all(node["disk_free_bytes"] > 0 for node in status["data_nodes"])
     assert sorted(each["role"] for each in status["brokers"]) == ["leader", "standby"]
     assert status["ranges_unavailable"] == 0
     shown = headrace("cluster", "status", "--data-dir", str(cluster.folder))
     assert shown.returncode == 0
-    for word in ("Placement managers", "leader", "standby", "GiB", "ranges"):
+    for word in ("Placement managers", "follower", "standby", "GiB", "ranges"):
         assert word in shown.stdout
 
 

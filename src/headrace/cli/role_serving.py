@@ -26,6 +26,7 @@ from headrace.assembly.role import Role
 from headrace.broker.snapshot import Diagnostics
 from headrace.cli.figures import Figures, list_processes
 from headrace.cli.output import note
+from headrace.cli.secret import read_reference
 from headrace.cli.serving import SWITCH_INTERVAL_SECONDS, tell_root
 from headrace.cli.up import LABELS, write_ready_file
 from headrace.config.settings import Settings
@@ -53,6 +54,9 @@ async def make_role(name: str, settings: Settings, secret: bytes) -> Role:
                 secret=secret,
                 node=node_connect(runtime, secret, name, role, tls=tls.peers),
                 tls=tls.acceptor,
+                etcd_password=read_reference(
+                    settings.placement.etcd.password, "placement.etcd.password"
+                ),
             )
         case "data-node":
             role = ClientRole.DATA_NODE

@@ -1,4 +1,4 @@
-"""The cluster's secret from where `--secret` says it is."""
+"""Secrets from where references say they are, the cluster's own above all."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ _BYTES = 32
 
 def read_secret(reference: str, data_dir: str) -> bytes:
     """`env:NAME`, `file:PATH`, or what an earlier start left in the data directory."""
-    kind, _, where = reference.partition(":")
-    if kind == "env" and where:
-        text = os.environ.get(where, "")
-        if not text:
-            raise ConfigError(f"secret: the environment has no {where}; {_MAKE_ONE}")
-    elif kind == "file" and where:
-        text = _read(Path(where))
-    elif reference:
-        raise ConfigError("secret: say where it is, as env:NAME or file:PATH, not what it is")
-    else:
-        path = Path(data_dir, "secrets", "cluster")
-        if not path.exists():
-            raise ConfigError(
-                f"a role of a cluster needs the cluster's secret: --secret env:NAME or --secret "
-                f"file:PATH; {_MAKE_ONE}"
-            )
-        text = _read(path)
+    path = Path(data_dir, "secrets", "cluster")
+    if not reference and not path.exists():
+        raise ConfigError(
+            "a role of a cluster needs the cluster's secret: --secret env:NAME or --secret "
+            f"file:PATH; {_MAKE_ONE}"
+        )
+    text = read_reference(reference or f"file:{path}", "secret", hint=_MAKE_ONE)
     try:
-        secret = bytes.fromhex(text.strip())
+        secret = bytes.fromhex(text)
     except ValueError:
         secret = b""
     if len(secret) != _BYTES:
-        raise ConfigError(f"secret: {reference or 'secrets/cluster'} is not 64 hex digits; "
-                          f"{_MAKE_ONE}")  # fmt: skip
+        raise ConfigError(f"secret: {reference or path} is not 64 hex digits; {_MAKE_ONE}")
     return secret
 
 
-def _read(path: Path) -> str:
+def read_reference(reference: str, what: str, *, hint: str = "") -> str:
+    """What `env:NAME` or `file:PATH` stands for; nothing for nothing."""
+    hint = f"; {hint}" if hint else ""
+    kind, _, where = reference.partition(":")
+    if not reference:
+        return ""
+    if kind == "env" and where:
+        text = os.environ.get(where, "")
+        if not text:
+            raise ConfigError(f"{what}: the environment has no {where}{hint}")
+        return text.strip()
+    if kind != "file" or not where:
+        raise ConfigError(f"{what}: say where it is, as env:NAME or file:PATH, not what it is")
     try:
-        return path.read_text("ascii", "replace")
+        return Path(where).read_text("utf-8", "replace").strip()
     except OSError as error:
-        raise ConfigError(f"secret: cannot read {path}: {error.strerror}; {_MAKE_ONE}") from error
+        raise ConfigError(f"{what}: cannot read {where}: {error.strerror}{hint}") from error
