@@ -1,8 +1,13 @@
-"""`host:port` texts, IPv6 in brackets."""
+"""`host:port` texts: a name, an IPv4 address, or an IPv6 address in brackets."""
 
 from __future__ import annotations
 
+from ipaddress import AddressValueError, IPv6Address
+
 from headrace.errors import InvalidArgumentError
+
+HOST_CHARACTERS_MAX = 253  # of a name in DNS
+_NOT_IN_HOSTS = frozenset(" \t\r\n/[]@,?#\\\0")
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -10,8 +15,14 @@ def parse_address(text: str) -> tuple[str, int]:
     host, separator, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
+        try:
+            IPv6Address(host)
+        except AddressValueError as error:
+            raise InvalidArgumentError(f"not an IPv6 address: {error}", address=text) from error
     elif ":" in host:
         raise InvalidArgumentError("an IPv6 address stands in brackets", address=text)
+    if not _NOT_IN_HOSTS.isdisjoint(host) or len(host) > HOST_CHARACTERS_MAX:
+        raise InvalidArgumentError("not a host name", address=text[: 2 * HOST_CHARACTERS_MAX])
     if not separator or not host or not (port.isascii() and port.isdigit() and len(port) <= 5):
         raise InvalidArgumentError("not an address of the form host:port", address=text)
     if int(port) > 0xFFFF:
