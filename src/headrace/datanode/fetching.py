@@ -61,17 +61,18 @@ class Want:
         self._offset = info.fetch_offset
         self._log: RangeLog | None = None
 
-    def read_cached(self) -> Sequence[memoryview]:
-        """The whole answer, if it is in memory; then nothing else is to be done."""
+    def read_at_once(self) -> Sequence[memoryview] | None:
+        """What is in memory, nothing at the end of a range that we lead; None when it takes more
+        to tell."""
         if self.error is not None or self.info.start_timestamp >= 0:
-            return ()
+            return None
         try:
             log = self._state.containing(self.info.stream_id, self._offset)
         except HeadraceError:
-            return ()
-        views = log.read_cached(self._offset, self._left)
-        self.bytes = sum(map(len, views))
-        return views
+            return None
+        if self._offset == log.committed_offset:
+            return () if not log.sealed and self._state.leads(log) else None
+        return log.read_cached(self._offset, self._left) or None
 
     async def run(self, poll: Poll) -> None:
         try:
@@ -238,8 +239,7 @@ class Poll:
         """Frames of the answer; the last one says so."""
         tasks: list[asyncio.Task[None]] = []
         try:
-            if not self._answer_at_once():
-                tasks += [self._loop.create_task(self._run(want)) for want in self._wants]
+            tasks += [self._loop.create_task(self._run(want)) for want in self._wants]
             last = False
             while not last:
                 await self._fill_frame()
@@ -257,28 +257,6 @@ class Poll:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._let_go(self._ready)
             self._count()
-
-    def _answer_at_once(self) -> bool:
-        """The tail of every stream from memory, without tasks; False when it takes more."""
-        if self._gate is not None and self._gate.is_full:
-            return False
-        parts = []
-        for want in self._wants:
-            views = want.read_cached()
-            if not views:
-                break
-            parts.append(_Part(want, views, want.bytes))
-        total = sum(part.bytes for part in parts)
-        if len(parts) < len(self._wants) or not self._missing <= total <= self.frame_bytes:
-            for want in self._wants:
-                want.bytes = 0
-            return False
-        for part in parts:
-            if self._gate is not None:
-                self._gate.force(part.bytes)
-            self.put(part)
-        self._running = 0
-        return True
 
     async def _fill_frame(self) -> None:
         while self._running and not self._ready:
@@ -319,6 +297,24 @@ class Poll:
         counters.fetches_failed += sum(want.error is not None for want in self._wants)
         counters.bytes_out += sum(want.bytes for want in self._wants)
         counters.fetch_seconds += self.reading_seconds
+
+
+def answer_at_once(
+    wants: Sequence[Want], *, min_bytes: int, waits: bool, frame_bytes: int, counters: Counters
+) -> Reply | None:
+    """The whole answer without a task or a wait, if memory holds it and one frame too."""
+    parts = []
+    for want in wants:
+        views = want.read_at_once()
+        if views is None:
+            return None
+        parts.append(_Part(want, views, sum(map(len, views))))
+    total = sum(part.bytes for part in parts)
+    if total > frame_bytes or (waits and total < max(1, min_bytes)):
+        return None
+    counters.fetches += len(wants)
+    counters.bytes_out += total
+    return Reply(*_answer(parts))
 
 
 class _Waiting:

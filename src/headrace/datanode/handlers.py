@@ -180,7 +180,7 @@ async def _outcome(
 
 async def fetch(
     node: DataNodeService, request: m.FetchRequest, _: Payload, peer: Peer
-) -> AsyncIterator[Reply]:
+) -> Reply | AsyncIterator[Reply]:
     settings = node.settings
     if len(request.fetch_requests) > settings.fetch_streams_max:
         raise TooLargeError("too many streams in one fetch", limit=settings.fetch_streams_max)
@@ -194,10 +194,21 @@ async def fetch(
             node.access.check_stream(peer, stream_id, owned=node.state.is_owned(stream_id))
         except HeadraceError as error:
             want.error = error
+    max_wait = min(max(request.max_wait_ms, 0), settings.fetch_wait_ms_max) / 1000
+    if peer.reply_gate is None or not peer.reply_gate.is_full:
+        ready = fetching.answer_at_once(
+            wants,
+            min_bytes=request.min_bytes,
+            waits=max_wait > 0,
+            frame_bytes=settings.fetch_frame_bytes,
+            counters=node.counters,
+        )
+        if ready is not None:
+            return ready
     poll = fetching.Poll(
         wants,
         min_bytes=request.min_bytes,
-        max_wait=min(max(request.max_wait_ms, 0), settings.fetch_wait_ms_max) / 1000,
+        max_wait=max_wait,
         clock=node.runtime.clock,
         counters=node.counters,
         frame_bytes=settings.fetch_frame_bytes,

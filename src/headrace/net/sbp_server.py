@@ -58,7 +58,7 @@ from headrace.wire.sbp.connection import (
     ServerEvent,
 )
 from headrace.wire.sbp.flat import decode, encode
-from headrace.wire.sbp.frames import FRAME_BYTES_MAX
+from headrace.wire.sbp.frames import FRAME_BYTES_MAX, payload_bytes
 from headrace.wire.sbp.messages import HeartbeatRequest, Message
 from headrace.wire.sbp.multipart import encode_answer
 from headrace.wire.sbp.opcodes import Code, Opcode
@@ -302,10 +302,12 @@ class _Serving:
                 await self._serve_large(route, request, message)
                 return
             reply = await route.handler(message, payload, self._peer)
-            if isinstance(reply, Reply):
-                await self._send(request, reply, last=True)
-            else:
+            if not isinstance(reply, Reply):
                 await self._send_all(request, reply)
+            elif reply.payload:
+                await self._send_held(request, reply)
+            else:
+                await self._send(request, reply, last=True)
         except HeadraceError as error:
             await self._fail(request, error)
         except Exception as error:
@@ -366,6 +368,15 @@ class _Serving:
         assert request.opcode.response is not None
         header = encode(request.opcode.response())
         await self._write(self._core.respond(request, header, (), last=True))
+
+    async def _send_held(self, request: Request, reply: Reply) -> None:
+        """What is in memory for the peer counts until it is taken."""
+        size = payload_bytes(reply.payload)
+        self.replies.force(size)
+        try:
+            await self._send(request, reply, last=True)
+        finally:
+            self.replies.leave(size)
 
     async def _send(self, request: Request, reply: Reply, *, last: bool) -> None:
         if request.opcode.code in _THROTTLED:

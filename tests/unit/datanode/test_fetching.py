@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from headrace.datanode.fetching import MOMENT_SECONDS, Poll, Want
+from headrace.datanode.fetching import MOMENT_SECONDS, Poll, Want, answer_at_once
 from headrace.datanode.metrics import Counters
 from headrace.datanode.state import NodeState
 from headrace.errors import CorruptionError
@@ -127,7 +128,15 @@ class Fetch:
         self.started = self.loop.time()
         self.frames: list[tuple[float, m.FetchResponse, int]] = []
         self._assembler = Assembler()
-        self._replies = Poll(
+        ready = answer_at_once(
+            wants,
+            min_bytes=min_bytes,
+            waits=max_wait > 0,
+            frame_bytes=frame_bytes,
+            counters=self.counters,
+        )
+        self.at_once = ready is not None
+        poll = Poll(
             wants,
             min_bytes=min_bytes,
             max_wait=max_wait,
@@ -135,7 +144,8 @@ class Fetch:
             counters=self.counters,
             frame_bytes=frame_bytes,
             gate=gate,
-        ).replies()
+        )
+        self._replies = poll.replies() if ready is None else _only(ready)
 
     async def next(self) -> Reply:
         reply = await anext(self._replies)
@@ -174,6 +184,10 @@ class Fetch:
         return [time for time, _, _ in self.frames]
 
 
+async def _only(reply: Reply) -> AsyncIterator[Reply]:
+    yield replace(reply, last=True)
+
+
 class World:
     runtime: Runtime
 
@@ -209,10 +223,23 @@ async def test_what_is_in_memory_is_one_frame_at_once() -> None:
     logs = [FakeLog(1, cached=True), FakeLog(2, cached=True)]
     for log in logs:
         log.append(KIB)
-    fetch = Fetch(logs, max_wait=9, gate=Gate(9, 1 << 20))
+    fetch = Fetch(logs, max_wait=9)
+    assert fetch.at_once
     assert await fetch.all() == {70: KIB, 71: KIB}
-    assert fetch.times == [0.0]
     assert (fetch.counters.fetches, fetch.counters.bytes_out) == (2, 2 * KIB)
+
+
+@simulated
+async def test_an_empty_answer_needs_no_task_either() -> None:
+    cached, empty = FakeLog(1, cached=True), FakeLog(2)
+    cached.append(KIB)
+    fetch = Fetch([cached, empty])
+    assert fetch.at_once
+    assert await fetch.all() == {70: KIB, 71: 0}
+    assert not Fetch([cached, empty], min_bytes=2 * KIB, max_wait=1).at_once, "it waits for more"
+    assert not Fetch([cached], frame_bytes=10).at_once, "it takes several frames"
+    empty.seal()
+    assert not Fetch([empty]).at_once
 
 
 @simulated
