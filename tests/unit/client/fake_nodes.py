@@ -133,6 +133,8 @@ class FakeNode:
         self.frames: list[list[tuple[int, int]]] = []
         """Per APPEND: stream and range of its batches."""
         self.fetches: list[m.FetchRequest] = []
+        self.headers: list[Buffer] = []
+        """First piece of each APPEND: it belongs to the node from then on."""
         self.in_flight = self.in_flight_max = 0
 
     @property
@@ -173,6 +175,7 @@ class FakeNode:
     async def _append(self, message: m.AppendRequest, payload: Payload) -> Reply:
         """Takes the batches at once, answers after the script: an error there loses the answer."""
         self.frames.append([_key(info) for info in message.append_requests])
+        self.headers.append(payload[0])
         reader = PieceReader(payload)
         results = []
         for info in message.append_requests:

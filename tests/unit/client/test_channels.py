@@ -114,6 +114,30 @@ async def test_a_forgotten_channel_finishes_its_calls() -> None:
     await link.close()
 
 
+async def test_connecting_has_the_time_of_the_call() -> None:
+    async def never() -> FakeChannel:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    link = Link(never)
+    with pytest.raises(UnavailableError):
+        await link.channel(timeout=0.01)
+    with pytest.raises(UnavailableError):
+        await link.call(Code.HEARTBEAT, Range(), timeout=0.01)
+    await link.close()
+
+
+async def test_forgotten_channels_without_a_call_are_closed_with_the_next() -> None:
+    factory = Factory()
+    link = Link(factory)
+    await ask(link)
+    link.forget(factory.made[0])
+    assert not factory.made[0].closed
+    await ask(link)
+    assert [channel.closed for channel in factory.made] == [True, False]
+    await link.close()
+
+
 async def test_a_closed_link_makes_no_channel() -> None:
     link = Link(Factory())
     await link.close()

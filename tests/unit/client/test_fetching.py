@@ -212,14 +212,36 @@ def test_a_secondary_behind_the_primary_is_passed_over() -> None:
     run(sealed_stream(), main)
 
 
-def test_an_empty_answer_of_a_sealed_range_is_no_answer() -> None:
+@pytest.mark.parametrize("honest", ["a", "b", "c"])
+def test_an_empty_answer_of_a_sealed_range_is_no_answer(honest: str) -> None:
     async def main(cluster: FakeCluster, client: SbpClient) -> None:
-        ranges = (await client.ranges(1)).ranges
-        first = client.replicas.order(ranges[0])[0]
-        real = cluster.nodes[first]._read
-        cluster.nodes[first]._read = lambda info: []  # type: ignore[method-assign]
+        for name, node in cluster.nodes.items():
+            if name != honest:
+                node._read = lambda info: []  # type: ignore[method-assign]
         assert await read(client, 0) == SEALED
-        cluster.nodes[first]._read = real  # type: ignore[method-assign]
+
+    run(sealed_stream(), main)
+
+
+def test_an_empty_answer_of_a_secondary_is_no_answer() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        cluster.nodes["b"].down = True
+        for name in "ac":
+            cluster.nodes[name]._read = lambda info: []  # type: ignore[method-assign]
+        with pytest.raises((UnavailableError, NotPrimaryError)):
+            await read(client, 5)
+
+    run(sealed_stream(), main)
+
+
+def test_a_dead_node_is_not_asked_first_for_every_range_it_holds() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        cluster.nodes["a"].down = True
+        for stream_id in range(10, 30):
+            cluster.create(stream_id, "a", "b")
+            cluster.put(stream_id, batch(b"x"))
+            await client.fetch(stream_id, 0, max_bytes=1)
+        assert cluster.dialed.count("a") == 1
 
     run(sealed_stream(), main)
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from headrace.client.lanes import Batch, Lane
 from headrace.client.producer import Producer
 from headrace.client.sbp import SbpClient
 from headrace.config.client import ClientSettings
@@ -25,8 +26,10 @@ from headrace.errors import (
 )
 from headrace.runtime.simulated import Simulation
 from headrace.wire.sbp.errors import AlreadyDurableError, NotPrimaryError, QuorumError
+from headrace.wire.sbp.messages import Range
 from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import decode_header, decode_index
+from tests.log_cluster import batch as log_batch
 from tests.unit.client.fake_nodes import FakeCluster, hang
 
 BEFORE = Code.SYNC_RANGES  # the step before a batch is stored; Code.APPEND is the answer
@@ -320,6 +323,77 @@ def test_what_cannot_be_delivered_fails_and_the_next_starts_over() -> None:
         assert stored(cluster) == [b"later"]
 
     run(main, delivery_timeout_ms=2000)
+
+
+def test_after_a_failure_the_sequence_starts_over() -> None:
+    """Whether the failed batch was stored is unknown: going on after it could leave a hole."""
+
+    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+        await (await producer.send(1, [b"0"]))
+        for node in cluster.nodes.values():
+            node.down = True
+        lost = await producer.send(1, [b"lost"])
+        with pytest.raises((UnavailableError, DeadlineError)):
+            await lost
+        for node in cluster.nodes.values():
+            node.down = False
+        assert await (await producer.send(1, [b"1"])) == 1
+        assert stored(cluster) == [b"0", b"1"]
+        headers = [decode_header(b) for r in cluster.streams[1] for b in r.batches]
+        assert [header.sequence for header in headers] == [0, 0]
+        assert headers[0].producer_id != headers[1].producer_id
+
+    run(main, delivery_timeout_ms=1000)
+
+
+def test_an_answer_that_comes_after_its_frame_was_given_up_is_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+        await asyncio.gather(*await send_all(producer, [b"first"]))
+
+        async def late() -> None:
+            await asyncio.sleep(0.2)
+
+        lost = UnavailableError("this one's answer only")
+        cluster.nodes["a"].script[Code.APPEND] = deque([lost, late, late])
+        answers = await send_all(producer, numbered(12))
+        assert await asyncio.gather(*answers) == list(range(1, 13))
+        await asyncio.sleep(1.0)
+        assert stored(cluster) == [b"first", *numbered(12)]
+
+    run(main, frame_bytes=200)
+    assert not caplog.records, "no task failed"
+
+
+def test_each_try_has_a_header_of_its_own() -> None:
+    """In one process the node keeps it, and writes the offset into it."""
+
+    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+        cluster.nodes["a"].script[BEFORE] = deque([SealedError()])
+        await (await producer.send(1, [b"x"]))
+        pieces = log_batch(b"y")
+        cluster.nodes["b"].script[BEFORE] = deque([SealedError()])
+        await client.append(1, pieces)
+        headers = [h for node in cluster.nodes.values() for h in node.headers]
+        assert len(headers) == 4
+        assert len({id(header) for header in headers}) == 4
+
+    run(main)
+
+
+def test_batches_that_come_back_in_any_order_stand_in_line_in_order() -> None:
+    lane = Lane(1, producer_id=5, window=8, range=Range(), acknowledged=True)
+    for n in range(5):
+        lane.open = Batch(deadline=1.0)
+        lane.open.records.append(b"%d" % n)
+        lane.close_open(0)
+    taken = [lane.take(0) for _ in range(4)]
+    assert [lane.on_returned(taken[at]) for at in (2, 0, 3)] == [False, False, False]
+    assert lane.room == 0, "nothing overtakes what came back"
+    assert lane.on_returned(taken[1])
+    lane.line_up()
+    assert [lane.take(0).sequence for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
 def test_a_deleted_stream_fails_its_records_only() -> None:
