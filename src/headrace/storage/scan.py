@@ -7,8 +7,9 @@ three agree. The rules:
   expected. A mark is valid when its checksum (bound to file and position) holds.
 * Damage at a position below which bytes are known to be synced is corruption. It is skipped up to
   the next point from which a valid chain leads on: the first batch in the damaged stretch whose
-  successors reach the next valid mark exactly, else that mark. What is skipped becomes a span, an
-  empty one when only a mark was hit: readers have to go round it, but no batch is lost.
+  successors reach the next valid mark exactly, else that mark; without a mark, the end of the file.
+  What is skipped becomes a span, an empty one when only a mark was hit: readers have to go round
+  it, but no batch is lost.
 * Damage above every known synced position is the tail: the scan ends there.
 
 Known synced positions come from marks *after* the damage, from a checkpoint, from a successor
@@ -214,11 +215,14 @@ class Scanner:
             return False
         self._last_mark = -1
         resume = self._next_point(marks)
+        if resume is None:
+            resume = self._chain_before(self._size)
+        else:
+            resume = self._chain_before(resume.position, resume.offset) or resume
         if resume is None:  # synced, but nothing after it can be read
             self._content_bytes += self._size - self._position
             self._position = self._size
             return True
-        resume = self._chain_before(resume) or resume
         self._content_bytes += resume.position - self._position
         position, offset = resume
         if self._stop_offset is not None:  # what follows it may be all that can be read
@@ -235,20 +239,24 @@ class Scanner:
             points.append(known)
         return min(points, default=None)
 
-    def _chain_before(self, target: Point) -> Point | None:
-        """The first batch between here and `target` from which valid batches reach it exactly."""
-        length = target.position - self._position
+    def _chain_before(self, position: int, offset: int | None = None) -> Point | None:
+        """The first batch between here and `position` from which valid batches reach it exactly.
+
+        They have to reach `offset` there; None: any one that was synced.
+        """
+        length = position - self._position
         if length > RESYNC_BYTES_MAX:
             return None
         region = self._file.pread(length, self._position)
         view = memoryview(region)
+        highest = offset if offset is not None else self._synced_offset
         at = region.find(_BATCH_MAGIC_BYTE, 1)
         while 0 <= at <= length - HEADER_BYTES:
             (base_offset,) = _BASE_OFFSET.unpack_from(region, at + 1)
-            if self._offset <= base_offset < target.offset and _reaches(
-                view, Point(at, base_offset), Point(length, target.offset)
-            ):
-                return Point(self._position + at, base_offset)
+            if self._offset <= base_offset < highest:
+                reached = _follow(view, Point(at, base_offset), length)
+                if reached is not None and (reached == offset or offset is None):
+                    return Point(self._position + at, base_offset)
             at = region.find(_BATCH_MAGIC_BYTE, at + 1)
         return None
 
@@ -292,12 +300,13 @@ def scan_below(
     return scanner.run().checkpoint
 
 
-def _reaches(view: memoryview, start: Point, target: Point) -> bool:
+def _follow(view: memoryview, start: Point, end: int) -> int | None:
+    """The offset after a chain of valid batches from `start` exactly to `end`, if there is one."""
     position, offset = start
-    while position < target.position:
+    while position < end:
         header = decode_batch(view[position:])
         if header is None or header.base_offset != offset:
-            return False
+            return None
         position += header.batch_bytes
         offset = header.next_offset
-    return (position, offset) == target
+    return offset if position == end else None

@@ -212,6 +212,10 @@ def _reserve(disk: Disk, file: File, write: SegmentWrite) -> None:
     if write.allocate_to - start > free:
         raise DiskFullError("the disk is full but for its reserve", path=write.segment.path)
     file.allocate(start, write.allocate_to - start)
+    if disk.free_bytes(write.segment.folder) < write.keep_free_bytes:
+        # Another thread took space between the look and the step: the reserve comes first.
+        file.truncate(write.position)
+        raise DiskFullError("the disk is full but for its reserve", path=write.segment.path)
 
 
 def load_checkpoint(disk: Disk, segment_key: RangeKey, base: int, path: str) -> Checkpoint | None:

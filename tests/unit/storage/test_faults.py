@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from headrace.errors import DiskFullError, SealedError, StorageError
+from headrace.runtime.simulated import SimulatedDisk, SimulatedRandom
 from headrace.storage import RangeKey, StorageSettings
 from headrace.wire.sbp.messages import Durability
 from tests.unit.storage.support import (
@@ -87,6 +88,30 @@ async def test_the_reserve_is_for_control_state_alone() -> None:
     state = store.range(RangeKey(8, 0))
     written += await append_many(state, 3, size=4000)  # it is still reserved
     assert await read_all(state) == written
+    await store.close()
+
+
+async def test_the_reserve_is_kept_when_others_take_space_at_the_same_time() -> None:
+    def take_space(operation: str, path: str) -> None:
+        if operation == "allocate":
+            disk.free -= 9000  # this file's, and another's
+
+    disk = SimulatedDisk(SimulatedRandom(0), on_operation=take_space)
+    disk.free = (1 << 20) + 10_000
+    settings = StorageSettings(min_free_bytes=1 << 20, preallocate_bytes_min=4096, idle_ms=10**6)
+    store = await open_store(disk, settings)
+    topic = await store.create_range(KEY, start_offset=0)
+    written = await append_many(topic, 1, size=3000)
+    with pytest.raises(DiskFullError):
+        await append_many(topic, 1, size=3000)
+    disk.free = (1 << 20) + 5000
+    other = await store.create_range(RangeKey(8, 0), start_offset=0)
+    with pytest.raises(DiskFullError):
+        await append_many(other, 1, size=3000)
+    allocated = max(at for at, each in enumerate(disk.operations) if each[0] == "allocate")
+    assert disk.operations[allocated + 1][0] == "truncate"  # given back
+    assert await topic.seal() == 1
+    assert await read_all(topic) == written
     await store.close()
 
 
