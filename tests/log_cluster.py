@@ -89,8 +89,11 @@ class Cluster:
         node_settings: DataNodeSettings | None = None,
         storage: StorageSettings = STORAGE,
         plain_streams: bool = False,
+        node_runtime: Callable[[int], Runtime] | None = None,
     ) -> None:
+        """`node_runtime` gives data nodes a runtime, and so a disk, of their own."""
         self.runtime = runtime
+        self.node_runtime = node_runtime or (lambda _: runtime)
         self.folder = folder
         self.tcp = tcp
         self.sqlite = sqlite
@@ -139,6 +142,8 @@ class Cluster:
         for at, placement in enumerate(self.placements):
             if placement is not None:
                 await self.stop_placement(at)
+        for _ in range(5):  # the loop lets go of connections accepted in the last moment
+            await asyncio.sleep(0)
 
     # Placement managers
 
@@ -180,7 +185,7 @@ class Cluster:
 
     async def start_node(self, at: int = 0) -> None:
         node = DataNodeService(
-            self.runtime,
+            self.node_runtime(at),
             self.node_settings,
             folder=self.node_folder(at),
             storage=self.storage,

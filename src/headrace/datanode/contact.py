@@ -283,7 +283,10 @@ class Contact:
             return []
         own = self._node.node_id
         others = sum(
-            info.is_alive and info.data_node is not None and info.data_node.node_id != own
+            info.is_alive
+            and not info.is_draining
+            and info.data_node is not None
+            and info.data_node.node_id != own
             for info in answer.nodes
         )
         return [log for log in open_ if ack_quorum_of(max(1, len(log.replicas))) <= others]

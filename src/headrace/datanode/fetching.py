@@ -17,12 +17,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.datanode.metrics import Counters
 from headrace.datanode.state import NodeState
-from headrace.errors import HeadraceError, OffsetOverflowError, UnavailableError
+from headrace.errors import (
+    CorruptionError,
+    HeadraceError,
+    OffsetOverflowError,
+    UnavailableError,
+)
 from headrace.net.flow import Gate
 from headrace.net.sbp_routes import Reply
 from headrace.runtime.interfaces import Clock
@@ -79,6 +84,8 @@ class Want:
             if self.error is None:
                 await self._collect(poll)
         except HeadraceError as error:
+            if isinstance(error, CorruptionError):
+                poll.on_damage()
             if not self.bytes:  # otherwise the next request meets it
                 self.error = error
         if self.error is not None:
@@ -164,8 +171,10 @@ class Poll:
         counters: Counters,
         frame_bytes: int,
         gate: Gate | None = None,
+        on_damage: Callable[[], None] = lambda: None,
     ) -> None:
         self.clock = clock
+        self.on_damage = on_damage
         self.frame_bytes = frame_bytes
         self.reading_seconds = 0.0
         self._wants = wants

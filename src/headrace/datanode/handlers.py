@@ -18,7 +18,14 @@ from headrace.datanode.appending import (
     accept_replica,
     split_payload,
 )
-from headrace.errors import DeadlineError, HeadraceError, InvalidArgumentError, TooLargeError
+from headrace.errors import (
+    DeadlineError,
+    HeadraceError,
+    InvalidArgumentError,
+    RangeNotFoundError,
+    TooLargeError,
+    UnavailableError,
+)
 from headrace.net.sbp_server import Handler, Payload, Peer, Reply
 from headrace.storage.model import RangeKey
 from headrace.storage.rangelog import RangeLog
@@ -76,6 +83,9 @@ async def append(
         ]
     finally:
         counters.appends_in_flight -= len(taken)
+    if node.state.closing and replica:
+        # What failed has failed because we stop: the primary must not take it for our last word.
+        raise UnavailableError("the data node closes")
     counters.appends += len(results)
     counters.append_seconds += (clock.monotonic() - started) * len(results)
     return Reply(m.AppendResponse(append_responses=tuple(results), status=OK))
@@ -111,7 +121,10 @@ def _take_replica(
             raise batch
         if info.range is None:
             raise InvalidArgumentError("append without a range")
-        log = node.state.range(RangeKey(info.range.stream_id, info.range.range_index))
+        log = node.state.find(RangeKey(info.range.stream_id, info.range.range_index))
+        if log is None:
+            node.contact.settle_soon()  # we may have missed that it was opened
+            raise RangeNotFoundError(stream_id=info.range.stream_id)
         committed = info.range.next_offset
         if batch is None:
             node.state.check_replica(log, base_offset=log.next_offset)
@@ -213,6 +226,7 @@ async def fetch(
         counters=node.counters,
         frame_bytes=settings.fetch_frame_bytes,
         gate=peer.reply_gate,
+        on_damage=node.repairer.on_damage,
     )
     return poll.replies()
 

@@ -19,7 +19,13 @@ from headrace.client.tasks import TaskSet
 from headrace.config.datanode import DataNodeSettings
 from headrace.datanode.replication import Commitment, Feed, Lags, Outgoing
 from headrace.datanode.sender import Sender
-from headrace.errors import CorruptionError, HeadraceError, SealedError, UnavailableError
+from headrace.errors import (
+    CorruptionError,
+    HeadraceError,
+    SealedError,
+    StorageError,
+    UnavailableError,
+)
 from headrace.net.sbp_channel import Channel
 from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.storage.model import RangeKey
@@ -101,7 +107,7 @@ class LedRange:
             return
         if error is not None:
             if not isinstance(error, HeadraceError):
-                error = HeadraceError(f"the log broke: {error!r}")
+                error = StorageError(f"the log broke: {error!r}")
             self.stop(error)
             return
         if self._commitment.on_durable(end):
@@ -173,16 +179,18 @@ class LedRange:
         """Nothing of this range is acknowledged from now on."""
         if self.stopped is not None:
             return
-        self.stopped = error
+        # Whatever happened to our disk, the others may have it, and the next range is elsewhere.
+        told = self._quorum_error(error.message) if isinstance(error, StorageError) else error
+        self.stopped = told
         for feed, sender in self.senders.items():
             sender.remove(feed)
         for _, _, done in self._waiting:
-            _refuse(done, error)
+            _refuse(done, told)
         self._waiting.clear()
         self._on_stopped(self, error)
 
-    def _quorum_error(self) -> QuorumError:
-        return QuorumError("too few replicas are reachable", **self.log.key._asdict())
+    def _quorum_error(self, reason: str = "too few replicas are reachable") -> QuorumError:
+        return QuorumError(reason, **self.log.key._asdict())
 
 
 def _refuse(done: asyncio.Future[None], error: HeadraceError) -> None:
@@ -203,7 +211,7 @@ class Leading:
         connect_to: Callable[[str], Connect],
         addresses: Mapping[int, str],
         introduce: Callable[[], m.HeartbeatRequest],
-        on_stopped: Callable[[RangeKey], None],
+        on_stopped: Callable[[RangeKey, HeadraceError], None],
         ask_seal: Callable[[RangeKey, str], None],
     ) -> None:
         """`addresses` is the book of data nodes, looked at for every connection."""
@@ -304,7 +312,7 @@ class Leading:
         key = led.log.key
         if self._led.get(key) is led:  # not released: the range itself is in trouble
             _log.warning("range %s stops: %s", key, error)
-            self._on_stopped(key)
+            self._on_stopped(key, error)
             self._ask_seal(key, error.message)
 
     def _on_refused(self, led: LedRange, feed: Feed, error: HeadraceError) -> None:

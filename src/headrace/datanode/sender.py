@@ -49,6 +49,8 @@ _ENTRIES_MAX = 512  # of one frame
 _READS_MAX = 4  # of feeds that are behind, at a time
 _CALL_SECONDS = 30.0
 """A peer whose disk hangs for so long while it answers heartbeats is given up all the same."""
+_FOR_NOW = (ThrottledError, RangeNotFoundError, UnavailableError)
+"""Too busy, not told of the range yet, closing: tried again. Other refusals are for ever."""
 
 _log = logging.getLogger(__name__)
 
@@ -387,10 +389,8 @@ class Sender:
             self._on_gap(feed, source, replica_next)
         elif isinstance(error, AppendPendingError):
             self._resume_later(feed, again, _PENDING_SECONDS)
-        elif isinstance(error, ThrottledError) or (
-            isinstance(error, RangeNotFoundError) and not isinstance(error, NotPrimaryError)
-        ):
-            if isinstance(error, RangeNotFoundError) and feed.absent_since is None:
+        elif isinstance(error, _FOR_NOW) and not isinstance(error, NotPrimaryError):
+            if not isinstance(error, ThrottledError) and feed.absent_since is None:
                 feed.absent_since = self._clock.monotonic()
             delay = min(_BACKOFF_MIN * 2**feed.refusals, _BACKOFF_MAX)
             feed.refusals += 1

@@ -30,12 +30,13 @@ from headrace.datanode.leading import Leading
 from headrace.datanode.local import Local
 from headrace.datanode.metrics import Counters, Load
 from headrace.datanode.producers import Producers
+from headrace.datanode.repairing import Repairer
 from headrace.datanode.replication import ack_quorum_of
 from headrace.datanode.state import Differences, NodeState, Sync
 from headrace.errors import (
+    CorruptionError,
     DiskFullError,
     HeadraceError,
-    InvalidArgumentError,
     SealedError,
     StateError,
     StorageError,
@@ -126,6 +127,13 @@ class DataNodeService:
             is_kept=lambda log: self.state.find(log.key) is log,
             on_complete=self._on_complete,
         )
+        self.repairer = Repairer(
+            runtime.clock,
+            settings,
+            self._peers,
+            logs=self.logs,
+            ask_seal=self.contact.ask_seal,
+        )
         self.routes: Routes = build_routes(Role.DATA_NODE, handlers(self), Local(self))
 
     # Life
@@ -162,6 +170,7 @@ class DataNodeService:
             self.advertise = advertised(advertise, self.address) if self.address else advertise
             self.contact.start()
             await self.contact.wait_registered()
+            self.repairer.start()
             self._resume()
         except BaseException:
             await self.abort()
@@ -208,6 +217,7 @@ class DataNodeService:
         await self.contact.stop()
         await self.leading.close()
         await self.copier.close()
+        await self.repairer.close()
 
     async def _let_go(self) -> None:
         for channel in self._channels:
@@ -301,6 +311,7 @@ class DataNodeService:
             "stopped_ranges": len(self.state.stopped),
             "incomplete_ranges": sum(log.missing is not None for log in self.logs()),
             "copied_bytes": self.copier.copied_bytes,
+            "repaired_spans": self.repairer.repaired_spans,
             "appends": self.counters.appends,
             "fetches": self.counters.fetches,
             "replication": self.leading.statistics(),
@@ -431,6 +442,7 @@ class DataNodeService:
         await log.finish(wanted.end_offset, writer_epoch=wanted.writer_epoch)
         self.state.on_sealed(log.key)
         self.copier.want(log)
+        self.repairer.on_damage()  # what could not be mended while the range was open
 
     async def _raise_epoch(self, log: RangeLog, epoch: int) -> None:
         """What the old epoch had in flight is settled before we answer."""
@@ -438,7 +450,10 @@ class DataNodeService:
         await log.sync()
         led = self.leading.find(log.key)
         if led is not None:
-            await led.wait(log.next_offset)
+            try:
+                await led.wait(log.next_offset)
+            except StateError as error:
+                raise SealedError(error.message, **log.key._asdict()) from error
 
     async def delete_stream(self, stream_id: int) -> None:
         """Appends and fetches are refused from now on; the files go."""
@@ -478,9 +493,21 @@ class DataNodeService:
             await self.trim_stream(key.stream_id, offset)
         for range_ in differences.sync:
             try:
-                await self.sync(range_)
-            except (StateError, InvalidArgumentError) as error:
+                await self._sync_listed(range_)
+            except HeadraceError as error:
                 _log.info("range not synced: %s", error)
+
+    async def _sync_listed(self, range_: m.Range) -> None:
+        try:
+            await self.sync(range_)
+        except CorruptionError as error:
+            if range_.end_offset < 0 or len(range_.replica_nodes) < 2:
+                raise
+            # Not even its metadata can be read. Others have the range: it is fetched anew.
+            key = RangeKey(range_.stream_id, range_.range_index)
+            _log.error("range %s is unreadable and fetched anew: %s", key, error)
+            await self.delete_range(key)
+            await self.sync(range_)
 
     # What happens
 
@@ -488,15 +515,20 @@ class DataNodeService:
         if isinstance(error, _NOT_FAILED):
             return
         self.counters.appends_failed += 1
+        self._note_full(error)
+
+    def _note_full(self, error: HeadraceError) -> None:
         if isinstance(error, DiskFullError):
             self._full_until = self.runtime.clock.monotonic() + _FULL_SECONDS
             self.contact.report_soon()
 
-    def _on_stopped(self, key: RangeKey) -> None:
+    def _on_stopped(self, key: RangeKey, error: HeadraceError) -> None:
         self.state.stopped.add(key)
+        self._note_full(error)
 
     def _on_complete(self, log: RangeLog) -> None:
         _log.info("range %s is complete", log.key)
+        self.repairer.on_damage()
 
     async def _find_sources(self, key: RangeKey) -> Sequence[str]:
         """The other replicas; the placement manager's word is newer than what we were told."""

@@ -12,7 +12,8 @@ from headrace.client.sbp import SbpClient
 from headrace.errors import HeadraceError, SealedError
 from headrace.runtime.simulated import SimulatedDisk, Simulation
 from headrace.wire.sbp.messages import Durability
-from tests.log_cluster import Cluster, batch, read_all
+from headrace.wire.sbp.records import PRODUCER
+from tests.log_cluster import Cluster, batch, eventually, read_all
 
 
 def simulate(
@@ -116,3 +117,87 @@ def test_a_mistake_in_a_report_does_not_make_a_node_look_lost(
         assert cluster.placement.state.nodes.is_alive(cluster.node.node_id)
 
     simulate(body)
+
+
+# Three nodes, each with a disk of its own
+
+
+def simulate_three(
+    test: Callable[[Cluster, SbpClient, Callable[[int], SimulatedDisk]], Coroutine[Any, Any, None]],
+    *,
+    nodes: int = 4,
+) -> None:
+    simulation = Simulation(8)
+
+    async def main() -> None:
+        cluster = Cluster(
+            simulation.runtime("host"),
+            "/data",
+            tcp=False,
+            sqlite=False,
+            nodes=nodes,
+            node_runtime=lambda at: simulation.runtime(f"dn{at}"),
+        )
+        await cluster.start()
+        await test(cluster, cluster.client(), lambda at: simulation.disk(f"dn{at}"))
+        await cluster.close()
+
+    simulation.run(main())
+
+
+@pytest.mark.parametrize("role", ["primary", "secondary"])
+def test_f15_a_full_disk_makes_the_range_move(role: str) -> None:
+    async def body(
+        cluster: Cluster, client: SbpClient, disk: Callable[[int], SimulatedDisk]
+    ) -> None:
+        stream = await client.create_stream(replica_nums=3)
+        await client.append(stream.stream_id, batch(b"a"))
+        (range_,) = await client.list_ranges(stream.stream_id)
+        members = [n.data_node.node_id for n in range_.replica_nodes if n.data_node is not None]
+        node_id = members[0 if role == "primary" else 1]
+        at = cluster.at(node_id)
+        disk(at).full = True
+        large = batch(b"x" * (1 << 20), attributes=PRODUCER, producer_id=1, sequence=0)
+        await client.append(stream.stream_id, large, timeout=10)
+        placement = cluster.placement
+        assert placement is not None
+
+        async def moved() -> bool:
+            last = (await client.list_ranges(stream.stream_id))[-1]
+            now = [n.data_node.node_id for n in last.replica_nodes if n.data_node is not None]
+            return last.range_index > 0 and node_id not in now
+
+        await eventually(cluster.runtime, moved, seconds=30)
+        metrics = placement.state.nodes.metrics(node_id)
+        assert metrics is not None
+        assert metrics.disk_free_space == 0
+        disk(at).full = False
+        found = await read_all(client, stream.stream_id)
+        assert [body[:1] for _, body in found] == [b"a", b"x"]
+
+    simulate_three(body)
+
+
+def test_what_the_executors_do_is_reported() -> None:
+    """Rate, in flight, pending and latency of the I/O threads; nothing is a constant."""
+
+    async def body(
+        cluster: Cluster, client: SbpClient, disk: Callable[[int], SimulatedDisk]
+    ) -> None:
+        stream = await client.create_stream(replica_nums=3)
+        for _ in range(50):
+            await client.append(stream.stream_id, batch(b"x" * 1000))
+        await cluster.runtime.clock.sleep(0.5)
+        placement = cluster.placement
+        assert placement is not None
+        (range_,) = await client.list_ranges(stream.stream_id)
+        for node in range_.replica_nodes:
+            assert node.data_node is not None
+            at = cluster.at(node.data_node.node_id)
+            load = await cluster.live(at).load()
+            assert load.io.tasks >= 50
+            assert load.io.average_seconds(load.now) > 0
+            assert load.short_ranges == 0
+            assert load.active_ranges == 1
+
+    simulate_three(body)
