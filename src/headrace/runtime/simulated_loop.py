@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 ITERATIONS_PER_INSTANT_MAX = 100_000  # more without time going on is a busy loop
 _ITERATIONS_PER_COLLECTION = 50_000
+_TIMERS_MIN = 50  # with fewer, those that were cancelled are not worth a sweep
 _CLOCK_RESOLUTION = 1e-6  # timers that close together fire in one iteration, in their order
 
 
@@ -64,6 +65,12 @@ class SimulatedTask(asyncio.Task[T]):
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
+    # The base class keeps its queues here; typeshed does not tell.
+    _ready: deque[Any]
+    _scheduled: list[Any]
+    _stopping: bool
+    _timer_cancelled_count: int
+
     def __init__(self, now: float) -> None:
         super().__init__()
         self._until = float("inf")  # virtual time beyond which running is an error
@@ -71,10 +78,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._serials = count(1)
         self._iterations = 0
         self._iterations_at_instant = 0
-        self._paused: dict[Boot, deque[asyncio.Handle]] = {}
-        # BaseEventLoop polls this once per iteration, and waits in it: the place to move time.
-        self._selector = self
-        self._clock_resolution = _CLOCK_RESOLUTION
+        self._paused: dict[Boot, deque[Any]] = {}
         self.set_exception_handler(_report)
 
     def limit(self, seconds_max: float) -> None:
@@ -91,52 +95,65 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def resume(self, boot: Boot) -> None:
         """What became due meanwhile runs now, in its order."""
-        ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]  # private
-        ready.extend(self._paused.pop(boot, ()))
+        self._ready.extend(self._paused.pop(boot, ()))
 
-    def select(self, timeout: float | None) -> list[Any]:
-        self._move_time(timeout)
-        if self._paused:
-            self._set_aside()
-        return []
-
-    def _set_aside(self) -> None:
-        """Keep what belongs to paused hosts from the callbacks that this iteration runs."""
-        ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]  # private
-        timers: list[Any] = self._scheduled  # type: ignore[attr-defined]  # private
-        # Due timers would join the ready ones only after this; take them over now.
-        while timers and timers[0].when() < self._now + _CLOCK_RESOLUTION:
+    def _run_once(self) -> None:
+        """As the base class does it, with virtual time in the place of a selector."""
+        if 2 * self._timer_cancelled_count > len(self._scheduled) > _TIMERS_MIN:
+            self._forget_cancelled()
+        ready, timers = self._ready, self._scheduled
+        while timers and timers[0]._cancelled:
+            heapq.heappop(timers)._scheduled = False
+            self._timer_cancelled_count -= 1
+        self._move_time(due=bool(ready) or self._stopping)
+        end = self._now + _CLOCK_RESOLUTION
+        while timers and timers[0]._when < end:
             timer = heapq.heappop(timers)
             timer._scheduled = False
             ready.append(timer)
-        for _ in range(len(ready)):
+        if self._paused:
+            self._set_aside()
+        for _ in range(len(ready)):  # not what they make ready in their turn
             handle = ready.popleft()
-            boot = current_boot(handle._context)  # type: ignore[attr-defined]  # private
-            aside = self._paused.get(boot) if boot is not None else None
-            (ready if aside is None else aside).append(handle)
+            if not handle._cancelled:
+                handle._run()
 
-    def _move_time(self, timeout: float | None) -> None:
+    def _forget_cancelled(self) -> None:
+        """Most timers are deadlines that were kept: they would make the heap deep."""
+        kept = []
+        for timer in self._scheduled:
+            if timer._cancelled:
+                timer._scheduled = False
+            else:
+                kept.append(timer)
+        heapq.heapify(kept)
+        self._scheduled = kept
+        self._timer_cancelled_count = 0
+
+    def _move_time(self, *, due: bool) -> None:
+        """To the next timer, unless something is due already."""
         self._iterations += 1
         if self._iterations % _ITERATIONS_PER_COLLECTION == 0:
             gc.collect()
-        if timeout == 0:
+        if due:
             self._iterations_at_instant += 1
             if self._iterations_at_instant > ITERATIONS_PER_INSTANT_MAX:
                 raise DeadlockError(f"busy loop at {self._now:.6f}: {self._who_waits()}")
             return
-        if timeout is None:
+        if not self._scheduled:
             raise DeadlockError(f"nobody can go on at {self._now:.6f}: {self._who_waits()}")
         self._iterations_at_instant = 0
-        self._now = max(self._now, self._next_timer())
+        self._now = max(self._now, self._scheduled[0]._when)
         if self._now > self._until:
             raise DeadlockError(f"not done at {self._now:.6f}: {self._who_waits()}")
 
-    def _next_timer(self) -> float:
-        timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]  # private
-        return timers[0].when()
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        assert not event_list
+    def _set_aside(self) -> None:
+        """Keep what belongs to paused hosts from the callbacks that this iteration runs."""
+        for _ in range(len(self._ready)):
+            handle = self._ready.popleft()
+            boot = current_boot(handle._context)
+            aside = self._paused.get(boot) if boot is not None else None
+            (self._ready if aside is None else aside).append(handle)
 
     def _write_to_self(self) -> None:
         """Nobody sleeps in a selector, so nobody has to be woken."""

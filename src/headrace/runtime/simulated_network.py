@@ -215,7 +215,7 @@ class _Pipe:
 
     def taken(self, byte_count: int) -> None:
         self.unread -= byte_count
-        self._source.wake()
+        self._source.on_taken()
 
     def _chop(self, data: bytes) -> list[bytes]:
         random = self._network.random
@@ -286,7 +286,8 @@ class SimulatedConnection:
         self._ended = False  # the other side sends no more
         self._broken = False
         self._chunks: deque[bytes] = deque()
-        self._waiters: list[asyncio.Future[None]] = []
+        self._readers: list[asyncio.Future[None]] = []
+        self._writers: list[asyncio.Future[None]] = []
         self._closed = asyncio.Event()
         self._close_timer: asyncio.TimerHandle | None = None
 
@@ -299,7 +300,7 @@ class SimulatedConnection:
                 raise UnavailableError("connection broke", peer=self.peer)
             if self._ended or not self._open:
                 return b""
-            await self._wait()
+            await self._wait(self._readers)
         data = self._chunks.popleft()
         while self._chunks and self._network.random.below(2):
             data += self._chunks.popleft()
@@ -314,7 +315,7 @@ class SimulatedConnection:
     async def drain(self) -> None:
         check_alive()
         while self._open and self.outgoing.unread > IN_FLIGHT_BYTES_MAX:
-            await self._wait()
+            await self._wait(self._writers)
         if not self._open:
             raise UnavailableError("connection is closed", peer=self.peer)
 
@@ -347,8 +348,13 @@ class SimulatedConnection:
         """False when nobody is here to take it."""
         if self._open:
             self._chunks.append(data)
-            self.wake()
+            _wake(self._readers)
         return self._open
+
+    def on_taken(self) -> None:
+        """The other side received some of what was written here."""
+        if self._writers:
+            _wake(self._writers)
 
     def on_end(self) -> None:
         self._ended = True
@@ -368,16 +374,21 @@ class SimulatedConnection:
         self.wake()
 
     def wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        _wake(self._readers)
+        _wake(self._writers)
 
-    async def _wait(self) -> None:
+    async def _wait(self, waiters: list[asyncio.Future[None]]) -> None:
         waiter = self._loop.create_future()
-        self._waiters.append(waiter)
+        waiters.append(waiter)
         await waiter
         check_alive()
+
+
+def _wake(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+    waiters.clear()
 
 
 class SimulatedListener:
