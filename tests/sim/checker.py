@@ -76,6 +76,7 @@ def check(history: History, final: Final) -> list[str]:
     found += _replicas(final)
     found += _origin(history, final)
     found += _producers(final)
+    found += _promises(history, final)
     found += final.served_below_start
     return found
 
@@ -495,4 +496,20 @@ def _producers(final: Final) -> list[str]:
                     f" {header.sequence} at {stored.base}, expected {expected[key]}"
                 )
             expected[key] = header.sequence + header.record_count
+    return found
+
+
+def _promises(history: History, final: Final) -> list[str]:
+    """What a client library answered is where it said."""
+    found: list[str] = []
+    stored: dict[int, list[Stored]] = defaultdict(list)
+    for (stream_id, _), replicas in sorted(final.replicas.items()):
+        stored[stream_id] += replicas[0].batches if replicas else []
+    for stream_id, offset, record in history.promises:
+        batches = stored[stream_id]
+        if not batches or offset < batches[0].base:
+            continue  # trimmed
+        at = bisect_right(batches, offset, key=lambda each: each.base) - 1
+        if offset >= batches[at].end or record not in batches[at].batch:
+            found.append(f"I1: stream {stream_id} has not {record[:40]!r} at {offset}, as promised")
     return found

@@ -7,20 +7,20 @@ minute sees nodes lost, replaced and come back; nothing else differs from a real
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from headrace.client.channels import Connect, tcp_connect
 from headrace.client.placement_links import PlacementLinks
 from headrace.client.sbp import SbpClient
+from headrace.config.client import ClientSettings
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
 from headrace.config.storage import StorageSettings
 from headrace.datanode.service import DataNodeService
 from headrace.net.credentials import node_credential
 from headrace.net.sbp_channel import Channel
-from headrace.net.sbp_routes import Payload, Reply
 from headrace.placement.coordination import Entry
 from headrace.placement.coordination import Outcome as MetadataOutcome
 from headrace.placement.coordination import Transaction as MetadataTransaction
@@ -31,8 +31,7 @@ from headrace.placement.records import Record, Table
 from headrace.placement.service import PlacementService
 from headrace.runtime.interfaces import Runtime
 from headrace.runtime.simulated import SimulatedRandom, Simulation
-from headrace.wire.sbp.messages import ClientRole, Message
-from headrace.wire.sbp.opcodes import Code
+from headrace.wire.sbp.messages import ClientRole
 from tests.sim.history import History, Transaction
 
 SECRET = b"k" * 32
@@ -50,15 +49,16 @@ PLACEMENT_SETTINGS = PlacementSettings(
     leader_margin_ms=300,
 )
 NODE_SETTINGS = DataNodeSettings(
-    heartbeat_interval_ms=1_000, reconcile_interval_ms=5_000, register_timeout_ms=5_000
+    heartbeat_interval_ms=1_200, reconcile_interval_ms=5_000, register_timeout_ms=5_000
 )
+CLIENT_SETTINGS = ClientSettings(delivery_timeout_ms=300_000)  # a producer never gives up
 STORAGE_SETTINGS = StorageSettings(
-    segment_bytes_max=2048,  # a few batches: ranges of a short run roll too
+    segment_bytes_max=4096,  # a few batches: ranges of a short run roll too
     preallocate_bytes_min=4096,
     index_interval_bytes=512,
     commit_threads=2,
     read_threads=2,
-    checkpoint_bytes=4096,
+    checkpoint_bytes=8192,
     idle_checkpoint_bytes=1024,
     min_free_bytes=0,
 )
@@ -92,18 +92,6 @@ class NotingMetadata(MemoryMetadata):
                     Transaction(self._notes.time(), author, leader, puts, removes)
                 )
         return outcome
-
-
-class LinksChannel(PlacementLinks):
-    """Also a channel, for those who know one placement manager only."""
-
-    async def call(
-        self, code: Code, message: Message, payload: Payload = (), *, timeout: float = 3.0
-    ) -> Reply:
-        return await super().call(code, message, payload, timeout=timeout)
-
-    async def channel(self) -> Channel:
-        return self
 
 
 class Cluster:
@@ -185,7 +173,8 @@ class Cluster:
                 self._node_settings,
                 folder="/data",
                 storage=self._storage_settings,
-                placement=self._placement_links(runtime, host, ClientRole.DATA_NODE).channel,
+                placement=self._placement_links(runtime, host, ClientRole.DATA_NODE),
+                peers=self._node_connect(runtime, host, ClientRole.DATA_NODE),
                 secret=SECRET,
             )
             await service.start("0.0.0.0", NODE_PORT, advertise=f"{host}:{NODE_PORT}")
@@ -223,14 +212,15 @@ class Cluster:
 
     # Clients
 
-    def client(self, host: str) -> SbpClient:
-        """For code that runs on `host`."""
+    def client(self, host: str, *, managers: Sequence[str] = ()) -> SbpClient:
+        """For code that runs on `host`; it knows these placement managers, or all."""
         runtime = self.simulation.runtime(host)
         return SbpClient(
             runtime,
-            placement=self._placement_links(runtime, host, ClientRole.CUSTOMER),
+            placement=self._placement_links(runtime, host, ClientRole.CUSTOMER, managers),
             node=self._node_connect(runtime, host, ClientRole.CUSTOMER),
             client_id=host,
+            settings=CLIENT_SETTINGS,
         )
 
     async def channel(self, host: str, address: str) -> Channel:
@@ -247,9 +237,11 @@ class Cluster:
     ) -> Callable[[str], Connect]:
         return lambda address: self._connect(runtime, host, address, role)
 
-    def _placement_links(self, runtime: Runtime, host: str, role: ClientRole) -> LinksChannel:
-        addresses = [f"{manager}:{PLACEMENT_PORT}" for manager in self.managers]
-        return LinksChannel(addresses, self._node_connect(runtime, host, role))
+    def _placement_links(
+        self, runtime: Runtime, host: str, role: ClientRole, managers: Sequence[str] = ()
+    ) -> PlacementLinks:
+        addresses = [f"{manager}:{PLACEMENT_PORT}" for manager in managers or self.managers]
+        return PlacementLinks(addresses, self._node_connect(runtime, host, role))
 
     async def sleep(self, seconds: float) -> None:
         await self.simulation.runtime("main").clock.sleep(seconds)

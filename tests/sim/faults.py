@@ -1,6 +1,6 @@
 """Trouble for a simulated cluster, chosen by the seed: crashes, partitions, pauses, disks.
 
-Every fault is undone after a while, at the latest by `heal`. What is beyond repair (a replaced
+Every fault is undone after a while, at the latest by `mend`. What is beyond repair (a replaced
 disk, rotten bytes) happens to one node of a run at most: the log promises to survive the loss of
 one copy, not of all.
 """
@@ -16,8 +16,7 @@ from typing import Any
 from headrace.errors import HeadraceError, StorageError
 from headrace.runtime.simulated import SimulatedRandom
 from tests.sim.cluster import Cluster
-
-START_SECONDS_MAX = 30.0
+from tests.sim.ending import come_back
 
 
 @dataclass(slots=True)
@@ -39,24 +38,13 @@ class Faults:
             fault: Callable[[], Coroutine[Any, Any, None]] = getattr(self, f"_{kind}")
             self._tasks.append(asyncio.ensure_future(fault()))
 
-    async def heal(self) -> None:
-        """Undo everything that is still wrong."""
-        simulation = self.cluster.simulation
+    async def stop(self) -> None:
+        """No more of it; what is wrong stays wrong until `mend`."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for task in self._tasks:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
-        simulation.heal()
-        self.cluster.metadata.unreachable.clear()
-        for host in (*self.cluster.managers, *self.cluster.nodes):
-            simulation.resume(host)
-            simulation.slow(host)
-            simulation.disk(host).full = False
-            simulation.disk(host).forget_plans()
-            if not self.cluster.is_up(host):
-                await self._come_back(host)
+        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
 
     # Choosing
 
@@ -68,20 +56,7 @@ class Faults:
         """Mostly short; sometimes long enough that a node counts as lost and is replaced."""
         return self.random.between(*((0.05, 2.0) if self.random.below(3) else (4.0, 15.0)))
 
-    async def _come_back(self, host: str) -> None:
-        """As a supervisor does it: again until the host is up."""
-        disk = self.cluster.simulation.disk(host)
-        while True:
-            try:
-                async with asyncio.timeout(START_SECONDS_MAX):
-                    await self.cluster.restart(host)
-                return
-            except (HeadraceError, TimeoutError):
-                disk.full = False
-                self.cluster.crash(host, power_cut=False)
-                await asyncio.sleep(0.5)
-
-    # Kinds of trouble. Each is a task, cancelled by `heal`.
+    # Kinds of trouble. Each is a task, cancelled by `stop`.
 
     async def _crash(self) -> None:
         host = self._choose([*self.cluster.nodes, *self.cluster.managers])
@@ -89,7 +64,7 @@ class Faults:
             self.busy.add(host)
             self.cluster.crash(host, power_cut=bool(self.random.below(4)))
             await asyncio.sleep(self._seconds())
-            await self._come_back(host)
+            await come_back(self.cluster, host)
             self.busy.discard(host)
 
     async def _crash_in_write(self) -> None:
@@ -109,7 +84,7 @@ class Faults:
                 break
         self.cluster.crash(host)
         await asyncio.sleep(self._seconds())
-        await self._come_back(host)
+        await come_back(self.cluster, host)
         self.busy.discard(host)
 
     async def _crash_all_nodes(self) -> None:
@@ -120,7 +95,7 @@ class Faults:
             self.busy.add(host)
         await asyncio.sleep(self._seconds() / 4)
         for host in self.cluster.nodes:
-            await self._come_back(host)
+            await come_back(self.cluster, host)
             self.busy.discard(host)
 
     async def _restart(self) -> None:
@@ -133,7 +108,7 @@ class Faults:
             except HeadraceError:  # its disk is full, say: then it is no clean stop
                 self.cluster.crash(host, power_cut=False)
             await asyncio.sleep(self._seconds())
-            await self._come_back(host)
+            await come_back(self.cluster, host)
             self.busy.discard(host)
 
     async def _partition(self) -> None:

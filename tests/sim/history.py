@@ -8,7 +8,7 @@ with a tap on every cable and on the store would have.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,12 +107,15 @@ class History:
     transactions: list[Transaction] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     """What a client of the workload saw that may not be; each names its invariant."""
+    promises: list[tuple[int, int, bytes]] = field(default_factory=list)
+    """(stream, offset, record) of what a client library said is stored there."""
     hosts: dict[str, int] = field(default_factory=dict)
     """Host of a data node -> its node id, once it has one."""
     lost: dict[str, list[float]] = field(default_factory=dict)
     """Hosts whose disk was replaced by an empty one, and when."""
     duplicate: Callable[[], float] | None = None
     """Asked after each call: in how many seconds the request arrives once more; 0 is never."""
+    _repetitions: list[asyncio.Task[None]] = field(default_factory=list)
     _channels: int = 0
 
     def complain(self, text: str) -> None:
@@ -129,9 +132,20 @@ class History:
             recording = RecordingChannel(self, channel, self._channels, host, peer, role)
             if self.duplicate is None:
                 return recording
-            return DuplicatingChannel(recording, make, self.duplicate)
+            return DuplicatingChannel(self, recording, make)
 
         return make
+
+    def repeat(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let a request arrive once more; whatever comes of it is nobody's concern."""
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._repetitions.append(task)
+
+    async def wait_repeated(self) -> None:
+        """Until everything that arrives twice has arrived; nothing does from now on."""
+        self.duplicate = None
+        await asyncio.gather(*self._repetitions, return_exceptions=True)
 
     # What the checker asks
 
@@ -281,13 +295,13 @@ class DuplicatingChannel:
 
     def __init__(
         self,
+        history: History,
         inner: RecordingChannel,
         connect: Callable[[], Awaitable[Channel]],
-        later: Callable[[], float],
     ) -> None:
+        self._history = history
         self._inner = inner
         self._connect = connect
-        self._later = later
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -299,9 +313,9 @@ class DuplicatingChannel:
         try:
             return await self._inner.call(code, message, payload, timeout=timeout)
         finally:
-            if code in DUPLICATED and (seconds := self._later()) > 0:
-                task = asyncio.ensure_future(self._again(seconds, code, message, copied))
-                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            later = self._history.duplicate
+            if code in DUPLICATED and later is not None and (seconds := later()) > 0:
+                self._history.repeat(self._again(seconds, code, message, copied))
 
     async def _again(
         self, seconds: float, code: Code, message: Message, payload: list[bytes]

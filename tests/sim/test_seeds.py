@@ -10,8 +10,8 @@ import pytest
 from tests.sim.run import Plan, run
 from tests.sim.survey import survey
 
-PLAN = Plan(nodes=3, replicas=1, writers=("plain", "owned", "state"))
-SEEDS = range(40)
+PLAN = Plan(writers=("plain", "owned", "state"))
+SEEDS = range(60)
 SECONDS_MAX = 110.0
 SOAK_SECONDS = float(os.environ.get("HEADRACE_SOAK_SECONDS", "1800"))
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from headrace.client.owned_stream import OwnedStream
+from headrace.client.producer import Producer
 from headrace.client.sbp import SbpClient
 from headrace.client.statelog import StateLog
 from headrace.errors import (
@@ -32,8 +34,11 @@ from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import PRODUCER
 from tests.log_cluster import batch
 from tests.sim.cluster import Cluster
+from tests.sim.ending import insist
 
 FETCH_BYTES = 4096
+LONG = 1000.0
+"""Seconds: for what is tried until it succeeds; `SETTLE_SECONDS` says when that is too late."""
 SETTLE_SECONDS = 90.0
 """After the last fault every writer must have come through within this time."""
 
@@ -59,7 +64,7 @@ class Workload:
     cluster: Cluster
     random: SimulatedRandom
     replicas: int = 3
-    pace: float = 0.4
+    pace: float = 0.9
     """Seconds between two appends of one writer, on average."""
     targets: list[Target] = field(default_factory=list)
     stopping: bool = False
@@ -93,21 +98,12 @@ class Workload:
 
     async def create(self, client: SbpClient, *, name: str = "", replicas: int = 0) -> Target:
         """A stream; tried again until the cluster has enough nodes for it."""
-        made = await self.insist(
-            lambda: client.create_stream(name=name, replica_nums=replicas or self.replicas)
+        made = await insist(
+            lambda: client.create_stream(name=name, replica_nums=replicas or self.replicas), LONG
         )
         target = Target(made.stream_id, made.replica_nums, owned=bool(name))
         self.targets.append(target)
         return target
-
-    async def insist(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
-        while True:
-            try:
-                return await attempt()
-            except (StateError, StorageError) as error:  # a full disk's range is left for another
-                if isinstance(error, StateError) and not error.retryable:
-                    raise
-                await self.pause(0.5)
 
     async def pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds * (0.2 + 1.6 * self.random.uniform()))
@@ -144,7 +140,7 @@ class Workload:
                 return await client.append(target.stream_id, pieces)
 
             try:
-                offset = await self.insist(attempt)
+                offset = await insist(attempt, LONG)
             except InvalidArgumentError as error:
                 self.cluster.history.complain(f"I18: a batch sent again is refused: {error}")
                 break
@@ -152,6 +148,34 @@ class Workload:
             sequence += len(bodies)
             await self.pause(self.pace)
         await client.close()
+
+    async def produce(self, host: str, target: Target) -> None:
+        """Exactly once and in order, with several batches under way: what `Producer` promises."""
+        client = self.cluster.client(host)
+        producer = Producer(client)
+        answers: list[asyncio.Future[int]] = []
+        while not self.stopping:
+            for _ in range(1 + self.random.below(3)):
+                records = [self.body(host) for _ in range(1 + self.random.below(3))]
+                answer = await producer.send(target.stream_id, records)
+                answer.add_done_callback(partial(self._on_produced, target, records))
+                answers.append(answer)
+            answers = [answer for answer in answers if not answer.done()]
+            await self.pause(self.pace)
+        try:
+            await producer.flush()
+        except HeadraceError as error:
+            self.cluster.history.complain(f"liveness: a producer gave up: {error!r}")
+        await producer.close()
+        await client.close()
+
+    def _on_produced(
+        self, target: Target, records: list[bytes], answer: asyncio.Future[int]
+    ) -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            target.promise(answer.result() + len(records))
+            for offset, record in enumerate(records, answer.result()):
+                self.cluster.history.promises.append((target.stream_id, offset, record))
 
     async def own(self, host: str, name: str, epochs: list[int]) -> None:
         """Rivals for one stream: each takes it over under a higher epoch, and writes until fenced.
@@ -234,7 +258,7 @@ class Workload:
                 self.answered[name].append(event)
                 if number % 5 == 4:
                     await log.write_snapshot()
-                await self.pause(self.pace / 2)
+                await self.pause(self.pace / 3)
 
     def _check_state(self, name: str, state: Numbers, answered: set[int]) -> None:
         missing = sorted(answered - set(state.numbers))
@@ -249,7 +273,7 @@ class Workload:
         """Half of the reads as a client does them, half from any replica by hand."""
         client = self.cluster.client(host)
         while not self.stopping:
-            await self.pause(self.pace)
+            await self.pause(self.pace / 3)
             if not self.targets:
                 continue
             target = self.targets[self.random.below(len(self.targets))]
@@ -319,7 +343,7 @@ class Workload:
         client = self.cluster.client(host)
         works = (self._seal, self._seal, self._trim, self._come_and_go)
         while not self.stopping:
-            await self.pause(4 * self.pace)
+            await self.pause(1.5 * self.pace)
             work = works[self.random.below(len(works))]
             with suppress(HeadraceError):
                 await work(host, client)

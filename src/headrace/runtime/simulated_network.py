@@ -30,6 +30,7 @@ Record = Callable[[str, str], None]
 CHUNK_BYTES_MAX = 1 << 18  # as much as a real loop reads at once
 IN_FLIGHT_BYTES_MAX = 1 << 20  # written and not yet received: above it `drain` waits
 CLOSE_SECONDS_MAX = 10.0  # a closed connection that cannot send what is queued is aborted after it
+_CHOPPED_ONE_IN = 6  # writes are cut at odd places, the others arrive whole
 _FIRST_PORT = 49152
 
 
@@ -220,7 +221,7 @@ class _Pipe:
     def _chop(self, data: bytes) -> list[bytes]:
         random = self._network.random
         cuts = {0, len(data), *range(CHUNK_BYTES_MAX, len(data), CHUNK_BYTES_MAX)}
-        if random.below(2):
+        if not random.below(_CHOPPED_ONE_IN):
             cuts.update(random.below(len(data)) for _ in range(1 + random.below(3)))
         return [data[low:high] for low, high in pairwise(sorted(cuts))]
 
