@@ -40,5 +40,6 @@ def advertised(advertise: str, listened: str) -> str:
         return listened
     if advertise.count(":") == 1 or "]:" in advertise:
         return format_address(*parse_address(advertise))
-    host = advertise.removeprefix("[").removesuffix("]")
-    return format_address(host, parse_address(listened)[1])
+    port = parse_address(listened)[1]
+    bracketed = advertise if ":" not in advertise or "[" in advertise else f"[{advertise}]"
+    return format_address(*parse_address(f"{bracketed}:{port}"))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import InvalidArgumentError
-from headrace.net.addresses import format_address, parse_address
+from headrace.net.addresses import advertised, format_address, parse_address
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,27 @@ def test_round_trip(text: str, host: str, port: int) -> None:
 def test_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError):
         parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("advertise", "told"),
+    [
+        ("", "127.0.0.1:7"),
+        ("dn-4", "dn-4:7"),
+        ("dn-4:99", "dn-4:99"),
+        ("192.0.2.1", "192.0.2.1:7"),
+        ("192.0.2.1:99", "192.0.2.1:99"),
+        ("2001:db8::7", "[2001:db8::7]:7"),
+        ("[2001:db8::7]", "[2001:db8::7]:7"),
+        ("[2001:db8::7]:99", "[2001:db8::7]:99"),
+    ],
+)
+def test_what_others_are_told(advertise: str, told: str) -> None:
+    assert advertised(advertise, "127.0.0.1:7") == told
+    parse_address(told)
+
+
+@pytest.mark.parametrize("advertise", ["a b", "host:x", "[::1", "http://host", "[name]", "a,b"])
+def test_what_nobody_could_connect_to_is_refused(advertise: str) -> None:
+    with pytest.raises(InvalidArgumentError):
+        advertised(advertise, "127.0.0.1:7")

@@ -170,7 +170,7 @@ async def test_a_ping_from_the_server_is_answered() -> None:
     await puppet.close(channel)
 
 
-async def test_answers_over_several_interleaved_frames_are_put_together() -> None:
+async def test_f24_answers_over_several_interleaved_frames_are_put_together() -> None:
     puppet = Puppet()
     channel = await puppet.start()
     request = fetch_request(1, 1)
