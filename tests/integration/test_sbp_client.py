@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.client.channels import Connect, tcp_connect
-from headrace.client.fetching import Fetched, Want
+from headrace.client.fetched import Fetched, Want
 from headrace.client.owned_stream import OwnedStream
 from headrace.client.producer import Producer
 from headrace.client.sbp import SbpClient

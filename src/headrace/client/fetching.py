@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from headrace.client.answers import typed
 from headrace.client.channels import Links, PieceReader
+from headrace.client.fetched import Fetched, Want, checked
 from headrace.client.metadata import MetadataClient
-from headrace.client.ranges import RangeMap, Replicas, primary_address
+from headrace.client.ranges import RangeMap, Replicas
 from headrace.client.retry import Backoff
 from headrace.errors import (
     CorruptionError,
@@ -34,9 +34,9 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.wire.sbp import messages as m
-from headrace.wire.sbp.errors import NotPrimaryError, raise_for_status
+from headrace.wire.sbp.errors import raise_for_status
 from headrace.wire.sbp.opcodes import Code
-from headrace.wire.sbp.records import decode_header, split
+from headrace.wire.sbp.records import decode_header
 
 _ELSEWHERE = (
     UnavailableError,
@@ -46,23 +46,6 @@ _ELSEWHERE = (
     ThrottledError,
 )
 """What one replica says and another may not. NotPrimaryError is a RangeNotFoundError."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """Whole batches, from the one that contains the offset asked for; none at the end."""
-
-    pieces: list[memoryview]
-    next_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """From where, and about how much."""
-
-    stream_id: int
-    offset: int
-    max_bytes: int
 
 
 class Fetcher:
@@ -153,12 +136,12 @@ class Fetcher:
         info = m.FetchInfo(
             stream_id=want.stream_id, fetch_offset=want.offset, batch_max_bytes=want.max_bytes
         )
-        (pieces,) = await self._ask(address, [info], wait_ms, min_bytes)
+        (pieces,) = await self.ask(address, [info], wait_ms, min_bytes)
         if isinstance(pieces, HeadraceError):
             raise pieces
         return checked(pieces, range_, want.offset, address)
 
-    async def _ask(
+    async def ask(
         self, address: str, infos: Sequence[m.FetchInfo], wait_ms: int, min_bytes: int
     ) -> list[list[memoryview] | HeadraceError]:
         """Pieces or error per entry, whose request_index is its position."""
@@ -185,100 +168,6 @@ class Fetcher:
                 found[result.request_index] = error
         return found
 
-    # Many streams
-
-    async def fetch_many(
-        self, wants: Sequence[Want], *, max_wait_ms: int, min_bytes: int
-    ) -> list[Fetched | HeadraceError | None]:
-        missing = [w.stream_id for w in wants if self._client.known_ranges(w.stream_id) is None]
-        if missing:
-            await self._client.list_ranges_of(list(dict.fromkeys(missing)))
-        results: list[Fetched | HeadraceError | None] = [None] * len(wants)
-        groups, alone = self._by_node(wants)
-        work = [
-            asyncio.ensure_future(self._fetch_group(*each, wants, results, max_wait_ms, min_bytes))
-            for each in groups.items()
-        ]
-        work += [asyncio.ensure_future(self._fetch_alone(p, wants[p], results)) for p in alone]
-        waiting = work
-        try:
-            while waiting and _bytes_of(results) < min_bytes:
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                waiting = [task for task in waiting if not task.done()]
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
-        for task in work:
-            if not task.cancelled():
-                task.result()
-        return results
-
-    def _by_node(self, wants: Sequence[Want]) -> tuple[dict[str, list[int]], list[int]]:
-        """Positions by data node, and those whose ranges must be looked up first."""
-        groups: dict[str, list[int]] = {}
-        alone: list[int] = []
-        for position, want in enumerate(wants):
-            ranges = self._client.known_ranges(want.stream_id)
-            range_ = ranges.containing(want.offset) if ranges is not None else None
-            addresses = self._replicas.order(range_) if range_ is not None else []
-            if addresses:
-                groups.setdefault(addresses[0], []).append(position)
-            else:
-                alone.append(position)
-        return groups, alone
-
-    async def _fetch_group(
-        self,
-        address: str,
-        positions: list[int],
-        wants: Sequence[Want],
-        results: list[Fetched | HeadraceError | None],
-        max_wait_ms: int,
-        min_bytes: int,
-    ) -> None:
-        infos = [
-            m.FetchInfo(
-                stream_id=wants[p].stream_id,
-                request_index=index,
-                fetch_offset=wants[p].offset,
-                batch_max_bytes=wants[p].max_bytes,
-            )
-            for index, p in enumerate(positions)
-        ]
-        found: Sequence[list[memoryview] | HeadraceError]
-        try:
-            found = await self._ask(address, infos, max_wait_ms, min_bytes)
-        except HeadraceError as error:
-            if isinstance(error, UnavailableError | DeadlineError):
-                self._replicas.suspect(address)
-            found = [error] * len(positions)
-        again: list[int] = []
-        for position, pieces in zip(positions, found, strict=True):
-            want = wants[position]
-            ranges = self._client.known_ranges(want.stream_id)
-            range_ = ranges.containing(want.offset) if ranges is not None else None
-            try:
-                if isinstance(pieces, HeadraceError):
-                    raise pieces
-                if range_ is None:
-                    raise RangeNotFoundError(stream_id=want.stream_id, offset=want.offset)
-                results[position] = checked(pieces, range_, want.offset, address)
-            except HeadraceError:
-                again.append(position)
-        # One by one, with everything `fetch` does about replicas that fail.
-        await asyncio.gather(*(self._fetch_alone(p, wants[p], results) for p in again))
-
-    async def _fetch_alone(
-        self, position: int, want: Want, results: list[Fetched | HeadraceError | None]
-    ) -> None:
-        try:
-            results[position] = await self.fetch(want, max_wait_ms=0, min_bytes=1)
-        except HeadraceError as error:
-            results[position] = error
-
-    # Times
-
     async def offset_at(self, stream_id: int, timestamp_ms: int) -> int | None:
         """Base offset of the first batch whose newest record reaches the time."""
         for range_ in await self._client.list_ranges(stream_id):
@@ -297,7 +186,7 @@ class Fetcher:
         errors: list[HeadraceError] = []
         for address in self._replicas.order(range_):
             try:
-                (pieces,) = await self._ask(address, [info], 0, 1)
+                (pieces,) = await self.ask(address, [info], 0, 1)
                 if isinstance(pieces, OffsetOutOfRangeError):
                     return None
                 if isinstance(pieces, HeadraceError):
@@ -371,43 +260,6 @@ class _Race:
         return None
 
 
-def checked(pieces: list[memoryview], range_: m.Range, offset: int, address: str) -> Fetched:
-    """What a replica returned, if it may be believed; RangeNotFoundError or CorruptionError."""
-    data = {"stream_id": range_.stream_id, "offset": offset, "peer": address}
-    if not pieces:
-        if range_.end_offset >= 0:
-            raise RangeNotFoundError("nothing returned of a sealed range", **data)
-        if len(range_.replica_nodes) > 1 and address != primary_address(range_):
-            raise NotPrimaryError("only the primary knows the end", **data)
-        return Fetched([], offset)
-    first = decode_header(pieces[0])
-    if not first.base_offset <= offset < first.next_offset:
-        raise CorruptionError("another offset returned than asked for", **data)
-    end = end_of(pieces)
-    if 0 <= range_.end_offset < end:
-        # A replica that has not learned the final end: what lies beyond it never happened.
-        pieces = _cut(pieces, range_.end_offset)
-        end = range_.end_offset
-    return Fetched(pieces, end)
-
-
-def end_of(pieces: Sequence[memoryview]) -> int:
-    """The offset after the last record of the batches."""
-    end = 0
-    for header, _ in split(pieces[-1]):
-        end = header.next_offset
-    return end
-
-
-def _cut(pieces: Sequence[memoryview], end: int) -> list[memoryview]:
-    kept: list[memoryview] = []
-    for piece in pieces:
-        size = sum(h.batch_bytes for h, _ in split(piece) if h.next_offset <= end)
-        if size:
-            kept.append(piece[:size])
-    return kept
-
-
 def _telling(errors: Sequence[HeadraceError]) -> HeadraceError:
     """Of what all replicas said: what may change, rather than what will not."""
     passing = [error for error in errors if error.retryable]
@@ -420,9 +272,3 @@ def _worth_waiting(error: HeadraceError, ranges: RangeMap, offset: int) -> bool:
     if isinstance(error, OffsetOutOfRangeError):
         return ranges.ends_at(offset)
     return error.retryable
-
-
-def _bytes_of(results: Sequence[Fetched | HeadraceError | None]) -> int:
-    return sum(
-        len(piece) for each in results if isinstance(each, Fetched) for piece in each.pieces
-    ) + sum(isinstance(each, HeadraceError) for each in results)

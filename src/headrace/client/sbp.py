@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from headrace.client.appending import BATCH_BYTES_MAX, append_request, appended_offset
 from headrace.client.channels import Connect, Link, Links, payload_bytes
 from headrace.client.describing import Describer
-from headrace.client.fetching import Fetched, Fetcher, Want
+from headrace.client.fetched import Fetched, Want
+from headrace.client.fetching import Fetcher
+from headrace.client.fetching_many import ManyFetcher
 from headrace.client.metadata import MetadataClient
 from headrace.client.placement_links import PlacementLinks
 from headrace.client.ranges import RangeMap, Replicas, primary_address
@@ -51,6 +53,7 @@ class SbpClient(MetadataClient):
             suspect_seconds=settings.suspect_ms / 1000,
         )
         self._fetcher = Fetcher(self, self.nodes, self.replicas)
+        self._many = ManyFetcher(self, self._fetcher, self.replicas)
         self._describer = Describer(self, self.nodes, self.replicas)
 
     async def close(self) -> None:
@@ -166,7 +169,7 @@ class SbpClient(MetadataClient):
         Returns when `min_bytes` are there over all of them, one failed, or `max_wait_ms` is over.
         None says that a data node had not answered by then: nothing is known of that stream.
         """
-        return await self._fetcher.fetch_many(wants, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
+        return await self._many.fetch_many(wants, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
 
     async def offset_at(self, stream_id: int, timestamp_ms: int) -> int:
         """Base offset of the first batch whose newest record reaches the time; else the end."""

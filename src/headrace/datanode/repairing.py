@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
-from headrace.client.fetching import end_of
+from headrace.client.fetched import end_of
 from headrace.client.tasks import TaskSet
 from headrace.config.datanode import DataNodeSettings
 from headrace.datanode.copying import Peers

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headrace.client.fetching import Fetched, Want
+from headrace.client.fetched import Fetched, Want
 from headrace.client.ranges import Replicas
 from headrace.client.sbp import SbpClient
 from headrace.config.client import ClientSettings
