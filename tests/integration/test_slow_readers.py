@@ -19,11 +19,16 @@ from tests.unit.net.sbp_fixtures import until
 
 MIB = 1 << 20
 LIMIT = ServerLimits().reply_bytes_max
+FRAME = 4 * MIB  # what is found in memory goes past the limit once
 
 
-@pytest.mark.parametrize("cached", [True, False], ids=["from memory", "from disk"])
+@pytest.mark.parametrize(
+    ("cached", "fetch_bytes", "requests"),
+    [(True, 8 * MIB, 200), (False, 8 * MIB, 200), (True, MIB, 900)],
+    ids=["from memory", "from disk", "a frame at a time"],
+)
 async def test_fetched_bytes_are_bounded_for_a_reader_that_takes_nothing(
-    tmp_path: Path, cached: bool
+    tmp_path: Path, cached: bool, fetch_bytes: int, requests: int
 ) -> None:
     runtime = system_runtime()
     cluster = Cluster(runtime, str(tmp_path), tcp=True, plain_streams=True)
@@ -39,15 +44,15 @@ async def test_fetched_bytes_are_bounded_for_a_reader_that_takes_nothing(
     assert server is not None
 
     greedy = await runtime.transport.connect(*parse_address(server.address))
-    info = m.FetchInfo(stream_id=stream.stream_id, batch_max_bytes=8 * MIB)
+    info = m.FetchInfo(stream_id=stream.stream_id, batch_max_bytes=fetch_bytes)
     header = encode(m.FetchRequest(fetch_requests=(info,)))
-    for stream_id in range(1, 201):  # 1,600 MiB of answers
+    for stream_id in range(1, requests + 1):  # 900 MiB of answers and more
         greedy.write(encode_frame(Frame(Code.FETCH, 0, stream_id, header)))
     await greedy.drain()
-    await until(lambda: server.statistics()["requests_in_flight"] >= 150)
+    await until(lambda: server.statistics()["requests_in_flight"] >= 0.75 * requests)
     await until(lambda: server.statistics()["reply_bytes_held"] > LIMIT // 2)
     for _ in range(20):
-        assert server.statistics()["reply_bytes_held"] <= LIMIT
+        assert server.statistics()["reply_bytes_held"] <= LIMIT + FRAME
         await asyncio.sleep(0.01)
     assert len(await read_all(client, stream.stream_id)) == 8, "others are served"
     greedy.abort()

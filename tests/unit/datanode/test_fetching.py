@@ -37,7 +37,7 @@ class FakeLog:
         self.failed = False
         self.final_end = -1
         self.ack_quorum = 1
-        self.leading = True
+        self.replicas = (8, 9)  # we are neither
         self.slow: asyncio.Event | None = None
         self.damaged_at = -1
         self.reads: list[int] = []
@@ -426,6 +426,36 @@ async def test_an_incomplete_range_never_says_that_there_is_nothing() -> None:
     await missing.all()
     assert missing.statuses() == {70: 2502}
     assert missing.times == [0.0]
+
+
+@simulated
+async def test_who_does_not_lead_a_range_never_says_that_there_is_nothing() -> None:
+    log = FakeLog(1)
+    log.append(200)
+    log.ack_quorum = 2
+    below = Fetch([log], min_bytes=1000, max_wait=60)
+    assert await below.all() == {70: 200}
+    assert below.times == [0.0], "what it knows, without waiting for what it may never hear"
+    for wait in (0, 60):
+        at_end = Fetch([log], offsets=[1], max_wait=wait)
+        assert not at_end.at_once
+        await at_end.all()
+        assert (at_end.statuses(), at_end.times) == ({70: 2502}, [0.0])
+    beyond = Fetch([log], offsets=[9], max_wait=60)
+    await beyond.all()
+    assert beyond.statuses() == {70: 2502}
+
+
+@simulated
+async def test_a_poll_does_not_end_empty_when_the_range_is_no_longer_led() -> None:
+    log = FakeLog(1)
+    fetch = Fetch([log], max_wait=10)
+
+    def lose() -> None:
+        log.ack_quorum = 2
+
+    await during(fetch.all(), later(3, lose))
+    assert fetch.statuses() == {70: 2502}
 
 
 @simulated
