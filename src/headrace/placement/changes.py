@@ -99,14 +99,14 @@ class Changes:
         Without the primary a trim above what the others know may be right or wrong.
         """
         highest = -1
-        for position, node_id in enumerate(record.replicas):
+        for node_id in sorted(record.replicas, key=self._is_silent):
             try:
                 found = await self._describe_on(node_id, record)
             except HeadraceError:
                 continue
             assert found.range is not None  # NodeCalls.describe refuses a result without it
             highest = max(highest, found.range.next_offset)
-            if position == 0 or highest >= offset:
+            if node_id == record.replicas[0] or highest >= offset:
                 return highest
         raise UnavailableError(
             "no replica knows the offset", stream_id=record.stream_id, offset=offset, known=highest
@@ -115,14 +115,21 @@ class Changes:
     # Ranges
 
     async def describe(self, record: RangeRecord) -> m.DescribeRangeResult:
-        """From any replica that answers, those that hold everything first."""
+        """From any replica that answers, those that live and hold everything first."""
         error: HeadraceError | None = None
-        for node_id in sorted(record.replicas, key=record.incomplete.__contains__):
+
+        def rank(node_id: int) -> tuple[bool, bool]:
+            return self._is_silent(node_id), node_id in record.incomplete
+
+        for node_id in sorted(record.replicas, key=rank):
             try:
                 return await self._describe_on(node_id, record)
             except HeadraceError as failed:
                 error = error or failed
         raise error or InvalidArgumentError("a range without replicas")
+
+    def _is_silent(self, node_id: int) -> bool:
+        return not self.state.nodes.is_alive(node_id)
 
     async def _describe_on(self, node_id: int, record: RangeRecord) -> m.DescribeRangeResult:
         wanted = m.RangeId(stream_id=record.stream_id, range_index=record.range_index)

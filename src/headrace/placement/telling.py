@@ -11,7 +11,8 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from headrace.errors import HeadraceError, SealedError
+from headrace.client.tasks import TaskSet
+from headrace.errors import DeadlineError, HeadraceError, SealedError, UnavailableError
 from headrace.placement.ledger import Ledger
 from headrace.placement.node_calls import NodeCalls, Sync
 from headrace.placement.records import RangeRecord
@@ -21,6 +22,7 @@ from headrace.wire.sbp import messages as m
 NOTICES_MAX = 10_000
 SYNCS_MAX = 100_000
 SYNCS_PER_CALL = 256
+_GRACE_SECONDS = 0.25
 
 _log = logging.getLogger(__name__)
 
@@ -42,20 +44,31 @@ class Telling:
         """Tell all replicas of an open range; the primary's answer.
 
         Enough when the primary and as many as an acknowledgement needs have it: the others are
-        told again. SealedError when it takes no more appends.
+        waited for a moment, and told again. SealedError when it takes no more appends.
         """
-        answers = await asyncio.gather(
-            *(self.sync(node_id, record, producers) for node_id in record.replicas),
-            return_exceptions=True,
-        )
+        if len(record.replicas) == 1:
+            return await self.sync(record.replicas[0], record, producers)
+        asking = TaskSet("sync")
+        tasks = [asking.start(self.sync(n, record, producers)) for n in record.replicas]
+        try:
+            pending = set(tasks)
+            while pending and not _enough(tasks, record.ack_quorum) and not _failed(tasks[0]):
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if pending and not _failed(tasks[0]):
+                await asyncio.wait(pending, timeout=_GRACE_SECONDS)
+        finally:
+            await asking.close()
         errors: list[BaseException] = []
-        for node_id, answer in zip(record.replicas, answers, strict=True):
-            if isinstance(answer, BaseException):
-                errors.append(answer)
+        for node_id, task in zip(record.replicas, tasks, strict=True):
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                errors.append(error)
+            if isinstance(error, HeadraceError):
+                self._note_silence(node_id, error)
+            if error is not None or task.cancelled():
                 self.later([node_id], record)
-        primary = answers[0]
-        if isinstance(primary, m.Range) and len(answers) - len(errors) >= record.ack_quorum:
-            return primary
+        if _enough(tasks, record.ack_quorum):
+            return tasks[0].result()
         raise next((e for e in errors if isinstance(e, SealedError)), errors[0])
 
     async def sync(
@@ -110,6 +123,7 @@ class Telling:
             answers = await self._calls.sync(self._address(node_id), syncs)
         except HeadraceError as error:
             _log.info("node %d not told about %d ranges: %s", node_id, len(records), error)
+            self._note_silence(node_id, error)
             return []
         for record, answer in zip(records, answers, strict=True):
             key = (record.stream_id, record.range_index)
@@ -146,14 +160,24 @@ class Telling:
                 self._notices[node_id, stream_id] = offset
 
     async def notify(self, node_ids: Sequence[int], stream_id: int, offset: int) -> None:
-        """At once; those that did not hear it later."""
+        """Those that live at once, the others when they are back."""
         self.notify_later(node_ids, stream_id, offset)
-        await asyncio.gather(*(self._deliver(node_id, stream_id) for node_id in node_ids))
+        alive = filter(self._ledger.state.nodes.is_alive, node_ids)
+        await asyncio.gather(*(self._deliver(node_id, stream_id) for node_id in alive))
 
     async def deliver_notices(self) -> None:
-        for node_id, stream_id in list(self._notices):
-            if self._ledger.state.nodes.is_alive(node_id):
+        """To all nodes side by side; one that stops to answer holds up nobody else."""
+        waiting: dict[int, list[int]] = {}
+        for node_id, stream_id in self._notices:
+            waiting.setdefault(node_id, []).append(stream_id)
+
+        async def deliver(node_id: int) -> None:
+            for stream_id in waiting[node_id]:
+                if not self._ledger.state.nodes.is_alive(node_id):
+                    return
                 await self._deliver(node_id, stream_id)
+
+        await asyncio.gather(*map(deliver, waiting))
 
     async def _deliver(self, node_id: int, stream_id: int) -> None:
         offset = self._notices.get((node_id, stream_id))
@@ -166,9 +190,25 @@ class Telling:
                 await self._calls.trim(self._address(node_id), stream_id, offset)
         except HeadraceError as error:
             _log.info("node %d not told about stream %d: %s", node_id, stream_id, error)
+            self._note_silence(node_id, error)
         else:
             if self._notices.get((node_id, stream_id)) == offset:
                 del self._notices[node_id, stream_id]
 
+    def _note_silence(self, node_id: int, error: HeadraceError) -> None:
+        """Whoever does not answer is not asked again before its next heartbeat."""
+        if isinstance(error, UnavailableError | DeadlineError):
+            self._ledger.state.nodes.on_unreachable(node_id)
+
     def _address(self, node_id: int) -> str:
         return self._ledger.state.nodes.address(node_id)
+
+
+def _enough(tasks: Sequence[asyncio.Task[m.Range]], quorum: int) -> bool:
+    """Whether the primary, the first, and `quorum` of all have answered well."""
+    good = [t.done() and not t.cancelled() and not _failed(t) for t in tasks]
+    return good[0] and sum(good) >= quorum
+
+
+def _failed(task: asyncio.Task[m.Range]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is not None

@@ -397,3 +397,50 @@ def test_embedded_rounds_look_at_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.undo()
 
     simulate(body, nodes=1)
+
+
+# Nodes that hang
+
+
+def test_a_node_that_hangs_delays_an_opening_only_for_a_moment() -> None:
+    async def body(world: World) -> None:
+        hanging = world.nodes[0]
+        hanging.deaf.add(Code.SYNC_RANGES)
+        for _ in range(12):
+            started = world.clock.monotonic()
+            try:
+                created = await world.create("", 3)
+            except HeadraceError:
+                continue  # it was to be the primary
+            assert world.clock.monotonic() - started < 0.5
+            assert created.range is not None
+        leader = await world.leader()
+        hanging.deaf.clear()
+        await world.until(
+            lambda: all(
+                (r.stream_id, 0) in world.nodes[n].ranges
+                for s in leader.state.streams()
+                for r in leader.state.ranges(s.stream_id)
+                for n in r.replicas
+            )
+        )
+
+    simulate(body, nodes=3)
+
+
+def test_a_node_that_hangs_holds_up_no_notice_to_others() -> None:
+    async def body(world: World) -> None:
+        records = [await make(world, 2, 1, 1) for _ in range(20)]
+        hanging, other = world.nodes
+        other.deaf.add(Code.DELETE_STREAMS)
+        hanging.deaf.add(Code.DELETE_STREAMS)
+        gone = tuple(m.Stream(stream_id=r.stream_id) for r in records)
+        await world.ask(Code.DELETE_STREAMS, m.DeleteStreamsRequest(streams=gone))
+        other.deaf.clear()
+        started = world.clock.monotonic()
+        await world.until(lambda: len(other.deleted) == 20)
+        assert world.clock.monotonic() - started < 4
+        hanging.deaf.clear()
+        await world.until(lambda: len(hanging.deleted) == 20)
+
+    simulate(body, nodes=2)
