@@ -67,7 +67,7 @@ class LogStore:
         self._logs: dict[RangeKey, RangeLog] = {}
         self._unreadable: dict[RangeKey, CorruptionError] = {}
         self._creating: dict[RangeKey, asyncio.Task[RangeLog]] = {}
-        self._deleting: set[int] = set()
+        self._deleting: dict[int, asyncio.Task[None]] = {}
         self._removing: dict[RangeKey, asyncio.Task[None]] = {}
         self._workers: list[asyncio.Task[None]] = []
         self._closed = False
@@ -280,10 +280,13 @@ class LogStore:
     async def delete_stream(self, stream_id: int) -> None:
         """Remove all ranges of the stream and their files. Absent is fine; cut short, the next open
         finishes it."""
-        await self._shared.tasks.run(self._delete_stream(stream_id))
+        deleting = self._deleting.get(stream_id)
+        if deleting is None:  # else somebody asked for the same: one of them removes the files
+            deleting = self._shared.tasks.spawn(self._delete_stream(stream_id))
+            self._deleting[stream_id] = deleting
+        await asyncio.shield(deleting)
 
     async def _delete_stream(self, stream_id: int) -> None:
-        self._deleting.add(stream_id)
         try:
             for key, task in [*self._creating.items(), *self._removing.items()]:
                 if key.stream_id == stream_id:
@@ -299,7 +302,7 @@ class LogStore:
                 del self._unreadable[key]
             await self._shared.journal.forget(stream_id)
         finally:
-            self._deleting.discard(stream_id)
+            del self._deleting[stream_id]
 
     async def close(self) -> None:
         """Refuse appends, write what is queued, sync, save indexes, leave the clean-stop marker."""

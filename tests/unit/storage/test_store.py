@@ -429,6 +429,22 @@ async def test_a_stream_may_be_deleted_twice_at_the_same_time() -> None:
     await store.close()
 
 
+async def test_a_second_deletion_may_begin_at_any_moment(tmp_path: Path) -> None:
+    """Two are told by the placement manager and by a list of ranges; the threads are real."""
+    runtime = system_runtime()
+    store = await LogStore.open(runtime, str(tmp_path), SMALL)
+    for number in range(40):
+        key = RangeKey(number, 0)
+        await append_many(await store.create_range(key, start_offset=0), 3)
+        first = asyncio.ensure_future(store.delete_stream(number))
+        await runtime.clock.sleep(number * 0.000_1)
+        await asyncio.gather(first, store.delete_stream(number))
+        with pytest.raises(RangeNotFoundError):
+            store.range(key)
+    assert runtime.disk.list(f"{tmp_path}/streams") == []
+    await store.close()
+
+
 async def test_the_directory_has_one_owner_and_close_refuses_appends() -> None:
     disk = simulated_disk()
     store = await open_store(disk)
