@@ -73,15 +73,15 @@ class Given:
     async def fill(self, drafts: Drafts, offset: int, stop: int, *, limit: int) -> int:
         """Add batches from `offset` until `stop` is reached; none of them may pass `limit`."""
         while offset < stop:
-            if self._next is None:
+            given, self._next = self._next or await anext(self._batches, None), None
+            if given is None:
                 raise InvalidArgumentError("the batches end too early", offset=offset)
-            header, batch = self._next
+            header, batch = given
             if header.next_offset > offset:
                 if header.base_offset != offset or header.next_offset > limit:
                     raise InvalidArgumentError("the batches do not fit", offset=offset)
                 await drafts.add(header, batch)
                 offset = header.next_offset
-            self._next = await anext(self._batches, None)
         return offset
 
 
@@ -248,9 +248,14 @@ class RepairableRange(RangeReader):
 
 async def _each_batch(batches: Batches) -> AsyncGenerator[tuple[BatchHeader, memoryview]]:
     if isinstance(batches, AsyncIterable):
-        async for view in batches:
-            for each in _checked(view):
-                yield each
+        views = aiter(batches)
+        try:
+            async for view in views:
+                for each in _checked(view):
+                    yield each
+        finally:
+            if isinstance(views, AsyncGenerator):  # now, not when it is collected
+                await views.aclose()
     else:
         for view in batches:
             for each in _checked(view):

@@ -6,6 +6,7 @@ from array import array
 from uuid import UUID
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -122,6 +123,16 @@ def test_metadata_comes_back_and_every_flipped_bit_is_noticed(level: Durability)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(CorruptionError):
             decode_metadata(bytes(damaged), "")
+
+
+def test_metadata_of_the_time_before_replicas() -> None:
+    """A range that was sealed then was alone, and its end is final."""
+    text = b'{"start":0,"end":3,"sealed":true,"writer_epoch":2,"durability":0,"version":1}'
+    found = decode_metadata(b"%s\n%08x\n" % (text, crc32c(text)), "")
+    assert (found.replicas, found.ack_quorum, found.final, found.complete) == ((), 1, True, True)
+    assert not RangeMetadata(start=0, end=3, sealed=True, ack_quorum=2).final
+    assert RangeMetadata(start=0, end=3, sealed=True, ack_quorum=2, decided=True).final
+    assert not RangeMetadata(start=0).final
 
 
 def test_segment_names() -> None:

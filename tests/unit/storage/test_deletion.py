@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.errors import RangeNotFoundError, StorageError
 from headrace.runtime.simulated import PowerCut
@@ -13,6 +14,7 @@ from headrace.storage import RangeKey
 from tests.unit.storage.support import (
     FOLDER,
     KEY,
+    SMALL,
     append_many,
     cut_power,
     open_store,
@@ -116,4 +118,22 @@ async def test_a_range_and_its_stream_may_be_deleted_at_once() -> None:
         with suppress(RangeNotFoundError):
             await deletion
         assert (store.ranges(), disk.list(f"{FOLDER}/streams")) == ([], [])
+        await store.close()
+
+
+async def test_the_journal_does_not_write_into_the_successor_of_a_deleted_range() -> None:
+    journaled = replace(SMALL, journal_files_min=1)
+    for seed in range(5):
+        disk = simulated_disk(seed)
+        store = await open_store(disk, journaled)
+        log = await store.create_range(KEY, start_offset=0)
+        for _ in range(5):
+            await append_many(log, 2, size=300)
+        await store.delete_range(KEY)
+        log = await store.create_range(KEY, start_offset=0)
+        written = await append_many(log, 1, size=2000)
+        await cut_power(disk, store)
+        store = await open_store(disk, journaled)
+        assert await read_all(store.range(KEY)) == written
+        assert await store.range(KEY).verify() == ()
         await store.close()

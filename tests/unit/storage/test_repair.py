@@ -38,6 +38,7 @@ from tests.unit.storage.support import (
 
 COUNT = 75
 RANGE_FOLDER = f"{FOLDER}/streams/7/0"
+JOURNALED = replace(SMALL, journal_files_min=1)
 Harm = Callable[[SimulatedDisk], None]
 
 
@@ -358,7 +359,17 @@ async def test_batches_may_come_one_by_one_and_only_whole_ones_are_taken() -> No
     await turns(10)
     assert disk.list(RANGE_FOLDER) == before
     assert log.state().corrupt == (span,)
-    await log.repair(span, stream(end=span.end))
+    closed: list[bool] = []
+
+    async def endless() -> AsyncIterator[memoryview]:
+        try:
+            async for view in stream(end=COUNT):
+                yield view
+        finally:
+            closed.append(True)
+
+    await log.repair(span, endless())
+    assert closed == [True]
     assert await read_all(log) == written
     await log.repair(span, stream(end=span.end))  # done already
     await store.close()
@@ -512,3 +523,25 @@ async def test_a_file_that_vanishes_from_an_open_store_is_damage_like_any_other(
     await repair_all(store, written)
     assert await read_all(log) == written
     await store.close()
+
+
+async def test_the_journal_does_not_bring_the_old_bytes_back() -> None:
+    """It still names the file that was replaced, by positions that mean other batches now."""
+    for seed in range(5):
+        disk = simulated_disk(seed)
+        store = await open_store(disk, JOURNALED)
+        log = await store.create_range(KEY, start_offset=0)
+        written: list[bytes] = []
+        for _ in range(12):
+            written += await append_many(log, 2)
+        assert store.statistics()["journal_groups"] > 5
+        await log.seal()
+        await turns(20)
+        disk.flip_bit(log_path(disk, 0), 500)
+        await log.verify()
+        await repair_all(store, written)
+        await cut_power(disk, store)
+        store = await open_store(disk, JOURNALED)
+        assert await store.range(KEY).verify() == ()
+        assert await read_all(store.range(KEY)) == written
+        await store.close()
