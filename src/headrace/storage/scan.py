@@ -248,6 +248,8 @@ class Scanner:
         if length > RESYNC_BYTES_MAX:
             return None
         region = self._file.pread(length, self._position)
+        if len(region) < length:  # the file is shorter than it was: nothing leads that far
+            return None
         view = memoryview(region)
         highest = offset if offset is not None else self._synced_offset
         at = region.find(_BATCH_MAGIC_BYTE, 1)

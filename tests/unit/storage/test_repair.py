@@ -510,6 +510,25 @@ async def test_a_full_disk_refuses_the_repair_before_it_eats_the_reserve() -> No
     await store.close()
 
 
+async def test_a_file_may_end_anywhere() -> None:
+    """Also a few bytes after something that looks like the start of a batch."""
+    disk, written = await sealed_range()
+    size = disk.size(log_path(disk, 1))
+    for end in range(size - 1, size - 300, -7):
+        disk, written = await sealed_range()
+        file = disk.open(log_path(disk, 1))
+        file.pwrite([b"#" * 20], end - 20)
+        file.truncate(end)
+        file.close()
+        store = await open_store(disk)
+        log = store.range(KEY)
+        assert (log.end_offset, len(log.state().corrupt)) == (COUNT, 1)
+        await log.verify()
+        await repair_all(store, written)
+        assert await read_all(log) == written
+        await store.close()
+
+
 async def test_a_file_that_vanishes_from_an_open_store_is_damage_like_any_other() -> None:
     disk, written = await sealed_range()
     store = await open_store(disk)
