@@ -23,10 +23,11 @@ import pytest
 
 from headrace.client.owned_stream import OwnedStream
 from headrace.client.sbp import SbpClient
-from headrace.errors import HeadraceError, UnauthorizedError
+from headrace.errors import HeadraceError, TooLargeError, UnauthorizedError
 from headrace.net.addresses import parse_address
 from headrace.net.credentials import make_ticket, node_credential
 from headrace.net.sbp_channel import TcpChannel
+from headrace.placement.handlers import RANGES_LISTED_MAX
 from headrace.runtime.system import system_runtime
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import is_success, status_of
@@ -261,6 +262,26 @@ async def test_a_ticket_opens_its_streams_only(guarded: Guarded) -> None:
     assert by_node.status is not None
     assert (by_node.status.code, by_node.ranges, by_nothing.ranges) == (_FORBIDDEN, (), ())
     await channel.close()
+
+
+async def test_i17_a_short_question_gets_no_endless_answer(guarded: Guarded) -> None:
+    """A request of a megabyte that names one stream again and again."""
+    criteria = (m.RangeCriteria(stream_id=guarded.stream_id),) * (RANGES_LISTED_MAX + 5)
+    reader = await guarded.connect(PM, guarded.ticket(guarded.stream_id))
+    request = m.ListRangesRequest(range_criteria=criteria)
+    reply = await reader.call(Code.LIST_RANGES, request, timeout=60)
+    assert isinstance(reply.message, m.ListRangesResponse)
+    listed = sum(len(each.ranges) for each in reply.message.list_responses)
+    codes = {each.status.code for each in reply.message.list_responses if each.status}
+    assert listed == RANGES_LISTED_MAX
+    assert 1413 in codes
+    await reader.close()
+    fetches = m.FetchRequest(
+        fetch_requests=(m.FetchInfo(stream_id=guarded.stream_id, batch_max_bytes=1),) * 4097
+    )
+    reader = await guarded.connect(DN, guarded.ticket(guarded.stream_id))
+    assert isinstance(await raised(reader.call(Code.FETCH, fetches)), TooLargeError)
+    await reader.close()
 
 
 @pytest.mark.parametrize("role", [PM, DN])

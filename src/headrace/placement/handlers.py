@@ -16,6 +16,7 @@ from headrace.errors import (
     InvalidArgumentError,
     NotFoundError,
     NotLeaderError,
+    TooLargeError,
     UnauthorizedError,
 )
 from headrace.net.sbp_server import Handler, Payload, Peer, Reply
@@ -34,6 +35,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 CONCURRENCY = 64  # items of one request in progress
+RANGES_LISTED_MAX = 10_000  # in one answer to a peer that is no node of the cluster
 
 
 async def _each(items: Sequence[T], work: Callable[[T], Awaitable[U]]) -> tuple[U, ...]:
@@ -206,9 +208,15 @@ async def trim_streams(
 async def list_ranges(
     service: PlacementService, request: m.ListRangesRequest, _: Payload, peer: Peer
 ) -> Reply:
+    room = RANGES_LISTED_MAX  # a short request may name one long stream thousands of times
+
     def select(criteria: m.RangeCriteria) -> m.ListRangesResult:
+        nonlocal room
         try:
             records = _select(service, criteria, peer)
+            room -= len(records)
+            if room < 0 and not service.access.is_node(peer):
+                raise TooLargeError("too many ranges for one answer", limit=RANGES_LISTED_MAX)
         except HeadraceError as error:
             return m.ListRangesResult(range_criteria=criteria, status=_item_status(error))
         viewer = criteria.data_node.node_id if criteria.data_node is not None else -1
