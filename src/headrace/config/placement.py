@@ -46,6 +46,10 @@ class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True):
             " segments.",
         ),
     ] = 512 << 20
+    disk_free_percent_min: Annotated[
+        int,
+        Meta(ge=0, le=100, description="The same, in hundredths of its disk."),
+    ] = 5
     replace_after_ms: Annotated[
         int,
         Meta(ge=100, description="A data node silent for this long is dead: its replicas move."),

@@ -35,6 +35,7 @@ class Load:
     storage: dict[str, int]
     io: IoFigures
     free_bytes: int
+    total_bytes: int
     active_ranges: int
     short_ranges: int
     """With a replica missing, or incomplete here."""
@@ -75,6 +76,7 @@ class Reporter:
             disk_in_rate=int(delta["bytes_in"] / seconds),
             disk_out_rate=int(delta["bytes_out"] / seconds),
             disk_free_space=load.free_bytes,
+            disk_total_space=load.total_bytes,
             disk_unindexed_data_size=0,  # the index grows with the log
             memory_used=storage.get("tail_cache_bytes", 0) + storage.get("queued_bytes", 0),
             uring_task_rate=rate("io_tasks"),

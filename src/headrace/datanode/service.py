@@ -337,7 +337,9 @@ class DataNodeService:
         self.state.node_id = node_id
 
     async def load(self) -> Load:
-        free_bytes = await self._on_disk(self.runtime.disk.free_bytes, self._folder)
+        disk = self.runtime.disk
+        free_bytes = await self._on_disk(disk.free_bytes, self._folder)
+        total_bytes = await self._on_disk(disk.total_bytes, self._folder)
         now = self.runtime.clock.monotonic()
         logs = self.logs()
         return Load(
@@ -347,6 +349,7 @@ class DataNodeService:
             storage=self.store.statistics(),
             io=self._io,
             free_bytes=0 if now < self._full_until else free_bytes,
+            total_bytes=total_bytes,
             active_ranges=sum(not log.sealed for log in logs),
             short_ranges=self.leading.missing_replicas()
             + sum(log.missing is not None for log in logs),

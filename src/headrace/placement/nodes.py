@@ -47,6 +47,7 @@ class Nodes:
     timeout_ms: int
     disk_free_bytes_min: int = 0
     replace_after_ms: int = 60_000
+    disk_free_percent_min: int = 0
     records: dict[int, NodeRecord] = field(default_factory=dict)
     liveness: Liveness = field(default_factory=Liveness)
     since_ms: int = 0
@@ -239,7 +240,10 @@ class Nodes:
 
     def _short_of_disk(self, node_id: int) -> bool:
         metrics = self.liveness.metrics.get(node_id)
-        return metrics is not None and metrics.disk_free_space < self.disk_free_bytes_min
+        if metrics is None:
+            return False
+        part = metrics.disk_total_space * self.disk_free_percent_min // 100  # unknown: below zero
+        return metrics.disk_free_space < max(self.disk_free_bytes_min, part)
 
     def score(self, node_id: int) -> int:
         """Higher is better; a node that has not reported counts as the average of the others."""

@@ -131,6 +131,7 @@ class PlacementService:
             settings.node_timeout_ms,
             settings.disk_free_bytes_min,
             settings.replace_after_ms,
+            settings.disk_free_percent_min,
             liveness=self._liveness,
         )
         self.state = PlacementState(

@@ -133,6 +133,9 @@ class Disk(Protocol):
 
     def free_bytes(self, path: str) -> int: ...
 
+    def total_bytes(self, path: str) -> int:
+        """Of the file system that holds `path`."""
+
     def lock(self, path: str) -> Lock:
         """An exclusive lock held until release or process end; LockedError when taken."""
 

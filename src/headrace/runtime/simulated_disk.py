@@ -256,6 +256,10 @@ class SimulatedDisk:
         self._check_power()
         return 0 if self.full else self.free
 
+    def total_bytes(self, path: str) -> int:
+        self._check_power()
+        return _FREE_BYTES
+
     def lock(self, path: str) -> SimulatedLock:
         self.open(path, create=True)
         key = "/".join(_parts(path))

@@ -234,6 +234,13 @@ class SystemDisk:
             raise storage_error(error, path) from error
         return status.f_bavail * status.f_frsize
 
+    def total_bytes(self, path: str) -> int:
+        try:
+            status = os.statvfs(path)
+        except OSError as error:
+            raise storage_error(error, path) from error
+        return status.f_blocks * status.f_frsize
+
     def lock(self, path: str) -> SystemLock:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)

@@ -77,6 +77,7 @@ def test_a_report_tells_of_the_time_since_the_last_one() -> None:
             storage={"written_bytes": int(now) * 1000},
             io=figures,
             free_bytes=77,
+            total_bytes=100_000,
             active_ranges=2,
             short_ranges=40_000,
         )
@@ -95,6 +96,7 @@ def test_a_report_tells_of_the_time_since_the_last_one() -> None:
     assert report.uring_task_avg_latency == 25
     assert report.disk_in_rate == 1000
     assert report.disk_free_space == 77
+    assert report.disk_total_space == 100_000
     assert report.range_active_cnt == 2
     assert report.range_missing_replica_cnt == 32_767, "16 bits are all there is"
     quiet = reporter.report(load(16.0))

@@ -370,6 +370,23 @@ def test_full_nodes_are_left_out_while_others_can() -> None:
         assert len(chosen) == 3, "nobody is better off than another"
 
 
+@pytest.mark.parametrize(
+    ("free", "total", "full"),
+    [
+        (51, 1000, False),
+        (49, 1000, True),  # below five hundredths
+        (51, -1, False),  # a node that does not tell: only the bytes count
+        (9, -1, True),
+        (9, 100, True),
+    ],
+)
+def test_what_counts_as_full(free: int, total: int, full: bool) -> None:
+    nodes = make_nodes(2, disk_free_bytes_min=10)
+    nodes.disk_free_percent_min = PlacementSettings().disk_free_percent_min
+    nodes.on_metrics(0, ReportMetricsRequest(disk_free_space=free, disk_total_space=total))
+    assert nodes.placeable() == ([1] if full else [0, 1])
+
+
 def test_streams_may_ask_for_up_to_the_limit() -> None:
     state = PlacementState(nodes=make_nodes(1), replicas_max=PlacementSettings().replicas_max)
     for wanted in (1, 2, 3):

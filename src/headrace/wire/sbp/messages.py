@@ -447,6 +447,7 @@ class ReportMetricsRequest(Message):
     network_fetch_avg_latency: int = i16(15)
     range_missing_replica_cnt: int = i16(16)
     range_active_cnt: int = i16(17)
+    disk_total_space: int = i64(18, -1)  # ours: what disk_free_space is a part of
 
 
 @dataclass(frozen=True, slots=True)
