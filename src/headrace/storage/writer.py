@@ -164,7 +164,20 @@ class RangeWriter:
             raise self._refusal()
         if not verified:
             verify(header, body)
-        return self._enqueue(header, body, self.next_offset)
+        base_offset, length, record_count, max_timestamp = _BATCH_FIELDS.unpack_from(header)
+        if base_offset != self.next_offset:
+            raise UnexpectedOffsetError(expected=self.next_offset, found=base_offset)
+        size = length + _LENGTH_END
+        shared = self._shared
+        shared.admit(size)
+        end = base_offset + record_count
+        done: asyncio.Future[None] = shared.loop.create_future()
+        batch = Batch(header, body, base_offset, end, size, max_timestamp, done)
+        self.next_offset = end
+        self._pending.append(batch)
+        shared.cache.add(self._tail, batch)
+        self._committer.submit(self)
+        return done
 
     def copy(
         self, header: bytearray, body: Sequence[Buffer], *, verified: bool = False
@@ -179,31 +192,19 @@ class RangeWriter:
             raise self._refusal()
         if not verified:
             verify(header, body)
-        base_offset, _, record_count, _ = _BATCH_FIELDS.unpack_from(header)
+        base_offset, length, record_count, max_timestamp = _BATCH_FIELDS.unpack_from(header)
         end, expected = base_offset + record_count, self.next_offset
         if end > self._metadata.end:
             raise UnexpectedOffsetError("beyond the end", expected=self._metadata.end, found=end)
         is_blank = not (self._segments or self._pending or self._writing)
-        if is_blank and base_offset < expected < end:
-            expected = base_offset
-        return self._enqueue(header, body, expected)
-
-    def _enqueue(
-        self, header: bytearray, body: Sequence[Buffer], expected: int
-    ) -> asyncio.Future[None]:
-        base_offset, length, record_count, max_timestamp = _BATCH_FIELDS.unpack_from(header)
-        if base_offset != expected:
+        if base_offset != expected and not (is_blank and base_offset < expected < end):
             raise UnexpectedOffsetError(expected=expected, found=base_offset)
         size = length + _LENGTH_END
-        shared = self._shared
-        shared.admit(size)
-        end = base_offset + record_count
-        done: asyncio.Future[None] = shared.loop.create_future()
-        batch = Batch(header, body, base_offset, end, size, max_timestamp, done)
+        self._shared.admit(size)
+        done: asyncio.Future[None] = self._shared.loop.create_future()
+        # Not into the cache: old batches must not push the tails out of memory.
+        self._pending.append(Batch(header, body, base_offset, end, size, max_timestamp, done))
         self.next_offset = end
-        self._pending.append(batch)
-        if self._status is Status.OPEN:  # old batches must not push the tails out of memory
-            shared.cache.add(self._tail, batch)
         self._committer.submit(self)
         return done
 
