@@ -18,7 +18,7 @@ import msgspec
 
 from headrace.client.tasks import TaskSet
 from headrace.config.placement import PlacementSettings
-from headrace.errors import HeadraceError, UnavailableError
+from headrace.errors import HeadraceError, StateError, UnavailableError
 from headrace.placement.coordination import Coordinator, CreatedAt, Entry, Transaction
 from headrace.runtime.interfaces import Runtime
 from headrace.wire.sbp.messages import PlacementManagerNode
@@ -125,28 +125,34 @@ class LeaseElection:
         while True:
             try:
                 await self._campaign()
-            except UnavailableError as error:
+                await self._lead(on_elected, on_deposed)
+            except HeadraceError as error:
                 _log.info("election: %s", error)
-                await self._clock.sleep(self._poll)
-                continue
-            _log.info("%s leads, term %d", self._name, self.term)
-            taking_over = self._tasks.start(self._take_over(on_elected), name="take over")
-            try:
-                await self._hold()
-            finally:
-                self.term = 0
-                taking_over.cancel()
-                on_deposed()
-            _log.warning("%s leads no more", self._name)
-            await self._tasks.finish()
-            await self._leave()
+            except Exception:
+                _log.exception("election failed")  # whoever stands aside for good helps nobody
+            await self._clock.sleep(self._poll)
+
+    async def _lead(
+        self, on_elected: Callable[[], Awaitable[None]], on_deposed: Callable[[], None]
+    ) -> None:
+        _log.info("%s leads, term %d", self._name, self.term)
+        taking_over = self._tasks.start(self._take_over(on_elected), name="take over")
+        try:
+            await self._hold()
+        finally:
+            self.term = 0
+            taking_over.cancel()
+            on_deposed()
+        _log.warning("%s leads no more", self._name)
+        await self._tasks.finish()
+        await self._leave()
 
     async def _take_over(self, on_elected: Callable[[], Awaitable[None]]) -> None:
         term = self.term
         try:
             await on_elected()
-        except HeadraceError as error:
-            _log.warning("cannot take over: %s", error)
+        except Exception as error:
+            _log.warning("cannot take over: %s", error, exc_info=not isinstance(error, StateError))
             await self._clock.sleep(self._poll)  # let another one try first
             if self.term == term:
                 self.depose()
@@ -190,8 +196,11 @@ class LeaseElection:
         """The leader key; remembers who is there."""
         entries = {entry.key: entry for entry in await self._coordinator.scan(ELECTION)}
         leader = entries.pop(LEADER_KEY, None)
-        session = msgspec.json.decode(leader.value, type=Candidate).session if leader else ""
-        known = [msgspec.json.decode(e.value, type=Candidate) for e in entries.values()]
+        try:
+            session = msgspec.json.decode(leader.value, type=Candidate).session if leader else ""
+            known = [msgspec.json.decode(e.value, type=Candidate) for e in entries.values()]
+        except msgspec.MsgspecError as error:
+            raise UnavailableError(f"not a placement manager's key: {error}") from error
         self._managers = tuple(
             PlacementManagerNode(c.name, c.address, c.session == session) for c in known
         )
@@ -243,7 +252,7 @@ class LeaseElection:
                 await self._look()
             except TimeoutError:
                 return
-            except UnavailableError as error:
+            except HeadraceError as error:
                 _log.info("lease not renewed: %s", error)
                 await self._clock.sleep(self._poll)
 
@@ -257,5 +266,5 @@ class LeaseElection:
         try:
             async with asyncio.timeout(self._ttl):
                 await self._coordinator.revoke(lease)
-        except (TimeoutError, UnavailableError) as error:
+        except (TimeoutError, HeadraceError) as error:
             _log.info("lease not given back: %s", error)

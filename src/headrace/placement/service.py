@@ -346,6 +346,7 @@ class PlacementService:
     async def enforce_retention(self) -> None:
         """Trim plain streams by time; the cluster's own streams are trimmed by their owners."""
         for stream in self.state.streams():
+            self.check_leading()
             if stream.retention_period_ms > 0 and not self.state.is_owned(stream.stream_id):
                 try:
                     await self._expire(stream)

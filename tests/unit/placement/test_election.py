@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
 from headrace.errors import NotEnoughNodesError, NotLeaderError, UnavailableError
@@ -10,7 +12,7 @@ from headrace.placement.election import LEADER_KEY
 from headrace.placement.guarded_store import HEAD_KEY, RECORDS
 from headrace.placement.ledger import Ledger
 from headrace.placement.nodes import Nodes
-from headrace.placement.records import CounterRecord, Put, RangeRecord, StreamRecord
+from headrace.placement.records import CounterRecord, Put, RangeRecord, Record, StreamRecord
 from headrace.placement.state import PlacementState
 from headrace.placement.store import MemoryStore
 from headrace.runtime.simulated import Simulation
@@ -468,3 +470,44 @@ def test_a_change_that_waited_while_its_lease_ran_out_is_refused() -> None:
             await ledger.take_id(state.stream_ids)
 
     simulation.run(body())
+
+
+def test_a_take_over_that_fails_is_tried_by_another() -> None:
+    """Whatever it fails with: nobody leads without being ready, nobody stands aside for good."""
+
+    async def body(world: World) -> None:
+        (first,) = world.leaders()
+        failures = 0
+        for name, service in world.services.items():
+            if name == first:
+                continue
+            load = service._store.load
+
+            async def fail(load: Callable[[], Awaitable[list[Record]]] = load) -> list[Record]:
+                nonlocal failures
+                failures += 1
+                if failures < 4:
+                    raise ValueError("a bug") if failures % 2 else UnavailableError("no answer")
+                return await load()
+
+            service._store.load = fail  # type: ignore[method-assign]
+        world.crash(first)
+        await world.leader()
+        assert failures == 4
+        await world.create()
+
+    simulate(body, managers=3, nodes=1)
+
+
+def test_strange_things_under_the_leader_key_are_waited_out() -> None:
+    async def body(world: World) -> None:
+        (first,) = world.leaders()
+        world.crash(first)
+        await world.until(lambda: world.metadata.read(LEADER_KEY) is None)
+        lease, _ = world.metadata.grant(5.0)
+        world.metadata.write(Transaction([], {LEADER_KEY: b"?"}, lease=lease), "somebody")
+        await world.clock.sleep(3)
+        assert world.leaders() == []
+        await world.leader()
+
+    simulate(body, managers=2)
