@@ -61,7 +61,7 @@ def test_nobody_gets_in_without_tls(server: Server) -> None:
             ("--tls-insecure",),
         ):
             assert server.headrace("stream", "list", "--json", *flags).stdout.strip() == "[]"
-            assert server.headrace("pipeline", "list", "--json", *flags).stdout.strip() == "[]"
+        assert server.headrace("pipeline", "list", "--json", *flags).stdout.strip() == "[]"
         wrong = server.headrace("stream", "list", "--tls-ca", authority, "--tls-server-name", "x")
         assert "Hostname mismatch" in wrong.stderr
         missing = server.headrace("stream", "list", "--tls-ca", "/missing.pem")
