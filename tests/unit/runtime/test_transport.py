@@ -79,7 +79,8 @@ def test_addresses_name_both_sides(world: World) -> None:
 
     async def handler(connection: Connection) -> None:
         seen.append((connection.peer, connection.local))
-        await connection.receive()
+        # All of it: whoever closes with bytes on their way to him breaks the connection.
+        await receive_exactly(connection, 5)
 
     async def client(connection: Connection) -> None:
         connection.write([b"hello"])
