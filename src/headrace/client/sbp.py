@@ -9,6 +9,7 @@ producer id and sequence, as `Producer` sees to. Streams with a writer epoch are
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from headrace.client.appending import BATCH_BYTES_MAX, append_request, appended_offset
 from headrace.client.channels import Connect, Link, Links, payload_bytes
@@ -21,7 +22,13 @@ from headrace.client.placement_links import PlacementLinks
 from headrace.client.ranges import RangeMap, Replicas, primary_address
 from headrace.client.retry import Backoff
 from headrace.config.client import ClientSettings
-from headrace.errors import HeadraceError, RangeNotFoundError, StateError, ThrottledError
+from headrace.errors import (
+    DiskFullError,
+    HeadraceError,
+    RangeNotFoundError,
+    StateError,
+    ThrottledError,
+)
 from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
@@ -110,17 +117,20 @@ class SbpClient(MetadataClient):
                     expected_offset=expected_offset,
                     timeout=max(backoff.left, 0.001),
                 )
-            except StateError as error:
+            except (StateError, DiskFullError) as error:
                 if writer_epoch >= 0:
                     self.invalidate(stream_id)
                     raise
-                if not error.retryable or not await backoff.pause():
+                # A full disk is its node's: the next range is placed on another one.
+                passes = error.retryable or isinstance(error, DiskFullError)
+                if not passes or not await backoff.pause():
                     raise
                 if isinstance(error, RangeNotFoundError) and not refreshed:
                     refreshed = True
                     self.invalidate(stream_id)
                 elif not isinstance(error, ThrottledError):
-                    await self.seal(stream_id, range_.range_index)
+                    with suppress(DiskFullError):  # the next node's: that range is left too
+                        await self.seal(stream_id, range_.range_index)
                 # In this process the first header may still wait to be written, with its offset.
                 pieces = [bytearray(pieces[0]), *pieces[1:]]
 

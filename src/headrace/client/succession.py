@@ -11,7 +11,7 @@ import asyncio
 
 from headrace.client.retry import Backoff
 from headrace.client.sbp import SbpClient
-from headrace.errors import DeadlineError, StateError
+from headrace.errors import DeadlineError, DiskFullError, HeadraceError, StateError
 from headrace.net.sbp_channel import Channel
 from headrace.wire.sbp.messages import Range
 
@@ -27,7 +27,7 @@ async def succeed(
     """
     current = range_
     connects = CONNECTS_MAX
-    cause: StateError = DeadlineError("no range to go on in", stream_id=range_.stream_id)
+    cause: HeadraceError = DeadlineError("no range to go on in", stream_id=range_.stream_id)
     while True:
         try:
             async with asyncio.timeout(max(backoff.left, 0.001)):
@@ -38,9 +38,11 @@ async def succeed(
                 return current, await connect(client, current)
         except TimeoutError:
             raise cause from None
-        except StateError as error:
+        except (StateError, DiskFullError) as error:
             cause = error
-            if not error.retryable or not await backoff.pause():
+            # The disk is that of a node, and the next one may have room.
+            passes = error.retryable or isinstance(error, DiskFullError)
+            if not passes or not await backoff.pause():
                 raise
 
 

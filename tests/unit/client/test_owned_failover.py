@@ -14,6 +14,7 @@ from headrace.client.sbp import SbpClient
 from headrace.config.client import ClientSettings
 from headrace.errors import (
     DeadlineError,
+    DiskFullError,
     FencedError,
     HeadraceError,
     NotEnoughNodesError,
@@ -66,6 +67,7 @@ def now() -> float:
     "error",
     [
         QuorumError(),
+        DiskFullError(),
         NotPrimaryError(),
         RangeNotFoundError(),
         SealedError(),
@@ -120,8 +122,8 @@ def test_a_primary_that_hangs_is_left_after_the_request_time_out() -> None:
 def test_seals_that_find_no_quorum_are_repeated_until_there_is_one() -> None:
     async def main(cluster: FakeCluster, client: SbpClient, stream: OwnedStream) -> None:
         cluster.nodes["a"].script[BEFORE] = deque([QuorumError()])
-        refusals: list[HeadraceError] = [SealUnansweredError(), NotEnoughNodesError()] * 3
-        cluster.placement.script[Code.SEAL_RANGES] = deque(refusals)
+        refusals = [SealUnansweredError(), NotEnoughNodesError(), DiskFullError()]
+        cluster.placement.script[Code.SEAL_RANGES] = deque(refusals * 3)
         assert await put(stream, b"x") == 0
 
     run(main)

@@ -15,6 +15,7 @@ from headrace.config.client import ClientSettings
 from headrace.errors import (
     CorruptionError,
     DeadlineError,
+    DiskFullError,
     HeadraceError,
     InvalidArgumentError,
     NotFoundError,
@@ -165,6 +166,7 @@ def test_only_the_oldest_batch_opens_a_range() -> None:
     [
         SealedError(),
         QuorumError(),
+        DiskFullError(),
         NotPrimaryError(),
         RangeNotFoundError(),
         UnavailableError("gone"),
