@@ -7,6 +7,8 @@ import asyncio
 from headrace.errors import HeadraceError
 from headrace.runtime.interfaces import Connection
 
+_CLOSE_SECONDS = 5.0
+
 
 async def relay(first: Connection, second: Connection) -> None:
     """Memory is bounded: a side that does not keep up stops the reading of the other."""
@@ -17,8 +19,16 @@ async def relay(first: Connection, second: Connection) -> None:
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
-        first.close()  # what is queued is still sent
-        second.close()
+        await asyncio.gather(_end(first), _end(second))
+
+
+async def _end(connection: Connection) -> None:
+    connection.close()  # what is queued is still sent
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await connection.wait_closed()
+    except TimeoutError:
+        connection.abort()
 
 
 async def _pump(source: Connection, target: Connection) -> None:
