@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from headrace.config.datanode import DataNodeSettings
@@ -354,6 +356,13 @@ def test_primaries_are_spread() -> None:
     assert max(counts.values()) - min(counts.values()) < 60
 
 
+def test_a_primary_that_somebody_gave_up_on_leads_only_if_it_must() -> None:
+    for chosen in draw(make_nodes(3), 3, 30, not_first=1):
+        assert chosen[0] != 1
+        assert 1 in chosen
+    assert draw(make_nodes(1), 1, 1, not_first=0) == [(0,)]
+
+
 def test_full_nodes_are_left_out_while_others_can() -> None:
     nodes = make_nodes(4, disk_free_bytes_min=1000)
     nodes.on_metrics(0, ReportMetricsRequest(disk_free_space=10))
@@ -441,6 +450,28 @@ def test_a_node_that_hangs_delays_an_opening_only_for_a_moment() -> None:
                 for n in r.replicas
             )
         )
+
+    simulate(body, nodes=3)
+
+
+def test_an_opening_without_its_primary_is_none() -> None:
+    """However many secondaries have it."""
+
+    async def body(world: World) -> None:
+        refused = 0
+        for node in world.nodes:
+            node.deaf.add(Code.SYNC_RANGES)
+            for _ in range(3):
+                await world.beat()
+                with suppress(HeadraceError):
+                    await world.create("", 3)
+                    continue
+                refused += 1
+            node.deaf.clear()
+        leader = await world.leader()
+        assert refused > 0
+        assert len(leader.state.streams()) == 9 - refused, "nobody could find the others again"
+        await world.until(lambda: len(leader._changing) == 0)
 
     simulate(body, nodes=3)
 
