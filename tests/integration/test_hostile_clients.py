@@ -147,12 +147,12 @@ async def test_half_sent_frames_and_readers_that_never_read(server: Server) -> N
         before = rss(server)
         poll = PollMessages(Consumer.single(1), "s", "t", 0, Strategy.first(), 1000, False).encode()
         with ExitStack() as open_:
-            halves = [open_.enter_context(raw(server)) for _ in range(50)]
-            for half in halves:
+            for _ in range(50):  # one after the other: a stranger must log in within 2 s
+                half = open_.enter_context(raw(server))
                 log_in(half)
                 half.sendall(struct.pack("<II", 32 * MIB, c.SEND_MESSAGES.code) + bytes(100_000))
-            readers = [open_.enter_context(raw(server, receive_bytes=4096)) for _ in range(12)]
-            for reader in readers:
+            for _ in range(12):
+                reader = open_.enter_context(raw(server, receive_bytes=4096))
                 log_in(reader)
                 reader.sendall(b"".join(encode_request(c.POLL_MESSAGES.code, [poll])))
             started = time.monotonic()
