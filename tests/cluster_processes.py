@@ -156,15 +156,24 @@ class ClusterProcesses:
     # -- what clients do with it
 
     def call(self, name: str, work: Callable[[IggyClient], Awaitable[T]]) -> T:
-        """With a client of that broker, logged in."""
-        host, port = parse_address(self.address(name))
+        """With a client of that broker."""
 
         async def main() -> T:
-            async with await IggyClient.connect(system_runtime(), host, port) as client:
-                await client.login("iggy", "iggy")
+            async with await self.connect(name) as client:
                 return await work(client)
 
         return asyncio.run(main())
+
+    async def connect(self, name: str) -> IggyClient:
+        """A client of that broker, logged in."""
+        host, port = parse_address(self.address(name))
+        client = await IggyClient.connect(system_runtime(), host, port)
+        try:
+            await client.login("iggy", "iggy")
+        except BaseException:
+            await client.close()
+            raise
+        return client
 
     def streams(self, name: str) -> set[str]:
         return {stream.name for stream in self.call(name, lambda client: client.get_streams())}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from headrace.cli.main import main
 from headrace.client.iggy import IggyClient
+from headrace.errors import HeadraceError
 from headrace.wire.iggy.messages.messages import Message
+from headrace.wire.iggy.primitives import Partitioning, Strategy
 from tests.cluster_processes import (
     HEADRACE,
     ClusterProcesses,
@@ -130,23 +134,66 @@ def test_a_leader_that_dies_is_succeeded(cluster: ClusterProcesses) -> None:
     cluster.create_stream(old, "after")
 
 
-def test_a_leader_that_was_stalled_stands_by_when_it_wakes(cluster: ClusterProcesses) -> None:
+def test_a_leader_that_was_stalled_changes_nothing_when_it_wakes(
+    cluster: ClusterProcesses,
+) -> None:
     old = cluster.wait_leader()
-    cluster.signal(old, signal.SIGSTOP)
+    asyncio.run(stall(cluster, old))
+    assert "broker stands by" in cluster.role_log(old)
+
+
+async def stall(cluster: ClusterProcesses, old: str) -> None:
+    topic = ("stalled", "t")
+    where = Partitioning.to_partition(0)
+    acknowledged: list[bytes] = []
+
+    async def send(client: IggyClient, payload: bytes) -> None:
+        await client.send(*topic, [Message(payload=payload)], partitioning=where)
+        acknowledged.append(payload)
+
+    async def write(client: IggyClient) -> None:
+        for number in count():
+            await send(client, b"old %d" % number)
+
+    writers = [await cluster.connect(old) for _ in range(4)]
+    await writers[0].create_stream(topic[0])
+    await writers[0].create_topic(*topic, replication_factor=3)
+    writing = [asyncio.create_task(write(client)) for client in writers]
+    while len(acknowledged) < 50:
+        await asyncio.wait(writing, timeout=0.01)
+    cluster.signal(old, signal.SIGSTOP)  # with requests of all writers in its hands, or nearly so
+    before = list(acknowledged)
     try:
-        new = cluster.wait_leader(other_than=old)
-        cluster.create_stream(new, "meanwhile")
+        new = await asyncio.to_thread(cluster.wait_leader, other_than=old)
+        async with await cluster.connect(new) as client:
+            await send(client, b"new")
+            after = [m.payload for m in await poll(client, topic)]
     finally:
         cluster.signal(old, signal.SIGCONT)
-    wait_for(lambda: "broker stands by" in cluster.role_log(old), 30, "it does not stand by")
-    assert cluster.brokers("leader") == [new]
-    assert "meanwhile" in cluster.streams(old)
+    outcomes = await asyncio.gather(*writing, return_exceptions=True)
+    assert all(isinstance(outcome, HeadraceError) for outcome in outcomes), "told to go"
+    assert set(acknowledged) - set(before) == {b"new"}, "it acknowledged nothing more"
+    for client in writers:
+        await client.close()
+    async with await cluster.connect(old) as client:  # which passes it on now
+        assert [m.payload for m in await poll(client, topic)] == after, "and changed nothing"
+    assert set(acknowledged) <= set(after)
+    assert await asyncio.to_thread(cluster.brokers, "leader") == [new]
+
+
+async def poll(client: IggyClient, topic: tuple[str, str]) -> list[Message]:
+    polled = await client.poll(*topic, partition=0, strategy=Strategy.first(), count=100_000)
+    return list(polled.messages())
 
 
 def test_ctrl_c_ends_all_of_it_and_the_data_stays(tmp_path: Path) -> None:
-    with running_cluster(tmp_path, "--nodes", "1", "--managers", "1", "--brokers", "1") as cluster:
+    small = ("--nodes", "1", "--managers", "1", "--brokers", "1", "--http-port", "0")
+    with running_cluster(tmp_path, *small) as cluster:
         broker = cluster.address("broker-1")
         cluster.create_stream(cluster.wait_leader(), "kept")
+        http = cluster.ready["roles"]["controller"]["addresses"]["http"]
+        listed = headrace("pipeline", "list", "--json", "--http", http)
+        assert (listed.returncode, json.loads(listed.stdout)) == (0, []), listed.stderr
         second = headrace("cluster", "start", "--data-dir", str(cluster.folder), "--managers", "1")
         assert second.returncode == 1
         assert "a cluster runs on" in second.stderr

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli import role_options as o
-from headrace.cli.options import AsJson
+from headrace.cli.options import AsJson, takes_tls
 
 DATA_DIR = "headrace-cluster"
 
@@ -67,6 +67,7 @@ def stop(data_dir: _Folder = DATA_DIR) -> None:
 
 
 @app.command()
+@takes_tls
 def status(
     data_dir: _Folder = DATA_DIR,
     placement_managers: o.PlacementManagers = None,

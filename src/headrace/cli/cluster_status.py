@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 
 from headrace.assembly.links import check_addresses, node_connect, placement_links
 from headrace.broker.roster import members_of
+from headrace.cli.broker import client_tls
 from headrace.cli.local_cluster import State
 from headrace.cli.output import print_json, print_rows
 from headrace.cli.secret import read_secret
-from headrace.client.channels import Link
+from headrace.client.channels import Connect, Link
 from headrace.client.sbp import SbpClient
 from headrace.errors import (
     ConfigError,
@@ -68,15 +69,17 @@ def look(data_dir: str, managers: Sequence[str] | None, secret: str) -> Status:
 
 async def _ask(managers: Sequence[str], secret: bytes) -> Status:
     runtime = system_runtime()
+    tls = client_tls()
+    connect_to = node_connect(runtime, secret, "status", tls=tls)
     client = SbpClient(
         runtime,
-        placement=placement_links(runtime, managers, secret, "status"),
-        node=node_connect(runtime, secret, "status"),
+        placement=placement_links(runtime, managers, secret, "status", tls=tls),
+        node=connect_to,
         client_id="status",
     )
     try:
         states, described = await asyncio.gather(
-            asyncio.gather(*(_state_of(address, secret) for address in managers)),
+            asyncio.gather(*(_state_of(connect_to(address)) for address in managers)),
             client.describe_cluster(count_ranges=True),
             return_exceptions=True,
         )
@@ -92,8 +95,8 @@ async def _ask(managers: Sequence[str], secret: bytes) -> Status:
     return _status(managers, states, described)
 
 
-async def _state_of(address: str, secret: bytes) -> str:
-    link = Link(node_connect(system_runtime(), secret, "status")(address))
+async def _state_of(connect: Connect) -> str:
+    link = Link(connect)
     try:
         async with asyncio.timeout(_ASK_SECONDS):
             query = m.LeaseRequest(action=m.LeaseAction.QUERY, name="broker")
