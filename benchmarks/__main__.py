@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-BENCHMARKS = ("iggy_codec", "storage_append", "broker_send_poll", "spark_read")
+BENCHMARKS = ("iggy_codec", "storage_append", "streams_latency", "broker_send_poll", "spark_read")
 REPORT = Path(__file__).parent / "report"
 
 

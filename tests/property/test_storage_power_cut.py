@@ -31,6 +31,7 @@ SETTINGS = StorageSettings(
     preallocate_bytes_min=512,
     index_interval_bytes=300,
     idle_ms=20,
+    idle_file_ms=60,
     idle_checkpoint_bytes=800,
     checkpoint_bytes=2500,
     tail_cache_bytes=1500,

@@ -34,7 +34,7 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Meta(
             ge=0, description="Dirty files from which a group goes to the redo journal; 0 = never."
         ),
-    ] = 4
+    ] = 3
     journal_bytes: Annotated[
         int, Meta(ge=MIB, description="Size of the redo journal; made when it is first needed.")
     ] = 128 * MIB
@@ -65,7 +65,11 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = 10_000
     idle_ms: Annotated[
         int,
-        Meta(ge=1, description="Quiet time after which a range notes in its log what is synced."),
+        Meta(
+            ge=1,
+            description="Quiet time after which a range notes in its log what is synced"
+            " (a `written` one: idle_file_ms).",
+        ),
     ] = 500
     checkpoint_bytes: Annotated[
         int, Meta(ge=MIB, description="Bytes of a busy range after which its index is saved.")

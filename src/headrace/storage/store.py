@@ -44,6 +44,7 @@ from headrace.storage.rangelog import RangeLog
 from headrace.storage.recovery import RecoveredRange
 from headrace.storage.shared import Shared
 from headrace.storage.tasks import TaskSet
+from headrace.storage.writer import RangeWriter
 from headrace.wire.sbp.messages import Durability
 
 _log = get_logger(__name__)
@@ -388,24 +389,38 @@ class LogStore:
         }
 
     async def _keep(self) -> None:
-        """Write closing marks to ranges that went quiet."""
+        """Note in ranges that went quiet what is synced."""
         active, activity = self._shared.active, self._shared.activity
+        settings = self._shared.settings
+        looks: dict[RangeWriter, int] = {}  # at quiet `written` ranges
         while True:
             if not active:
                 activity.clear()
                 await activity.wait()
-            await self._runtime.clock.sleep(self._shared.settings.idle_ms / 1000)
+            await self._runtime.clock.sleep(settings.idle_ms / 1000)
             for log, seen in list(active.items()):
                 if log.position != seen:
                     active[log] = log.position
+                    looks.pop(log, None)
                     continue
+                # A `written` range is synced for it, and its index file as well: thousands of them,
+                # with an append now and then, would keep the disk busy with nothing else.
+                if log.durability is Durability.WRITTEN:
+                    looks[log] = looks.get(log, 0) + 1
+                    if looks[log] * settings.idle_ms < settings.idle_file_ms:
+                        continue
+                    del looks[log]
                 del active[log]
-                if log.journaled:
-                    continue
-                try:
-                    await log.close_mark()
-                except StorageError as error:
-                    _log.error("closing mark not written", error=str(error))
+                if not (log.journaled or log.close_mark_nowait()):
+                    await self._close_mark(log)
+            for log in looks.keys() - active.keys():  # sealed or deleted meanwhile
+                del looks[log]
+
+    async def _close_mark(self, log: RangeWriter) -> None:
+        try:
+            await log.close_mark()
+        except StorageError as error:
+            _log.error("closing mark not written", error=str(error))
 
     async def _close_idle_files(self) -> None:
         while True:

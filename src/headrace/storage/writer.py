@@ -416,8 +416,25 @@ class RangeWriter:
             if not self._syncs or grown >= self._settings.idle_checkpoint_bytes:
                 await self._io.save_index(active)
             elif self._status in _WRITABLE:  # a mark is durable only where groups are synced
-                self._mark_wanted = True
-                self._committer.submit(self)
+                self._want_mark()
+
+    def close_mark_nowait(self) -> bool:
+        """As `close_mark` where a mark is all it takes; False where it is not.
+
+        Ranges that go quiet together get their marks in one group.
+        """
+        active = self._active()
+        if active is None or self._control.locked() or self._status not in _WRITABLE:
+            return False
+        grown = active.position - active.saved_position
+        if not self._syncs or grown >= self._settings.idle_checkpoint_bytes:
+            return False
+        self._want_mark()
+        return True
+
+    def _want_mark(self) -> None:
+        self._mark_wanted = True
+        self._committer.submit(self)
 
     def refuse_appends(self) -> None:
         """The store closes; what is queued is still written."""

@@ -256,6 +256,28 @@ async def test_a_quiet_journal_is_settled_and_the_files_then_tell_what_is_synced
     await store.close()
 
 
+async def test_ranges_that_go_quiet_together_get_their_marks_in_one_group() -> None:
+    disk = simulated_disk()
+    clock = ManualClock()
+    settings = msgspec.structs.replace(
+        SETTINGS, idle_ms=900, idle_file_ms=10**6, journal_files_min=4
+    )
+    store = await LogStore.open(replace(runtime_on(disk), clock=clock), FOLDER, settings)
+    logs = [await store.create_range(RangeKey(at, 0), start_offset=0) for at in range(12)]
+    await append_to_all(logs)  # makes the journal
+    await turns(20)
+    for log in logs:  # each synced directly
+        await append_to_all([log])
+    groups = store.statistics()["groups"]
+    for _ in range(3):
+        clock.advance(1.0)
+        await turns(100)
+    assert (store.statistics()["groups"] - groups, journal_groups(store)) == (1, 1)
+    size = 2 * (MARK_BYTES + 100) + MARK_BYTES
+    assert {disk.size(log_path(at)) for at in range(12)} == {size}
+    await store.close()
+
+
 async def test_a_journal_of_another_size_is_replayed_and_made_anew() -> None:
     disk, written = await journaled_store(3)
     settings = msgspec.structs.replace(SETTINGS, journal_bytes=8192 + 2 * 65536)
