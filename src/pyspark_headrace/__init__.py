@@ -35,9 +35,9 @@ class DefaultSource(DataSource):  # type: ignore[misc]  # pyspark's classes are 
         return raw_schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from headrace.spark.source import TopicReader
+        from headrace.spark.source import topic_reader
 
-        return TopicReader(self.options, schema)
+        return topic_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from headrace.spark.source import TopicStreamReader

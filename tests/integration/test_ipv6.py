@@ -100,10 +100,10 @@ async def test_a_data_plane_on_ipv6_loopback(tmp_path: Path, mode: str) -> None:
             ticket = await client.read_ticket([("s", "t")])
         assert ticket.nodes == (addresses["data_node"],)
         (topic,) = ticket.topics
-        streams = {each.partition: each.sbp_stream for each in topic.partitions}
+        streams = {("t", each.partition): each.sbp_stream for each in topic.partitions}
         access = Access(ticket.ticket, ticket.expires_ms, ticket.placement, streams)
         reader = TicketReader(runtime, tls)
-        areas, end = await reader.fetch(access, 0, 0, 9)
+        areas, end = await reader.fetch(access, ("t", 0), 0, 9)
         assert end == 9
         assert b"payload 8" in bytes(areas[-1][0])
         for opened in reader._clients.values():

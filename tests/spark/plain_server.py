@@ -17,8 +17,9 @@ from headrace.runtime.interfaces import Buffer, Connection
 from headrace.runtime.system import system_runtime
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.batch import locate, stamp
+from headrace.wire.iggy.columns import columns
 from headrace.wire.iggy.errors import Status
-from headrace.wire.iggy.messages import streams, topics, users
+from headrace.wire.iggy.messages import groups, offsets, streams, topics, users
 from headrace.wire.iggy.messages.messages import PolledMessages, PollMessages, SendMessages
 from headrace.wire.iggy.messages.topics import Compression, PartitionInfo, Topic, TopicDetails
 from headrace.wire.iggy.primitives import PartitioningKind, StrategyKind
@@ -30,6 +31,7 @@ class _Topic:
     partitions: list[bytearray]
     counts: list[int]
     turn: int = 0
+    groups: dict[str, dict[int, int]] = field(default_factory=dict)  # stored offsets by partition
 
 
 @dataclass
@@ -81,6 +83,10 @@ class PlainServer:
             c.CREATE_TOPIC.code: self._create_topic,
             c.DELETE_TOPIC.code: self._delete_topic,
             c.GET_TOPIC.code: self._get_topic,
+            c.GET_TOPICS.code: self._get_topics,
+            c.CREATE_PARTITIONS.code: self._create_partitions,
+            c.CREATE_CONSUMER_GROUP.code: self._create_group,
+            c.STORE_CONSUMER_OFFSET.code: self._store_offset,
             c.SEND_MESSAGES.code: self._send,
             c.POLL_MESSAGES.code: self._poll,
         }
@@ -112,6 +118,30 @@ class PlainServer:
 
     def _get_topic(self, request: topics.GetTopic) -> TopicDetails | None:
         return self._details(str(request.stream), str(request.topic))
+
+    def _get_topics(self, request: topics.GetTopics) -> topics.Topics:
+        mine = [key for key in self.known_topics if key[0] == str(request.stream)]
+        found = [self._details(*key) for key in mine]
+        return topics.Topics(tuple(each.topic for each in found if each is not None))
+
+    def _create_partitions(self, request: topics.CreatePartitions) -> object:
+        topic = self.known_topics[str(request.stream), str(request.topic)]
+        topic.partitions += [bytearray() for _ in range(request.partitions_count)]
+        topic.counts += [0] * request.partitions_count
+        return None
+
+    def _create_group(self, request: groups.CreateGroup) -> object:
+        topic = self.known_topics[str(request.stream), str(request.topic)]
+        if request.name in topic.groups:
+            return Status.CONSUMER_GROUP_NAME_ALREADY_EXISTS
+        topic.groups[request.name] = {}
+        return groups.GroupDetails(groups.Group(0, len(topic.partitions), 0, request.name))
+
+    def _store_offset(self, request: offsets.StoreConsumerOffset) -> object:
+        topic = self.known_topics[str(request.stream), str(request.topic)]
+        assert request.partition is not None
+        topic.groups[str(request.consumer.id)][request.partition] = request.offset
+        return None
 
     def _details(self, stream: str, name: str) -> TopicDetails | None:
         topic = self.known_topics.get((stream, name))
@@ -152,10 +182,12 @@ class PlainServer:
     def _poll(self, request: PollMessages) -> object:
         topic = self.known_topics[str(request.stream), str(request.topic)]
         assert request.partition is not None
-        assert request.strategy.kind is StrategyKind.OFFSET
         log = bytes(topic.partitions[request.partition])
         count = topic.counts[request.partition]
         first = request.strategy.value
+        if request.strategy.kind is StrategyKind.TIMESTAMP:
+            times = columns(log, locate(log)).timestamp_us.tolist() if log else []
+            first = sum(each < request.strategy.value for each in times)
         last = min(count, first + request.count)
         slices: tuple[bytes, ...] = ()
         if first < last:

@@ -19,7 +19,9 @@ from headrace.errors import NotFoundError
 from headrace.pipeline.windows import WindowGrid
 from headrace.pipeline.workload import load_application
 from headrace.spark.options import Target, parse_sink
+from headrace.spark.positions import Topics
 from headrace.spark.server import connect
+from headrace.spark.splits import Span
 from headrace.wire.iggy.messages.messages import Message, decode_messages
 from headrace.wire.iggy.primitives import Partitioning
 from headrace.wire.umbilical import messages as m
@@ -146,14 +148,15 @@ def produce(target: Target, rows: list[dict[str, object]]) -> None:
 def published(address: str) -> dict[tuple[str, str], tuple[int, float]]:
     """(window start, category): (orders, revenue); a row that came twice must say the same."""
     target = parse_sink({"address": address, "topic": "shop/revenue"}).target
-    server = connect(target)
+    reading = connect(target).reading
     try:
-        state, access = server.describe(target)
+        state, access = reading.describe(target, Topics((target.topic,)))
     except NotFoundError:
         return {}
     found: dict[tuple[str, str], tuple[int, float]] = {}
-    for each in state.partitions:
-        for area, _ in server.read(target, access, each.partition, each.start, each.end):
+    for place, topic, each in state.partitions():
+        span = Span(topic.topic, place, each.generation, each.start, each.end)
+        for area, _ in reading.read(target, access, span):
             for message in decode_messages(area):
                 row = json.loads(message.payload)
                 assert message.key == row["category"].encode()

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from headrace.client.iggy import IggyClient
 from headrace.spark.options import Target, parse_sink
+from headrace.spark.positions import Topics
 from headrace.spark.server import connect
 from tests.spark.conftest import AnyServer
 from tests.spark.headrace_server import HeadraceServer
@@ -171,10 +172,11 @@ def test_a_stream_keeps_to_its_limits_and_continues_where_it_was(
     assert sorted(seen) == sorted(f"payload-{i}" for i in range(100, 120))
     offset = Path(checkpoint, "offsets", "0").read_text().split("\n")[2]
     parsed = json.loads(offset)
-    state, _ = connect(target).describe(target)
+    state, _ = connect(target).reading.describe(target, Topics((target.topic,)))
+    (topic,) = state.topics
     assert list(parsed) == ["v", "c", "p"]
     assert (parsed["v"], parsed["c"]) == (1, state.cluster)
-    assert list(parsed["p"]) == [f"{state.uid}/0", f"{state.uid}/1"]
+    assert list(parsed["p"]) == [f"{topic.uid}/0", f"{topic.uid}/1"]
     assert sum(at[1] for at in parsed["p"].values()) == 30
 
 
@@ -265,7 +267,7 @@ def test_a_purged_topic_is_an_error(
 def test_both_ways_of_reading_agree(spark: SparkSession, headrace: HeadraceServer) -> None:
     target = made(headrace, "both")
     write(numbered(spark, 5000), target)
-    state, access = connect(target).describe(target)
+    state, access = connect(target).reading.describe(target, Topics((target.topic,)))
     assert access.ticket, "the default reads from the data nodes"
     assert access.ticket not in repr(access).encode()
     frames = [reader(spark, target, readFrom=way).load() for way in ("data-nodes", "broker")]

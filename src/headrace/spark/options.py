@@ -7,7 +7,6 @@ where the connection is made.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,9 +15,11 @@ from typing import Literal
 
 from headrace.client.tls_options import TlsOptions, parse_switch, tls_from
 from headrace.errors import ConfigError
+from headrace.spark.losses import OnDataLoss
+from headrace.spark.positions import Position, Topics, parse_position, parse_topics
 
-Position = Literal["earliest", "latest"] | Mapping[int, int]
-ReadFrom = Literal["data-nodes", "broker"]
+ReadFrom = Literal["auto", "data-nodes", "broker"]
+ColumnStyle = Literal["headrace", "kafka"]
 Delivery = Literal["auto", "exactly-once", "at-least-once"]
 PayloadFormat = Literal["binary", "string", "json"]
 
@@ -35,6 +36,17 @@ COLUMNS = (
     "headers",
     "payload",
 )
+KAFKA_COLUMNS = (
+    "key",
+    "value",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "timestampType",
+    "headers",
+)
+PARTITION_BYTES = 128 << 20
 
 _CONNECTION = (
     "address",
@@ -53,7 +65,11 @@ SOURCE_OPTIONS = (
     "endingOffsets",
     "maxMessagesPerTrigger",
     "maxBytesPerTrigger",
+    "partitionBytes",
+    "consumerGroup",
+    "onDataLoss",
     "columns",
+    "columnStyle",
     "includeHeaders",
     "readFrom",
     "payloadFormat",
@@ -103,11 +119,17 @@ class Target:
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     target: Target
+    """Its topic is the option's text; `topics` is what that means."""
+    topics: Topics
     starting: Position
     ending: Position
     messages_max: int | None
     bytes_max: int | None
+    partition_bytes: int
+    consumer_group: str
+    on_data_loss: OnDataLoss
     columns: tuple[str, ...]
+    column_style: ColumnStyle
     read_from: ReadFrom
     payload_format: PayloadFormat
 
@@ -120,23 +142,36 @@ class SinkOptions:
 
 def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     given = _known(options, SOURCE_OPTIONS)
-    starting = _position(given, "startingOffsets", "latest" if streaming else "earliest")
-    ending = _position(given, "endingOffsets", "latest")
+    stream, topics = parse_topics(given.get("stream", ""), given.get("topic", ""))
+    first = given.get("startingoffsets", "latest" if streaming else "earliest")
+    starting = parse_position("startingOffsets", first, topics)
+    ending = parse_position("endingOffsets", given.get("endingoffsets", "latest"), topics)
     if streaming and "endingoffsets" in given:
         raise ConfigError("endingOffsets is for batch reads; a stream has no end")
     if not streaming and starting == "latest":
         raise ConfigError("startingOffsets=latest reads nothing in a batch; use earliest or JSON")
     if ending == "earliest":
-        raise ConfigError("endingOffsets is latest or JSON per partition")
+        raise ConfigError("endingOffsets is latest, a time or JSON per partition")
+    if not streaming and "consumergroup" in given:
+        raise ConfigError("consumerGroup is for streams; a batch read leaves no position")
+    style = _choice(given, "columnStyle", ("headrace", "kafka"))
+    payload_format = _choice(given, "payloadFormat", ("binary", "string", "json"))
+    if style == "kafka" and payload_format not in ("binary", "string"):
+        raise ConfigError("columnStyle=kafka is for payloads as they are, binary or string")
     return SourceOptions(
-        target=_target(given),
+        target=_server(given, stream, str(topics)),
+        topics=topics,
         starting=starting,
         ending=ending,
         messages_max=_positive(given, "maxMessagesPerTrigger"),
         bytes_max=_positive(given, "maxBytesPerTrigger"),
-        columns=_columns(given),
-        read_from=_choice(given, "readFrom", ("data-nodes", "broker")),  # type: ignore[arg-type]  # checked against the literal's values
-        payload_format=_choice(given, "payloadFormat", ("binary", "string", "json")),  # type: ignore[arg-type]  # likewise
+        partition_bytes=_positive(given, "partitionBytes") or PARTITION_BYTES,
+        consumer_group=given.get("consumergroup", ""),
+        on_data_loss=_choice(given, "onDataLoss", ("fail", "skip")),  # type: ignore[arg-type]  # checked against the literal's values
+        columns=_columns(given, KAFKA_COLUMNS if style == "kafka" else COLUMNS),
+        column_style=style,  # type: ignore[arg-type]  # likewise
+        read_from=_choice(given, "readFrom", ("auto", "data-nodes", "broker")),  # type: ignore[arg-type]  # likewise
+        payload_format=payload_format,  # type: ignore[arg-type]  # likewise
     )
 
 
@@ -166,6 +201,10 @@ def _target(given: Mapping[str, str]) -> Target:
         stream, topic = topic.split("/")
     if not stream or not topic:
         raise ConfigError("options stream and topic are both needed, or topic=stream/topic")
+    return _server(given, stream, topic)
+
+
+def _server(given: Mapping[str, str], stream: str, topic: str) -> Target:
     return Target(
         address=given.get("address") or os.environ.get("HEADRACE_ADDRESS") or DEFAULT_ADDRESS,
         credentials=_credentials(given),
@@ -210,26 +249,6 @@ def _resolve(reference: str) -> str:
         raise ConfigError(f"cannot read {reference}: {error.strerror}") from error
 
 
-def _position(
-    given: Mapping[str, str], name: str, default: Literal["earliest", "latest"]
-) -> Position:
-    text = given.get(name.lower(), default)
-    if text == "earliest":
-        return "earliest"
-    if text == "latest":
-        return "latest"
-    problem = ConfigError(f'{name} is earliest, latest or JSON like {{"0": 100, "1": 0}}: {text}')
-    try:
-        value = json.loads(text)
-    except ValueError:
-        raise problem from None
-    if not isinstance(value, dict) or not all(
-        key.isdigit() and type(offset) is int and offset >= 0 for key, offset in value.items()
-    ):
-        raise problem
-    return {int(key): offset for key, offset in value.items()}
-
-
 def _positive(given: Mapping[str, str], name: str) -> int | None:
     text = given.get(name.lower())
     if text is None:
@@ -246,13 +265,13 @@ def _choice(given: Mapping[str, str], name: str, values: tuple[str, ...]) -> str
     return text
 
 
-def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
+def _columns(given: Mapping[str, str], valid: tuple[str, ...]) -> tuple[str, ...]:
     headers = _choice(given, "includeHeaders", ("true", "false")) == "true"
     text = given.get("columns")
     if text is None:
-        return tuple(name for name in COLUMNS if headers or name != "headers")
+        return tuple(name for name in valid if headers or name != "headers")
     wanted = [name.strip() for name in text.split(",")]
-    unknown = [name for name in wanted if name not in COLUMNS]
+    unknown = [name for name in wanted if name not in valid]
     if unknown or len(set(wanted)) != len(wanted):
-        raise ConfigError(f"columns is a list of distinct names from {', '.join(COLUMNS)}: {text}")
-    return tuple(name for name in COLUMNS if name in wanted)
+        raise ConfigError(f"columns is a list of distinct names from {', '.join(valid)}: {text}")
+    return tuple(name for name in valid if name in wanted)

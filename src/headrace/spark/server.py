@@ -2,8 +2,8 @@
 
 Connections live on one event loop in a thread of its own, so that they answer heartbeats between
 micro-batches and fetch the next run of messages while Spark chews on the last. A process that was
-forked starts over. A broken connection is made again within RETRY_SECONDS: a broker that restarts
-costs a pause, not a query.
+forked starts over. A broken connection is made again (`retrying`): a broker that restarts costs a
+pause, not a query.
 """
 
 from __future__ import annotations
@@ -11,47 +11,32 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
-from time import monotonic, time
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.client.iggy import IggyClient
 from headrace.client.tls_options import TlsOptions
-from headrace.errors import (
-    AlreadyExistsError,
-    DeadlineError,
-    NotFoundError,
-    NotLeaderError,
-    UnavailableError,
-)
+from headrace.errors import AlreadyExistsError, DeadlineError, NotFoundError
 from headrace.net.addresses import parse_address
 from headrace.runtime.system import system_runtime
-from headrace.spark.offsets import PartitionState, TopicState
 from headrace.spark.options import Credentials, Target
-from headrace.spark.tickets import Access, TicketReader
+from headrace.spark.reading import Reading
+from headrace.spark.retrying import TRANSIENT, retry
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages.extensions import PublisherOpened, StagedSpan
 from headrace.wire.iggy.messages.messages import SendMessages
 from headrace.wire.iggy.messages.topics import TopicDetails
-from headrace.wire.iggy.primitives import Partitioning, Strategy
+from headrace.wire.iggy.primitives import Partitioning
 
 if TYPE_CHECKING:
-    from headrace.spark.arrow import Area
     from headrace.spark.windows import Window
     from headrace.wire.iggy.batch import Positions
 
 T = TypeVar("T")
 
-RETRY_SECONDS = 30.0
-RETRY_PAUSE_SECONDS = 0.2
 CALL_SECONDS = 60.0  # nothing here takes longer, retries included
-POLL_MESSAGES_MAX = 20_000
 PUBLISHERS_KEPT = 64
-TICKET_SECONDS_LEFT_MIN = 120  # a task may be queued a while before it uses its ticket
-
-_TRANSIENT = (UnavailableError, DeadlineError, NotLeaderError)
 
 
 class _Loop:
@@ -89,16 +74,21 @@ class Server:
         self._runtime = system_runtime()
         self._client: IggyClient | None = None
         self._connecting = asyncio.Lock()
-        self._cluster: str | None = None  # "" for a plain Iggy server, None before we asked
-        self._tickets: dict[tuple[str, str], Access] = {}
-        self._reader = TicketReader(self._runtime, self._tls)
+        self.reading = Reading(self, self._runtime, self._tls)
         self._counts: dict[tuple[str, str], int] = {}
         self._features: frozenset[str] | None = None
         self._publishers: dict[tuple[str, str], PublisherOpened] = {}
 
-    def describe(self, target: Target) -> tuple[TopicState, Access]:
-        """What the topic holds now, and what a task needs to read it. NotFoundError, too."""
-        return self._loop.run(self._describe(target))
+    def run(self, work: Awaitable[T]) -> T:
+        """Wait for work on the loop that owns the connections."""
+        return self._loop.run(work)
+
+    def submit(self, work: Awaitable[T]) -> Future[T]:
+        return self._loop.submit(work)
+
+    async def call(self, call: Callable[[IggyClient], Awaitable[T]]) -> T:
+        """Make the call on a connection that works, again after failures that pass."""
+        return await self._call(call)
 
     def partition_count(self, target: Target) -> int:
         name = (target.stream, target.topic)
@@ -183,70 +173,6 @@ class Server:
             self._publishers[key] = opened
         return self._publishers[key]
 
-    def read(
-        self, target: Target, access: Access, partition: int, start: int, end: int
-    ) -> Iterator[Area]:
-        """The messages [start, end) of a partition, the next run fetched ahead of its use."""
-        fetch = self._fetch_ticket if access.ticket else self._poll
-        at = start
-        ahead = self._loop.submit(fetch(target, access, partition, at, end))
-        try:
-            while at < end:
-                areas, at = ahead.result(CALL_SECONDS)
-                if at < end:
-                    ahead = self._loop.submit(fetch(target, access, partition, at, end))
-                yield from areas
-        finally:
-            ahead.cancel()
-
-    async def _describe(self, target: Target) -> tuple[TopicState, Access]:
-        if self._cluster is None:
-            hello = await self._call(lambda client: client.hello())
-            self._cluster = hello.cluster if hello is not None else ""
-        details = await self._details(target)
-        sizes = {each.id: each.size_bytes for each in details.partitions}
-        if not self._cluster:
-            return _plain_state(target, details), Access()
-        ticket = await self._call(
-            lambda client: client.read_ticket([(target.stream, target.topic)])
-        )
-        (topic,) = ticket.topics
-        state = TopicState(
-            cluster=ticket.cluster,
-            uid=topic.uid,
-            stream=target.stream,
-            topic=target.topic,
-            partitions=tuple(
-                PartitionState(
-                    partition=each.partition,
-                    generation=each.generation,
-                    start=each.start,
-                    end=each.next,
-                    bytes=sizes.get(each.partition, 0),
-                )
-                for each in topic.partitions
-            ),
-        )
-        access = Access(
-            ticket=ticket.ticket,
-            expires_ms=ticket.expires_ms,
-            placement=ticket.placement,
-            streams={each.partition: each.sbp_stream for each in topic.partitions},
-        )
-        return state, self._kept(target, access)
-
-    def _kept(self, target: Target, fresh: Access) -> Access:
-        """The ticket in use while it lasts: workers keep their connections to the data nodes."""
-        name = (target.stream, target.topic)
-        kept = self._tickets.get(name)
-        if (
-            kept is None
-            or replace(kept, ticket=b"", expires_ms=0) != replace(fresh, ticket=b"", expires_ms=0)
-            or kept.expires_ms - time() * 1000 < TICKET_SECONDS_LEFT_MIN * 1000
-        ):
-            kept = self._tickets[name] = fresh
-        return kept
-
     async def _details(self, target: Target) -> TopicDetails:
         details = await self._call(lambda client: client.get_topic(target.stream, target.topic))
         if details is None:
@@ -264,37 +190,6 @@ class Server:
             except AlreadyExistsError:
                 continue
 
-    async def _fetch_ticket(
-        self, target: Target, access: Access, partition: int, start: int, end: int
-    ) -> tuple[list[Area], int]:
-        return await _retry(lambda: self._reader.fetch(access, partition, start, end))
-
-    async def _poll(
-        self, target: Target, access: Access, partition: int, start: int, end: int
-    ) -> tuple[list[Area], int]:
-        from headrace.spark.arrow import cut
-        from headrace.wire.iggy.batch import locate
-
-        polled = await self._call(
-            lambda client: client.poll(
-                target.stream,
-                target.topic,
-                partition=partition,
-                strategy=Strategy.offset(start),
-                count=min(end - start, POLL_MESSAGES_MAX),
-            )
-        )
-        areas = []
-        at = start
-        for piece in polled.slices:
-            area = memoryview(piece)
-            starts = locate(area)
-            areas.append(cut(area, starts, 0, min(len(starts), end - at)))
-            at += len(starts)
-        if at == start:
-            raise NotFoundError("the server gave no messages", partition=partition, offset=start)
-        return areas, at
-
     async def _call(self, call: Callable[[IggyClient], Awaitable[T]]) -> T:
         """Make the call on a connection that works, again after failures that pass."""
 
@@ -302,11 +197,11 @@ class Server:
             client = await self._connected()
             try:
                 return await call(client)
-            except _TRANSIENT:
+            except TRANSIENT:
                 await self._disconnect(client)
                 raise
 
-        return await _retry(attempt)
+        return await retry(attempt)
 
     async def _connected(self) -> IggyClient:
         async with self._connecting:
@@ -331,35 +226,11 @@ class Server:
             await client.close()
 
 
-async def _retry(attempt: Callable[[], Awaitable[T]]) -> T:
-    deadline = monotonic() + RETRY_SECONDS
-    while True:
-        try:
-            return await attempt()
-        except _TRANSIENT:
-            if monotonic() > deadline:
-                raise
-        await asyncio.sleep(RETRY_PAUSE_SECONDS)
-
-
 def _request(
     target: Target, partition: int | None, area: memoryview, starts: Positions
 ) -> SendMessages:
     where = Partitioning.balanced() if partition is None else Partitioning.to_partition(partition)
     return SendMessages(target.stream, target.topic, where, starts, area)
-
-
-def _plain_state(target: Target, details: TopicDetails) -> TopicState:
-    """A plain Iggy server has neither cluster nor uids: the time of creation stands for them."""
-    partitions = []
-    for each in details.partitions:
-        end = each.current_offset + 1 if each.messages_count else 0
-        partitions.append(
-            PartitionState(each.id, 0, max(0, end - each.messages_count), end, each.size_bytes)
-        )
-    return TopicState(
-        "", details.topic.created_at_us, target.stream, target.topic, tuple(partitions)
-    )
 
 
 _servers: dict[tuple[int, str, Credentials, TlsOptions], Server] = {}

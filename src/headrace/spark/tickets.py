@@ -7,16 +7,17 @@ executor ever gets. A connection belongs to the ticket it was made with.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from headrace.client.placement_links import PlacementLinks
-from headrace.client.sbp import SbpClient
-from headrace.errors import NotFoundError, OffsetOverflowError
+from headrace.client.sbp import Fetched, SbpClient, Want
+from headrace.errors import HeadraceError, NotFoundError, OffsetOverflowError
 from headrace.net.addresses import parse_address
 from headrace.net.sbp_channel import Channel, TcpChannel
 from headrace.net.tls import ClientTls
 from headrace.runtime.interfaces import Runtime
+from headrace.spark.offsets import Key
 from headrace.wire.sbp.messages import ClientRole
 
 if TYPE_CHECKING:
@@ -34,7 +35,16 @@ class Access:
     ticket: bytes = field(default=b"", repr=False)
     expires_ms: int = 0
     placement: str = ""
-    streams: Mapping[int, int] = field(default_factory=dict)  # partition: its SBP stream
+    """Addresses of the placement managers, separated by commas."""
+    streams: Mapping[Key, int] = field(default_factory=dict)
+    """The SBP stream of each partition."""
+
+    def only(self, key: Key) -> Access:
+        """What one task needs of it."""
+        return replace(self, streams={key: self.streams[key]}) if self.ticket else self
+
+    def expires_within(self, seconds: float, now_ms: float) -> bool:
+        return bool(self.ticket) and self.expires_ms - now_ms < seconds * 1000
 
 
 class TicketReader:
@@ -46,21 +56,29 @@ class TicketReader:
         self._tls = tls
         self._clients: dict[bytes, SbpClient] = {}
 
-    async def fetch(
-        self, access: Access, partition: int, start: int, end: int
-    ) -> tuple[list[Area], int]:
+    async def fetch(self, access: Access, key: Key, start: int, end: int) -> tuple[list[Area], int]:
         """Messages from `start` on, at most up to `end`, and the offset after them."""
         from headrace.spark.arrow import unpack
 
-        if partition not in access.streams:
-            raise NotFoundError("the ticket does not cover this partition", partition=partition)
+        if key not in access.streams:
+            raise NotFoundError("the ticket does not cover this partition", partition=key[1])
         client = await self._client(access)
-        fetched = await client.fetch(access.streams[partition], start, max_bytes=FETCH_BYTES_MAX)
+        fetched = await client.fetch(access.streams[key], start, max_bytes=FETCH_BYTES_MAX)
         if not fetched.pieces:
             raise OffsetOverflowError(
-                "the log ends before it should", partition=partition, offset=start
+                "the log ends before it should", partition=key[1], offset=start
             )
         return list(unpack(fetched.pieces, start, end)), min(fetched.next_offset, end)
+
+    async def wait(self, access: Access, ends: Mapping[Key, int], seconds: float) -> bool:
+        """Whether a partition grew past its end, or may have; waits that long for it."""
+        client = await self._client(access)
+        wants = [Want(access.streams[key], end, 1) for key, end in sorted(ends.items())]
+        found = await client.fetch_many(wants, max_wait_ms=int(seconds * 1000))
+        return any(
+            isinstance(each, HeadraceError) or (isinstance(each, Fetched) and each.pieces)
+            for each in found
+        )
 
     async def _client(self, access: Access) -> SbpClient:
         client = self._clients.get(access.ticket)
@@ -68,7 +86,7 @@ class TicketReader:
             client = self._clients[access.ticket] = SbpClient(
                 self._runtime,
                 placement=PlacementLinks(
-                    access.placement.split(","),
+                    [each.strip() for each in access.placement.split(",")],
                     lambda address: self._connect_to(address, access.ticket),
                 ),
                 node=lambda address: self._connect_to(address, access.ticket),

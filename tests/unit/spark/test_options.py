@@ -4,7 +4,8 @@ import pytest
 
 from headrace.client.tls_options import TlsOptions
 from headrace.errors import ConfigError
-from headrace.spark.options import COLUMNS, Credentials, parse_sink, parse_source
+from headrace.spark.options import COLUMNS, KAFKA_COLUMNS, Credentials, parse_sink, parse_source
+from headrace.spark.positions import AtOffsets
 
 TOPIC = {"stream": "shop", "topic": "orders"}
 
@@ -15,7 +16,10 @@ def test_defaults() -> None:
     assert (options.target.stream, options.target.topic) == ("shop", "orders")
     assert options.starting == "latest"
     assert options.columns == COLUMNS
-    assert options.read_from == "data-nodes"
+    assert options.read_from == "auto"
+    assert options.on_data_loss == "fail"
+    assert options.partition_bytes == 128 << 20
+    assert options.consumer_group == ""
     assert options.payload_format == "binary"
     assert options.messages_max is None
     assert parse_source(TOPIC, streaming=False).starting == "earliest"
@@ -72,6 +76,10 @@ def test_sparks_own_options_pass() -> None:
         {**TOPIC, "readFrom": "disk"},
         {**TOPIC, "payloadFormat": "xml"},
         {**TOPIC, "includeHeaders": "maybe"},
+        {**TOPIC, "onDataLoss": "ignore"},
+        {**TOPIC, "partitionBytes": "0"},
+        {**TOPIC, "columnStyle": "kafka", "columns": "payload"},
+        {**TOPIC, "columnStyle": "kafka", "payloadFormat": "json"},
     ],
 )
 def test_bad_values_are_refused(bad: dict[str, str]) -> None:
@@ -79,7 +87,10 @@ def test_bad_values_are_refused(bad: dict[str, str]) -> None:
         parse_source(bad, streaming=True)
 
 
-@pytest.mark.parametrize("bad", [{"startingOffsets": "latest"}, {"endingOffsets": "earliest"}])
+@pytest.mark.parametrize(
+    "bad",
+    [{"startingOffsets": "latest"}, {"endingOffsets": "earliest"}, {"consumerGroup": "g"}],
+)
 def test_bad_bounds_of_a_batch_are_refused(bad: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         parse_source({**TOPIC, **bad}, streaming=False)
@@ -95,11 +106,18 @@ def test_explicit_offsets_and_columns() -> None:
         },
         streaming=False,
     )
-    assert options.starting == {0: 3, 2: 0}
-    assert options.ending == {0: 9}
+    assert options.starting == AtOffsets({"orders": {0: 3, 2: 0}})
+    assert options.ending == AtOffsets({"orders": {0: 9}})
     assert options.columns == ("offset", "payload")
     without = parse_source({**TOPIC, "includeHeaders": "false"}, streaming=True)
     assert "headers" not in without.columns
+
+
+def test_the_columns_of_kafka() -> None:
+    kafka = {**TOPIC, "columnStyle": "kafka"}
+    assert parse_source(kafka, streaming=True).columns == KAFKA_COLUMNS
+    some = parse_source({**kafka, "columns": "value,timestampType"}, streaming=True)
+    assert some.columns == ("value", "timestampType")
 
 
 @pytest.mark.parametrize("name", ["password", "token"])

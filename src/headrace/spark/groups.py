@@ -1,0 +1,75 @@
+"""Positions of a query as offsets of a consumer group, so that every tool sees its lag.
+
+Spark's checkpoint stays the position: nothing is ever read from the group, so two queries on one
+group only overwrite what others see. Spark asks for `latestOffset(start)` only once the batch that
+ended at `start` is in its commit log, so that is when the batch counts as finished.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from headrace.errors import HeadraceError
+from headrace.spark.offsets import Key, Offsets, SourceState
+from headrace.spark.options import SourceOptions
+
+if TYPE_CHECKING:
+    from headrace.spark.reading import Reading
+
+STORE_SECONDS = 2.0  # how long an idle query waits for the broker to take its position
+
+log = logging.getLogger(__name__)
+
+
+def due(finished: Offsets, state: SourceState, stored: dict[Key, int]) -> dict[Key, int]:
+    """The last messages read, where they are not stored yet.
+
+    A group's offset is that of the last message that was read; where none was, there is none.
+    """
+    found = {}
+    for key, _, each in state.partitions():
+        generation, next_offset = finished.positions.get(key, (each.generation, 0))
+        same = finished.cluster == state.cluster and generation == each.generation
+        if same and 0 < next_offset <= each.end and stored.get(key) != next_offset - 1:
+            found[key] = next_offset - 1
+    return found
+
+
+class GroupOffsets:
+    """Stores in the background. A failure is told in the log once, and never ends a query."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._stored: dict[Key, int] = {}
+        self._pending: tuple[Future[None], dict[Key, int]] | None = None
+        self._told = ""
+
+    def on_finished(self, reading: Reading, finished: Offsets, state: SourceState) -> None:
+        self._settle(wait=False)
+        wanted = due(finished, state, self._stored)
+        if not self._options.consumer_group or not wanted or self._pending is not None:
+            return
+        names = {topic.uid: topic.topic for topic in state.topics}
+        offsets = {(names[uid], partition): at for (uid, partition), at in wanted.items()}
+        future = reading.store_soon(self._options.target, self._options.consumer_group, offsets)
+        self._pending = (future, wanted)
+
+    def on_idle(self) -> None:
+        """Spark may end this process as soon as it learns that there is nothing new."""
+        self._settle(wait=True)
+
+    def _settle(self, *, wait: bool) -> None:
+        if self._pending is None or not (wait or self._pending[0].done()):
+            return
+        (future, wanted), self._pending = self._pending, None
+        try:
+            future.result(STORE_SECONDS)
+            self._stored.update(wanted)
+        except (HeadraceError, TimeoutError) as error:
+            if str(error) != self._told:
+                self._told = str(error)
+                log.warning(
+                    "offsets of group %s are not stored: %s", self._options.consumer_group, error
+                )
