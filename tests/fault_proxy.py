@@ -35,6 +35,8 @@ class FaultProxy:
             self._connections.add(task)
             try:
                 await self._serve(name, port, reader, writer)
+            except asyncio.CancelledError:
+                return  # by `close`: asyncio's streams would report it as an error
             finally:
                 self._connections.discard(task)
 

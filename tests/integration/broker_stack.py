@@ -19,7 +19,7 @@ from headrace.runtime.interfaces import Runtime
 from headrace.runtime.system import system_runtime
 
 SECRET = b"\x07" * 32
-DEVELOPMENT = BrokerSettings(root_username="iggy", root_password="iggy", lease_ms=3000)
+DEVELOPMENT = BrokerSettings(root_username="iggy", root_password="iggy", lease_ms=9000)
 
 
 @dataclass

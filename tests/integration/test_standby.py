@@ -13,7 +13,8 @@ from headrace.broker.door import Door
 from headrace.broker.service import BrokerService
 from headrace.client.iggy import IggyClient
 from headrace.client.sbp import SbpClient
-from headrace.errors import HeadraceError, UnavailableError
+from headrace.config.broker import BrokerSettings
+from headrace.errors import ConfigError, HeadraceError, UnavailableError
 from headrace.net.addresses import parse_address
 from headrace.runtime.interfaces import Connection
 from headrace.runtime.system import system_runtime
@@ -196,6 +197,30 @@ async def test_one_that_lost_its_lease_answers_nobody(stack: Stack, tmp_path: Pa
             await client.create_stream("x")
         await client.close()
         assert not one.lost.is_set(), "it stands by"
+
+
+async def test_one_that_can_never_lead_says_why(stack: Stack, tmp_path: Path) -> None:
+    client = SbpClient(
+        stack.runtime, placement=stack.placement.connect, node=lambda _: stack.node.connect
+    )
+    for name in ("s/catalogue", "s/offsets"):  # no users any more: root has to be made
+        await client.delete_stream((await client.create_stream(name=name)).stream_id)
+    service = BrokerService(
+        stack.runtime,
+        BrokerSettings(root_username="iggy", root_password="x"),
+        client,
+        secret=SECRET,
+        cluster_uuid="",
+        folder=str(tmp_path / "bad"),
+        stands_by=True,
+    )
+    await service.start("127.0.0.1", 0)
+    async with asyncio.timeout(SECONDS):
+        await service.lost.wait()
+    assert isinstance(service.failure, ConfigError)
+    assert "root user" in str(service.failure)
+    await service.close()
+    await client.close()
 
 
 # -- the door

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headrace.assembly.links import reach
 from headrace.assembly.role import Role
 from headrace.broker.core import ProcessFigures
 from headrace.broker.service import BrokerService, RootCredentials
@@ -13,6 +14,7 @@ from headrace.client.channels import Connect
 from headrace.client.placement_links import PlacementLinks
 from headrace.client.sbp import SbpClient
 from headrace.config.settings import Settings
+from headrace.errors import HeadraceError
 from headrace.runtime import Runtime
 
 
@@ -77,10 +79,13 @@ class BrokerRole(Role):
         self.lost = self.service.lost
         quic_port = None if settings.quic_port < 0 else settings.quic_port
         if self._stands_by:
-            # A wrong secret or address is told now, not in a log line each second.
-            await client.describe_cluster()
+            await reach(client, wait=False)  # it stands by until they answer
         await self.service.start(host, settings.iggy_port, quic_port)
         self._closers.append(self.service.close)
+
+    @property
+    def failure(self) -> HeadraceError | None:
+        return self.service.failure
 
     def addresses(self) -> dict[str, str]:
         found = {"iggy": self.service.address, "quic": self.service.quic_address}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from headrace.assembly.control_plane import ControlPlane
 from headrace.assembly.encryption import load_tls
-from headrace.assembly.links import check_addresses, node_connect, placement_links
+from headrace.assembly.links import check_addresses, node_connect, placement_links, reach
 from headrace.assembly.role import Role
 from headrace.broker.door import Door
 from headrace.broker.roster import LEADER_LEASE
@@ -50,7 +50,7 @@ class ControllerRole(Role):
             settings=settings.client,
         )
         self._closers.append(client.close)
-        await client.describe_cluster()  # a wrong secret or address is told at once
+        await reach(client, wait=True)
 
         async def find_leader() -> str:
             return (await client.query_lease(LEADER_LEASE)).address

@@ -6,12 +6,16 @@ from collections.abc import Callable, Sequence
 
 from headrace.client.channels import Connect, tcp_connect
 from headrace.client.placement_links import PlacementLinks
-from headrace.errors import ConfigError, InvalidArgumentError
+from headrace.client.sbp import SbpClient
+from headrace.errors import ConfigError, InvalidArgumentError, StateError
 from headrace.net.addresses import parse_address
 from headrace.net.credentials import node_credential
 from headrace.net.tls import ClientTls
+from headrace.observability.logging import get_logger
 from headrace.runtime import Runtime
 from headrace.wire.sbp.messages import ClientRole
+
+log = get_logger(__name__)
 
 WILDCARDS = ("0.0.0.0", "::")
 
@@ -47,6 +51,19 @@ def placement_links(
     return PlacementLinks(
         check_addresses(addresses), node_connect(runtime, secret, client_id, role, tls=tls)
     )
+
+
+async def reach(client: SbpClient, *, wait: bool) -> None:
+    """Ask the placement managers something, so that a wrong secret is told at once. While none of
+    them leads or answers there is nothing wrong with us: with `wait` it asks until one does."""
+    while True:
+        try:
+            await client.describe_cluster()
+            return
+        except StateError as error:
+            log.warning("no placement manager answers yet", reason=str(error))
+            if not wait:
+                return
 
 
 def check_addresses(addresses: Sequence[str]) -> Sequence[str]:

@@ -6,6 +6,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 
+from headrace.errors import HeadraceError
+
 
 class Role(ABC):
     def __init__(self) -> None:
@@ -19,6 +21,11 @@ class Role(ABC):
         except BaseException:
             await self.close()
             raise
+
+    @property
+    def failure(self) -> HeadraceError | None:
+        """Why it was lost, if it knows."""
+        return None
 
     @abstractmethod
     async def _start(self) -> None:

@@ -180,6 +180,8 @@ class Broker:
         Without `finish` appends in flight are left to their fate: another broker leads by now.
         """
         await self._tasks.close()
+        for state_log in () if finish else self._logs:
+            await state_log.stream.close()  # nobody waits for appends that may hang
         clean = self._live
         if self._live:
             await self.publishing.close()

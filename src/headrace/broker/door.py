@@ -142,5 +142,6 @@ class Door:
             await asyncio.wait([task])
         finally:
             task.cancel()
+            await asyncio.wait([task])
             del self._relays[task]
         return True

@@ -21,7 +21,13 @@ from headrace.client.leadership import HolderFile
 from headrace.client.sbp import SbpClient
 from headrace.client.tasks import TaskSet
 from headrace.config.broker import BrokerSettings
-from headrace.errors import FencedError, HeadraceError, NotLeaderError
+from headrace.errors import (
+    ConfigError,
+    FencedError,
+    HeadraceError,
+    LocalProtocolError,
+    NotLeaderError,
+)
 from headrace.net.addresses import advertised, format_address, parse_address
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Runtime
@@ -65,7 +71,10 @@ class BrokerService:
         self._tasks = TaskSet("broker service")
         self._closed = False
         self.lost = asyncio.Event()
-        """Set when leadership was lost and this service does not stand by: it is over."""
+        """Set when this service is over: leadership was lost and it does not stand by, or
+        `failure`."""
+        self.failure: HeadraceError | None = None
+        """Why it can never lead, if so."""
         self._setup = Setup(
             runtime=runtime,
             settings=settings,
@@ -186,21 +195,34 @@ class BrokerService:
         self._tasks.start(self._lead_in_turns(door, host, quic_port), name="lead")
 
     async def _lead_in_turns(self, door: Door, host: str, quic_port: int | None) -> None:
-        while True:
-            try:
-                term = await self._begin_term()
-                await self._serve_term(term, door, host, quic_port)
-            except (FencedError, NotLeaderError) as error:
-                log.warning("another broker took over meanwhile", reason=str(error))
-            except HeadraceError as error:
-                # Whoever stands by too may be luckier: the lease is given back below.
-                log.error("could not take over", reason=str(error))
-                await self._runtime.clock.sleep(_RETRY_SECONDS)
-            finally:
-                door.send_away()
-            assert self.term is not None, "it was begun"
-            await self._end_term(self.term)
-            log.info("broker stands by")
+        try:
+            while True:
+                pause = await self._lead_once(door, host, quic_port)
+                assert self.term is not None, "it was begun"
+                await self._end_term(self.term)
+                log.info("broker stands by")
+                await self._runtime.clock.sleep(pause)
+        except Exception as error:
+            broke = LocalProtocolError("the broker broke; see its log")
+            self.failure = error if isinstance(error, HeadraceError) else broke
+            self.lost.set()
+            raise
+
+    async def _lead_once(self, door: Door, host: str, quic_port: int | None) -> float:
+        """Until it is over; how many seconds to wait before the next time."""
+        try:
+            term = await self._begin_term()
+            await self._serve_term(term, door, host, quic_port)
+        except ConfigError:
+            raise  # a person has to look at it
+        except (FencedError, NotLeaderError) as error:
+            log.warning("another broker took over meanwhile", reason=str(error))
+        except HeadraceError as error:
+            log.error("could not take over", reason=str(error))
+            return _RETRY_SECONDS  # whoever stands by too may be luckier
+        finally:
+            door.send_away()
+        return 0.0
 
     async def _serve_term(self, term: Term, door: Door, host: str, quic_port: int | None) -> None:
         assert term.transports is not None, "it was opened"

@@ -118,7 +118,9 @@ async def serve_role(name: str, make: Callable[[], Awaitable[Role]], *, ready_fi
         await asyncio.wait([stopping, lost], return_when=asyncio.FIRST_COMPLETED)
         lost.cancel()
         if role.lost.is_set():
-            raise UnavailableError(f"the {name} cannot go on; see its messages above")
+            raise role.failure or UnavailableError(
+                f"the {name} cannot go on; see its messages above"
+            )
         note("stopping")
     finally:
         for task in (starting, stopping):
