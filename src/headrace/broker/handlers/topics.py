@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.broker import decisions
+from headrace.broker import decisions, events
 from headrace.broker.core import Broker
 from headrace.broker.errors import InvalidSegmentsCountError
 from headrace.broker.handlers.views import open_logs, view_topic, view_topic_details
@@ -31,9 +31,8 @@ async def get_topics(broker: Broker, session: Session, request: m.GetTopics) -> 
 
 
 async def create_topic(broker: Broker, session: Session, request: m.CreateTopic) -> m.TopicDetails:
-    replicas = await topic_replicas(broker.settings, broker.roster, request.replication_factor)
-    event = await broker.commit(
-        lambda: decisions.create_topic(
+    def decide(replicas: int) -> events.TopicCreated:
+        return decisions.create_topic(
             broker.catalogue,
             request.stream,
             name=request.name,
@@ -45,7 +44,10 @@ async def create_topic(broker: Broker, session: Session, request: m.CreateTopic)
             now_us=broker.runtime.clock.now_us(),
             wanted_id=request.topic_id,
         )
-    )
+
+    decide(1)  # a name that is taken is told before a lack of data nodes
+    replicas = await topic_replicas(broker.settings, broker.roster, request.replication_factor)
+    event = await broker.commit(lambda: decide(replicas))
     topic = broker.catalogue.topic_by_uid(event.uid)
     # Between the event and this line it may have been deleted again by somebody else.
     return await view_topic_details(
