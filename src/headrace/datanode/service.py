@@ -395,6 +395,9 @@ class DataNodeService:
                 await self._raise_epoch(log, wanted.writer_epoch)
             case Sync.NOTHING:
                 assert log is not None
+                if not log.sealed and log.next_offset == log.start_offset:
+                    # Opened from a list of ranges, which does not tell about producers.
+                    self.producers(key.stream_id).merge(wanted.producers)
                 self.copier.want(log)
         return log
 

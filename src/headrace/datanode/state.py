@@ -86,11 +86,15 @@ class NodeState(Generic[V]):
     stopped: set[RangeKey] = field(default_factory=set)
     closing: bool = False
     _streams: dict[int, list[V]] = field(default_factory=dict)  # by range index
+    _newest: dict[int, int] = field(default_factory=dict)
+    """By stream: the highest range index that was ever here, removed ranges included."""
 
     def on_range(self, view: V) -> None:
         ranges = self._streams.setdefault(view.key.stream_id, [])
         if all(known.key != view.key for known in ranges):
             insort(ranges, view, key=lambda known: known.key)
+        stream_id, range_index = view.key
+        self._newest[stream_id] = max(range_index, self._newest.get(stream_id, -1))
 
     def on_sealed(self, key: RangeKey) -> None:
         self.interrupted.discard(key)
@@ -107,6 +111,7 @@ class NodeState(Generic[V]):
     def on_deleted(self, stream_id: int) -> None:
         for view in self._streams.pop(stream_id, ()):
             self.on_sealed(view.key)
+        self._newest.pop(stream_id, None)
 
     # Questions
 
@@ -243,6 +248,12 @@ class NodeState(Generic[V]):
                 "this node is not a replica of the range", node_id=self.node_id
             )
         if view is None:
+            if wanted.end_offset < 0 and wanted.range_index <= self._newest.get(
+                wanted.stream_id, -1
+            ):
+                # Told late, by a placement manager that leads no more, say: it was sealed and went
+                # or its stream goes on in a later range. Opened again it would take appends.
+                raise SealedError(stream_id=wanted.stream_id, range_index=wanted.range_index)
             return Sync.CREATE
         if wanted.writer_epoch < view.writer_epoch:
             raise FencedError(found=wanted.writer_epoch, current=view.writer_epoch)

@@ -230,6 +230,20 @@ def test_sync(known: View | None, asked: Range, expected: Sync | type[HeadraceEr
             state.sync(known, asked)
 
 
+def test_an_older_range_is_not_opened_late() -> None:
+    """Told by a placement manager that leads no more, or by a request that came twice."""
+    state = state_of(view(0, 0, 4), view(3, 9))
+    with pytest.raises(SealedError):
+        state.sync(None, wanted(2))
+    assert state.sync(None, wanted(2, 4, 9)) is Sync.CREATE  # a sealed one may be copied here
+    assert state.sync(None, wanted(4)) is Sync.CREATE
+    state.on_removed(RangeKey(1, 3))
+    with pytest.raises(SealedError):
+        state.sync(None, wanted(3))
+    state.on_deleted(1)
+    assert state.sync(None, wanted(0)) is Sync.CREATE  # reconciliation removes it again
+
+
 def test_sync_does_not_revive_an_interrupted_range() -> None:
     log = view(0, epoch=1)
     state = state_of(log)
