@@ -78,6 +78,7 @@ class Changes:
         async with self.ledger.mutex.hold(stream_id):
             operations = self.state.delete_stream(stream_id, self.ledger.now_ms())
             await self.ledger.commit(operations)
+            self.sealing.forget(stream_id)
         await self.telling.notify(_nodes_of(operations), stream_id, -1)
 
     async def trim_stream(self, stream_id: int, offset: int) -> RangeRecord:

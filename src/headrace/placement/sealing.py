@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from headrace.client.tasks import TaskSet
@@ -43,6 +43,7 @@ class Sealing:
         self._telling = telling
         self._calls = calls
         self._timeout = timeout
+        self._opened: dict[int, int] = {}  # by stream: the range that this leader opened last
 
     async def seal(self, stream_id: int, range_index: int, epoch: int) -> m.Range:
         """Seal-and-new; with index -1 open for writing. Returns the writable range."""
@@ -54,13 +55,25 @@ class Sealing:
             if isinstance(decision, Writable):
                 await self._ledger.commit(decision.operations)  # also tells that we still lead
                 try:
-                    synced = await self._telling.open(decision.range)
+                    producers = await self._producers(decision.range)
+                    synced = await self._telling.open(decision.range, producers)
+                    self._opened[stream_id] = decision.range.range_index
                 except SealedError:  # its data node stopped uncleanly, or its disk failed
                     decision = self._state.seal_last(stream_id, epoch)
                 else:
                     writable = self._ledger.wire(decision.range)
                     return replace(writable, next_offset=synced.next_offset)
             return await self._seal_and_new(decision)
+
+    async def _producers(self, record: RangeRecord) -> Sequence[m.ProducerState]:
+        """Told again only where it is not certain that they were told with the opening."""
+        if self._opened.get(record.stream_id) == record.range_index:
+            return ()
+        return await self._telling.producers_before(record)
+
+    def forget(self, stream_id: int) -> None:
+        """It is deleted."""
+        self._opened.pop(stream_id, None)
 
     async def finish(self, record: RangeRecord) -> None:
         """Seal that very range if it is still the open one; a client may have been first."""
@@ -97,6 +110,7 @@ class Sealing:
         producers = next(answers[n].producers for n, e in ends.items() if e == end)
         successor = self._state.last_range(sealing.stream_id)
         await self._telling.open(successor, producers)
+        self._opened[successor.stream_id] = successor.range_index
         return self._ledger.wire(successor)
 
     async def _seal_replicas(self, record: RangeRecord) -> Mapping[int, m.SealRangesResult]:

@@ -255,6 +255,12 @@ class PlacementState:
             return ranges[position]
         return None
 
+    def range_before(self, record: RangeRecord) -> RangeRecord | None:
+        """The sealed range that it continues, if something of that is left."""
+        ranges = self._ranges.get(record.stream_id, [])
+        position = bisect_left(ranges, record.range_index, key=lambda r: r.range_index)
+        return ranges[position - 1] if position > 0 else None
+
     def unsettled(self) -> list[RangeRecord]:
         """Ranges that have not yet, or not surely, as many whole replicas as were asked for."""
         found = (self.find(*key) for key in self._unsettled)

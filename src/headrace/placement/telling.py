@@ -23,6 +23,7 @@ NOTICES_MAX = 10_000
 SYNCS_MAX = 100_000
 SYNCS_PER_CALL = 256
 _GRACE_SECONDS = 0.25
+_PRODUCERS_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -75,13 +76,34 @@ class Telling:
         self, node_id: int, record: RangeRecord, producers: Sequence[m.ProducerState] = ()
     ) -> m.Range:
         """The range as the node has it now."""
-        wanted = self._sync_of(node_id, record)
-        if producers:
-            wanted = replace(wanted, range=replace(wanted.range, producers=tuple(producers)))
+        wanted = self._sync_of(node_id, record, producers)
         (answer,) = await self._calls.sync(self._address(node_id), [wanted])
         if isinstance(answer, HeadraceError):
             raise answer
         return answer
+
+    async def producers_before(self, record: RangeRecord) -> Sequence[m.ProducerState]:
+        """What was known of producers when the range before it was sealed.
+
+        For a leader that did not seal it, or tells again: a seal is answered any number of times.
+        """
+        before = self._ledger.state.range_before(record)
+        if record.writer_epoch >= 0 or before is None:
+            return ()  # an owned stream has no producers
+        wanted = m.RangeId(before.stream_id, before.range_index, before.writer_epoch)
+        for node_id in sorted(before.replicas, key=before.incomplete.__contains__):
+            if not self._ledger.state.nodes.is_alive(node_id):
+                continue
+            try:
+                answer = await self._calls.seal(
+                    self._address(node_id), wanted, timeout=_PRODUCERS_SECONDS
+                )
+            except HeadraceError as error:
+                _log.info("node %d does not tell producers: %s", node_id, error)
+                continue
+            if answer.range is not None and answer.range.end_offset == before.end:
+                return answer.producers
+        return ()
 
     def later(self, node_ids: Iterable[int], record: RangeRecord) -> None:
         """With the next round."""
@@ -119,7 +141,12 @@ class Telling:
         if not records:
             return []
         try:
-            syncs = [self._sync_of(node_id, record) for record in records]
+            syncs = [
+                self._sync_of(
+                    node_id, record, await self.producers_before(record) if record.open else ()
+                )
+                for record in records
+            ]
             answers = await self._calls.sync(self._address(node_id), syncs)
         except HeadraceError as error:
             _log.info("node %d not told about %d ranges: %s", node_id, len(records), error)
@@ -143,10 +170,12 @@ class Telling:
         if not waiting:
             self._syncs.pop(node_id, None)
 
-    def _sync_of(self, node_id: int, record: RangeRecord) -> Sync:
+    def _sync_of(
+        self, node_id: int, record: RangeRecord, producers: Sequence[m.ProducerState] = ()
+    ) -> Sync:
         stream = self._ledger.state.stream(record.stream_id)
         return Sync(
-            self._ledger.wire(record, viewer=node_id),
+            replace(self._ledger.wire(record, viewer=node_id), producers=tuple(producers)),
             durability=stream.durability,
             reserved=stream.name.startswith(RESERVED_PREFIX),
         )

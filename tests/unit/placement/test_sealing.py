@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -291,6 +292,49 @@ def test_producers_of_a_replica_that_ends_there_go_on() -> None:
         assert new.start_offset == 2
         successor = world.nodes[_members(new)[0]].ranges[record.stream_id, 1]
         assert successor.producers == (m.ProducerState(7, 2, 1),)
+
+    simulate(body, nodes=3)
+
+
+def test_producers_survive_a_leader_that_died_before_it_told_them() -> None:
+    async def body(world: World) -> None:
+        record = await make(world, 3, 2, 2, 2)
+        known = (m.ProducerState(7, 2, 1),)
+        for node in world.holders(record):
+            node.ranges[record.stream_id, 0].producers = known
+        for node in world.nodes:
+            node.deaf.add(Code.SYNC_RANGES)
+        (first,) = world.leaders()
+        old = world.services[first]
+        sealing = world.simulation.start(
+            first, world.call(old, Code.SEAL_RANGES, _seal_request(record))
+        )
+        await world.until(lambda: len(old.state.ranges(record.stream_id)) == 2)
+        world.crash(first)
+        await asyncio.wait([sealing])
+        for node in world.nodes:
+            node.deaf.clear()
+        new = await world.seal(record.stream_id, 0)
+        await settled(world)
+        for node_id in _members(new):
+            assert world.nodes[node_id].ranges[record.stream_id, 1].producers == known
+
+    simulate(body, managers=2, nodes=4)
+
+
+def test_a_secondary_that_is_told_later_learns_the_producers_too() -> None:
+    async def body(world: World) -> None:
+        record = await make(world, 3, 2, 2, 2)
+        known = (m.ProducerState(7, 2, 1),)
+        for node in world.holders(record):
+            node.ranges[record.stream_id, 0].producers = known
+        late = world.holders(record)[2]
+        late.deaf.add(Code.SYNC_RANGES)
+        with suppress(HeadraceError):
+            await world.seal(record.stream_id, 0)
+        late.deaf.clear()
+        await world.until(lambda: (record.stream_id, 1) in late.ranges)
+        assert late.ranges[record.stream_id, 1].producers == known
 
     simulate(body, nodes=3)
 
