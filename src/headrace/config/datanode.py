@@ -109,6 +109,13 @@ class DataNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     scrub_bytes_per_second: Annotated[
         int, Meta(ge=1024, description="How fast at most it is read for that.")
     ] = 4 << 20
+    tombstone_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="How long a range or stream that this node gave up is not opened again.",
+        ),
+    ] = 24 * 3600 * 1000
     drain_timeout_ms: Annotated[
         int,
         Meta(

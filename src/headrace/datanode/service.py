@@ -8,7 +8,7 @@ close the log cleanly.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar
 
 from headrace.client.channels import Connect, tcp_connect
@@ -17,6 +17,7 @@ from headrace.config.datanode import DataNodeSettings
 from headrace.config.storage import StorageSettings
 from headrace.datanode.contact import Contact
 from headrace.datanode.copying import Copier, Peers
+from headrace.datanode.fences import ALL_RANGES, FenceFile, Fences
 from headrace.datanode.handlers import handlers
 from headrace.datanode.identity import (
     Identity,
@@ -89,7 +90,15 @@ class DataNodeService:
         self.access = Access(
             runtime.clock, Role.DATA_NODE, secret=secret, plain_streams=plain_streams
         )
-        self.state: NodeState[RangeLog] = NodeState()
+        fences = Fences(settings.tombstone_ms)
+        self.state: NodeState[RangeLog] = NodeState(given_up=fences.forbids)
+        self._fences = FenceFile(
+            runtime.disk,
+            folder,
+            fences,
+            now_ms=runtime.clock.now_ms,
+            on_disk=self._on_disk,
+        )
         self.counters = Counters()
         self.addresses: dict[int, str] = {}
         """Data nodes that were named in ranges of ours; the newest address wins."""
@@ -235,6 +244,7 @@ class DataNodeService:
         if identity is not None:
             self._identity = identity
             self.state.node_id = identity.node_id
+        await self._on_disk(self._fences.load)
         interrupted = await self._on_disk(load_interrupted, disk, self._folder)
         for found in store.ranges():
             self.state.on_range(store.range(found.key))
@@ -428,6 +438,8 @@ class DataNodeService:
             ack_quorum=quorum,
             final_end=wanted.end_offset,
         )
+        if wanted.end_offset < 0 and self.state.given_up(*key):
+            raise SealedError("given up meanwhile", **key._asdict())  # the files are being removed
         self.state.on_range(log)
         if wanted.end_offset >= 0:
             if not log.final:  # somebody else was quicker, and knew less
@@ -462,18 +474,30 @@ class DataNodeService:
                 raise SealedError(error.message, **log.key._asdict()) from error
 
     async def delete_stream(self, stream_id: int) -> None:
-        """Appends and fetches are refused from now on; the files go."""
+        """Appends and fetches are refused from now on; the files go, and nothing comes back."""
         for log in self.state.ranges(stream_id):
             self._let_go_of(log.key)
         self.state.on_deleted(stream_id)
         self._producers.pop(stream_id, None)
-        await self.store.delete_stream(stream_id)
+        await self._give_up(stream_id, ALL_RANGES, lambda: self.store.delete_stream(stream_id))
 
     async def delete_range(self, key: RangeKey) -> None:
         """Other nodes have it; here it goes, with its files."""
         self._let_go_of(key)
         self.state.on_removed(key)
-        await self.store.delete_range(key)
+        await self._give_up(*key, lambda: self.store.delete_range(key))
+
+    async def _give_up(
+        self, stream_id: int, range_index: int, remove: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Never to be opened here again; known durably before anything is removed."""
+        try:
+            await self._fences.give_up(stream_id, range_index)
+        except DiskFullError:  # what is removed makes room
+            await remove()
+            await self._fences.give_up(stream_id, range_index)
+        else:
+            await remove()
 
     def _let_go_of(self, key: RangeKey) -> None:
         self.leading.release(key, SealedError("the range is gone", **key._asdict()))
@@ -489,9 +513,6 @@ class DataNodeService:
         """Become what the placement manager's list says."""
         for range_ in listed:
             self._learn(range_)
-        for stream_id in differences.delete:
-            _log.info("stream %d was deleted", stream_id)
-            await self.delete_stream(stream_id)
         for key in differences.retire:
             _log.info("range %s is not ours any more", key)
             await self.delete_range(key)

@@ -9,7 +9,7 @@ that lost its quorum is *stopped*, which means the same until the next restart.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Generic, Protocol, TypeVar
@@ -85,16 +85,14 @@ class NodeState(Generic[V]):
     interrupted: set[RangeKey] = field(default_factory=set)
     stopped: set[RangeKey] = field(default_factory=set)
     closing: bool = False
+    given_up: Callable[[int, int], bool] = lambda stream_id, range_index: False
+    """Whether this node had that range of the stream, or a later one, and gave it up."""
     _streams: dict[int, list[V]] = field(default_factory=dict)  # by range index
-    _newest: dict[int, int] = field(default_factory=dict)
-    """By stream: the highest range index that was ever here, removed ranges included."""
 
     def on_range(self, view: V) -> None:
         ranges = self._streams.setdefault(view.key.stream_id, [])
         if all(known.key != view.key for known in ranges):
             insort(ranges, view, key=lambda known: known.key)
-        stream_id, range_index = view.key
-        self._newest[stream_id] = max(range_index, self._newest.get(stream_id, -1))
 
     def on_sealed(self, key: RangeKey) -> None:
         self.interrupted.discard(key)
@@ -111,7 +109,6 @@ class NodeState(Generic[V]):
     def on_deleted(self, stream_id: int) -> None:
         for view in self._streams.pop(stream_id, ()):
             self.on_sealed(view.key)
-        self._newest.pop(stream_id, None)
 
     # Questions
 
@@ -248,12 +245,7 @@ class NodeState(Generic[V]):
                 "this node is not a replica of the range", node_id=self.node_id
             )
         if view is None:
-            if wanted.end_offset < 0 and wanted.range_index <= self._newest.get(
-                wanted.stream_id, -1
-            ):
-                # Told late, by a placement manager that leads no more, say: it was sealed and went
-                # or its stream goes on in a later range. Opened again it would take appends.
-                raise SealedError(stream_id=wanted.stream_id, range_index=wanted.range_index)
+            self._check_open(wanted)
             return Sync.CREATE
         if wanted.writer_epoch < view.writer_epoch:
             raise FencedError(found=wanted.writer_epoch, current=view.writer_epoch)
@@ -266,6 +258,20 @@ class NodeState(Generic[V]):
         if not self.takes_more(view):
             raise SealedError("the range takes no more appends", **view.key._asdict())
         return Sync.RAISE_EPOCH if wanted.writer_epoch > view.writer_epoch else Sync.NOTHING
+
+    def _check_open(self, wanted: Range) -> None:
+        """What opens a range may have been sent long ago: one that has a successor is sealed, and
+        one that was here before is not opened again. Copies of sealed ranges may come back."""
+        ranges = self._streams.get(wanted.stream_id, ())
+        succeeded = any(view.key.range_index > wanted.range_index for view in ranges)
+        if wanted.end_offset < 0 and (
+            succeeded or self.given_up(wanted.stream_id, wanted.range_index)
+        ):
+            raise SealedError(
+                "the range is a thing of the past here",
+                stream_id=wanted.stream_id,
+                range_index=wanted.range_index,
+            )
 
     def unsettled(self) -> bool:
         """Whether some range waits for what only the placement manager can tell."""
@@ -280,25 +286,22 @@ class NodeState(Generic[V]):
 class Differences:
     """What to do so that this node holds what the placement manager lists for it."""
 
-    delete: tuple[int, ...]  # stream ids
     trim: tuple[tuple[RangeKey, int], ...]  # to this offset
-    retire: tuple[RangeKey, ...]  # ranges that are gone while their stream lives
+    retire: tuple[RangeKey, ...]  # ranges that are gone, or are other nodes' now
     sync: tuple[Range, ...]
 
 
 def reconcile(local: Iterable[RangeView], listed: Iterable[Range]) -> Differences:
     """`local` as it was before the list was asked for: what came later is not missing from it."""
     known = {RangeKey(r.stream_id, r.range_index): r for r in listed}
-    live_streams = {key.stream_id for key in known}
     views = {view.key: view for view in local}
     return Differences(
-        delete=tuple(sorted({key.stream_id for key in views} - live_streams)),
         trim=tuple(
             (key, known[key].start_offset)
             for key, view in views.items()
             if key in known and known[key].start_offset > view.start_offset
         ),
-        retire=tuple(key for key in views if key not in known and key.stream_id in live_streams),
+        retire=tuple(key for key in views if key not in known),
         sync=tuple(
             range_
             for key, range_ in known.items()

@@ -36,12 +36,23 @@ class NodeCalls:
         await self._links.close()
 
     async def _call(
-        self, address: str, code: Code, message: m.Message, response: type[R], timeout: float = 0
+        self,
+        address: str,
+        code: Code,
+        message: m.Message,
+        response: type[R],
+        timeout: float = 0,
+        *,
+        check: Callable[[], None] | None = None,
     ) -> R:
+        """`check` is the last thing before the request leaves; it may raise."""
         link = self._links.to(address)
         seconds = timeout or self._timeout
         try:
             async with asyncio.timeout(seconds):  # connecting included
+                if check is not None:
+                    await link.channel(timeout=seconds)
+                    check()
                 reply = await link.call(code, message, timeout=seconds)
         except TimeoutError:
             raise DeadlineError("no answer in time", opcode=code.name, peer=address) from None
@@ -50,7 +61,9 @@ class NodeCalls:
         raise_for_status(getattr(reply.message, "status", None))
         return reply.message
 
-    async def sync(self, address: str, syncs: Sequence[Sync]) -> list[m.Range | HeadraceError]:
+    async def sync(
+        self, address: str, syncs: Sequence[Sync], *, check: Callable[[], None]
+    ) -> list[m.Range | HeadraceError]:
         """Open ranges there, raise their epochs or tell their final ends; one outcome for each.
 
         A range comes back with its next offset there. SealedError when the node holds an open one
@@ -72,6 +85,7 @@ class NodeCalls:
                 ),
             ),
             m.SyncRangesResponse,
+            check=check,
         )
         found: dict[tuple[int, int], m.Range | HeadraceError] = {}
         for result in response.sync_responses:

@@ -77,10 +77,15 @@ class Telling:
     ) -> m.Range:
         """The range as the node has it now."""
         wanted = self._sync_of(node_id, record, producers)
-        (answer,) = await self._calls.sync(self._address(node_id), [wanted])
+        (answer,) = await self._send(node_id, [wanted])
         if isinstance(answer, HeadraceError):
             raise answer
         return answer
+
+    async def _send(self, node_id: int, syncs: Sequence[Sync]) -> list[m.Range | HeadraceError]:
+        """Not by one that has stalled and leads no more: the range may be sealed and forgotten."""
+        check = self._ledger.check_leading
+        return await self._calls.sync(self._address(node_id), syncs, check=check)
 
     async def producers_before(self, record: RangeRecord) -> Sequence[m.ProducerState]:
         """What was known of producers when the range before it was sealed.
@@ -147,7 +152,7 @@ class Telling:
                 )
                 for record in records
             ]
-            answers = await self._calls.sync(self._address(node_id), syncs)
+            answers = await self._send(node_id, syncs)
         except HeadraceError as error:
             _log.info("node %d not told about %d ranges: %s", node_id, len(records), error)
             self._note_silence(node_id, error)

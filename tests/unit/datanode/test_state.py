@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -230,20 +230,6 @@ def test_sync(known: View | None, asked: Range, expected: Sync | type[HeadraceEr
             state.sync(known, asked)
 
 
-def test_an_older_range_is_not_opened_late() -> None:
-    """Told by a placement manager that leads no more, or by a request that came twice."""
-    state = state_of(view(0, 0, 4), view(3, 9))
-    with pytest.raises(SealedError):
-        state.sync(None, wanted(2))
-    assert state.sync(None, wanted(2, 4, 9)) is Sync.CREATE  # a sealed one may be copied here
-    assert state.sync(None, wanted(4)) is Sync.CREATE
-    state.on_removed(RangeKey(1, 3))
-    with pytest.raises(SealedError):
-        state.sync(None, wanted(3))
-    state.on_deleted(1)
-    assert state.sync(None, wanted(0)) is Sync.CREATE  # reconciliation removes it again
-
-
 def test_sync_does_not_revive_an_interrupted_range() -> None:
     log = view(0, epoch=1)
     state = state_of(log)
@@ -355,6 +341,46 @@ def test_deletion_forgets_everything() -> None:
     assert (state.streams(), state.interrupted) == ([], set())
 
 
+def test_reconciliation_says_nothing_of_ranges_that_came_later() -> None:
+    """A stream that had left this node may come back while the list is on its way."""
+    local = [View(RangeKey(2, 0))]
+    assert reconcile(local, []) == Differences(trim=(), retire=(RangeKey(2, 0),), sync=())
+
+
+@pytest.mark.parametrize(
+    ("index", "end", "allowed"),
+    [
+        (3, -1, True),
+        (2, -1, False),  # given up
+        (1, -1, False),  # so is everything before it
+        (2, 9, True),  # a copy of a sealed range may come back
+    ],
+)
+def test_a_late_sync_opens_no_range_that_was_given_up(index: int, end: int, allowed: bool) -> None:
+    state: NodeState[View] = NodeState(
+        node_id=8, given_up=lambda stream_id, range_index: stream_id == 1 and range_index <= 2
+    )
+    asked = wanted(index, 0, end)
+    if allowed:
+        assert state.sync(None, asked) is Sync.CREATE
+    else:
+        with pytest.raises(SealedError):
+            state.sync(None, asked)
+    assert state.sync(None, replace(asked, stream_id=2)) is Sync.CREATE
+
+
+@pytest.mark.parametrize(("index", "end", "allowed"), [(4, -1, True), (1, -1, False), (1, 9, True)])
+def test_a_late_sync_opens_no_range_that_has_a_successor(
+    index: int, end: int, allowed: bool
+) -> None:
+    state = state_of(view(2, 9), view(3, 12))
+    if allowed:
+        assert state.sync(None, wanted(index, 0, end)) is Sync.CREATE
+    else:
+        with pytest.raises(SealedError):
+            state.sync(None, wanted(index, 0, end))
+
+
 def test_reconciliation() -> None:
     local = [
         view(0, 0, 5),  # trimmed away
@@ -375,8 +401,7 @@ def test_reconciliation() -> None:
         decided,
     ]
     assert reconcile(local, listed) == Differences(
-        delete=(2,),
         trim=((RangeKey(1, 1), 7),),
-        retire=(RangeKey(1, 0),),
+        retire=(RangeKey(1, 0), RangeKey(2, 0)),
         sync=(sealed, new, decided),
     )
