@@ -155,7 +155,7 @@ def profile() -> None:
 
 async def time_groups(files: int, files_min: int, batch_bytes: int) -> float:
     """Milliseconds for one batch to each of so many files, median."""
-    settings = StorageSettings(journal_files_min=files_min)
+    settings = StorageSettings(journal_files_min=files_min, journal_start_writes=1)
     body = (os.urandom(batch_bytes - HEADER_BYTES),)
     header = encode_header(
         base_offset=0, body=body, record_count=1, base_timestamp=0, max_timestamp=0

@@ -46,7 +46,8 @@ JOURNALED = msgspec.structs.replace(
     idle_file_ms=100,  # the journal is settled when it was quiet for so long
     journal_files_min=1,
     journal_bytes=8192 + 2 * 8192,  # so that laps are used again
-    journal_group_bytes_max=8192,
+    journal_file_bytes_max=3000,
+    journal_start_writes=1,
 )
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -352,7 +352,9 @@ def test_a_replica_keeps_what_it_promised(
     seed: int, level: Durability, journal_files_min: int, plan: list[Life]
 ) -> None:
     simulation = Simulation(seed)
-    settings = msgspec.structs.replace(SETTINGS, journal_files_min=journal_files_min)
+    settings = msgspec.structs.replace(
+        SETTINGS, journal_files_min=journal_files_min, journal_start_writes=1
+    )
     simulation.run(scenario(simulation, World(Model(level), settings), plan))
 
 

@@ -34,17 +34,21 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Meta(
             ge=0, description="Dirty files from which a group goes to the redo journal; 0 = never."
         ),
-    ] = 3
-    journal_bytes: Annotated[
-        int, Meta(ge=MIB, description="Size of the redo journal; made when it is first needed.")
-    ] = 128 * MIB
-    journal_group_bytes_max: Annotated[
+    ] = 1
+    journal_file_bytes_max: Annotated[
         int,
         Meta(
             ge=0,
-            description="A group of more bytes is synced file by file, not written twice.",
+            description="A group with more bytes than this to a file, on average, is not written to"
+            " the journal as well.",
         ),
-    ] = 4 * MIB
+    ] = 512 * KIB
+    journal_bytes: Annotated[
+        int, Meta(ge=MIB, description="Size of the redo journal, which is used in two halves.")
+    ] = 64 * MIB
+    journal_start_writes: Annotated[
+        int, Meta(ge=1, description="Synced writes of a store after which the journal is made.")
+    ] = 100
     commit_threads: Annotated[
         int, Meta(ge=1, le=64, description="Files that a group commit syncs at the same time.")
     ] = 16
@@ -58,8 +62,13 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         int, Meta(ge=0, description="Recent batches kept in memory, over all ranges.")
     ] = 64 * MIB
     open_files_max: Annotated[
-        int, Meta(ge=16, description="Segment files kept open, over all ranges.")
-    ] = 512
+        int,
+        Meta(
+            ge=16,
+            description="Segment files kept open, over all ranges; at most half of what the system"
+            " allows the process.",
+        ),
+    ] = 4096
     idle_file_ms: Annotated[
         int, Meta(ge=10, description="A segment file that is not used for this long is closed.")
     ] = 10_000

@@ -88,6 +88,10 @@ class File(Protocol):
     def allocate(self, offset: int, length: int) -> None:
         """Reserve space without changing the file's size."""
 
+    def fill(self, offset: int, length: int) -> None:
+        """Reserve space in a way that later writes there change nothing but bytes: a sync then has
+        no metadata to wait for. What is read there, and the size, mean nothing until written."""
+
     def size(self) -> int: ...
 
     def close(self) -> None: ...
@@ -132,6 +136,9 @@ class Disk(Protocol):
     def size(self, path: str) -> int: ...
 
     def free_bytes(self, path: str) -> int: ...
+
+    def open_files_max(self) -> int:
+        """How many files and sockets this process may have open at the same time."""
 
     def total_bytes(self, path: str) -> int:
         """Of the file system that holds `path`."""

@@ -26,6 +26,7 @@ from headrace.runtime.simulated_files import FileContent
 from headrace.runtime.simulated_host import check_alive
 
 _FREE_BYTES = 1 << 40
+_OPEN_FILES_MAX = 1 << 16
 
 
 class PowerCut(BaseException):
@@ -260,6 +261,9 @@ class SimulatedDisk:
         self._check_power()
         return _FREE_BYTES
 
+    def open_files_max(self) -> int:
+        return _OPEN_FILES_MAX
+
     def lock(self, path: str) -> SimulatedLock:
         self.open(path, create=True)
         key = "/".join(_parts(path))
@@ -415,6 +419,9 @@ class SimulatedFile:
     def allocate(self, offset: int, length: int) -> None:
         self._check()
         self._disk.allocate(self._path, self._content, offset + length)
+
+    def fill(self, offset: int, length: int) -> None:
+        self.allocate(offset, length)
 
     def size(self) -> int:
         self._check()

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import resource
 import shutil
 from collections.abc import Callable, Sequence
 
@@ -23,6 +24,8 @@ _FOLDER_MODE = 0o700
 _TEMPORARY_SUFFIX = ".headrace-tmp"  # what a killed write_atomic may leave behind; `list` hides it
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _FALLOC_FL_KEEP_SIZE = 1
+_FILL_BYTES = 1024 * 1024
+_OPEN_FILES_WANTED = 65_536
 _CLOSED = 2**31 - 1  # no descriptor is that high: calls fail with EBADF (-1 would be a ValueError)
 
 
@@ -100,6 +103,13 @@ class SystemFile:
         if error_number not in (0, errno.EOPNOTSUPP, errno.ENOSYS):
             error = OSError(error_number, os.strerror(error_number))
             raise storage_error(error, self._path) from error
+
+    def fill(self, offset: int, length: int) -> None:
+        # Reserved blocks are marked as unwritten, and the first write to each changes that mark:
+        # only blocks that were written once are free of metadata.
+        zeros = bytes(min(length, _FILL_BYTES))
+        for at in range(offset, offset + length, _FILL_BYTES):
+            self.pwrite([memoryview(zeros)[: offset + length - at]], at)
 
     def size(self) -> int:
         try:
@@ -240,6 +250,19 @@ class SystemDisk:
         except OSError as error:
             raise storage_error(error, path) from error
         return status.f_blocks * status.f_frsize
+
+    def open_files_max(self) -> int:
+        # The soft limit, often 1,024, is there for programs that use select(); raising it is meant.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else hard
+        wanted = min(wanted, _OPEN_FILES_WANTED)
+        if soft == resource.RLIM_INFINITY or soft >= wanted:
+            return int(wanted)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            return int(soft)
+        return int(wanted)
 
     def lock(self, path: str) -> SystemLock:
         try:

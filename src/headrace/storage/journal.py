@@ -2,10 +2,12 @@
 
 A group commit has two ways to the same promise:
 
-* directly: write and sync every dirty file, in parallel. Latency is that of one sync while files
-  are few; over many files it grows with their number.
+* directly: write and sync every dirty file, in parallel. Each sync waits for the file system's own
+  metadata, because the file has grown; over many files latency grows with their number.
 * through the journal: write every file without a sync, write the same bytes to the journal, sync
-  that one file, acknowledge. The files are synced behind.
+  that one file, acknowledge. The files are synced behind. The journal's blocks have been written
+  before, so its sync has nothing but bytes to wait for, and even a single file gains; but all bytes
+  are written twice, so groups with much to a file go the direct way.
 
 Whatever is in the journal counts as synced everywhere else (marks, checkpoints, closed segments),
 because recovery replays it before it looks at a segment. The one duty that comes with it: a lap is
@@ -93,13 +95,14 @@ class Journal:
         self._on_unprotected = on_unprotected
         self._layout = Layout(self._seed, half_of(settings.journal_bytes))
         self._file: File | None = None
+        self._wanted = 0
         self._preparing = False
         self._usable = settings.journal_files_min > 0
         self._laps = deque([Lap(replayed.next_lap, 0)])  # one or two; the last one is written
         self._position = self._layout.start(replayed.next_lap)
         self._next_group = 0
         self._writing = asyncio.Lock()  # a group is written after the one before it was synced
-        self._retiring: asyncio.Task[None] | None = None
+        self._retiring: asyncio.Task[bool] | None = None
         self._seen = 0
         self.groups_written = 0
         self.bytes_written = 0
@@ -115,14 +118,12 @@ class Journal:
         if self._writing.locked():  # it is being settled: nobody waits for that
             return False
         size = sum(write.size for write in writes) + RECORD_BYTES * len(writes)
-        if size > self._settings.journal_group_bytes_max or size > self._layout.half_bytes:
+        if size > self._settings.journal_file_bytes_max * len(writes):
             return False
         if self._file is None:
-            if not self._preparing:
-                self._preparing = True
-                self._tasks.spawn(self._prepare())
+            self._want_file(len(writes))
             return False
-        return self._make_room(size)
+        return size <= self._layout.half_bytes and self._make_room(size)
 
     async def commit(self, writes: Sequence[SegmentWrite]) -> None:
         """Make the writes durable; each write's `error` tells its own outcome."""
@@ -191,9 +192,10 @@ class Journal:
     def _turn(self) -> None:
         """Start the next lap; its half is free, because only one lap is needed."""
         old = self._laps[-1]
-        self._laps.append(Lap(old.number + 1, self._next_group))
-        self._position = self._layout.start(old.number + 1)
-        self._retiring = self._tasks.spawn(self._retire(old))
+        following = Lap(old.number + 1, self._next_group)
+        self._laps.append(following)
+        self._position = self._layout.start(following.number)
+        self._retiring = self._tasks.spawn(self._retire(old, following))
 
     def _advance(self, end: int) -> None:
         if end == self._position:
@@ -203,7 +205,7 @@ class Journal:
         self._position = end
         self._next_group += 1
 
-    async def _retire(self, lap: Lap) -> None:
+    async def _retire(self, lap: Lap, following: Lap) -> bool:
         """Sync every file that the lap names, then let its half be used again."""
         waiting = iter(list(lap.files.items()))
         results = await asyncio.gather(
@@ -212,23 +214,25 @@ class Journal:
         for result in results:
             if isinstance(result, HeadraceError):
                 self._give_up(f"lap kept: {result}")
-                return
+                return False
             if result is not None:
                 raise result
-        following = self._laps[1]
         note = Note(following.number, following.first, self._layout.half_bytes)
         assert self._file is not None
         try:
             await self._executor.run(write_note, self._file, self._seed, note)
         except StorageError as error:
             self._give_up(f"lap kept: {error}")
-            return
+            return False
+        if following is not self._laps[-1]:
+            self._laps.append(following)
         self._laps.popleft()
         self.laps_retired += 1
         for segment, range_log in lap.files.items():
             if segment.lap == lap.number:
                 segment.lap = -1
                 self._on_unprotected(range_log)
+        return True
 
     async def _sync_some(self, waiting: Iterator[tuple[Segment, RangeWriter]]) -> None:
         while chunk := list(islice(waiting, _SYNC_AT_ONCE)):
@@ -256,8 +260,10 @@ class Journal:
             lap = self._laps[-1]
             if not self._usable or self._file is None or self._next_group == lap.first:
                 return
-            self._turn()
-        await self._wait_retired()
+            # In the same half: nothing is left in either, and a file that grew no further is small.
+            following = Lap(lap.number + 2, self._next_group)
+            if await self._retire(lap, following):
+                self._position = self._layout.start(following.number)
 
     async def settle_if_idle(self) -> None:
         """Settle when nothing was written since the last call: a kill then costs no replay."""
@@ -331,6 +337,13 @@ class Journal:
 
     # The file
 
+    def _want_file(self, writes: int) -> None:
+        """A store that is hardly written to needs none."""
+        self._wanted += writes
+        if self._wanted >= self._settings.journal_start_writes and not self._preparing:
+            self._preparing = True
+            self._tasks.spawn(self._prepare())
+
     async def _prepare(self) -> None:
         try:
             self._file = await self._executor.run(self._open)
@@ -349,7 +362,7 @@ class Journal:
         if free < self._layout.size:
             raise StorageError("too little disk space for the journal", free=free)
         file = self._disk.open(path, create=True)
-        file.allocate(0, self._layout.size)
+        file.fill(0, self._layout.size)
         write_note(file, self._seed, Note(self._laps[-1].number, 0, self._layout.half_bytes))
         self._disk.sync_folder(self._folder)
         return file

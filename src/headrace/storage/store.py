@@ -50,6 +50,7 @@ from headrace.wire.sbp.messages import Durability
 _log = get_logger(__name__)
 
 _CONTROL_THREADS = 2
+_GROUP_FILES_MAX = 128  # the first of a group waits for the last
 _CLOSE_AT_ONCE = 16  # ranges whose files are finished at the same time during close
 
 
@@ -102,7 +103,9 @@ class LogStore:
         recovered = [each for each in found if isinstance(each, RecoveredRange)]
         last_group = max((s.group for each in recovered for s in each.segments), default=-1)
         groups = GroupNumbers(last_group)
-        pool, tasks = FilePool(settings.open_files_max), TaskSet()
+        # The other half is for sockets, and for files while a group has them pinned.
+        open_files_max = min(settings.open_files_max, runtime.disk.open_files_max() // 2)
+        pool, tasks = FilePool(open_files_max), TaskSet()
         journal = Journal(
             runtime.disk,
             commit,
@@ -129,7 +132,7 @@ class LogStore:
                     groups,
                     threads=settings.commit_threads,
                     group_bytes_max=settings.group_bytes_max,
-                    group_files_max=max(1, settings.open_files_max // 4),
+                    group_files_max=max(1, min(open_files_max // 4, _GROUP_FILES_MAX)),
                 )
                 for level in Durability
             },

@@ -238,5 +238,22 @@ def test_releasing_twice_does_not_free_the_next_holder(disk: Disk, folder: str) 
     second.release()
 
 
+def test_what_is_written_into_filled_space_is_read_back(disk: Disk, folder: str) -> None:
+    file = disk.open(f"{folder}/f", create=True)
+    file.fill(0, 3_000_000)
+    file.pwrite([b"abc"], 2_500_000)
+    assert file.pread(3, 2_500_000) == b"abc"
+    assert set(file.pread(10, 100)) <= {0}
+    file.close()
+
+
+def test_many_files_may_be_open(disk: Disk, folder: str) -> None:
+    limit = disk.open_files_max()
+    assert limit >= 256
+    files = [disk.open(f"{folder}/{at}", create=True) for at in range(min(limit // 2, 2000))]
+    for file in files:
+        file.close()
+
+
 def test_free_bytes_is_positive(disk: Disk, folder: str) -> None:
     assert disk.free_bytes(folder) > 0

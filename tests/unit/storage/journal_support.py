@@ -25,7 +25,8 @@ SETTINGS = StorageSettings(
     min_free_bytes=0,
     journal_files_min=2,
     journal_bytes=8192 + 2 * 8192,
-    journal_group_bytes_max=8192,
+    journal_file_bytes_max=3000,
+    journal_start_writes=1,
 )
 
 

@@ -25,7 +25,9 @@ from tests.unit.storage.support import make_batch
 FOLDER = Path(__file__).parents[2] / "fixtures" / "store-v2"
 STORE_UUID = str(SimulatedRandom("store-v2").uuid())
 RANGES = 3
-_SETTINGS = StorageSettings(idle_ms=10**6, journal_files_min=RANGES, journal_bytes=8192 + 2 * 65536)
+_SETTINGS = StorageSettings(
+    idle_ms=10**6, journal_files_min=RANGES, journal_bytes=8192 + 2 * 65536, journal_start_writes=1
+)
 
 
 async def make(folder: str) -> None:

@@ -122,7 +122,7 @@ async def test_a_range_and_its_stream_may_be_deleted_at_once() -> None:
 
 
 async def test_the_journal_does_not_write_into_the_successor_of_a_deleted_range() -> None:
-    journaled = replace(SMALL, journal_files_min=1)
+    journaled = replace(SMALL, journal_files_min=1, journal_start_writes=1)
     for seed in range(5):
         disk = simulated_disk(seed)
         store = await open_store(disk, journaled)

@@ -67,6 +67,18 @@ async def test_narrow_and_large_groups_are_synced_file_by_file() -> None:
     await store.close()
 
 
+async def test_a_store_that_is_hardly_written_to_makes_no_journal() -> None:
+    disk = simulated_disk()
+    settings = msgspec.structs.replace(SETTINGS, journal_start_writes=7)
+    store = await open_store(disk, settings)
+    logs = [await store.create_range(RangeKey(at, 0), start_offset=0) for at in range(3)]
+    for made in (False, False, True):
+        await append_to_all(logs)
+        await turns(20)
+        assert disk.exists(JOURNAL) is made
+    await store.close()
+
+
 async def test_written_ranges_have_no_use_for_it() -> None:
     store = await open_store(simulated_disk(), SETTINGS)
     logs = [
@@ -304,6 +316,7 @@ async def test_many_ranges_on_real_threads(tmp_path: Path) -> None:
     settings = StorageSettings(
         segment_bytes_max=20_000, open_files_max=32, tail_cache_bytes=50_000, idle_ms=5,
         idle_file_ms=20, journal_files_min=2, journal_bytes=8192 + 2 * 65536,
+        journal_start_writes=1,
     )  # fmt: skip
     store = await LogStore.open(system_runtime(), str(tmp_path), settings)
     logs = [await store.create_range(RangeKey(1, at), start_offset=0) for at in range(24)]

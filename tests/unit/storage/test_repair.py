@@ -38,7 +38,7 @@ from tests.unit.storage.support import (
 
 COUNT = 75
 RANGE_FOLDER = f"{FOLDER}/streams/7/0"
-JOURNALED = replace(SMALL, journal_files_min=1)
+JOURNALED = replace(SMALL, journal_files_min=1, journal_start_writes=1)
 Harm = Callable[[SimulatedDisk], None]
 
 
