@@ -27,7 +27,7 @@ import msgspec
 
 from benchmarks.bare_server import NAMES, RESPONSE
 from benchmarks.bare_server import serve as serve_bare
-from headrace.cli.serving import SWITCH_INTERVAL_SECONDS
+from headrace.cli.up import SWITCH_INTERVAL_SECONDS
 from headrace.runtime.system import run as run_loop
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.frames import encode_request

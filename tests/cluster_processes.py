@@ -56,7 +56,7 @@ class ClusterProcesses:
         self.folder = folder / "cluster"
         self._arguments = arguments
         self._log = folder / "cluster.log"
-        self._ready = folder / "ready.json"
+        self.ready_file = folder / "ready.json"
         self._config = folder / "settings.toml"
         self._config.write_text(settings)
         self._process: subprocess.Popen[bytes] | None = None
@@ -66,17 +66,20 @@ class ClusterProcesses:
     def start(self) -> ClusterProcesses:
         command = [*HEADRACE, "cluster", "start", "--data-dir", str(self.folder), "--dev"]
         command += ["--iggy-port", "0", "--config", str(self._config)]
-        command += ["--ready-file", str(self._ready), *self._arguments]
-        self._ready.unlink(missing_ok=True)
+        command += ["--ready-file", str(self.ready_file), *self._arguments]
+        self.ready_file.unlink(missing_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
-        while not self._ready.exists():
+        while not self.ready_file.exists():
             assert self._process.poll() is None, f"ended at start:\n{self.log}"
             assert time.monotonic() < deadline, f"not ready in time:\n{self.log}"
             time.sleep(0.02)
-        self.ready = json.loads(self._ready.read_text())
+        self.read_ready()
         return self
+
+    def read_ready(self) -> None:
+        self.ready = json.loads(self.ready_file.read_text())
 
     @property
     def process(self) -> subprocess.Popen[bytes]:

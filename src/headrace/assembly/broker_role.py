@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headrace.assembly.encryption import Tls
 from headrace.assembly.links import reach
 from headrace.assembly.role import Role
 from headrace.broker.core import ProcessFigures
@@ -28,7 +29,7 @@ class BrokerRole(Role):
         placement: Connect | PlacementLinks,
         node: Callable[[str], Connect],
         placement_address: str,
-        encryption: Encryption,
+        tls: Tls,
         cluster_uuid: str = "",
         stands_by: bool = False,
         on_root: Callable[[RootCredentials], None] | None = None,
@@ -45,7 +46,7 @@ class BrokerRole(Role):
         self._placement_address = placement_address
         self._cluster_uuid = cluster_uuid
         self._stands_by = stands_by
-        self._encryption = encryption
+        self._tls = tls
         self._on_root = on_root
         self._figures = figures
         self._diagnostics = diagnostics
@@ -72,7 +73,13 @@ class BrokerRole(Role):
             figures=self._figures,
             diagnostics=self._diagnostics,
             on_root=self._on_root,
-            encryption=self._encryption,
+            encryption=Encryption(
+                certificate=self._tls.certificate.chain,
+                key=self._tls.certificate.key,
+                tls=self._tls.acceptor,
+                quic=settings.quic,
+                handshake_seconds=settings.tls.handshake_ms / 1000,
+            ),
             stands_by=self._stands_by,
             advertise=settings.advertise if self._stands_by else "",
         )

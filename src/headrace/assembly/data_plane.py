@@ -61,7 +61,7 @@ class DataPlane(Role):
         runtime, settings = self._runtime, self._settings
         self._secret, cluster_uuid = await self._load_identity()
         tls = await load_tls(runtime, settings)
-        self._peer_tls, self.authority_path = tls.peers, tls.authority_path
+        self._peer_tls, self.authority_path = tls.peers, tls.certificate.authority_path
         plain_streams = settings.host in LOOPBACK
         placement = PlacementRole(
             runtime,
@@ -91,7 +91,7 @@ class DataPlane(Role):
             placement=self.placement.connect,
             node=self._connect_node,
             placement_address=placement.address,
-            encryption=tls.encryption,
+            tls=tls,
             cluster_uuid=cluster_uuid,
             on_root=self._on_root,
             figures=self._figures,

@@ -1,4 +1,7 @@
-"""The life of a process that runs one role: start, report, wait for a signal, stop."""
+"""The life of a process that runs one role: start, report, wait for a signal, stop.
+
+What a role is made of is imported when it is made: a data node has no use for a broker.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,6 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from headrace.assembly.broker_role import BrokerRole
-from headrace.assembly.controller_role import ControllerRole
 from headrace.assembly.encryption import Tls, load_tls
 from headrace.assembly.links import (
     check_addresses,
@@ -20,15 +21,10 @@ from headrace.assembly.links import (
     node_connect,
     placement_links,
 )
-from headrace.assembly.node_role import NodeRole
-from headrace.assembly.placement_role import PlacementRole
 from headrace.assembly.role import Role
-from headrace.broker.snapshot import Diagnostics
-from headrace.cli.figures import Figures, list_processes
 from headrace.cli.output import note
 from headrace.cli.secret import read_reference
-from headrace.cli.serving import SWITCH_INTERVAL_SECONDS, tell_root
-from headrace.cli.up import LABELS, write_ready_file
+from headrace.cli.up import LABELS, SWITCH_INTERVAL_SECONDS, write_ready_file
 from headrace.config.settings import Settings
 from headrace.errors import UnavailableError
 from headrace.observability.recent import RecentLines
@@ -39,6 +35,8 @@ from headrace.wire.sbp.messages import ClientRole
 async def make_role(name: str, settings: Settings, secret: bytes) -> Role:
     runtime = system_runtime()
     if name == "controller":
+        from headrace.assembly.controller_role import ControllerRole
+
         return ControllerRole(runtime, settings, secret=secret, environment=dict(os.environ))
     host = settings.iggy_host if name == "broker" else ""
     check_advertised(host or settings.host, settings.advertise)
@@ -47,6 +45,8 @@ async def make_role(name: str, settings: Settings, secret: bytes) -> Role:
     tls = await load_tls(runtime, settings)
     match name:
         case "placement-manager":
+            from headrace.assembly.placement_role import PlacementRole
+
             role = ClientRole.PLACEMENT_MANAGER
             return PlacementRole(
                 runtime,
@@ -59,6 +59,8 @@ async def make_role(name: str, settings: Settings, secret: bytes) -> Role:
                 ),
             )
         case "data-node":
+            from headrace.assembly.node_role import NodeRole
+
             role = ClientRole.DATA_NODE
             return NodeRole(
                 runtime,
@@ -74,7 +76,12 @@ async def make_role(name: str, settings: Settings, secret: bytes) -> Role:
             return _make_broker(settings, secret, tls)
 
 
-def _make_broker(settings: Settings, secret: bytes, tls: Tls) -> BrokerRole:
+def _make_broker(settings: Settings, secret: bytes, tls: Tls) -> Role:
+    from headrace.assembly.broker_role import BrokerRole
+    from headrace.broker.snapshot import Diagnostics
+    from headrace.cli.figures import Figures, list_processes
+    from headrace.cli.root import tell_root
+
     runtime = system_runtime()
     recent = RecentLines()
     logging.getLogger().addHandler(recent)
@@ -86,7 +93,7 @@ def _make_broker(settings: Settings, secret: bytes, tls: Tls) -> BrokerRole:
         placement=placement_links(runtime, managers, secret, "broker", tls=tls.peers),
         node=node_connect(runtime, secret, "broker", tls=tls.peers),
         placement_address=",".join(managers),
-        encryption=tls.encryption,
+        tls=tls,
         stands_by=True,
         on_root=tell_root,
         figures=Figures(settings.data_dir),

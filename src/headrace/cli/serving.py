@@ -18,11 +18,17 @@ from typing import Any
 import msgspec
 
 from headrace.assembly.data_plane import DataPlane
-from headrace.broker.service import RootCredentials
 from headrace.broker.snapshot import Diagnostics
 from headrace.cli.figures import Figures, list_processes
 from headrace.cli.output import note
-from headrace.cli.up import READY_SECONDS, child_arguments, print_ready, write_ready_file
+from headrace.cli.root import tell_root
+from headrace.cli.up import (
+    READY_SECONDS,
+    SWITCH_INTERVAL_SECONDS,
+    child_arguments,
+    print_ready,
+    write_ready_file,
+)
 from headrace.config.settings import Settings
 from headrace.errors import UnavailableError
 from headrace.observability.logging import get_logger
@@ -32,8 +38,6 @@ from headrace.runtime.system import system_runtime
 STOP_SECONDS = 30.0
 RESTART_SECONDS_MIN = 1.0
 RESTART_SECONDS_MAX = 30.0
-# A busy event loop delays the thread that waits in fdatasync by up to this long each time.
-SWITCH_INTERVAL_SECONDS = 0.0005
 
 log = get_logger(__name__)
 
@@ -149,9 +153,3 @@ async def _wait(stop: asyncio.Event, plane: DataPlane, child: ControlChild) -> N
         await asyncio.gather(*waits, return_exceptions=True)
     if plane.lost.is_set():
         raise UnavailableError("another broker took over the leadership; this one stops")
-
-
-def tell_root(root: RootCredentials) -> None:
-    if root.generated:
-        note("first start: the root user was made. This password is shown only now:")
-        note(f"  username {root.username}\n  password {root.password}")

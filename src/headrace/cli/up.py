@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from headrace.config.settings import Settings
 
 READY_SECONDS = 60.0
+# A busy event loop delays the thread that waits in fdatasync by up to this long each time.
+SWITCH_INTERVAL_SECONDS = 0.0005
 
 
 def up(
