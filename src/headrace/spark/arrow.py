@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import CorruptionError, InvalidArgumentError
-from headrace.spark.json_rows import decode_json
-from headrace.spark.options import COLUMNS, PayloadFormat
+from headrace.spark.formats.options import PayloadFormat
+from headrace.spark.options import COLUMNS
 from headrace.wire.iggy.batch import locate, read_starts
 from headrace.wire.iggy.columns import Columns, build_area, columns, key_headers, keys
 from headrace.wire.iggy.userheaders import (
@@ -107,17 +107,11 @@ def to_record_batch(
         "timestamp": lambda: pa.array(_int64(parts.timestamp_us)).view(_TIMESTAMP),
         "origin_timestamp": lambda: _origin(parts),
         "id": lambda: _ids(parts.id),
-        "key": lambda: _binary(*keys(parts.headers_data, parts.headers_offsets)),
+        "key": lambda: to_binary(*keys(parts.headers_data, parts.headers_offsets)),
         "headers": lambda: _headers(parts),
         "payload": lambda: _payload(parts, payload_format),
     }
     return pa.RecordBatch.from_arrays([makers[name]() for name in names], names=list(names))
-
-
-def to_json_rows(area: memoryview, starts: Positions, schema: pa.Schema) -> pa.RecordBatch:
-    """Payloads that are JSON objects, in the columns of `schema`."""
-    parts = columns(area, starts)
-    return decode_json(parts.payload_data, parts.payload_offsets, schema)
 
 
 def _int64(values: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -140,9 +134,10 @@ def _ids(ids: NDArray[np.uint8]) -> pa.Array:
     )
 
 
-def _binary(
+def to_binary(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], valid: NDArray[np.bool_] | None = None
 ) -> pa.Array:
+    """Values `data[offsets[i] : offsets[i + 1]]`, null where not valid."""
     count = len(offsets) - 1
     bitmap = None
     if valid is not None and not valid.all():
@@ -159,7 +154,7 @@ def _binary(
 
 
 def _payload(parts: Columns, payload_format: PayloadFormat) -> pa.Array:
-    payload = _binary(parts.payload_data, parts.payload_offsets)
+    payload = to_binary(parts.payload_data, parts.payload_offsets)
     if payload_format == "binary":
         return payload
     try:

@@ -15,13 +15,23 @@ from typing import Literal
 
 from headrace.client.tls_options import TlsOptions, parse_switch, tls_from
 from headrace.errors import ConfigError
+from headrace.spark.formats.options import (
+    FORMAT_OPTIONS,
+    PAYLOAD_FORMATS,
+    RAW_FORMATS,
+    VALUE_FORMATS,
+    FormatOptions,
+    PayloadFormat,
+    ValueFormat,
+    parse_format,
+    parse_value_schema,
+)
 from headrace.spark.losses import OnDataLoss
 from headrace.spark.positions import Position, Topics, parse_position, parse_topics
 
 ReadFrom = Literal["auto", "data-nodes", "broker"]
 ColumnStyle = Literal["headrace", "kafka"]
 Delivery = Literal["auto", "exactly-once", "at-least-once"]
-PayloadFormat = Literal["binary", "string", "json"]
 
 DEFAULT_ADDRESS = "127.0.0.1:8090"
 COLUMNS = (
@@ -73,8 +83,9 @@ SOURCE_OPTIONS = (
     "includeHeaders",
     "readFrom",
     "payloadFormat",
+    *FORMAT_OPTIONS,
 )
-SINK_OPTIONS = (*_CONNECTION, "delivery")
+SINK_OPTIONS = (*_CONNECTION, "delivery", "valueFormat", "avroSchema")
 # Spark itself puts these among the options of a writer or reader.
 _SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname", "outputmode"})
 
@@ -132,12 +143,16 @@ class SourceOptions:
     column_style: ColumnStyle
     read_from: ReadFrom
     payload_format: PayloadFormat
+    format: FormatOptions
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
     target: Target
     delivery: Delivery = "auto"
+    value_format: ValueFormat | None = None
+    """How rows without a payload column are written; None: as nobody chose, as JSON."""
+    avro_schema: str = field(default="", repr=False)
 
 
 def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -155,9 +170,10 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
     if not streaming and "consumergroup" in given:
         raise ConfigError("consumerGroup is for streams; a batch read leaves no position")
     style = _choice(given, "columnStyle", ("headrace", "kafka"))
-    payload_format = _choice(given, "payloadFormat", ("binary", "string", "json"))
-    if style == "kafka" and payload_format not in ("binary", "string"):
+    payload_format = _choice(given, "payloadFormat", PAYLOAD_FORMATS)
+    if style == "kafka" and payload_format not in RAW_FORMATS:
         raise ConfigError("columnStyle=kafka is for payloads as they are, binary or string")
+    columns = _columns(given, KAFKA_COLUMNS if style == "kafka" else COLUMNS)
     return SourceOptions(
         target=_server(given, stream, str(topics)),
         topics=topics,
@@ -168,18 +184,22 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         partition_bytes=_positive(given, "partitionBytes") or PARTITION_BYTES,
         consumer_group=given.get("consumergroup", ""),
         on_data_loss=_choice(given, "onDataLoss", ("fail", "skip")),  # type: ignore[arg-type]  # checked against the literal's values
-        columns=_columns(given, KAFKA_COLUMNS if style == "kafka" else COLUMNS),
+        columns=columns,
         column_style=style,  # type: ignore[arg-type]  # likewise
         read_from=_choice(given, "readFrom", ("auto", "data-nodes", "broker")),  # type: ignore[arg-type]  # likewise
         payload_format=payload_format,  # type: ignore[arg-type]  # likewise
+        format=parse_format(given, payload_format, columns),
     )
 
 
 def parse_sink(options: Mapping[str, str]) -> SinkOptions:
     given = _known(options, SINK_OPTIONS)
+    value_format = _choice(given, "valueFormat", VALUE_FORMATS) if "valueformat" in given else None
     return SinkOptions(
         target=_target(given),
         delivery=_choice(given, "delivery", ("auto", "exactly-once", "at-least-once")),  # type: ignore[arg-type]  # checked against the literal's values
+        value_format=value_format,  # type: ignore[arg-type]  # likewise
+        avro_schema=parse_value_schema(given, value_format or "json"),
     )
 
 

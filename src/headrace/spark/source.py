@@ -31,6 +31,7 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import ConfigError, CorruptionError
 from headrace.spark.filters import FOREVER, Bounds, bounds_of
+from headrace.spark.formats.options import RAW_FORMATS
 from headrace.spark.groups import GroupOffsets
 from headrace.spark.idle import IdlePace
 from headrace.spark.losses import decide, find_losses, surviving
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headrace.spark.arrow import Area
+    from headrace.spark.formats.typed import TypedRows
 
 BATCH_ROWS_MIN = 20_000  # join fetched runs until a record batch has this many rows,
 BATCH_BYTES_MIN = 8 << 20  # or this many bytes
@@ -76,8 +78,10 @@ def raw_schema(options: Mapping[str, str]) -> str:
         {name: value for name, value in options.items() if name.lower() not in passed},
         streaming=True,
     )
-    if parsed.payload_format == "json":
-        raise ConfigError("payloadFormat=json needs a schema: .schema('sku string, qty int')")
+    if parsed.payload_format not in RAW_FORMATS:
+        raise ConfigError(
+            f"payloadFormat={parsed.payload_format} needs a schema: .schema('sku string, qty int')"
+        )
     types = _TYPES if parsed.column_style == "headrace" else _KAFKA_TYPES
     if parsed.payload_format == "string":
         types = types | {"payload": "string", "value": "string"}
@@ -99,6 +103,7 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark's classes 
         self._options = parse_source(options, streaming=False)
         self._schema = schema
         self._bounds = Bounds()
+        _check_format(self._options, schema)
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
@@ -152,6 +157,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = parse_source(options, streaming=True)
         self._schema = schema
+        _check_format(self._options, schema)
         self._last: SourceState | None = None  # AvailableNow: where this run ends
         self._seen: SourceState | None = None
         self._access = Access()
@@ -287,14 +293,17 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, TopicPartition):
         return  # Spark's stand-in for "no partitions"
-    from headrace.spark.arrow import join, to_json_rows, to_record_batch
+    from headrace.spark.arrow import join, to_record_batch
     from headrace.spark.kafka_style import raw_names, to_kafka
 
     kafka = options.column_style == "kafka"
+    typed = None
+    if options.payload_format not in RAW_FORMATS:
+        typed = typed_rows(options, schema, partition.span.topic, partition.span.partition)
     for areas in _gathered(options, partition):
         area, starts = join(areas)
-        if options.payload_format == "json":
-            yield to_json_rows(area, starts, to_arrow_schema(schema, timezone="UTC"))
+        if typed is not None:
+            yield typed.read(area, starts)
             continue
         batch = to_record_batch(
             area,
@@ -306,6 +315,32 @@ def _read(
             payload_format=options.payload_format,
         )
         yield to_kafka(batch, options.columns) if kafka else batch
+
+
+def typed_rows(options: SourceOptions, schema: StructType, topic: str, partition: int) -> TypedRows:
+    """The decoder of one partition's payloads; ConfigError for a schema it cannot give."""
+    from headrace.spark.formats.dead_letters import DeadLetters
+    from headrace.spark.formats.typed import TypedRows
+
+    source = replace(options.target, topic=topic)
+    letters = None
+    if options.format.dead_letter_topic:
+        letters = DeadLetters(connect(source), source, options.format.dead_letter_topic, partition)
+    return TypedRows(
+        options.payload_format,
+        options.format,
+        to_arrow_schema(schema, timezone="UTC"),
+        stream=source.stream,
+        topic=topic,
+        partition=partition,
+        dead_letters=letters,
+    )
+
+
+def _check_format(options: SourceOptions, schema: StructType) -> None:
+    """Before any task runs into it."""
+    if options.payload_format not in RAW_FORMATS:
+        typed_rows(options, schema, options.target.topic, 0)
 
 
 def _gathered(options: SourceOptions, partition: TopicPartition) -> Iterator[list[Area]]:

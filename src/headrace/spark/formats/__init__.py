@@ -1,0 +1,1 @@
+"""Payloads as typed columns, and columns as payloads: one module per format and direction."""

@@ -1,0 +1,206 @@
+"""Messages whose payloads have a schema, as rows of it: `payloadFormat` with `.schema(...)`.
+
+The columns are exactly those of the schema. Most are fields of the payload; those that the option
+`columns` names are the message's own. A payload that does not fit is never dropped in silence: it
+becomes a row of nulls with the payload in the column `_corrupt`, goes to a dead-letter topic, or
+fails the task with an error that says where it is and why.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.errors import ConfigError, InvalidArgumentError
+from headrace.spark.arrow import to_binary, to_record_batch
+from headrace.spark.formats.decoding import CORRUPT, REST, Bad, Decoder
+from headrace.spark.formats.options import FormatOptions
+from headrace.wire.iggy.columns import columns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from headrace.wire.iggy.batch import Positions
+
+    DeadLetters = Callable[[memoryview, Positions, list[Bad]], None]
+
+
+class TypedRows:
+    """Decodes the messages of one partition. ConfigError for a schema that cannot be read."""
+
+    def __init__(
+        self,
+        payload_format: str,
+        options: FormatOptions,
+        schema: pa.Schema,
+        *,
+        stream: str,
+        topic: str,
+        partition: int,
+        dead_letters: DeadLetters | None = None,
+    ) -> None:
+        self._format = payload_format
+        self._own = options.message_columns
+        self._schema = schema
+        self._place = {"stream": stream, "topic": topic, "partition": partition}
+        self._dead_letters = dead_letters
+        _check_schema(payload_format, options, schema)
+        skipped = {*self._own, CORRUPT}
+        self._decode = _decoder(
+            payload_format,
+            options,
+            pa.schema([each for each in schema if each.name not in skipped]),
+        )
+
+    def read(self, area: memoryview, starts: Positions) -> pa.RecordBatch:
+        parts = columns(area, starts)
+        payloads = to_binary(parts.payload_data, parts.payload_offsets)
+        decoded = self._decode(payloads)
+        table, rows = decoded.table, decoded.rows
+        if decoded.bad and CORRUPT not in self._schema.names:
+            if self._dead_letters is None:
+                raise self._failure(decoded.bad, parts.offset)
+            self._dead_letters(area, starts, decoded.bad)
+        corrupt = None
+        if CORRUPT in self._schema.names:
+            bad = [each.row for each in decoded.bad]
+            order, rows = _with_bad(table.num_rows, rows, bad)
+            table = table if order is None else table.take(order.good)
+            kind = self._schema.field(CORRUPT).type
+            corrupt = pa.nulls(table.num_rows, kind)
+            if order is not None:
+                corrupt = _texts(payloads.take(pa.array(bad)), kind).take(order.bad)
+        return self._assemble(table, corrupt, self._own_columns(area, starts, rows))
+
+    def _own_columns(
+        self, area: memoryview, starts: Positions, rows: NDArray[np.int64] | None
+    ) -> pa.RecordBatch | None:
+        if not self._own:
+            return None
+        batch = to_record_batch(area, starts, **self._place, names=self._own)  # type: ignore[arg-type]  # names and a number
+        return batch if rows is None else batch.take(pa.array(rows))
+
+    def _assemble(
+        self, table: pa.Table, corrupt: pa.Array | None, own: pa.RecordBatch | None
+    ) -> pa.RecordBatch:
+        arrays = []
+        for name in self._schema.names:
+            if name == CORRUPT:
+                arrays.append(corrupt)
+            elif own is not None and name in self._own:
+                arrays.append(own.column(name))
+            else:
+                column = table.column(name)
+                arrays.append(column.chunk(0) if column.num_chunks == 1 else _merged(column))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _failure(self, bad: list[Bad], offsets: NDArray[np.uint64]) -> InvalidArgumentError:
+        stream, topic, partition = self._place.values()
+        first = bad[0]
+        more = f" (and {len(bad) - 1} more near it)" if len(bad) > 1 else ""
+        return InvalidArgumentError(
+            f"the message at offset {int(offsets[first.row])} of partition {partition} of "
+            f"{stream}/{topic} is not {self._format} that fits the schema: {first.reason}{more}; "
+            "to keep such messages give the schema a column `_corrupt string`, or set "
+            "deadLetterTopic"
+        )
+
+
+class _Order:
+    """Where the rows of a merge come from: indices into the good and the bad, null elsewhere."""
+
+    def __init__(self, positions: NDArray[np.int64], good: int) -> None:
+        from_bad = positions >= good
+        self.good = pa.array(positions, mask=from_bad)
+        self.bad = pa.array(positions - good, mask=~from_bad)
+
+
+def _with_bad(
+    good: int, rows: NDArray[np.int64] | None, bad: list[int]
+) -> tuple[_Order | None, NDArray[np.int64] | None]:
+    """Put a row for each bad payload where it belongs among the good ones."""
+    if not bad:
+        return None, rows
+    assert rows is not None
+    sources = np.concatenate([rows, np.array(bad, np.int64)])
+    positions = np.argsort(sources, kind="stable")
+    return _Order(positions, good), sources[positions]
+
+
+def _texts(payloads: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_binary(kind):
+        return payloads
+    texts = [payload.decode("utf-8", errors="replace") for payload in payloads.to_pylist()]
+    return pa.array(texts, pa.string())
+
+
+def _merged(column: pa.ChunkedArray) -> pa.Array:
+    merged = column.combine_chunks()
+    return merged if isinstance(merged, pa.Array) else pa.concat_arrays(merged.chunks)
+
+
+# --- the choice -----------------------------------------------------------------------------------
+
+
+def _check_schema(payload_format: str, options: FormatOptions, schema: pa.Schema) -> None:
+    if len(set(schema.names)) != len(schema.names):
+        raise ConfigError("the schema has two columns of one name")
+    for each in schema:
+        if not each.nullable:
+            raise ConfigError(f"column {each.name} may be missing in a payload: make it nullable")
+    if CORRUPT in schema.names:
+        kind = schema.field(CORRUPT).type
+        if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+            raise ConfigError(f"column {CORRUPT} must be string or binary, it is {kind}")
+        if options.dead_letter_topic:
+            raise ConfigError(
+                f"a payload that does not fit goes to the column {CORRUPT} or to deadLetterTopic: "
+                "choose one"
+            )
+    if REST in schema.names:
+        if payload_format != "json":
+            raise ConfigError(f"column {REST} is for payloadFormat=json")
+        if not pa.types.is_string(schema.field(REST).type):
+            raise ConfigError(f"column {REST} must be string")
+    for name in options.message_columns:
+        _check_own(name, schema)
+
+
+def _check_own(name: str, schema: pa.Schema) -> None:
+    if name not in schema.names:
+        raise ConfigError(
+            f"option columns names {name}, but the schema has no such column; with a payload "
+            "format it says which columns of the schema are the message's own"
+        )
+    empty = to_record_batch(
+        memoryview(b""), np.empty(0, np.uint32), stream="", topic="", partition=0, names=(name,)
+    )
+    expected = empty.schema.field(name).type
+    if schema.field(name).type != expected:
+        raise ConfigError(f"column {name} must be {expected}, it is {schema.field(name).type}")
+
+
+def _decoder(payload_format: str, options: FormatOptions, schema: pa.Schema) -> Decoder:
+    if payload_format == "json":
+        from headrace.spark.formats.json_rows import JsonDecoder
+
+        return JsonDecoder(schema)
+    if payload_format == "csv":
+        from headrace.spark.formats.csv_rows import CsvDecoder
+
+        return CsvDecoder(schema, options.csv_delimiter)
+    if payload_format == "avro":
+        from headrace.spark.formats.avro_rows import AvroDecoder
+
+        return AvroDecoder(schema, options.avro_schema)
+    if payload_format == "protobuf":
+        from headrace.spark.formats.protobuf_rows import ProtobufDecoder
+
+        return ProtobufDecoder(schema, options.protobuf_descriptor, options.protobuf_message)
+    from headrace.spark.formats.arrow_rows import ArrowDecoder
+
+    return ArrowDecoder(schema)

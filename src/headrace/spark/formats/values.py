@@ -1,0 +1,86 @@
+"""Python values as Arrow columns, for what is decoded row by row; strict about types."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from headrace.errors import ConfigError
+from headrace.spark.formats.decoding import UnreadableError
+
+Converter: TypeAlias = Callable[[Any], Any]
+"""A value that is not None, as `pa.array` takes it; ValueError or TypeError if it does not fit."""
+
+
+def to_array(values: Sequence[Any], convert: Converter, field: pa.Field) -> pa.Array:
+    """UnreadableError for values that do not fit."""
+    try:
+        return pa.array([None if value is None else convert(value) for value in values], field.type)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError, ArithmeticError) as error:
+        raise UnreadableError(f"{field.name}: {error}") from None
+
+
+def converter(kind: pa.DataType) -> Converter:
+    """From the values that JSON has to those of `kind`."""
+    if pa.types.is_map(kind):
+        return _map(converter(kind.key_type), converter(kind.item_type))
+    if pa.types.is_list(kind):
+        return _list(converter(kind.value_type))
+    if pa.types.is_struct(kind):
+        return _struct({each.name: converter(each.type) for each in kind})
+    for matches, convert in _LEAVES:
+        if matches(kind):
+            return convert
+    raise ConfigError(f"payloadFormat=json cannot read a column of type {kind}")
+
+
+def _map(key: Converter, item: Converter) -> Converter:
+    def convert(value: Any) -> Any:
+        pairs = _a(dict, value).items()
+        return [(key(name), None if each is None else item(each)) for name, each in pairs]
+
+    return convert
+
+
+def _list(item: Converter) -> Converter:
+    def convert(value: Any) -> Any:
+        return [None if each is None else item(each) for each in _a(list, value)]
+
+    return convert
+
+
+def _struct(fields: dict[str, Converter]) -> Converter:
+    def convert(value: Any) -> Any:
+        found = {name: _a(dict, value).get(name) for name in fields}
+        return {name: None if each is None else fields[name](each) for name, each in found.items()}
+
+    return convert
+
+
+def _a(kind: type | tuple[type, ...], value: Any) -> Any:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"a {type(value).__name__} does not fit")
+    return value
+
+
+def _timestamp(value: Any) -> datetime:
+    """Without a zone it is UTC, as it is for Arrow."""
+    at = datetime.fromisoformat(_a(str, value))
+    return at.astimezone(UTC) if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
+_LEAVES: tuple[tuple[Callable[[pa.DataType], bool], Converter], ...] = (
+    (pa.types.is_binary, lambda value: b64decode(_a(str, value), validate=True)),
+    (pa.types.is_string, lambda value: _a(str, value)),
+    (pa.types.is_boolean, lambda value: _a(bool, value)),
+    (pa.types.is_integer, lambda value: _a(int, value)),
+    (pa.types.is_floating, lambda value: float(_a((int, float), value))),
+    (pa.types.is_decimal, lambda value: Decimal(str(_a((int, float, str), value)))),
+    (pa.types.is_timestamp, _timestamp),
+    (pa.types.is_date, lambda value: date.fromisoformat(_a(str, value))),
+)

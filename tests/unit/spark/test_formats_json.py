@@ -1,0 +1,190 @@
+"""JSON payloads as columns: bad rows stand alone, good ones never suffer."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError
+from tests.unit.spark.formats_area import decode as decode_as
+
+SCHEMA = pa.schema([("n", pa.int32()), ("s", pa.string()), ("_corrupt", pa.string())])
+
+
+def decode(payloads: list[bytes], schema: pa.Schema = SCHEMA) -> list[dict[str, Any]]:
+    return decode_as("json", payloads, schema)
+
+
+def good(n: int | None, s: str | None) -> dict[str, Any]:
+    return {"n": n, "s": s, "_corrupt": None}
+
+
+def bad(payload: bytes) -> dict[str, Any]:
+    return {"n": None, "s": None, "_corrupt": payload.decode(errors="replace")}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        *(
+            b"",
+            b" ",
+            b"oops",
+            b"[1]",
+            b"5",
+            b"null",
+            b'{"n": 1',
+            b'{"n": 1}{"n": 2}',
+            b'{"n": 1.5}',
+        ),
+        *(
+            b'{"n": "1"}',
+            b'{"n": 3000000000}',
+            b'{"s": 5}',
+            b'{"n": 1, "n": 2}',
+            b"\xff\xfe",
+            b"{}{}",
+        ),
+    ],
+)
+def test_a_bad_row_stands_alone(payload: bytes) -> None:
+    around = b'{"n": 1, "s": "x"}'
+    assert decode([around, payload, around]) == [good(1, "x"), bad(payload), good(1, "x")]
+    assert decode([payload]) == [bad(payload)]
+
+
+def test_two_objects_in_one_payload_do_not_make_up_for_an_empty_one() -> None:
+    payloads = [b'{"n": 1}{"n": 2}', b"", b'{"n": 3}']
+    assert decode(payloads) == [bad(payloads[0]), bad(b""), good(3, None)]
+
+
+def test_spaces_and_line_ends_around_tokens_mean_nothing() -> None:
+    assert decode([b' {"n": 1} ', b'{\n  "n": 2,\r\n  "s": "y"\n}', b'{"n": 3}\n']) == [
+        *(good(1, None), good(2, "y"), good(3, None)),
+    ]
+
+
+def test_other_keys_are_ignored_and_missing_ones_are_null() -> None:
+    schema = pa.schema([("s", pa.string()), ("n", pa.int32())])
+    assert decode([b'{"x": {"y": 1}}', b'{"n": 1}'], schema) == [
+        {"s": None, "n": None},
+        {"s": None, "n": 1},
+    ]
+
+
+def test_payloads_that_only_together_are_objects_are_bad_each() -> None:
+    """As many objects as payloads, but not one each: rows must not shift."""
+    payloads = [b"{}{}", b'{"x":', b"{}}", b'{"n": 1}']
+    assert decode(payloads) == [*(bad(each) for each in payloads[:3]), good(1, None)]
+    payloads = [b"{},{}", b'{"x": [1', b"{}]}"]
+    assert decode(payloads) == [bad(each) for each in payloads]
+    payloads = [b"{}\n{}", b'{"x": "', b'"}']
+    assert decode(payloads) == [bad(each) for each in payloads]
+
+
+def test_text_is_checked_not_mended() -> None:
+    payloads = [b'{"s": "a\nb"}', b'{"s": "\xff"}', b'{"x": "\xff"}', b'{"s": "\\ud800"}']
+    assert decode(payloads) == [bad(each) for each in payloads]
+    assert decode([b"{" + b'"x":{' * 100_000])[0]["n"] is None, "too deep"
+
+
+def test_what_the_schema_does_not_name_is_the_rest() -> None:
+    schema = pa.schema([("n", pa.int32()), ("_rest", pa.string())])
+    plain = [b'{"n": 1}', b"{}"]
+    assert decode(plain, schema) == [{"n": 1, "_rest": None}, {"n": None, "_rest": None}]
+    rows = decode([*plain, b'{"a": 1.50, "n": 2, "b": {"c": "\xc3\xbc"}}'], schema)
+    assert rows[:2] == decode(plain, schema)
+    assert rows[2]["n"] == 2
+    assert json.loads(rows[2]["_rest"]) == {"a": 1.5, "b": {"c": "\u00fc"}}
+    assert "1.50" in rows[2]["_rest"], "as it was written"
+    only = pa.schema([("_rest", pa.string()), ("_corrupt", pa.string())])
+    assert decode([b'{"a":1}', b"5"], only) == [
+        {"_rest": '{"a":1}', "_corrupt": None},
+        {"_rest": None, "_corrupt": "5"},
+    ]
+
+
+def test_every_type() -> None:
+    schema = pa.schema(
+        [
+            ("at", pa.timestamp("us", tz="UTC")),
+            ("day", pa.date32()),
+            ("price", pa.decimal128(10, 2)),
+            ("ok", pa.bool_()),
+            ("raw", pa.binary()),
+            ("tags", pa.map_(pa.string(), pa.int64())),
+            ("where", pa.struct([("day", pa.date32()), ("x", pa.float64())])),
+            ("all", pa.list_(pa.int8())),
+            ("_corrupt", pa.string()),
+        ]
+    )
+    row = {
+        "at": "2026-01-01T12:00:00.5+02:00",
+        "day": "2026-01-02",
+        "price": "12.30",
+        "ok": True,
+        "raw": "AP8=",
+        "tags": {"a": 1, "b": None},
+        "where": {"day": "2026-01-03", "x": 1, "other": 2},
+        "all": [1, None],
+    }
+    (found,) = decode([json.dumps(row).encode()], schema)
+    assert found == {
+        "at": datetime(2026, 1, 1, 10, 0, 0, 500_000, UTC),
+        "day": date(2026, 1, 2),
+        "price": Decimal("12.30"),
+        "ok": True,
+        "raw": b"\x00\xff",
+        "tags": [("a", 1), ("b", None)],
+        "where": {"day": date(2026, 1, 3), "x": 1.0},
+        "all": [1, None],
+        "_corrupt": None,
+    }
+    wrongs: list[dict[str, Any]] = [
+        {"at": "noon"},
+        {"day": "2026-02-30"},
+        {"price": "1.234"},
+        {"ok": 1},
+        {"raw": "?"},
+        {"tags": {"a": "x"}},
+        {"tags": [1]},
+        {"where": []},
+        {"all": [300]},
+        {"all": [True]},
+    ]
+    for wrong in wrongs:
+        payload = json.dumps({**row, **wrong}).encode()
+        (one,) = decode([payload], schema)
+        assert one["_corrupt"] == payload.decode(), wrong
+        assert one["ok"] is None
+    with pytest.raises(ConfigError, match="duration"):
+        decode([b"{}"], pa.schema([("n", pa.duration("us"))]))
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.integers(-(2**31), 2**31 - 1), st.text()),
+            st.binary(max_size=12).filter(lambda data: b"{" not in data),
+        ),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_any_mixture_keeps_its_order(rows: list[tuple[int, str] | bytes]) -> None:
+    payloads, expected = [], []
+    for row in rows:
+        if isinstance(row, bytes):
+            payloads.append(row)
+            expected.append(bad(row))
+        else:
+            payloads.append(json.dumps({"n": row[0], "s": row[1]}).encode())
+            expected.append(good(*row))
+    assert decode(payloads) == expected
