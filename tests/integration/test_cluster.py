@@ -87,6 +87,14 @@ def test_a_client_of_any_version_may_go_to_any_broker(
         assert stream in cluster.streams(name)
 
 
+def test_one_authority_is_enough_for_tls_with_any_broker(cluster: ClusterProcesses) -> None:
+    authority = str(cluster.folder / "secrets/tls/ca.pem")
+    for name in cluster.names("broker"):
+        address = cluster.address(name)
+        listed = headrace("stream", "list", "--tls-ca", authority, "--address", address)
+        assert listed.returncode == 0, listed.stderr
+
+
 def test_topics_keep_the_replication_they_were_given(cluster: ClusterProcesses) -> None:
     address = cluster.address(cluster.names("broker")[0])
     done = peer("0.8.0", "replication.py", address)

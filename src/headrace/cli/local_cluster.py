@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,9 +24,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from secrets import token_hex
 
+from headrace.assembly.certificates import load_certificate
 from headrace.cli.etcd import etcd_arguments, find_etcd
 from headrace.cli.output import note
 from headrace.cli.up import write_ready_file
+from headrace.config.tls import TlsSettings
 from headrace.errors import ConfigError, LockedError, UnavailableError
 from headrace.observability.logging import configure_logging
 from headrace.runtime.interfaces import Process
@@ -133,6 +136,8 @@ class LocalCluster:
             secret.write_text(token_hex(32))
         self.state.secret = f"file:{secret}"
         self.state.save(str(self.folder))
+        runtime = system_runtime()
+        load_certificate(runtime.disk, runtime.clock, TlsSettings(), str(self.folder))
 
     async def _start_etcd(self) -> None:
         client, peer = self._port("etcd"), self._port("etcd-peer")
@@ -169,7 +174,14 @@ class LocalCluster:
     def _node_arguments(self, name: str) -> list[str]:
         return [*self._joined(name, "data-node"), "--node-port", str(self._port(name))]
 
+    def _share_certificate(self, name: str) -> None:
+        """A connection to one broker may end at another: clients trust both by one authority."""
+        own = self.folder / name / "data" / "secrets" / "tls"
+        if not own.exists():
+            shutil.copytree(self.folder / "secrets" / "tls", own)
+
     def _broker_arguments(self, name: str) -> list[str]:
+        self._share_certificate(name)
         number = int(name.rpartition("-")[2])
         wanted = self.plan.iggy_port and self.plan.iggy_port + number - 1
         arguments = self._joined(name, "broker")
@@ -322,6 +334,7 @@ def _say_ready(cluster: LocalCluster) -> None:
     managers = ",".join(cluster.state.placement_managers)
     note("the cluster is up; Ctrl-C stops it")
     note(f"  look at it       headrace cluster status --data-dir {folder}")
+    note(f"  TLS clients      trust {cluster.folder}/secrets/tls/ca.pem")
     note(f"  use it           headrace stream create demo --address {broker}")
     note(
         f"  add a data node  headrace data-node --node-port 0 --data-dir {folder}/data-node-new "
