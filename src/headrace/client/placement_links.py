@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from headrace.client.channels import Connect, Link
 from headrace.errors import DeadlineError, HeadraceError, NotLeaderError, UnavailableError
+from headrace.net.sbp_channel import Channel
 from headrace.net.sbp_routes import Payload, Reply
 from headrace.wire.sbp.errors import error_of
 from headrace.wire.sbp.messages import Message, Status
@@ -40,6 +41,8 @@ class PlacementLinks:
         self.addresses = tuple(dict.fromkeys(addresses))
         self.leader = ""
         """Who led when last heard of; empty while unknown."""
+        self.connections = 0
+        """Made so far: one more means that somebody may have restarted."""
         self._connect_to = connect_to
         self._redirected = True
         self._order = list(self.addresses)  # whom to ask first; the silent ones stand last
@@ -164,5 +167,13 @@ class PlacementLinks:
             raise UnavailableError("links closed", refused=True)
         link = self._links.get(address)
         if link is None:
-            link = self._links[address] = Link(self._connect_to(address))
+            link = self._links[address] = Link(self._counted(self._connect_to(address)))
         return link
+
+    def _counted(self, connect: Connect) -> Connect:
+        async def connect_and_count() -> Channel:
+            channel = await connect()
+            self.connections += 1
+            return channel
+
+        return connect_and_count

@@ -59,6 +59,9 @@ class Contact:
         self._introduced = asyncio.Event()
         self._refused: RequestError | None = None
         self._wake = asyncio.Event()
+        self._missed = True
+        self._in_touch = False
+        self._known = ("", 0)
         self._report_now = asyncio.Event()
         self._asked: dict[RangeKey, None] = {}
         self._room = asyncio.Semaphore(_SEALS_AT_ONCE)
@@ -109,8 +112,10 @@ class Contact:
                 if self._node.node_id < 0:
                     await self._obtain_identity()
                 await self._heartbeat()
+                self._in_touch = True
                 self._introduced.set()
                 await self._report_metrics()
+                await self._look_for_changes()
                 pause = max(0.0, pause - (self._clock.monotonic() - started))
             except RequestError as error:
                 # Our id means nothing there: another cluster's placement manager, or an empty one.
@@ -118,7 +123,8 @@ class Contact:
                 self._refuse(error)
             except HeadraceError as error:
                 _log.info("placement manager: %s", error)
-                self._wake.set()  # it may have told us things we did not hear
+                self._in_touch = False
+                self.settle_soon(certainly=True)  # it may have told us things we did not hear
                 pause = min(pause, _RETRY_SECONDS)
             except Exception:
                 # A node that goes on serving must not pass for a lost one, whatever broke here.
@@ -147,6 +153,20 @@ class Contact:
         )
         _raise_unless_one(outcomes)
 
+    async def _look_for_changes(self) -> None:
+        """A placement manager that restarted, or leads since a moment ago, has forgotten what it
+        had yet to tell us."""
+        request = m.ListRangesRequest(timeout_ms=1000)  # of nothing: only the leader answers
+        try:
+            await self._links.call(Code.LIST_RANGES, request, timeout=1.0)
+        except HeadraceError as error:
+            _log.info("no leading placement manager: %s", error)
+            return
+        found = (self._links.leader, self._links.connections)
+        if found != self._known:
+            self._known = found
+            self.settle_soon(certainly=True)
+
     def report_soon(self) -> None:
         """Something has changed that placement should know at once."""
         self._report_now.set()
@@ -157,43 +177,60 @@ class Contact:
 
     # Reconciliation
 
-    def settle_soon(self) -> None:
-        """Some range waits for the placement manager's word: look more often."""
+    def settle_soon(self, *, certainly: bool = False) -> None:
+        """Some range waits for the placement manager's word; it is asked for unless it comes.
+        `certainly`: what we miss does not show in our ranges."""
+        self._missed = self._missed or certainly
         self._wake.set()
 
     async def _keep_reconciled(self) -> None:
         await self._introduced.wait()
+        settings = self._settings
+        pause = 0.0
         while True:
+            await self._clock.sleep(pause)
             self._wake.clear()
-            try:
-                await self.reconcile()
-                self._registered.set()
-                pause = self._settings.reconcile_interval_ms
-                if self._node.state.unsettled():
-                    pause = min(pause, self._settings.unsettled_interval_ms)
-                seconds = pause / 1000
-            except RequestError as error:
-                _log.error("placement manager refuses this node: %s", error)
-                self._refuse(error)
-                seconds = self._settings.heartbeat_interval_ms / 1000
-            except HeadraceError as error:
-                _log.info("reconciliation: %s", error)
-                seconds = _RETRY_SECONDS
-            except Exception:
-                _log.exception("reconciliation failed")
-                seconds = self._settings.heartbeat_interval_ms / 1000
-            floor = min(seconds, _RETRY_SECONDS)  # however often it is asked for
-            await self._clock.sleep(floor)
+            if self._missed or not self._registered.is_set() or self._node.state.unsettled():
+                settled = await self._try_to_reconcile()
+                if not settled:
+                    pause = _RETRY_SECONDS
+                    continue
+            if self._node.state.unsettled():
+                # The list of all our ranges is long, and we are told most things anyway.
+                least = settings.unsettled_interval_ms / 1000
+                pause = min(max(2 * pause, least), settings.reconcile_interval_ms / 1000)
+                continue
             with suppress(TimeoutError):
-                async with asyncio.timeout(seconds - floor):
+                async with asyncio.timeout(settings.reconcile_interval_ms / 1000):
                     await self._wake.wait()
+                    pause = settings.unsettled_interval_ms / 1000
+                    continue
+            self._missed = True
+            pause = 0.0
+
+    async def _try_to_reconcile(self) -> bool:
+        self._missed = False
+        try:
+            await self.reconcile()
+        except RequestError as error:
+            _log.error("placement manager refuses this node: %s", error)
+            self._refuse(error)
+        except HeadraceError as error:
+            _log.info("reconciliation: %s", error)
+        except Exception:
+            _log.exception("reconciliation failed")
+        else:
+            self._registered.set()
+            return True
+        self._missed = True
+        return False
 
     async def reconcile(self) -> None:
         """Learn ends, deletions, trims and changes of the replica lists that were missed."""
         local = self._node.logs()
         criteria = m.RangeCriteria(data_node=self._node.data_node())
         listed = await self._list(criteria)
-        await self._node.settle(reconcile(local, listed), listed)
+        await self._node.ranges.settle(reconcile(local, listed), listed)
 
     async def list_stream(self, stream_id: int) -> list[m.Range]:
         return await self._list(m.RangeCriteria(stream_id=stream_id))
@@ -249,7 +286,7 @@ class Contact:
     async def leave(self) -> None:
         """Say GOAWAY; then wait until others have the open ranges, if there are others."""
         await self._heartbeats.close()  # one after the GOAWAY would take it back
-        if not self._introduced.is_set():
+        if not self._in_touch:
             return
         deadline = self._clock.monotonic() + self._settings.drain_timeout_ms / 1000
         movable = await self._movable()
@@ -266,7 +303,7 @@ class Contact:
             if movable and self._clock.monotonic() >= ask_at:
                 ask_at += _DRAIN_ASK_SECONDS
                 movable = await self._movable()  # the others may be leaving too
-        if movable:
+        if movable and self._settings.drain_timeout_ms:
             _log.warning("stopping with %d open ranges that did not move in time", len(movable))
 
     async def _movable(self) -> list[RangeLog]:

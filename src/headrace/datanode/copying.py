@@ -1,4 +1,4 @@
-"""Fills ranges that miss data, and mends damaged ones, from other replicas.
+"""Fills ranges that miss data from other replicas.
 
 `Peers` asks other data nodes with FETCH: the same reads that clients make, so a replica gives away
 only what is committed. Every batch is checked before it is stored. Sources that fail are skipped;
@@ -29,6 +29,7 @@ from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import HEADER_BYTES, BatchHeader, split, verify
 
 _FETCH_SECONDS = 10.0
+_SOURCES_SECONDS = 5.0
 _PAUSE_MIN = 0.1
 _PAUSE_MAX = 5.0
 
@@ -39,11 +40,15 @@ FindSources = Callable[[RangeKey], Awaitable[Sequence[str]]]
 
 
 class Peers:
-    """Reads from other data nodes."""
+    """Asks other data nodes."""
 
-    def __init__(self, connect_to: Callable[[str], Connect], find_sources: FindSources) -> None:
+    def __init__(
+        self, clock: Clock, connect_to: Callable[[str], Connect], find_sources: FindSources
+    ) -> None:
+        self._clock = clock
         self._links = Links(connect_to)
         self._find_sources = find_sources
+        self._known: dict[RangeKey, tuple[float, Sequence[str]]] = {}
 
     async def close(self) -> None:
         await self._links.close()
@@ -56,14 +61,25 @@ class Peers:
         UnavailableError, with what each of them said, when none has.
         """
         said: list[str] = []
-        for address in await self._find_sources(key):
+        for address in await self._sources(key):
             try:
                 return await self.fetch(address, key, offset, max_bytes)
             except HeadraceError as error:
                 said.append(f"{address}: {error}")
+        self._known.pop(key, None)
         raise UnavailableError(
             "no replica has it", **key._asdict(), offset=offset, said="; ".join(said)
         )
+
+    async def _sources(self, key: RangeKey) -> Sequence[str]:
+        """Asked for now and then, not for every piece of a range."""
+        now = self._clock.monotonic()
+        until, sources = self._known.get(key, (0.0, ()))
+        if now >= until:
+            self._known = {k: known for k, known in self._known.items() if known[0] > now}
+            sources = await self._find_sources(key)
+            self._known[key] = (now + _SOURCES_SECONDS, sources)
+        return sources
 
     async def fetch(
         self, address: str, key: RangeKey, offset: int, max_bytes: int

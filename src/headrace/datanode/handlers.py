@@ -105,7 +105,7 @@ def _take(
         node.state.check_append(
             log, writer_epoch=info.writer_epoch, expected_offset=info.expected_offset
         )
-        producers = None if log.writer_epoch >= 0 else node.producers(stream_id)
+        producers = None if log.writer_epoch >= 0 else node.sequences.of(stream_id)
         led = node.leading.require(log) if log.ack_quorum > 1 else None
         return accept(log, batch, producers, led)
     except HeadraceError as error:
@@ -123,14 +123,14 @@ def _take_replica(
             raise InvalidArgumentError("append without a range")
         log = node.state.find(RangeKey(info.range.stream_id, info.range.range_index))
         if log is None:
-            node.contact.settle_soon()  # we may have missed that it was opened
+            node.contact.settle_soon(certainly=True)  # its SYNC_RANGES may be lost
             raise RangeNotFoundError(stream_id=info.range.stream_id)
         committed = info.range.next_offset
         if batch is None:
             node.state.check_replica(log, base_offset=log.next_offset)
             log.set_committed(committed)
             return None
-        producers = None if log.writer_epoch >= 0 else node.producers(log.key.stream_id)
+        producers = None if log.writer_epoch >= 0 else node.sequences.of(log.key.stream_id)
         return accept_replica(node.state, log, batch, producers, committed=committed)
     except HeadraceError as error:
         return error
@@ -237,13 +237,11 @@ async def seal_ranges(
     async def seal(wanted: m.RangeId) -> m.SealRangesResult:
         key = RangeKey(wanted.stream_id, wanted.range_index)
         try:
-            log = await node.seal(key, wanted.writer_epoch)
+            log = await node.ranges.seal(key, wanted.writer_epoch)
         except HeadraceError as error:
             named = m.Range(stream_id=key.stream_id, range_index=key.range_index)
             return m.SealRangesResult(range=named, status=status_of(error))
-        producers: tuple[m.ProducerState, ...] = ()
-        if log.writer_epoch < 0:
-            producers = node.producers(key.stream_id).states(log.end_offset)
+        producers = node.sequences.sealed(log)
         return m.SealRangesResult(range=wire_range(log), status=OK, producers=producers)
 
     results = await asyncio.gather(*map(seal, request.ranges))
@@ -256,7 +254,9 @@ async def sync_ranges(
     async def sync(wanted: m.StreamRanges) -> m.SyncRangesResult:
         try:
             logs = [
-                await node.sync(range_, durability=wanted.durability, reserved=wanted.reserved)
+                await node.ranges.sync(
+                    range_, durability=wanted.durability, reserved=wanted.reserved
+                )
                 for range_ in wanted.ranges
             ]
         except HeadraceError as error:
@@ -280,7 +280,7 @@ async def describe_ranges(
             node.access.check_stream(peer, wanted.stream_id, owned=owned)
             log = node.state.range(RangeKey(wanted.stream_id, wanted.range_index))
             if request.sync:
-                await log.sync()
+                await node.ranges.flush(log)
         except HeadraceError as error:
             return m.DescribeRangeResult(stream_id=wanted.stream_id, status=status_of(error))
         segments = tuple(
@@ -304,7 +304,7 @@ async def delete_streams(
     node: DataNodeService, request: m.DeleteStreamsRequest, _: Payload, peer: Peer
 ) -> Reply:
     async def delete(stream: m.Stream) -> m.DeleteStreamResult:
-        status = await _status(node.delete_stream(stream.stream_id))
+        status = await _status(node.ranges.delete_stream(stream.stream_id))
         return m.DeleteStreamResult(deleted_stream=stream, status=status)
 
     results = await asyncio.gather(*map(delete, request.streams))
@@ -315,7 +315,7 @@ async def trim_streams(
     node: DataNodeService, request: m.TrimStreamsRequest, _: Payload, peer: Peer
 ) -> Reply:
     async def trim(wanted: m.TrimmedStream) -> m.TrimStreamResult:
-        status = await _status(node.trim_stream(wanted.stream_id, wanted.trim_offset))
+        status = await _status(node.ranges.trim_stream(wanted.stream_id, wanted.trim_offset))
         return m.TrimStreamResult(
             trimmed_stream=m.Stream(stream_id=wanted.stream_id), status=status
         )

@@ -8,7 +8,7 @@ close the log cleanly.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from headrace.client.channels import Connect, tcp_connect
@@ -17,7 +17,7 @@ from headrace.config.datanode import DataNodeSettings
 from headrace.config.storage import StorageSettings
 from headrace.datanode.contact import Contact
 from headrace.datanode.copying import Copier, Peers
-from headrace.datanode.fences import ALL_RANGES, FenceFile, Fences
+from headrace.datanode.fences import FenceFile, Fences
 from headrace.datanode.handlers import handlers
 from headrace.datanode.identity import (
     Identity,
@@ -30,16 +30,13 @@ from headrace.datanode.io_figures import IoFigures, metered
 from headrace.datanode.leading import Leading
 from headrace.datanode.local import Local
 from headrace.datanode.metrics import Counters, Load
-from headrace.datanode.producers import Producers
+from headrace.datanode.ranges import Ranges
 from headrace.datanode.repairing import Repairer
-from headrace.datanode.replication import ack_quorum_of
-from headrace.datanode.state import Differences, NodeState, Sync
+from headrace.datanode.sequences import Sequences
+from headrace.datanode.state import NodeState
 from headrace.errors import (
-    CorruptionError,
     DiskFullError,
     HeadraceError,
-    SealedError,
-    StateError,
     StorageError,
 )
 from headrace.net.addresses import advertised
@@ -55,12 +52,10 @@ from headrace.storage.store import LogStore
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import AlreadyDurableError, AppendGapError, AppendPendingError
 from headrace.wire.sbp.opcodes import Role
-from headrace.wire.sbp.records import PRODUCER, split
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_SCAN_BYTES = 1 << 20
 _FULL_SECONDS = 10.0  # a disk that was full a moment ago is reported as full
 _NOT_FAILED = (AlreadyDurableError, AppendPendingError, AppendGapError)
 
@@ -92,7 +87,7 @@ class DataNodeService:
         )
         fences = Fences(settings.tombstone_ms)
         self.state: NodeState[RangeLog] = NodeState(given_up=fences.forbids)
-        self._fences = FenceFile(
+        self.fences = FenceFile(
             runtime.disk,
             folder,
             fences,
@@ -100,8 +95,6 @@ class DataNodeService:
             on_disk=self._on_disk,
         )
         self.counters = Counters()
-        self.addresses: dict[int, str] = {}
-        """Data nodes that were named in ranges of ours; the newest address wins."""
         self._folder = folder
         self._storage = storage
         self._secret = secret
@@ -110,21 +103,21 @@ class DataNodeService:
         self._channels: list[InProcessChannel] = []
         self._identity: Identity | None = None
         self.advertise = ""
-        self._producers: dict[int, Producers] = {}
-        self._members: dict[RangeKey, tuple[int, ...]] = {}
         self._files: Executor | None = None
         self._io = IoFigures()
         self._full_until = 0.0
         if not isinstance(placement, PlacementLinks):
             placement = PlacementLinks.single(placement)
         self.contact = Contact(self, placement)
+        self.sequences = Sequences(self)
+        self.ranges = Ranges(self, self.sequences)
         connect_to = peers or self._connect_peer
-        self._peers = Peers(connect_to, self._find_sources)
+        self.peers = Peers(runtime.clock, connect_to, self.ranges.find_sources)
         self.leading = Leading(
             runtime,
             settings,
             connect_to=connect_to,
-            addresses=self.addresses,
+            addresses=self.ranges.addresses,
             introduce=self.introduction,
             on_stopped=self._on_stopped,
             ask_seal=self.contact.ask_seal,
@@ -132,14 +125,14 @@ class DataNodeService:
         self.copier = Copier(
             runtime.clock,
             settings,
-            self._peers,
+            self.peers,
             is_kept=lambda log: self.state.find(log.key) is log,
             on_complete=self._on_complete,
         )
         self.repairer = Repairer(
             runtime.clock,
             settings,
-            self._peers,
+            self.peers,
             logs=self.logs,
             ask_seal=self.contact.ask_seal,
         )
@@ -234,7 +227,7 @@ class DataNodeService:
         if self._server is not None:
             await self._server.close()
         await self.contact.close()
-        await self._peers.close()
+        await self.peers.close()
         if self._files is not None:
             self._files.close()
 
@@ -244,7 +237,7 @@ class DataNodeService:
         if identity is not None:
             self._identity = identity
             self.state.node_id = identity.node_id
-        await self._on_disk(self._fences.load)
+        await self._on_disk(self.fences.load)
         interrupted = await self._on_disk(load_interrupted, disk, self._folder)
         for found in store.ranges():
             self.state.on_range(store.range(found.key))
@@ -258,27 +251,7 @@ class DataNodeService:
             await self._save_interrupted()
         for stream_id in self.state.streams():
             if not self.state.is_owned(stream_id):
-                await self._scan_producers(stream_id)
-
-    async def _scan_producers(self, stream_id: int) -> None:
-        """Learn the last sequences of a plain stream from the end of its log."""
-        producers = self.producers(stream_id)
-        ranges = self.state.ranges(stream_id)
-        first = ranges[-1].next_offset - self.settings.producer_scan_records
-        for log in ranges:
-            offset = max(log.start_offset, first)
-            try:
-                while offset < log.durable_offset:
-                    for view in await log.read_durable(offset, _SCAN_BYTES):
-                        for header, _ in split(view):
-                            offset = header.next_offset
-                            if header.attributes & PRODUCER:
-                                sequence = header.sequence + header.record_count
-                                producers.on_stored(
-                                    header.producer_id, sequence, header.base_offset
-                                )
-            except HeadraceError as error:
-                _log.warning("producers of stream %d not read: %s", stream_id, error)
+                await self.sequences.scan(stream_id)
 
     async def connect(self) -> Channel:
         """A channel inside this process; it ends with the node."""
@@ -303,14 +276,6 @@ class DataNodeService:
     def store(self) -> LogStore:
         assert self._store is not None, "not started"
         return self._store
-
-    def producers(self, stream_id: int) -> Producers:
-        table = self._producers.get(stream_id)
-        if table is None:
-            table = self._producers[stream_id] = Producers(
-                self.settings.producers_max, self.settings.producer_batches_max
-            )
-        return table
 
     def statistics(self) -> dict[str, object]:
         return {
@@ -374,168 +339,6 @@ class DataNodeService:
             credential=node_credential(self._secret) if self._secret is not None else b"",
         )
 
-    # Ranges
-
-    async def seal(self, key: RangeKey, writer_epoch: int) -> RangeLog:
-        """Durable before return; the second time the same end."""
-        log = self.state.range(key)
-        self.state.check_seal(log, writer_epoch)
-        # First: what other replicas confirm from now on is not acknowledged any more.
-        self.leading.release(key, SealedError("the range is sealed", **key._asdict()))
-        await log.seal(writer_epoch=writer_epoch)
-        self.state.on_sealed(key)
-        if not log.final:
-            self.contact.settle_soon()
-        return log
-
-    async def sync(
-        self, wanted: m.Range, *, durability: int = -1, reserved: bool = False
-    ) -> RangeLog:
-        key = RangeKey(wanted.stream_id, wanted.range_index)
-        self._learn(wanted)
-        log = self.state.find(key)
-        match self.state.sync(log, wanted):
-            case Sync.CREATE:
-                log = await self._create(key, wanted, durability, reserved)
-            case Sync.FINISH:
-                assert log is not None
-                await self._finish(log, wanted)
-            case Sync.RAISE_EPOCH:
-                assert log is not None
-                await self._raise_epoch(log, wanted.writer_epoch)
-            case Sync.NOTHING:
-                assert log is not None
-                if not log.sealed and log.next_offset == log.start_offset:
-                    # Opened from a list of ranges, which does not tell about producers.
-                    self.producers(key.stream_id).merge(wanted.producers)
-                self.copier.want(log)
-        return log
-
-    def _learn(self, range_: m.Range) -> None:
-        """Who has the range, and where they are."""
-        nodes = [node.data_node for node in range_.replica_nodes if node.data_node is not None]
-        key = RangeKey(range_.stream_id, range_.range_index)
-        self._members[key] = tuple(node.node_id for node in nodes)
-        self._note_addresses(range_)
-
-    def _note_addresses(self, range_: m.Range) -> None:
-        for node in range_.replica_nodes:
-            if node.data_node is not None and node.data_node.advertise_addr:
-                self.addresses[node.data_node.node_id] = node.data_node.advertise_addr
-
-    async def _create(
-        self, key: RangeKey, wanted: m.Range, durability: int, reserved: bool
-    ) -> RangeLog:
-        replicas = replicas_of(wanted)
-        quorum = wanted.ack_quorum if wanted.ack_quorum > 0 else ack_quorum_of(len(replicas))
-        log = await self.store.create_range(
-            key,
-            start_offset=wanted.start_offset,
-            writer_epoch=wanted.writer_epoch,
-            durability=m.Durability(max(durability, 0)),
-            reserved=bool(reserved),
-            replicas=replicas,
-            ack_quorum=quorum,
-            final_end=wanted.end_offset,
-        )
-        if wanted.end_offset < 0 and self.state.given_up(*key):
-            raise SealedError("given up meanwhile", **key._asdict())  # the files are being removed
-        self.state.on_range(log)
-        if wanted.end_offset >= 0:
-            if not log.final:  # somebody else was quicker, and knew less
-                await self._finish(log, wanted)
-            self.copier.want(log)
-            return log
-        if not log.sealed and log.next_offset == log.start_offset:
-            producers = self.producers(key.stream_id)
-            producers.forget_from(log.start_offset)
-            producers.merge(wanted.producers)
-            if log.ack_quorum > 1 and self.state.leads(log):
-                self.leading.lead(log, [node for node in log.replicas if node != self.node_id])
-        return log
-
-    async def _finish(self, log: RangeLog, wanted: m.Range) -> None:
-        """The range ends where the placement manager says."""
-        self.leading.release(log.key, SealedError("the range is sealed", **log.key._asdict()))
-        await log.finish(wanted.end_offset, writer_epoch=wanted.writer_epoch)
-        self.state.on_sealed(log.key)
-        self.copier.want(log)
-        self.repairer.on_damage()  # what could not be mended while the range was open
-
-    async def _raise_epoch(self, log: RangeLog, epoch: int) -> None:
-        """What the old epoch had in flight is settled before we answer."""
-        await log.set_epoch(epoch)
-        await log.sync()
-        led = self.leading.find(log.key)
-        if led is not None:
-            try:
-                await led.wait(log.next_offset)
-            except StateError as error:
-                raise SealedError(error.message, **log.key._asdict()) from error
-
-    async def delete_stream(self, stream_id: int) -> None:
-        """Appends and fetches are refused from now on; the files go, and nothing comes back."""
-        for log in self.state.ranges(stream_id):
-            self._let_go_of(log.key)
-        self.state.on_deleted(stream_id)
-        self._producers.pop(stream_id, None)
-        await self._give_up(stream_id, ALL_RANGES, lambda: self.store.delete_stream(stream_id))
-
-    async def delete_range(self, key: RangeKey) -> None:
-        """Other nodes have it; here it goes, with its files."""
-        self._let_go_of(key)
-        self.state.on_removed(key)
-        await self._give_up(*key, lambda: self.store.delete_range(key))
-
-    async def _give_up(
-        self, stream_id: int, range_index: int, remove: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Never to be opened here again; known durably before anything is removed."""
-        try:
-            await self._fences.give_up(stream_id, range_index)
-        except DiskFullError:  # what is removed makes room
-            await remove()
-            await self._fences.give_up(stream_id, range_index)
-        else:
-            await remove()
-
-    def _let_go_of(self, key: RangeKey) -> None:
-        self.leading.release(key, SealedError("the range is gone", **key._asdict()))
-        self._members.pop(key, None)
-
-    async def trim_stream(self, stream_id: int, offset: int) -> None:
-        for log in self.state.ranges(stream_id):
-            end = log.end_offset if log.sealed else log.durable_offset
-            if log.start_offset < min(offset, end):
-                await log.trim(min(offset, end))
-
-    async def settle(self, differences: Differences, listed: Iterable[m.Range]) -> None:
-        """Become what the placement manager's list says."""
-        for range_ in listed:
-            self._learn(range_)
-        for key in differences.retire:
-            _log.info("range %s is not ours any more", key)
-            await self.delete_range(key)
-        for key, offset in differences.trim:
-            await self.trim_stream(key.stream_id, offset)
-        for range_ in differences.sync:
-            try:
-                await self._sync_listed(range_)
-            except HeadraceError as error:
-                _log.info("range not synced: %s", error)
-
-    async def _sync_listed(self, range_: m.Range) -> None:
-        try:
-            await self.sync(range_)
-        except CorruptionError as error:
-            if range_.end_offset < 0 or len(range_.replica_nodes) < 2:
-                raise
-            # Not even its metadata can be read. Others have the range: it is fetched anew.
-            key = RangeKey(range_.stream_id, range_.range_index)
-            _log.error("range %s is unreadable and fetched anew: %s", key, error)
-            await self.delete_range(key)
-            await self.sync(range_)
-
     # What happens
 
     def on_append_failed(self, error: HeadraceError) -> None:
@@ -555,20 +358,8 @@ class DataNodeService:
 
     def _on_complete(self, log: RangeLog) -> None:
         _log.info("range %s is complete", log.key)
-        self.repairer.on_damage()
-
-    async def _find_sources(self, key: RangeKey) -> Sequence[str]:
-        """The other replicas; the placement manager's word is newer than what we were told."""
-        members = self._members.get(key, self.state.range(key).replicas)
-        try:
-            for range_ in await self.contact.list_stream(key.stream_id):
-                if range_.range_index == key.range_index:
-                    self._note_addresses(range_)
-                    members = replicas_of(range_)
-        except HeadraceError as error:
-            _log.info("replicas of %s not asked for: %s", key, error)
-        own = self.node_id
-        return [self.addresses[n] for n in members if n != own and self.addresses.get(n)]
+        if log.state().corrupt:
+            self.repairer.on_damage()
 
     async def _on_disk(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         assert self._files is not None, "not started"
@@ -578,9 +369,3 @@ class DataNodeService:
         await self._on_disk(
             save_interrupted, self.runtime.disk, self._folder, set(self.state.interrupted)
         )
-
-
-def replicas_of(range_: m.Range) -> tuple[int, ...]:
-    """Node ids, the primary first."""
-    nodes = sorted(range_.replica_nodes, key=lambda node: not node.is_primary)
-    return tuple(node.data_node.node_id for node in nodes if node.data_node is not None)

@@ -84,6 +84,8 @@ class NodeState(Generic[V]):
     node_id: int = -1
     interrupted: set[RangeKey] = field(default_factory=set)
     stopped: set[RangeKey] = field(default_factory=set)
+    trimmed: dict[int, int] = field(default_factory=dict)
+    """Stream -> offset below which nothing is served, also where a replica is not there yet."""
     closing: bool = False
     given_up: Callable[[int, int], bool] = lambda stream_id, range_index: False
     """Whether this node had that range of the stream, or a later one, and gave it up."""
@@ -104,11 +106,17 @@ class NodeState(Generic[V]):
             self._streams[key.stream_id] = ranges
         else:
             self._streams.pop(key.stream_id, None)
+            self.trimmed.pop(key.stream_id, None)
         self.on_sealed(key)
 
     def on_deleted(self, stream_id: int) -> None:
         for view in self._streams.pop(stream_id, ()):
             self.on_sealed(view.key)
+        self.trimmed.pop(stream_id, None)
+
+    def on_trimmed(self, stream_id: int, offset: int) -> None:
+        if stream_id in self._streams:
+            self.trimmed[stream_id] = max(offset, self.trimmed.get(stream_id, 0))
 
     # Questions
 
@@ -176,9 +184,10 @@ class NodeState(Generic[V]):
             raise RangeNotFoundError(
                 "range not opened under this epoch", found=writer_epoch, current=view.writer_epoch
             )
-        if not self.takes_more(view):
+        closed = self.interrupted or self.stopped  # nearly always empty, and this is every append
+        if view.sealed or view.failed or (closed and not self.takes_more(view)):
             raise SealedError(**view.key._asdict())
-        if self.follows(view):
+        if view.ack_quorum > 1 and self.follows(view):
             raise NotPrimaryError("another node orders this range", **view.key._asdict())
         owned = view.writer_epoch >= 0
         if expected_offset != view.next_offset and (owned or expected_offset >= 0):
@@ -214,6 +223,11 @@ class NodeState(Generic[V]):
         ranges = self._streams.get(stream_id)
         if not ranges:
             raise RangeNotFoundError(stream_id=stream_id)
+        if offset < self.trimmed.get(stream_id, 0):
+            raise OffsetOutOfRangeError(stream_id=stream_id, offset=offset)
+        newest = ranges[-1]
+        if offset >= newest.start_offset and not newest.sealed:
+            return newest  # the tail: nearly all reads
         kept = [v for v in ranges if not (v.final and v.end_offset <= v.start_offset)]
         below = [view for view in kept if view.start_offset <= offset]
         if not below:

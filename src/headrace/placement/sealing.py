@@ -107,7 +107,8 @@ class Sealing:
             self._telling.later(closed.replicas, closed)
         # Of one that ends right there: another's table may know batches that are cut off now,
         # and a producer that sends them again would be told that they are stored.
-        producers = next(answers[n].producers for n, e in ends.items() if e == end)
+        # Who has restarted may not know all and says nothing.
+        producers = max((answers[n].producers for n, e in ends.items() if e == end), key=len)
         successor = self._state.last_range(sealing.stream_id)
         await self._telling.open(successor, producers)
         self._opened[successor.stream_id] = successor.range_index

@@ -106,7 +106,8 @@ class Telling:
             except HeadraceError as error:
                 _log.info("node %d does not tell producers: %s", node_id, error)
                 continue
-            if answer.range is not None and answer.range.end_offset == before.end:
+            whole = answer.range is not None and answer.range.end_offset == before.end
+            if whole and answer.producers:  # who has restarted may not know, and says nothing
                 return answer.producers
         return ()
 

@@ -232,6 +232,7 @@ class SystemListener:
     def __init__(self, on_connection: OnConnection) -> None:
         self._accepted = AcceptedConnections(on_connection)
         self._server: asyncio.Server
+        self._closing = False
         self._closed = asyncio.Event()
         self.host = ""
         self.port = 0
@@ -244,12 +245,19 @@ class SystemListener:
         self.host, self.port = self._server.sockets[0].getsockname()[:2]
 
     def _accept(self, connection: SystemConnection) -> None:
-        if self._closed.is_set():
+        if self._closing:
             connection.abort()
         else:
             self._accepted.start(connection)
 
     def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            # A moment later: of a connection that was accepted but not set up yet when its server
+            # closes, asyncio's loop (not uvloop) never closes the socket.
+            asyncio.get_running_loop().call_soon(self._close)
+
+    def _close(self) -> None:
         self._server.close()
         self._closed.set()
 

@@ -64,7 +64,7 @@ def test_f11_a_dropped_range_stays_dropped(records: int, restarts: tuple[bool, .
         for log in state.ranges(stream_id):  # whatever else is here does not decide it
             state.on_removed(log.key)
         with pytest.raises(SealedError):
-            await cluster.live(0).sync(first)
+            await cluster.live(0).ranges.sync(first)
         assert state.find(RangeKey(stream_id, 0)) is None
 
     simulate(body)
@@ -80,7 +80,7 @@ def test_a_deleted_stream_stays_deleted(restarts: tuple[bool, ...]) -> None:
             await restart(cluster, cleanly=cleanly)
         for index in (0, 1, 99):
             with pytest.raises(SealedError):
-                await cluster.live(0).sync(replace(first, range_index=index))
+                await cluster.live(0).ranges.sync(replace(first, range_index=index))
         assert cluster.live(0).state.ranges(stream_id) == []
         other = await client.create_stream()
         assert await client.append(other.stream_id, batch(b"a")) == 0
@@ -92,11 +92,11 @@ def test_a_copy_may_come_back() -> None:
     async def body(cluster: Cluster, client: SbpClient, disk: SimulatedDisk) -> None:
         stream_id = (await client.create_stream()).stream_id
         (first,) = await client.list_ranges(stream_id)
-        await cluster.live(0).delete_range(RangeKey(stream_id, 0))
-        log = await cluster.live(0).sync(replace(first, end_offset=0))
+        await cluster.live(0).ranges.delete(RangeKey(stream_id, 0))
+        log = await cluster.live(0).ranges.sync(replace(first, end_offset=0))
         assert log.final
         with pytest.raises(SealedError):
-            await cluster.live(0).sync(first)
+            await cluster.live(0).ranges.sync(first)
 
     simulate(body)
 
@@ -107,7 +107,7 @@ def test_a_range_that_is_deleted_while_it_is_opened() -> None:
         (first,) = await client.list_ranges(stream_id)
         node = cluster.live(0)
         opening = [
-            asyncio.ensure_future(node.sync(replace(first, range_index=index)))
+            asyncio.ensure_future(node.ranges.sync(replace(first, range_index=index)))
             for index in range(1, 6)
         ]
         await asyncio.sleep(0)
@@ -130,7 +130,7 @@ def test_a_full_disk_does_not_keep_streams_from_being_deleted(
         (first,) = await client.list_ranges(stream_id)
         await client.append(stream_id, batch(b"x" * 1000))
         with monkeypatch.context() as patch:
-            file = cluster.live(0)._fences
+            file = cluster.live(0).fences
             write = type(file)._rewrite
             tries: list[int] = []
 
@@ -141,13 +141,13 @@ def test_a_full_disk_does_not_keep_streams_from_being_deleted(
                 write(file, data, records)
 
             patch.setattr(type(file), "_rewrite", full_once)
-            await cluster.live(0).delete_stream(stream_id)
+            await cluster.live(0).ranges.delete_stream(stream_id)
         assert len(tries) == 2
         assert not any(f"/streams/{stream_id}/" in path for path in disk.files())
         await cluster.kill_node()
         await cluster.start_node()
         with pytest.raises(SealedError):
-            await cluster.live(0).sync(first)
+            await cluster.live(0).ranges.sync(first)
 
     simulate(body)
 

@@ -307,6 +307,19 @@ def test_below_ranges_that_start_elsewhere_the_placement_manager_knows() -> None
         state_of(view(3, 20)).containing(1, 19)
 
 
+def test_nothing_is_served_below_a_trim_also_where_the_data_came_later() -> None:
+    behind = shared(primary=9, next_offset=50)
+    state = state_of(behind)
+    state.on_trimmed(1, 42)
+    state.on_trimmed(1, 40)
+    state.on_trimmed(2, 99)
+    with pytest.raises(OffsetOutOfRangeError):
+        state.containing(1, 41)
+    assert state.containing(1, 42) is behind
+    state.on_removed(behind.key)
+    assert state.trimmed == {}
+
+
 def test_when_a_node_is_unsettled() -> None:
     assert not state_of(view(0, 0, 5), view(1, 5), shared(9, decided=True, index=2)).unsettled()
     assert state_of(shared(9)).unsettled()
