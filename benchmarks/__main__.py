@@ -14,7 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-BENCHMARKS = ("iggy_codec", "storage_append", "streams_latency", "broker_send_poll", "spark_read")
+BENCHMARKS = (
+    "iggy_codec", "storage_append", "streams_latency", "log_append", "log_fetch",
+    "broker_send_poll", "spark_read",
+)  # fmt: skip
 REPORT = Path(__file__).parent / "report"
 
 
@@ -39,7 +42,8 @@ def main(names: list[str]) -> int:
 def _latency(row: dict[str, Any]) -> str:
     if "p50_ms" not in row:
         return ""
-    return f"   p50 {row['p50_ms']:.2f} ms, p99 {row['p99_ms']:.2f} ms"
+    told = f"   p50 {row['p50_ms']:.2f} ms, p99 {row['p99_ms']:.2f} ms"
+    return told + (f", p99.9 {row['p999_ms']:.2f} ms" if "p999_ms" in row else "")
 
 
 def _machine() -> dict[str, str]:
