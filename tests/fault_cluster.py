@@ -119,6 +119,16 @@ class FaultCluster:
     def log(self, name: str) -> str:
         return (self.folder / name / "log").read_text("utf-8", "replace")
 
+    def story(self, lines_max: int = 120) -> str:
+        """The newest lines of all roles, in the order of their times."""
+        lines = [
+            (line.split(" ", 1)[0], f"{name:<9} {line}")
+            for name in self._commands
+            for line in self.log(name).splitlines()
+            if line.startswith("20") and "audit" not in line
+        ]
+        return "\n".join(line for _, line in sorted(lines)[-lines_max:])
+
     async def close(self) -> None:
         for client in self._clients:
             await client.close()

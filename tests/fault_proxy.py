@@ -39,6 +39,7 @@ class FaultProxy:
                 return  # by `close`: asyncio's streams would report it as an error
             finally:
                 self._connections.discard(task)
+                writer.close()
 
         server = await asyncio.start_server(on_connection, "127.0.0.1", 0)
         self._servers.append(server)
