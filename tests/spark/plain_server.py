@@ -31,6 +31,7 @@ class _Topic:
     partitions: list[bytearray]
     counts: list[int]
     turn: int = 0
+    trimmed: int = 0  # messages that every partition lost at its front
     groups: dict[str, dict[int, int]] = field(default_factory=dict)  # stored offsets by partition
 
 
@@ -148,7 +149,9 @@ class PlainServer:
         if topic is None:
             return None
         partitions = tuple(
-            PartitionInfo(i, topic.created_at_us, 1, max(0, count - 1), len(log), count)
+            PartitionInfo(
+                i, topic.created_at_us, 1, max(0, count - 1), len(log), count - topic.trimmed
+            )
             for i, (log, count) in enumerate(zip(topic.partitions, topic.counts, strict=True))
         )
         size, total = sum(map(len, topic.partitions)), sum(topic.counts)
@@ -188,6 +191,7 @@ class PlainServer:
         if request.strategy.kind is StrategyKind.TIMESTAMP:
             times = columns(log, locate(log)).timestamp_us.tolist() if log else []
             first = sum(each < request.strategy.value for each in times)
+        first = max(first, topic.trimmed)
         last = min(count, first + request.count)
         slices: tuple[bytes, ...] = ()
         if first < last:

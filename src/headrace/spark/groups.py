@@ -44,32 +44,46 @@ class GroupOffsets:
         self._options = options
         self._stored: dict[Key, int] = {}
         self._pending: tuple[Future[None], dict[Key, int]] | None = None
+        self._latest: tuple[Reading, Offsets, SourceState] | None = None
         self._told = ""
 
     def on_finished(self, reading: Reading, finished: Offsets, state: SourceState) -> None:
-        self._settle(wait=False)
-        wanted = due(finished, state, self._stored)
-        if not self._options.consumer_group or not wanted or self._pending is not None:
-            return
-        names = {topic.uid: topic.topic for topic in state.topics}
-        offsets = {(names[uid], partition): at for (uid, partition), at in wanted.items()}
-        future = reading.store_soon(self._options.target, self._options.consumer_group, offsets)
-        self._pending = (future, wanted)
+        if self._options.consumer_group:
+            self._latest = (reading, finished, state)
+            self._settle(wait=False)
+            self._store()
 
     def on_idle(self) -> None:
         """Spark may end this process as soon as it learns that there is nothing new."""
-        self._settle(wait=True)
+        if self._settle(wait=True):
+            self._store()
+            self._settle(wait=True)
 
-    def _settle(self, *, wait: bool) -> None:
-        if self._pending is None or not (wait or self._pending[0].done()):
+    def _store(self) -> None:
+        """One at a time, and then the latest."""
+        if self._latest is None or self._pending is not None:
             return
+        reading, finished, state = self._latest
+        wanted = due(finished, state, self._stored)
+        if wanted:
+            names = {topic.uid: topic.topic for topic in state.topics}
+            offsets = {(names[uid], partition): at for (uid, partition), at in wanted.items()}
+            target, group = self._options.target, self._options.consumer_group
+            self._pending = (reading.store_soon(target, group, offsets), wanted)
+
+    def _settle(self, *, wait: bool) -> bool:
+        """Whether something was stored."""
+        if self._pending is None or not (wait or self._pending[0].done()):
+            return False
         (future, wanted), self._pending = self._pending, None
         try:
             future.result(STORE_SECONDS)
             self._stored.update(wanted)
+            return True
         except (HeadraceError, TimeoutError) as error:
             if str(error) != self._told:
                 self._told = str(error)
                 log.warning(
                     "offsets of group %s are not stored: %s", self._options.consumer_group, error
                 )
+            return False

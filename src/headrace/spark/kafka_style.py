@@ -35,6 +35,8 @@ def to_kafka(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
 
 def _headers(headers: pa.MapArray) -> pa.Array:
     """A map and a list of pairs have the same layout: nothing is copied but what is null."""
+    if headers.offset:
+        headers = pa.concat_arrays([headers])  # a slice has no bitmap that could be handed on
     pairs = pa.StructArray.from_arrays([headers.keys, headers.items], fields=list(_HEADER))
     return pa.ListArray.from_arrays(
         headers.offsets,

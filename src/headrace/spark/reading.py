@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 POLL_MESSAGES_MAX = 20_000
 FETCH_SECONDS = 60.0  # for one run of messages, retries included
-FALLBACK_SECONDS = 3.0  # for data nodes that do not answer, before the broker is asked instead
+FALLBACK_SECONDS = 5.0  # for data nodes that do not answer, before the broker is asked instead
 AVOID_SECONDS = 60.0  # until they are tried again
 TICKET_SECONDS_LEFT_MIN = 120  # a task may be queued a while before it uses its ticket
 TICKET_SECONDS_RENEWED = 30  # a task renews a ticket that lasts no longer
@@ -72,7 +72,8 @@ class Reading:
         self._reader = TicketReader(runtime, tls)
         self._cluster: str | None = None  # "" for a plain Iggy server, None before we asked
         self._tickets: dict[tuple[str, ...], Access] = {}
-        self._avoided_until = 0.0  # data nodes are out of reach from here
+        self._reached = False  # data nodes, from this process
+        self._avoided_until = 0.0  # they are out of reach from here
         self._groups: set[tuple[str, str, str]] = set()
 
     def describe(
@@ -221,7 +222,10 @@ class Reading:
 
     def _avoid(self, error: Exception) -> None:
         if monotonic() >= self._avoided_until:
-            log.warning("data nodes are out of reach, asking the broker instead: %s", error)
+            log.warning(
+                "data nodes are out of reach, asking the broker instead: %s",
+                error or "no answer in time",
+            )
         self._avoided_until = monotonic() + AVOID_SECONDS
 
     # -- messages
@@ -233,14 +237,20 @@ class Reading:
         ):
             return await self._poll(task, start)
         await self._renew(task)
-        patience = FALLBACK_SECONDS if task.read_from == "auto" else SECONDS
+        # Where they answered once, a slow answer is no reason to leave them.
+        doubted = task.read_from == "auto" and not self._reached
         try:
-            return await retry(
-                lambda: self._reader.fetch(task.access, span.key, start, span.end), patience
-            )
-        except (UnavailableError, DeadlineError) as error:
+            async with asyncio.timeout(FALLBACK_SECONDS if doubted else None):
+                fetched = await retry(
+                    lambda: self._reader.fetch(task.access, span.key, start, span.end),
+                    FALLBACK_SECONDS if task.read_from == "auto" else SECONDS,
+                )
+            self._reached = True
+            return fetched
+        except (UnavailableError, DeadlineError, TimeoutError) as error:
             if task.read_from != "auto":
                 raise
+            self._reached = False
             self._avoid(error)
         return await self._poll(task, start)
 

@@ -33,6 +33,7 @@ class Stub:
     def __init__(self) -> None:
         self.calls: list[Mapping[tuple[str, int], int]] = []
         self.future: Future[None] = Future()
+        self.at_once = False
 
     def store_soon(
         self, target: Target, group: str, offsets: Mapping[tuple[str, int], int]
@@ -40,6 +41,8 @@ class Stub:
         assert group == "g"
         self.calls.append(offsets)
         self.future = Future()
+        if self.at_once:
+            self.future.set_result(None)
         return self.future
 
 
@@ -58,6 +61,7 @@ def test_a_position_is_stored_once_and_again_after_a_failure(
     assert stub.calls == [{("t", 0): 9}], "one at a time"
     stub.future.set_result(None)
     group.on_finished(reading, at(20), STATE)
+    assert stub.calls == [{("t", 0): 9}, {("t", 0): 19}]
     stub.future.set_exception(UnavailableError("gone"))
     with caplog.at_level(logging.WARNING):
         group.on_idle()
@@ -72,6 +76,18 @@ def test_a_position_is_stored_once_and_again_after_a_failure(
     group.on_idle()
     group.on_finished(reading, at(20), STATE)
     assert stub.calls == [{("t", 0): 9}, *[{("t", 0): 19}] * 3]
+
+
+def test_an_idle_query_has_stored_its_latest_position() -> None:
+    options = parse_source({"topic": "s/t", "consumerGroup": "g"}, streaming=True)
+    group, stub = GroupOffsets(options), Stub()
+    reading = cast(Reading, stub)
+    group.on_finished(reading, at(10), STATE)
+    group.on_finished(reading, at(20), STATE)
+    stub.at_once = True
+    stub.future.set_result(None)
+    group.on_idle()
+    assert stub.calls == [{("t", 0): 9}, {("t", 0): 19}]
 
 
 def test_without_a_group_nothing_is_stored() -> None:
