@@ -291,8 +291,11 @@ class Workload:
                 run.state = DeployState.FAILED if status.error else DeployState.SHUTDOWN
                 if status.error:
                     self._failures.append((self._ids(run), status.error))
+        from headrace.spark.losses import skipped
+
         reports = []
         for progress in run.running.take_progress():
+            self._failures += [(self._ids(run), text) for text in skipped(progress)]
             window, rows = run.batches.get(progress["batchId"], (None, 0))
             if window is not None:
                 reports.append(read_progress(progress, window, rows))

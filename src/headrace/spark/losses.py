@@ -7,12 +7,13 @@ deleted topic is an error either way: there is nothing to go on with.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headrace.errors import HeadraceError, RequestError, StorageError
+from headrace.errors import CorruptionError, HeadraceError, RequestError, StorageError
 from headrace.spark.offsets import Key, Offsets, PartitionState, SourceState, TopicState
 
 OnDataLoss = Literal["fail", "skip"]
@@ -146,17 +147,33 @@ def surviving(start: Offsets, losses: Iterable[Loss], state: SourceState) -> Off
     return Offsets(state.cluster, kept)
 
 
-def skipped(start: Mapping[str, Any], end: Mapping[str, Any]) -> list[str]:
-    """What a batch skipped, from its two offsets as Spark's progress shows them."""
-    begin, finish = Offsets.from_json(start), Offsets.from_json(end)
+def skipped(progress: Mapping[str, Any]) -> list[str]:
+    """What a batch skipped, from the offsets in Spark's progress record."""
     found = []
-    for (uid, partition), at in sorted(finish.begins.items()):
-        if (uid, partition) in begin.positions:
-            position = begin.positions[uid, partition][1]
+    for source in progress.get("sources", []):
+        start, end = (_offsets(source.get(name)) for name in ("startOffset", "endOffset"))
+        if start is not None and end is not None:
+            found += _between(start, end)
+    return found
+
+
+def _offsets(value: Any) -> Offsets | None:
+    """None for a batch that was the first, and for other sources."""
+    try:
+        return Offsets.from_json(json.loads(value) if isinstance(value, str) else value)
+    except (CorruptionError, ValueError, AttributeError):
+        return None
+
+
+def _between(start: Offsets, end: Offsets) -> list[str]:
+    found = []
+    for (uid, partition), at in sorted(end.begins.items()):
+        if (uid, partition) in start.positions:
+            position = start.positions[uid, partition][1]
             found.append(
                 f"messages lost: partition {partition} of the topic with uid {uid} "
                 f"was read up to {position} and went on at {at}"
             )
-    for uid, partition in sorted(set(begin.positions) - set(finish.positions)):
+    for uid, partition in sorted(set(start.positions) - set(end.positions)):
         found.append(f"messages lost: partition {partition} of the topic with uid {uid} is gone")
     return found

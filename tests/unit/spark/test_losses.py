@@ -1,5 +1,6 @@
 """What a checkpoint counts on and is gone: told apart, refused or skipped, and recorded."""
 
+import json
 import logging
 from dataclasses import replace
 
@@ -95,10 +96,18 @@ def test_a_deleted_topic_is_an_error_whatever_is_chosen() -> None:
         find_losses(OFFSETS, RECREATED, by_name=False)
 
 
+def told(start: object, end: object) -> list[str]:
+    return skipped({"sources": [{"startOffset": start, "endOffset": end}]})
+
+
 def test_a_pipeline_learns_of_what_was_skipped_from_two_offsets() -> None:
+    start = json.dumps(OFFSETS.to_json())
     end = Offsets("here", {KEY: (0, 105), ("13", 0): (0, 9)}, {KEY: 61, ("13", 0): 4})
-    (told,) = skipped(OFFSETS.to_json(), end.to_json())
-    assert "partition 0 of the topic with uid 12 was read up to 60 and went on at 61" in told
-    assert skipped(end.to_json(), end.to_json() | {"b": {}}) == []
-    (gone,) = skipped(OFFSETS.to_json(), Offsets("here", {}).to_json())
+    (lost,) = told(start, json.dumps(end.to_json()))
+    assert "partition 0 of the topic with uid 12 was read up to 60 and went on at 61" in lost
+    assert told(start, end.to_json()) == [lost]
+    assert told(start, start) == []
+    (gone,) = told(start, Offsets("here", {}).to_json())
     assert "uid 12 is gone" in gone
+    assert told(None, start) == [], "the first batch"
+    assert told(7, '{"shard": 1}') == [], "another kind of source"

@@ -1,0 +1,78 @@
+"""The source in real queries: what Spark pushes down, when it calls, what a checkpoint outlives."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from headrace.spark.server import connect
+from tests.spark.headrace_server import HeadraceServer
+from tests.spark.plain_server import PlainServer
+from tests.spark.test_source import group_offset
+from tests.spark.test_topics import ask, follow, made, numbered, reader, run, write
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+def test_kafkas_columns_and_filters(spark: SparkSession, headrace: HeadraceServer) -> None:
+    target = made(headrace, "kafka", partitions=2)
+    rows = spark.range(0, 200, numPartitions=1).select(
+        F.format_string("%0100d", "id").alias("payload"),
+        (F.col("id") % 2).cast("int").alias("partition"),
+        F.when(F.col("id") < 2, F.create_map(F.lit("h"), F.lit(b"x"))).alias("headers"),
+    )
+    write(rows, target)
+    frame = reader(spark, target, columnStyle="kafka", partitionBytes=2000).load()
+    assert frame.columns == [
+        *("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"),
+    ]
+    whole = frame.collect()
+    assert [int(row.value) for row in sorted(whole, key=lambda row: row.value)] == [*range(200)]
+    (first,) = [row for row in whole if int(row.value) == 0]
+    assert (first.topic, first.timestampType, first.key) == (target.topic, 1, None)
+    assert [tuple(each) for each in first.headers] == [("h", b"x")]
+    middle = frame.where("partition = 1 and offset >= 10 and offset < 20")
+    last = max(row.timestamp for row in whole)
+    later = frame.where(F.col("timestamp") > F.lit(last))
+    assert later.rdd.getNumPartitions() == 1, "nothing is that new; Spark plans an empty task"
+    for pushed, tasks in (("true", range(1, 2)), ("false", range(8, 100))):
+        spark.conf.set(PUSHDOWN, pushed)
+        try:
+            found = sorted(int(row.value) for row in middle.collect())
+            assert found == list(range(21, 41, 2))
+            assert frame.where("partition = 1 and offset < 10").rdd.getNumPartitions() in tasks
+        finally:
+            spark.conf.set(PUSHDOWN, "true")
+
+
+def test_a_query_over_several_topics_that_grow(
+    spark: SparkSession, headrace: HeadraceServer, checkpoint: str, tmp_path: object
+) -> None:
+    target = made(headrace, "many-a", partitions=1)
+    write(numbered(spark, 100), target)
+    options = {"topic": "many-*", "consumerGroup": "watched", "maxMessagesPerTrigger": 60}
+    stream = follow(spark, target, **options)
+    seen, sizes = run(stream, checkpoint)
+    assert sizes == [60, 40]
+    assert group_offset(target, "watched") == 99, "the last batch of AvailableNow counts"
+    # A second query on the group neither disturbs the first nor is led by it.
+    again, _ = run(follow(spark, target, **options), f"{tmp_path}/second")
+    assert sorted(again) == sorted(seen)
+    second = made(headrace, "many-b", partitions=1)
+    ask(target, lambda client: client.create_partitions("s", "many-a", 2))
+    connect(target)._counts.clear()
+    write(numbered(spark, 50, start=100), target)
+    write(numbered(spark, 10, start=150), second)
+    more, _ = run(stream, checkpoint)
+    assert sorted(more) == sorted(f"payload-{i}" for i in range(100, 160))
+    assert group_offset(second, "watched") == 9
+
+
+def test_plain_servers_have_groups_and_patterns_too(
+    spark: SparkSession, plain: PlainServer, checkpoint: str
+) -> None:
+    target = made(plain, "plain-a", partitions=1)
+    write(numbered(spark, 20), target)
+    seen, _ = run(follow(spark, target, topic="plain-*", consumerGroup="g"), checkpoint)
+    assert len(seen) == 20
+    assert plain.known_topics["s", "plain-a"].groups == {"g": {0: 19}}
