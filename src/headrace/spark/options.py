@@ -78,6 +78,7 @@ SOURCE_OPTIONS = (
     "partitionBytes",
     "consumerGroup",
     "onDataLoss",
+    "pushFilters",
     "columns",
     "columnStyle",
     "includeHeaders",
@@ -139,6 +140,7 @@ class SourceOptions:
     partition_bytes: int
     consumer_group: str
     on_data_loss: OnDataLoss
+    push_filters: bool
     columns: tuple[str, ...]
     column_style: ColumnStyle
     read_from: ReadFrom
@@ -184,6 +186,7 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         partition_bytes=_positive(given, "partitionBytes") or PARTITION_BYTES,
         consumer_group=given.get("consumergroup", ""),
         on_data_loss=_choice(given, "onDataLoss", ("fail", "skip")),  # type: ignore[arg-type]  # checked against the literal's values
+        push_filters=_choice(given, "pushFilters", ("false", "true")) == "true",
         columns=columns,
         column_style=style,  # type: ignore[arg-type]  # likewise
         read_from=_choice(given, "readFrom", ("auto", "data-nodes", "broker")),  # type: ignore[arg-type]  # likewise

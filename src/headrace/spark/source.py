@@ -142,14 +142,20 @@ class FilteringTopicReader(TopicReader):
 
 
 def topic_reader(options: Mapping[str, str], schema: StructType) -> TopicReader:
-    """Spark refuses a reader that takes filters while `spark.sql.python.filterPushdown.enabled` is
-    off, even to a query without any. Where it is on, the filters come in this worker module."""
+    """The reader, with filters only where that is asked for and possible.
+
+    Spark 4.3 keeps what it planned with filters with the DataFrame that was loaded, and uses it for
+    every later query of it, also for those without filters: they would miss rows. Hence
+    `pushFilters`. It also refuses a reader that takes filters while its own setting for it is off;
+    where that is on, filters come in a worker module of their own.
+    """
+    reader = TopicReader(options, schema)
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    pushed = _PUSHDOWN in sys.modules or getattr(main, "name", "") == _PUSHDOWN
-    reader = (FilteringTopicReader if pushed else TopicReader)(options, schema)
+    possible = _PUSHDOWN in sys.modules or getattr(main, "name", "") == _PUSHDOWN
     # With a schema of the payload's fields, `offset` may be one of them.
-    if reader._options.payload_format not in ("binary", "string"):
-        reader = TopicReader(options, schema)
+    raw = reader._options.payload_format in RAW_FORMATS
+    if reader._options.push_filters and possible and raw:
+        return FilteringTopicReader(options, schema)
     return reader
 
 

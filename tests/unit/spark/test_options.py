@@ -20,6 +20,7 @@ def test_defaults() -> None:
     assert options.on_data_loss == "fail"
     assert options.partition_bytes == 128 << 20
     assert options.consumer_group == ""
+    assert not options.push_filters
     assert options.payload_format == "binary"
     assert options.messages_max is None
     assert parse_source(TOPIC, streaming=False).starting == "earliest"
@@ -78,6 +79,7 @@ def test_sparks_own_options_pass() -> None:
         {**TOPIC, "includeHeaders": "maybe"},
         {**TOPIC, "onDataLoss": "ignore"},
         {**TOPIC, "partitionBytes": "0"},
+        {**TOPIC, "pushFilters": "yes"},
         {**TOPIC, "columnStyle": "kafka", "columns": "payload"},
         {**TOPIC, "columnStyle": "kafka", "payloadFormat": "json"},
     ],
