@@ -79,7 +79,7 @@ def accept(
 ) -> Accepted:
     """Give the batch its offset and queue it; a batch stored before answers with its old offset.
 
-    `producers` is the stream's table, None for owned streams: their writer's offset is their
+    `producers` is the range's table, None for owned streams: their writer's offset is their
     sequence. `led` stands for the other replicas of a range that has some.
     """
     header = verify(batch.header, batch.body)
@@ -98,7 +98,7 @@ def accept(
     remembered = _remember(producers, header, base_offset)
     if led is not None:
         # It may be part of the stream even if this fails: where the range ends decides that, and
-        # `forget_from` what is remembered.
+        # what the seal tells of its producers.
         return Accepted(base_offset, done, replicated=True)
     if remembered is None or producers is None:
         return Accepted(base_offset, done)

@@ -64,6 +64,7 @@ class Contact:
         self._known = ("", 0)
         self._report_now = asyncio.Event()
         self._asked: dict[RangeKey, None] = {}
+        self._opening: dict[RangeKey, None] = {}
         self._room = asyncio.Semaphore(_SEALS_AT_ONCE)
         self._tasks = TaskSet("data node's contact")
         self._heartbeats = TaskSet("data node's heartbeat")
@@ -280,6 +281,24 @@ class Contact:
                 pause = min(2 * pause, _SEAL_PAUSE_MAX)
         finally:
             del self._asked[key]
+
+    def ask_open(self, key: RangeKey) -> None:
+        """A list names an open range that is not here, and says nothing of its producers."""
+        if key not in self._opening:
+            self._opening[key] = None
+            self._tasks.start(self._ask_open(key), name="ask for a range")
+
+    async def _ask_open(self, key: RangeKey) -> None:
+        """Whoever seals the range before it makes the placement manager tell its replicas again."""
+        before = m.RangeId(stream_id=key.stream_id, range_index=key.range_index - 1)
+        request = m.SealRangesRequest(timeout_ms=3000, ranges=(before,))
+        try:
+            async with self._room:
+                await self.call(Code.SEAL_RANGES, request, m.SealRangesResponse)
+        except HeadraceError as error:
+            _log.info("range %s not asked for: %s", key, error)
+        finally:
+            del self._opening[key]
 
     # Leaving
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +106,7 @@ def _take(
         node.state.check_append(
             log, writer_epoch=info.writer_epoch, expected_offset=info.expected_offset
         )
-        producers = None if log.writer_epoch >= 0 else node.sequences.of(stream_id)
+        producers = None if log.writer_epoch >= 0 else node.tables.open(log)
         led = node.leading.require(log) if log.ack_quorum > 1 else None
         return accept(log, batch, producers, led)
     except HeadraceError as error:
@@ -130,7 +131,8 @@ def _take_replica(
             node.state.check_replica(log, base_offset=log.next_offset)
             log.set_committed(committed)
             return None
-        producers = None if log.writer_epoch >= 0 else node.sequences.of(log.key.stream_id)
+        plain = log.writer_epoch < 0 and not log.sealed
+        producers = node.tables.open(log) if plain else None
         return accept_replica(node.state, log, batch, producers, committed=committed)
     except HeadraceError as error:
         return error
@@ -241,8 +243,11 @@ async def seal_ranges(
         except HeadraceError as error:
             named = m.Range(stream_id=key.stream_id, range_index=key.range_index)
             return m.SealRangesResult(range=named, status=status_of(error))
-        producers = node.sequences.sealed(log)
-        return m.SealRangesResult(range=wire_range(log), status=OK, producers=producers)
+        if log.writer_epoch >= 0:
+            return m.SealRangesResult(range=wire_range(log), status=OK)
+        producers, whole = await node.tables.sealed(log)
+        range_ = replace(wire_range(log), producers_whole=whole)
+        return m.SealRangesResult(range=range_, status=OK, producers=producers)
 
     results = await asyncio.gather(*map(seal, request.ranges))
     return Reply(m.SealRangesResponse(seal_responses=tuple(results), status=OK))

@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.datanode.fences import ALL_RANGES
+from headrace.datanode.producers import encode_producers
 from headrace.datanode.replication import ack_quorum_of
-from headrace.datanode.sequences import Sequences
 from headrace.datanode.state import Differences, Sync
 from headrace.errors import (
     CorruptionError,
     DiskFullError,
     HeadraceError,
+    RangeNotFoundError,
     SealedError,
     StateError,
 )
@@ -32,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 class Ranges:
-    def __init__(self, node: DataNodeService, sequences: Sequences) -> None:
+    def __init__(self, node: DataNodeService) -> None:
         self._node = node
         self._state = node.state
-        self._sequences = sequences
+        self._tables = node.tables
         self._members: dict[RangeKey, tuple[int, ...]] = {}
         self.addresses: dict[int, str] = {}
         """Data nodes that were named in ranges of ours; the newest address wins."""
@@ -70,9 +71,6 @@ class Ranges:
                 await self._raise_epoch(log, wanted.writer_epoch)
             case Sync.NOTHING:
                 assert log is not None
-                if not log.sealed and log.next_offset == log.start_offset:
-                    # Opened from a list of ranges, which does not tell about producers.
-                    self._sequences.on_opened(log, wanted.producers)
                 self._node.copier.want(log)
         if wanted.start_offset > log.start_offset:
             await self._trim(log, wanted.start_offset)
@@ -84,8 +82,6 @@ class Ranges:
         node = self._node
         replicas = replicas_of(wanted)
         quorum = wanted.ack_quorum if wanted.ack_quorum > 0 else ack_quorum_of(len(replicas))
-        if wanted.end_offset < 0 and replicas[:1] == (self._state.node_id,):
-            await self._sequences.prepare(wanted)  # before anybody can append
         log = await node.store.create_range(
             key,
             start_offset=wanted.start_offset,
@@ -95,6 +91,7 @@ class Ranges:
             replicas=replicas,
             ack_quorum=quorum,
             final_end=wanted.end_offset,
+            attachment=_attachment(wanted),
         )
         if wanted.end_offset < 0 and self._state.given_up(*key):
             raise SealedError("given up meanwhile", **key._asdict())  # the files are being removed
@@ -105,7 +102,8 @@ class Ranges:
                 await self._finish(log, wanted)
             node.copier.want(log)
         elif is_new and not log.sealed:
-            self._sequences.on_opened(log, wanted.producers)
+            if log.writer_epoch < 0:
+                self._tables.on_opened(log, wanted.producers)
             if log.ack_quorum > 1 and self._state.leads(log):
                 node.leading.lead(log, [n for n in log.replicas if n != self._state.node_id])
         return log
@@ -117,7 +115,7 @@ class Ranges:
         await log.finish(wanted.end_offset, writer_epoch=wanted.writer_epoch)
         self._state.on_sealed(log.key)
         if log.missing is not None:
-            self._sequences.on_incomplete(log)
+            self._tables.forget(log.key)
             node.copier.want(log)
         if log.state().corrupt:  # it could not be mended while the range was open
             node.repairer.on_damage()
@@ -145,7 +143,6 @@ class Ranges:
         for log in self._state.ranges(stream_id):
             self._let_go_of(log.key)
         self._state.on_deleted(stream_id)
-        self._sequences.forget(stream_id)
         store = self._node.store
         await self._give_up(stream_id, ALL_RANGES, lambda: store.delete_stream(stream_id))
 
@@ -171,6 +168,7 @@ class Ranges:
     def _let_go_of(self, key: RangeKey) -> None:
         self._node.leading.release(key, SealedError("the range is gone", **key._asdict()))
         self._members.pop(key, None)
+        self._tables.forget(key)
 
     async def trim_stream(self, stream_id: int, offset: int) -> None:
         self._state.on_trimmed(stream_id, offset)
@@ -197,6 +195,10 @@ class Ranges:
         for range_ in differences.sync:
             try:
                 await self._sync_listed(range_)
+            except RangeNotFoundError as error:
+                _log.info("range not synced: %s", error)
+                if range_.end_offset < 0:
+                    self._node.contact.ask_open(RangeKey(range_.stream_id, range_.range_index))
             except HeadraceError as error:
                 _log.info("range not synced: %s", error)
 
@@ -236,6 +238,13 @@ class Ranges:
             _log.info("replicas of %s not asked for: %s", key, error)
         own = self._state.node_id
         return [self.addresses[n] for n in members if n != own and self.addresses.get(n)]
+
+
+def _attachment(wanted: m.Range) -> bytes | None:
+    """What an open range of a plain stream is kept with: its producers so far."""
+    if wanted.end_offset >= 0 or wanted.writer_epoch >= 0:
+        return None
+    return encode_producers(wanted.start_offset, wanted.producers)
 
 
 def replicas_of(range_: m.Range) -> tuple[int, ...]:

@@ -32,8 +32,8 @@ from headrace.datanode.local import Local
 from headrace.datanode.metrics import Counters, Load
 from headrace.datanode.ranges import Ranges
 from headrace.datanode.repairing import Repairer
-from headrace.datanode.sequences import Sequences
 from headrace.datanode.state import NodeState
+from headrace.datanode.tables import Tables
 from headrace.errors import (
     DiskFullError,
     HeadraceError,
@@ -94,6 +94,7 @@ class DataNodeService:
             now_ms=runtime.clock.now_ms,
             on_disk=self._on_disk,
         )
+        self.tables = Tables(settings)
         self.counters = Counters()
         self._folder = folder
         self._storage = storage
@@ -109,8 +110,7 @@ class DataNodeService:
         if not isinstance(placement, PlacementLinks):
             placement = PlacementLinks.single(placement)
         self.contact = Contact(self, placement)
-        self.sequences = Sequences(self)
-        self.ranges = Ranges(self, self.sequences)
+        self.ranges = Ranges(self)
         connect_to = peers or self._connect_peer
         self.peers = Peers(runtime.clock, connect_to, self.ranges.find_sources)
         self.leading = Leading(
@@ -249,9 +249,9 @@ class DataNodeService:
         if self.state.interrupted or not store.clean:
             # Durable now: a clean stop before the seal must not make the ranges writable again.
             await self._save_interrupted()
-        for stream_id in self.state.streams():
-            if not self.state.is_owned(stream_id):
-                await self.sequences.scan(stream_id)
+        for log in self.logs():
+            if not log.sealed and log.writer_epoch < 0:
+                await self.tables.recover(log)
 
     async def connect(self) -> Channel:
         """A channel inside this process; it ends with the node."""

@@ -259,7 +259,8 @@ class NodeState(Generic[V]):
                 "this node is not a replica of the range", node_id=self.node_id
             )
         if view is None:
-            self._check_open(wanted)
+            if wanted.end_offset < 0:
+                self._check_open(wanted)
             return Sync.CREATE
         if wanted.writer_epoch < view.writer_epoch:
             raise FencedError(found=wanted.writer_epoch, current=view.writer_epoch)
@@ -278,14 +279,12 @@ class NodeState(Generic[V]):
         one that was here before is not opened again. Copies of sealed ranges may come back."""
         ranges = self._streams.get(wanted.stream_id, ())
         succeeded = any(view.key.range_index > wanted.range_index for view in ranges)
-        if wanted.end_offset < 0 and (
-            succeeded or self.given_up(wanted.stream_id, wanted.range_index)
-        ):
-            raise SealedError(
-                "the range is a thing of the past here",
-                stream_id=wanted.stream_id,
-                range_index=wanted.range_index,
-            )
+        named = {"stream_id": wanted.stream_id, "range_index": wanted.range_index}
+        if succeeded or self.given_up(wanted.stream_id, wanted.range_index):
+            raise SealedError("the range is a thing of the past here", **named)
+        if wanted.start_offset > 0 and wanted.writer_epoch < 0 and not wanted.producers_whole:
+            # It would store again what its producers have stored before it.
+            raise RangeNotFoundError("not opened without its producers", **named)
 
     def unsettled(self) -> bool:
         """Whether some range waits for what only the placement manager can tell."""

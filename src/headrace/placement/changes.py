@@ -89,6 +89,9 @@ class Changes:
             if open_range is not None:
                 next_offset = await self._next_offset(open_range, offset)
             operations = self.state.trim(stream_id, offset, next_offset=next_offset)
+            last = self.state.last_range(stream_id)
+            if last.open and last.writer_epoch < 0 and offset >= last.start > 0:
+                await self.sealing.ensure_opened(last)  # while there is still who tells producers
             await self.ledger.commit(operations)
             smallest = self.state.ranges(stream_id)[0]
         await self.telling.notify(_nodes_of(operations), stream_id, offset)

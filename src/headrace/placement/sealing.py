@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from headrace.client.tasks import TaskSet
@@ -18,13 +19,14 @@ from headrace.errors import (
     HeadraceError,
     RangeNotFoundError,
     SealedError,
+    StorageError,
     UnavailableError,
 )
 from headrace.placement.ledger import Ledger
 from headrace.placement.node_calls import NodeCalls
 from headrace.placement.records import RangeRecord
 from headrace.placement.state import Seal, Writable, ack_quorum, sealed_end
-from headrace.placement.telling import Telling
+from headrace.placement.telling import Telling, producers_below
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import SealUnansweredError
 
@@ -55,21 +57,21 @@ class Sealing:
             if isinstance(decision, Writable):
                 await self._ledger.commit(decision.operations)  # also tells that we still lead
                 try:
-                    producers = await self._producers(decision.range)
-                    synced = await self._telling.open(decision.range, producers)
+                    synced = await self._telling.open(decision.range)
                     self._opened[stream_id] = decision.range.range_index
-                except SealedError:  # its data node stopped uncleanly, or its disk failed
+                except (SealedError, StorageError):  # stopped uncleanly, or the disk failed
                     decision = self._state.seal_last(stream_id, epoch)
                 else:
                     writable = self._ledger.wire(decision.range)
                     return replace(writable, next_offset=synced.next_offset)
             return await self._seal_and_new(decision)
 
-    async def _producers(self, record: RangeRecord) -> Sequence[m.ProducerState]:
-        """Told again only where it is not certain that they were told with the opening."""
-        if self._opened.get(record.stream_id) == record.range_index:
-            return ()
-        return await self._telling.producers_before(record)
+    async def ensure_opened(self, record: RangeRecord) -> None:
+        """Its replicas know what was known of producers: nothing before it is needed for that."""
+        if self._opened.get(record.stream_id) != record.range_index:
+            with suppress(SealedError):  # they had it, then
+                await self._telling.open(record)
+            self._opened[record.stream_id] = record.range_index
 
     def forget(self, stream_id: int) -> None:
         """It is deleted."""
@@ -105,14 +107,25 @@ class Sealing:
         if len(sealing.replicas) > 1 and end > sealing.start:
             closed = self._state.range(sealing.stream_id, sealing.range_index)
             self._telling.later(closed.replicas, closed)
-        # Of one that ends right there: another's table may know batches that are cut off now,
-        # and a producer that sends them again would be told that they are stored.
-        # Who has restarted may not know all and says nothing.
-        producers = max((answers[n].producers for n, e in ends.items() if e == end), key=len)
         successor = self._state.last_range(sealing.stream_id)
+        producers = self._producers_at(successor, answers)
         await self._telling.open(successor, producers)
         self._opened[successor.stream_id] = successor.range_index
         return self._ledger.wire(successor)
+
+    def _producers_at(
+        self, successor: RangeRecord, answers: Mapping[int, m.SealRangesResult]
+    ) -> Sequence[m.ProducerState] | None:
+        """None when the answers do not tell: all that is known is what was before."""
+        holders = [
+            a
+            for a in answers.values()
+            if a.range is not None and a.range.end_offset >= successor.start
+        ]
+        dropped = self._state.find(successor.stream_id, successor.range_index - 1) is None
+        if dropped and not any(a.range is not None and a.range.producers_whole for a in holders):
+            return None
+        return producers_below(holders, successor.start)
 
     async def _seal_replicas(self, record: RangeRecord) -> Mapping[int, m.SealRangesResult]:
         """The answers by node. All are waited for; a node that was silent before only for a

@@ -12,12 +12,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from headrace.client.tasks import TaskSet
-from headrace.errors import DeadlineError, HeadraceError, SealedError, UnavailableError
+from headrace.errors import (
+    DeadlineError,
+    HeadraceError,
+    RangeNotFoundError,
+    SealedError,
+    UnavailableError,
+)
 from headrace.placement.ledger import Ledger
 from headrace.placement.node_calls import NodeCalls, Sync
 from headrace.placement.records import RangeRecord
 from headrace.placement.state import RESERVED_PREFIX
 from headrace.wire.sbp import messages as m
+from headrace.wire.sbp.errors import SealUnansweredError
 
 NOTICES_MAX = 10_000
 SYNCS_MAX = 100_000
@@ -41,8 +48,11 @@ class Telling:
 
     # Ranges
 
-    async def open(self, record: RangeRecord, producers: Sequence[m.ProducerState] = ()) -> m.Range:
-        """Tell all replicas of an open range; the primary's answer.
+    async def open(
+        self, record: RangeRecord, producers: Sequence[m.ProducerState] | None = None
+    ) -> m.Range:
+        """Tell all replicas of an open range; the primary's answer. `producers` is what is known
+        of them where it begins, None when that has to be asked for.
 
         Enough when the primary and as many as an acknowledgement needs have it: the others are
         waited for a moment, and told again. SealedError when it takes no more appends.
@@ -73,11 +83,13 @@ class Telling:
         raise next((e for e in errors if isinstance(e, SealedError)), errors[0])
 
     async def sync(
-        self, node_id: int, record: RangeRecord, producers: Sequence[m.ProducerState] = ()
+        self, node_id: int, record: RangeRecord, producers: Sequence[m.ProducerState] | None = None
     ) -> m.Range:
         """The range as the node has it now."""
         wanted = self._sync_of(node_id, record, producers)
         (answer,) = await self._send(node_id, [wanted])
+        if producers is None and _needs_producers(record, answer):
+            return await self._sync_with_producers(node_id, record)
         if isinstance(answer, HeadraceError):
             raise answer
         return answer
@@ -87,18 +99,28 @@ class Telling:
         check = self._ledger.check_leading
         return await self._calls.sync(self._address(node_id), syncs, check=check)
 
-    async def producers_before(self, record: RangeRecord) -> Sequence[m.ProducerState]:
-        """What was known of producers when the range before it was sealed.
+    async def _sync_with_producers(self, node_id: int, record: RangeRecord) -> m.Range:
+        """It does not have the range, or not any more, and opens none without its producers."""
+        producers = await self._producers_before(record)
+        wanted = self._sync_of(node_id, record, producers)
+        (answer,) = await self._send(node_id, [wanted])
+        if isinstance(answer, HeadraceError):
+            raise answer
+        return answer
 
-        For a leader that did not seal it, or tells again: a seal is answered any number of times.
+    async def _producers_before(self, record: RangeRecord) -> Sequence[m.ProducerState]:
+        """What was known of producers where the range begins.
+
+        The replicas of the range before it tell that as often as they are asked to seal it.
+        SealUnansweredError when none does: without, batches would be stored twice.
         """
         before = self._ledger.state.range_before(record)
-        if record.writer_epoch >= 0 or before is None:
-            return ()  # an owned stream has no producers
+        if before is None:
+            return ()  # everything was trimmed, or there never was anything
+        nodes = self._ledger.state.nodes
         wanted = m.RangeId(before.stream_id, before.range_index, before.writer_epoch)
-        for node_id in sorted(before.replicas, key=before.incomplete.__contains__):
-            if not self._ledger.state.nodes.is_alive(node_id):
-                continue
+        found: list[m.SealRangesResult] = []
+        for node_id in sorted(before.replicas, key=lambda n: not nodes.is_alive(n)):
             try:
                 answer = await self._calls.seal(
                     self._address(node_id), wanted, timeout=_PRODUCERS_SECONDS
@@ -106,10 +128,15 @@ class Telling:
             except HeadraceError as error:
                 _log.info("node %d does not tell producers: %s", node_id, error)
                 continue
-            whole = answer.range is not None and answer.range.end_offset == before.end
-            if whole and answer.producers:  # who has restarted may not know, and says nothing
-                return answer.producers
-        return ()
+            if answer.range is None or answer.range.end_offset < before.end:
+                continue
+            if answer.range.producers_whole:
+                return producers_below([answer], before.end)
+            if node_id not in before.incomplete:
+                found.append(answer)
+        if not found:
+            raise SealUnansweredError("nobody tells the producers so far", range=before.key)
+        return producers_below(found, before.end)
 
     def later(self, node_ids: Iterable[int], record: RangeRecord) -> None:
         """With the next round."""
@@ -147,12 +174,7 @@ class Telling:
         if not records:
             return []
         try:
-            syncs = [
-                self._sync_of(
-                    node_id, record, await self.producers_before(record) if record.open else ()
-                )
-                for record in records
-            ]
+            syncs = [self._sync_of(node_id, record) for record in records]
             answers = await self._send(node_id, syncs)
         except HeadraceError as error:
             _log.info("node %d not told about %d ranges: %s", node_id, len(records), error)
@@ -160,6 +182,11 @@ class Telling:
             return []
         for record, answer in zip(records, answers, strict=True):
             key = (record.stream_id, record.range_index)
+            if _needs_producers(record, answer):
+                try:
+                    answer = await self._sync_with_producers(node_id, record)
+                except HeadraceError as error:
+                    answer = error
             if isinstance(answer, SealedError) and record.open:
                 self._told(node_id, key)  # it cannot go on in it: the range will be sealed
             elif isinstance(answer, HeadraceError):
@@ -177,11 +204,14 @@ class Telling:
             self._syncs.pop(node_id, None)
 
     def _sync_of(
-        self, node_id: int, record: RangeRecord, producers: Sequence[m.ProducerState] = ()
+        self, node_id: int, record: RangeRecord, producers: Sequence[m.ProducerState] | None = None
     ) -> Sync:
         stream = self._ledger.state.stream(record.stream_id)
+        wanted = self._ledger.wire(record, viewer=node_id)
+        if producers is not None:
+            wanted = replace(wanted, producers=tuple(producers), producers_whole=True)
         return Sync(
-            replace(self._ledger.wire(record, viewer=node_id), producers=tuple(producers)),
+            wanted,
             durability=stream.durability,
             reserved=stream.name.startswith(RESERVED_PREFIX),
         )
@@ -237,6 +267,27 @@ class Telling:
 
     def _address(self, node_id: int) -> str:
         return self._ledger.state.nodes.address(node_id)
+
+
+def _needs_producers(record: RangeRecord, answer: m.Range | HeadraceError) -> bool:
+    return isinstance(answer, RangeNotFoundError) and record.open and record.writer_epoch < 0
+
+
+def producers_below(answers: Iterable[m.SealRangesResult], end: int) -> tuple[m.ProducerState, ...]:
+    """What replicas of a sealed range that hold it up to `end` know, in the order of the log.
+
+    Each tells batches that are in the log: together they know at least as much as the best of them.
+    Above `end` there are batches that are cut off: their producers send them again.
+    """
+    known: dict[tuple[int, int], m.ProducerState] = {}
+    for answer in answers:
+        if answer.range is not None and answer.range.end_offset >= end:
+            for state in answer.producers:
+                key = (state.producer_id, state.next_sequence)
+                better = key not in known or (known[key].last_base_offset < state.last_base_offset)
+                if state.last_base_offset < end and better:
+                    known[key] = state
+    return tuple(sorted(known.values(), key=lambda state: state.last_base_offset))
 
 
 def _enough(tasks: Sequence[asyncio.Task[m.Range]], quorum: int) -> bool:

@@ -15,8 +15,9 @@ from headrace.errors import AlreadyExistsError, CorruptionError
 from headrace.observability.logging import get_logger
 from headrace.runtime import Disk, Executor, Lock, Random
 from headrace.storage.format import FORMAT_FILE, open_format
-from headrace.storage.metadata import RangeMetadata, encode_metadata
+from headrace.storage.metadata import RangeMetadata, encode_attachment, encode_metadata
 from headrace.storage.model import (
+    ATTACHMENT,
     CLEAN_STOP,
     DELETED,
     LOCK,
@@ -78,13 +79,17 @@ def _list_ranges(disk: Disk, folder: str) -> list[RangeKey]:
     return sorted(keys)
 
 
-def create_range_folder(disk: Disk, folder: str, key: RangeKey, metadata: RangeMetadata) -> None:
+def create_range_folder(
+    disk: Disk, folder: str, key: RangeKey, metadata: RangeMetadata, attachment: bytes = b""
+) -> None:
     place = range_folder(folder, key)
     if disk.exists(f"{stream_folder(folder, key.stream_id)}/{DELETED}-{key.range_index}"):
         remove_range(disk, folder, key)  # that failed half-way
     disk.make_folder(place)
     if disk.exists(f"{place}/{RANGE_METADATA}"):
         raise AlreadyExistsError("range folder exists", path=place)
+    if attachment:  # first: where there is metadata, it is whole
+        disk.write_atomic(f"{place}/{ATTACHMENT}", encode_attachment(attachment))
     disk.write_atomic(f"{place}/{RANGE_METADATA}", encode_metadata(metadata))
 
 

@@ -26,6 +26,7 @@ class RangeMetadata(msgspec.Struct, frozen=True, kw_only=True):
     ack_quorum: int = 1  # replicas that hold an offset before it may be read
     decided: bool = False  # the end came from the placement manager
     incomplete: bool = False  # sealed, but the disk does not hold everything below the end yet
+    attached_bytes: int = -1  # of the file beside it; 0: nothing, said so; -1: nothing was said
     version: int = _VERSION
 
     @property
@@ -58,3 +59,15 @@ def decode_metadata(data: bytes, path: str) -> RangeMetadata:
     if metadata.version != _VERSION:
         raise CorruptionError("unknown range metadata", path=path, version=metadata.version)
     return metadata
+
+
+def encode_attachment(data: bytes) -> bytes:
+    """Behind its CRC32C, big-endian."""
+    crc: int = crc32c(data)
+    return crc.to_bytes(4, "big") + data
+
+
+def decode_attachment(data: bytes, path: str) -> bytes:
+    if data[:4] != crc32c(data[4:]).to_bytes(4, "big"):
+        raise CorruptionError("attachment fails its checksum", path=path)
+    return data[4:]

@@ -7,6 +7,7 @@ clean-stop                    present only after a clean stop; consumed at open
 streams/<stream>/deleted      the stream is being removed; finished at open
 streams/<stream>/deleted-<range>   so is one range of it
 streams/<stream>/<range>/range.json
+streams/<stream>/<range>/attachment   what the range was made with; means nothing to the storage
 streams/<stream>/<range>/<base offset, 20 digits>.log     batches and marks, append-only
 streams/<stream>/<range>/<base offset, 20 digits>.index   sparse index and checkpoint
 streams/<stream>/<range>/<base offset, 20 digits>.draft   a segment being repaired; gone at open
@@ -25,6 +26,7 @@ CLEAN_STOP = "clean-stop"
 JOURNAL = "journal"
 DELETED = "deleted"
 RANGE_METADATA = "range.json"
+ATTACHMENT = "attachment"
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 DRAFT_SUFFIX = ".draft"

@@ -154,6 +154,12 @@ class RangeLog(RepairableRange):
         async with self._control:
             await self._save(replicas=replicas)
 
+    async def attachment(self) -> bytes | None:
+        """What the range was made with; None when nothing was said. CorruptionError."""
+        if self._metadata.attached_bytes <= 0:
+            return b"" if self._metadata.attached_bytes == 0 else None
+        return await self._io.read_attachment()
+
     async def set_epoch(self, epoch: int) -> None:
         """Raise the writer epoch; persisted before return. A lower one is fenced."""
         await self._shared.tasks.run(self._set_epoch(epoch))

@@ -13,8 +13,8 @@ from headrace.errors import CorruptionError, NotFoundError, OffsetOutOfRangeErro
 from headrace.observability.logging import get_logger
 from headrace.runtime import Disk, Executor, File
 from headrace.storage.index import Checkpoint, Index, encode_checkpoint
-from headrace.storage.metadata import RangeMetadata, encode_metadata
-from headrace.storage.model import RANGE_METADATA, CorruptSpan, Point
+from headrace.storage.metadata import RangeMetadata, decode_attachment, encode_metadata
+from headrace.storage.model import ATTACHMENT, RANGE_METADATA, CorruptSpan, Point
 from headrace.storage.reader import MissingFileError, Stretch, find_time, read_batches
 from headrace.storage.scan import Scanner, scan_below
 from headrace.storage.segment import Segment, load_checkpoint
@@ -166,6 +166,14 @@ class SegmentIO:
         await self._shared.control_executor.run(
             self._disk.write_atomic, f"{self.folder}/{RANGE_METADATA}", encode_metadata(metadata)
         )
+
+    async def read_attachment(self) -> bytes:
+        path = f"{self.folder}/{ATTACHMENT}"
+        try:
+            data = await self._shared.control_executor.run(self._disk.read, path)
+        except NotFoundError:
+            raise CorruptionError("attachment lost", path=path) from None
+        return decode_attachment(data, path)
 
     async def remove(self, segments: Sequence[Segment]) -> None:
         if not segments:

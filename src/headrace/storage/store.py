@@ -201,13 +201,16 @@ class LogStore:
         replicas: tuple[int, ...] = (),
         ack_quorum: int = 1,
         final_end: int = -1,
+        attachment: bytes | None = None,
     ) -> RangeLog:
         """The range, made when it does not exist; its metadata is durable before this returns.
 
         An existing range comes back as it is. `reserved` is for control state: it may use the last
         `min_free_bytes` of the disk, so that deleting a topic still works when the disk is full.
         Above an `ack_quorum` of 1 only what `set_committed` was told of can be read. A range with a
-        `final_end` is sealed there from the start and filled by `copy`.
+        `final_end` is sealed there from the start and filled by `copy`. The `attachment` is kept
+        with the range, as durably as its metadata, and read only when `RangeLog.attachment` is
+        asked for.
         """
         existing = self._logs.get(key)
         if existing is not None and key not in self._removing:
@@ -229,16 +232,17 @@ class LogStore:
                 sealed=final_end >= 0,
                 decided=final_end >= 0,
                 incomplete=final_end > start_offset,
+                attached_bytes=-1 if attachment is None else len(attachment),
             )
-            creating = self._shared.tasks.spawn(self._create(key, metadata))
+            creating = self._shared.tasks.spawn(self._create(key, metadata, attachment or b""))
             self._creating[key] = creating
         return await asyncio.shield(creating)
 
-    async def _create(self, key: RangeKey, metadata: RangeMetadata) -> RangeLog:
+    async def _create(self, key: RangeKey, metadata: RangeMetadata, attachment: bytes) -> RangeLog:
         folder = range_folder(self._folder, key)
         try:
             await self._shared.control_executor.run(
-                create_range_folder, self._shared.disk, self._folder, key, metadata
+                create_range_folder, self._shared.disk, self._folder, key, metadata, attachment
             )
             recovered = RecoveredRange(key, folder, metadata, next_offset=metadata.start)
             self._logs[key] = log = RangeLog(self._shared, recovered)

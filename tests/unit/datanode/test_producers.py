@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.datanode.producers import Producers
+from headrace.datanode.producers import Producers, decode_producers, encode_producers
 from headrace.errors import InvalidArgumentError
 from headrace.wire.sbp.messages import ProducerState
 
@@ -76,12 +76,62 @@ def test_what_another_remembers_longer_does_not_change_what_comes_next() -> None
     assert ours.find(9, 7, 1) is None
 
 
-def test_what_did_not_become_part_of_the_stream_may_be_sent_again() -> None:
+def test_tables_join_in_any_order() -> None:
+    """Facts of one log: whoever knows more wins, whoever knows less takes nothing back."""
+    newer = [state(9, 14, 40), state(9, 15, 50), state(8, 3, 45)]
+    older = [state(9, 13, 30), state(9, 14, 40), state(8, 2, 35)]
+    for tables in ((newer, older), (older, newer), (older, newer, older)):
+        table = Producers(10, 64)
+        for each in tables:
+            table.merge(each)
+        assert table.find(9, 15, 1) is None
+        assert table.find(9, 12, 1) == 30
+        assert table.find(8, 3, 1) is None
+        with pytest.raises(InvalidArgumentError):
+            table.find(9, 12, 5)
+        assert [s.last_base_offset for s in table.states() if s.producer_id == 9] == [30, 40, 50]
+
+
+def test_the_last_batch_is_the_one_with_the_highest_offset() -> None:
+    """A producer that was forgotten may have begun anew."""
     table = Producers(10, 64)
-    table.on_stored(9, 1, 0)
-    table.on_stored(9, 2, 10)
-    table.on_stored(8, 1, 11)
-    table.forget_from(10)
-    assert table.find(9, 0, 1) == 0
+    table.merge([state(9, 100, 10), state(9, 1, 20)])
     assert table.find(9, 1, 1) is None
-    assert table.states(100) == (ProducerState(producer_id=9, next_sequence=1, last_base_offset=0),)
+    table.on_stored(9, 100, 30)
+    assert table.find(9, 100, 1) is None
+    assert table.find(9, 99, 1) == 30
+
+
+def test_who_may_have_gone_on_is_not_refused() -> None:
+    table = Producers(2, 64)
+    table.merge([state(9, 5, 10), state(8, 5, 11)])
+    table.doubt_all()
+    assert not table.whole
+    assert table.find(9, 4, 1) == 10, "a fact stays one"
+    assert table.find(9, 77, 1) is None
+    assert table.states() == (), "the next range shall not take it for the last"
+    table.on_stored(9, 78, 99)
+    with pytest.raises(InvalidArgumentError):
+        table.find(9, 90, 1)
+    assert {s.producer_id for s in table.states()} == {9}
+    table.on_stored(7, 1, 100)
+    assert table.find(8, 3, 1) is None, "forgotten"
+
+
+def test_what_is_cut_off_is_not_told() -> None:
+    table = Producers(10, 64)
+    for base in (0, 10, 20):
+        table.on_stored(9, base + 1, base)
+    assert [s.last_base_offset for s in table.states(end=20)] == [0, 10]
+
+
+@pytest.mark.parametrize("states", [[], [(1, 2, 3)], [(1 << 62, 5, 6), (-1, 0, 1 << 62)]])
+def test_a_table_is_kept_as_bytes(states: list[tuple[int, int, int]]) -> None:
+    table = tuple(state(*each) for each in states)
+    data = encode_producers(77, table)
+    assert decode_producers(data) == ((77, table) if states else (0, ()))
+    assert bool(data) is bool(states), "nothing known needs no file"
+
+
+def state(producer_id: int, next_sequence: int, base: int) -> ProducerState:
+    return ProducerState(producer_id, next_sequence, base)

@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import HeadraceError, NotEnoughNodesError
 from headrace.placement.records import RangeRecord, decode_record
 from headrace.wire.sbp import messages as m
-from headrace.wire.sbp.errors import SealUnansweredError
+from headrace.wire.sbp.errors import SealUnansweredError, is_success
 from headrace.wire.sbp.opcodes import Code
 from tests.unit.placement.world import World, simulate
 
@@ -337,6 +337,125 @@ def test_a_secondary_that_is_told_later_learns_the_producers_too() -> None:
         assert late.ranges[record.stream_id, 1].producers == known
 
     simulate(body, nodes=3)
+
+
+def test_replicas_together_know_at_least_what_the_best_of_them_knows() -> None:
+    """One that restarted has read only the end of its log."""
+
+    async def body(world: World) -> None:
+        record = await make(world, 3, 5, 5, 4)
+        tables = (
+            (m.ProducerState(7, 5, 4),),
+            (m.ProducerState(8, 9, 1), m.ProducerState(7, 4, 3)),
+            (m.ProducerState(6, 1, 0),),  # too short to know the last ones
+        )
+        for node, table in zip(world.holders(record), tables, strict=True):
+            node.ranges[record.stream_id, 0].producers = table
+        new = await world.seal(record.stream_id, 0)
+        assert new.start_offset == 5
+        successor = world.nodes[_members(new)[0]].ranges[record.stream_id, 1]
+        assert successor.producers == (
+            m.ProducerState(8, 9, 1),
+            m.ProducerState(7, 4, 3),
+            m.ProducerState(7, 5, 4),
+        )
+
+    simulate(body, nodes=3)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_no_range_is_opened_while_nobody_tells_its_producers(replicas: int) -> None:
+    async def body(world: World) -> None:
+        record = await make(world, replicas, *[2] * replicas)
+        known = (m.ProducerState(7, 2, 1),)
+        for node in world.holders(record):
+            node.ranges[record.stream_id, 0].producers = known
+        others = [n for n in world.nodes if n not in world.holders(record)]
+        for node in world.holders(record):  # the next range is opened elsewhere
+            world.goaway(node)
+        for node in others:
+            node.deaf.add(Code.SYNC_RANGES)
+        with pytest.raises(HeadraceError):
+            await world.seal(record.stream_id, 0)
+        for node in world.holders(record):
+            node.deaf.add(Code.SEAL_RANGES)
+        for node in others:
+            node.deaf.clear()
+        with pytest.raises(SealUnansweredError):
+            await world.seal(record.stream_id, 0)
+        assert not any((record.stream_id, 1) in node.ranges for node in world.nodes)
+        for node in world.holders(record):
+            node.deaf.clear()
+        new = await world.seal(record.stream_id, 0)
+        for node_id in _members(new):
+            held = world.nodes[node_id].ranges.get((record.stream_id, new.range_index))
+            assert held is None or held.producers == known
+
+    simulate(body, nodes=2 * replicas)
+
+
+def test_a_copy_that_cannot_tell_is_asked_last() -> None:
+    async def body(world: World) -> None:
+        record = await make(world, 3, 2, 2, 2)
+        known = (m.ProducerState(7, 2, 1),)
+        first, second, third = world.holders(record)
+        third.ranges[record.stream_id, 0].producers = known
+        await world.seal(record.stream_id, 0)
+        for node in (first, second):
+            node.ranges[record.stream_id, 0].whole = False
+            node.ranges[record.stream_id, 0].producers = ()
+        for node in world.nodes:
+            node.ranges.pop((record.stream_id, 1), None)
+        new = await world.seal(record.stream_id, 0)
+        for node_id in _members(new):
+            assert world.nodes[node_id].ranges[record.stream_id, 1].producers == known
+        for node in world.nodes:
+            node.ranges.pop((record.stream_id, 1), None)
+        third.ranges[record.stream_id, 0].whole = False
+        await world.seal(record.stream_id, 0)  # nobody knows better: it goes on
+
+    simulate(body, nodes=3)
+
+
+def test_an_empty_range_that_was_dropped_does_not_take_producers_along() -> None:
+    async def body(world: World) -> None:
+        record = await make(world, 1, 2)
+        known = (m.ProducerState(7, 2, 1),)
+        world.holders(record)[0].ranges[record.stream_id, 0].producers = known
+        for index in (0, 1, 2):
+            new = await world.seal(record.stream_id, index)
+            held = world.nodes[_members(new)[0]].ranges[record.stream_id, index + 1]
+            assert held.producers == known
+            held.whole, held.producers = False, ()  # and its own file is rotten
+        assert [r.range_index for r in await world.list(record.stream_id)] == [0, 3]
+
+    simulate(body, nodes=3)
+
+
+def test_producers_are_told_before_all_that_knows_them_is_trimmed() -> None:
+    async def body(world: World) -> None:
+        record = await make(world, 1, 2)
+        known = (m.ProducerState(7, 2, 1),)
+        world.holders(record)[0].ranges[record.stream_id, 0].producers = known
+        for node in world.nodes:
+            node.deaf.add(Code.SYNC_RANGES)
+        with pytest.raises(HeadraceError):
+            await world.seal(record.stream_id, 0)
+        request = m.TrimStreamsRequest(
+            trimmed_streams=(m.TrimmedStream(stream_id=record.stream_id, trim_offset=2),)
+        )
+        (refused,) = (await world.ask(Code.TRIM_STREAMS, request)).trim_responses
+        assert not is_success(refused.status)
+        for node in world.nodes:
+            node.deaf.clear()
+        await world.beat()
+        (trimmed,) = (await world.ask(Code.TRIM_STREAMS, request)).trim_responses
+        assert is_success(trimmed.status)
+        (left,) = await world.list(record.stream_id)
+        node = world.nodes[_members(left)[0]]
+        assert node.ranges[record.stream_id, 1].producers == known
+
+    simulate(body, nodes=2)
 
 
 def test_a_replica_that_never_heard_of_the_range_answers_with_its_start() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.config.placement import PlacementSettings
@@ -52,6 +52,7 @@ class Held:
     quorum: int = 1
     writer_epoch: int = -1
     producers: tuple[m.ProducerState, ...] = ()
+    whole: bool = True
     members: tuple[int, ...] = ()
 
 
@@ -119,8 +120,16 @@ class FakeNode:
         key = (wanted.stream_id, wanted.range_index)
         held = self.ranges.get(key)
         if held is None:
+            if (
+                wanted.end_offset < 0
+                and wanted.start_offset > 0
+                and wanted.writer_epoch < 0
+                and not wanted.producers_whole
+            ):
+                raise RangeNotFoundError("not without its producers")
             held = self.ranges[key] = Held(wanted.start_offset, wanted.start_offset)
             held.producers = wanted.producers
+            held.whole = wanted.producers_whole or wanted.start_offset == 0
         held.members = members
         held.quorum = wanted.ack_quorum
         held.writer_epoch = max(held.writer_epoch, wanted.writer_epoch)
@@ -144,7 +153,9 @@ class FakeNode:
             held.end = held.next
             if held.quorum <= 1:
                 held.final = held.end  # nobody else has a say
-        return m.SealRangesResult(self._wire(key, held), OK, held.producers)
+        range_ = replace(self._wire(key, held), producers_whole=held.whole)
+        producers = tuple(p for p in held.producers if p.last_base_offset < held.end)
+        return m.SealRangesResult(range_, OK, producers)
 
     def _describe(self, wanted: m.RangeId) -> m.DescribeRangeResult:
         key = (wanted.stream_id, wanted.range_index)

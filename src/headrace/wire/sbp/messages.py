@@ -113,6 +113,7 @@ class Range(Message):
     writer_epoch: int = i64(6, -1)  # ours
     producers: tuple[ProducerState, ...] = tables(7, ProducerState)  # ours
     ack_quorum: int = i8(8, -1)  # ours: replicas that hold an offset before it is acknowledged
+    producers_whole: bool = boolean(9)  # ours: all there is to know of producers comes with it
 
 
 @dataclass(frozen=True, slots=True)
