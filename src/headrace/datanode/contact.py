@@ -61,7 +61,7 @@ class Contact:
         self._wake = asyncio.Event()
         self._missed = True
         self._in_touch = False
-        self._known = ("", 0)
+        self._known: tuple[str, int] | None = None
         self._report_now = asyncio.Event()
         self._asked: dict[RangeKey, None] = {}
         self._opening: dict[RangeKey, None] = {}
@@ -164,9 +164,9 @@ class Contact:
             _log.info("no leading placement manager: %s", error)
             return
         found = (self._links.leader, self._links.connections)
-        if found != self._known:
-            self._known = found
+        if self._known not in (None, found):
             self.settle_soon(certainly=True)
+        self._known = found
 
     def report_soon(self) -> None:
         """Something has changed that placement should know at once."""

@@ -47,6 +47,7 @@ _BACKOFF_MAX = 0.5
 _PENDING_SECONDS = 0.02  # until a batch that the replica is writing is asked about again
 _ENTRIES_MAX = 512  # of one frame
 _READS_MAX = 4  # of feeds that are behind, at a time
+_IDLE_SECONDS = 2.0
 _CALL_SECONDS = 30.0
 """A peer whose disk hangs for so long while it answers heartbeats is given up all the same."""
 _FOR_NOW = (ThrottledError, RangeNotFoundError, UnavailableError)
@@ -117,6 +118,7 @@ class Sender:
         self._pump_handle: asyncio.Handle | None = None
         self._notice_handle: asyncio.TimerHandle | None = None
         self._probing = False
+        self._heard_at = 0.0
         self._loop = asyncio.get_running_loop()
         self._tasks = TaskSet(f"sender to node {node_id}")
 
@@ -224,6 +226,7 @@ class Sender:
 
     def _on_connected(self, channel: Channel) -> None:
         self._channel = channel
+        self._heard_at = self._clock.monotonic()
         self.unreachable_since = None
         for feed in self._sources:
             self._ready[feed] = None
@@ -240,18 +243,22 @@ class Sender:
         self._wake.set()
 
     def probe(self, now: float) -> None:
-        """Called now and then: a peer that is silent for long must show that it lives."""
-        frame = next(iter(self._frames), None)
+        """Called now and then: a peer that is silent must show that it lives. An idle connection
+        too may be one to a node that has restarted since, and forgotten what is committed."""
         channel = self._channel
-        if frame is None or channel is None or self._probing:
+        if channel is None or self._probing:
             return
-        if now - frame.sent_at >= self._settings.replica_timeout_ms / 2000:
+        frame = next(iter(self._frames), None)
+        since = self._heard_at if frame is None else frame.sent_at
+        patience = _IDLE_SECONDS if frame is None else self._settings.replica_timeout_ms / 2000
+        if now - since >= patience:
             self._probing = True
-            self._tasks.start(self._probe(channel, frame.sent_at), name="probe")
+            self._tasks.start(self._probe(channel, since), name="probe")
 
     async def _probe(self, channel: Channel, since: float) -> None:
         try:
             await self._heartbeat(channel)
+            self._heard_at = self._clock.monotonic()
         except HeadraceError as error:
             _log.warning("replica node %d does not answer: %s", self.node_id, error)
             self._on_broken(channel, since)
@@ -353,6 +360,7 @@ class Sender:
             _log.info("replica node %d: %s", self.node_id, error)
             self._on_broken(channel, self._clock.monotonic())
         else:
+            self._heard_at = self._clock.monotonic()
             for entry, result in zip(frame.entries, response.append_responses, strict=True):
                 self._on_result(entry, result)
         finally:
