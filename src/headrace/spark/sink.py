@@ -1,7 +1,7 @@
 """Writing to a topic with Spark: Arrow batches become SEND_MESSAGES requests, whole at a time.
 
-Columns: `payload` (string or binary; needed), `key`, `partition` (int), `headers`
-(map<string,binary>). A frame without `payload` is written as JSON objects of all its columns.
+Columns: `payload` (string or binary), `key`, `partition` (int), `headers` (map<string,binary>). The
+other columns of a frame without `payload` are its payload, as JSON, Avro or Arrow (`formats`).
 Rows with a key go to the partition that any Iggy client would choose for it.
 
 Delivery is exactly once into Headrace: what the tasks of a batch staged is published as one window
@@ -10,7 +10,6 @@ when the batch commits (`windows.py`). A plain Iggy server gets every row at lea
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +25,12 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.errors import ConfigError, InvalidArgumentError, UnavailableError
 from headrace.spark.arrow import to_area
+from headrace.spark.formats.encoding import RowEncoder
 from headrace.spark.options import SinkOptions, Target, parse_sink
 from headrace.spark.server import Server, connect
 from headrace.spark.windows import Delivered, Piece, Window, check_delivery, close, deliver
@@ -63,7 +64,7 @@ class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark's cla
             raise ConfigError("a topic cannot be overwritten; write with mode('append')")
         self._options = parse_sink(options)
         self._window = Window(f"spark/job/{uuid.uuid4()}", "1", 0, last=True)
-        check_schema(schema)
+        check_schema(schema, self._options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
         return Sent(write(self._options, iterator, self._window))
@@ -80,7 +81,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # p
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = parse_sink(options)
-        check_schema(schema)
+        check_schema(schema, self._options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
         return Sent(write(self._options, iterator, _window_of_task(self._options.target)))
@@ -112,9 +113,9 @@ def publisher_name(query: str, target: Target) -> str:
 def write(options: SinkOptions, batches: Iterator[pa.RecordBatch], window: Window) -> Delivered:
     """A task's part: stage its rows for the window, or send them where that cannot be."""
     server = connect(options.target)
-    if check_delivery(server, options.target, options.delivery):
-        return deliver(server, options.target, _pieces(server, options.target, batches), window)
-    return deliver(server, options.target, _pieces(server, options.target, batches), None)
+    if not check_delivery(server, options.target, options.delivery):
+        return deliver(server, options.target, _pieces(server, options, batches), None)
+    return deliver(server, options.target, _pieces(server, options, batches), window)
 
 
 def commit(options: SinkOptions, delivered: Sequence[Delivered]) -> None:
@@ -123,28 +124,43 @@ def commit(options: SinkOptions, delivered: Sequence[Delivered]) -> None:
         close(connect(options.target), delivered)
 
 
-def check_schema(schema: StructType) -> None:
+def check_schema(schema: StructType, options: SinkOptions | None = None) -> None:
     """ConfigError for a frame that cannot be written, before any row is."""
     types = {each.name: each.dataType.simpleString() for each in schema.fields}
-    if "payload" not in types:
-        return  # all columns, as JSON
     for name, found in types.items():
         if name not in _TYPES:
+            if "payload" not in types:
+                continue  # a part of the payload
             raise ConfigError(
                 f"column {name} has no place in a message; a topic takes {', '.join(SINK_COLUMNS)} "
-                "(or no payload column: then all columns are written as one JSON object)"
+                "(or no payload column: then the others are written as one JSON object)"
             )
         if found not in _TYPES[name]:
             raise ConfigError(f"column {name} is {found}, it must be {' or '.join(_TYPES[name])}")
+    value_format = None if options is None else options.value_format
+    if "payload" not in types:
+        avro_schema = "" if options is None else options.avro_schema
+        RowEncoder(value_format or "json", to_arrow_schema(schema, timezone="UTC"), avro_schema)
+    elif value_format is not None:
+        raise ConfigError(
+            "the column payload is written as it is: drop it, or the option valueFormat"
+        )
 
 
-def _pieces(server: Server, target: Target, batches: Iterator[pa.RecordBatch]) -> Iterator[Piece]:
+def _pieces(
+    server: Server, options: SinkOptions, batches: Iterator[pa.RecordBatch]
+) -> Iterator[Piece]:
+    encoder = None
     for batch in batches:
         if not batch.num_rows:
             continue
-        if "payload" not in batch.schema.names:
-            batch = _as_json(batch)
-        for partition, part in _by_partition(batch, server, target):
+        if encoder is None and "payload" not in batch.schema.names:
+            encoder = RowEncoder(options.value_format or "json", batch.schema, options.avro_schema)
+        if encoder is not None and not encoder.joins_rows:
+            batch = encoder.encode(batch)
+        for partition, part in _by_partition(batch, server, options.target):
+            if encoder is not None and encoder.joins_rows:
+                part = encoder.encode(part)
             columns = {name: part.column(name) for name in part.schema.names}
             area, starts = to_area(columns["payload"], columns.get("key"), columns.get("headers"))
             for piece, positions in split(area, starts, SEND_BYTES_MAX):
@@ -155,18 +171,6 @@ def _all(messages: list[WriterCommitMessage | None]) -> list[Delivered]:
     if any(message is None for message in messages):
         raise UnavailableError("a write task ended without a result")
     return [message.delivered for message in messages if isinstance(message, Sent)]
-
-
-def _as_json(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Row by row: Spark's own to_json is the quicker way for many rows."""
-    lines = [json.dumps(row, default=_json_value, ensure_ascii=False) for row in batch.to_pylist()]
-    return pa.RecordBatch.from_arrays([pa.array(lines, pa.string())], names=["payload"])
-
-
-def _json_value(value: object) -> object:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", errors="replace")
-    return str(value)
 
 
 def _by_partition(
