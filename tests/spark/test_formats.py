@@ -60,8 +60,9 @@ def test_rows_come_back_as_they_were_written(
 
 def bad_and_good(spark: SparkSession, headrace: HeadraceServer, topic: str) -> Target:
     target = made(headrace, topic, partitions=1)
-    rows = [("k", "1,x"), (None, "oops"), (None, '2,"y,z"')]
-    write(spark.createDataFrame(rows, "key string, payload string").coalesce(1), target)
+    rows = [("1,x", "a"), ("oops", "b"), ('2,"y,z"', "a")]
+    frame = spark.createDataFrame(rows, "payload string, key string").coalesce(1)
+    write(frame, target)
     return target
 
 
@@ -81,7 +82,7 @@ def test_bad_payloads_are_never_lost(spark: SparkSession, headrace: HeadraceServ
     assert sorted(map(tuple, sent.collect())) == [(0, 1, "x"), (2, 2, "y,z")]
     letters = made(headrace, "mixed.bad")
     (letter,) = reader(spark, letters).load().collect()
-    assert letter.payload == b"oops"
+    assert (letter.payload, letter.key) == (b"oops", b"b")
     assert letter.headers["headrace.topic"] == b"mixed"
     assert letter.headers["headrace.offset"] == b"1"
     assert "number of fields" in letter.headers["headrace.reason"].decode()

@@ -7,16 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.errors import CorruptionError, InvalidArgumentError
 from headrace.spark.formats.options import PayloadFormat
 from headrace.spark.options import COLUMNS
-from headrace.wire.iggy.batch import locate, read_starts
-from headrace.wire.iggy.columns import Columns, build_area, columns, key_headers, keys
+from headrace.wire.iggy.batch import HEADER_BYTES, locate, read_starts
+from headrace.wire.iggy.columns import (
+    Columns,
+    build_area,
+    columns,
+    key_headers,
+    keys,
+    message_headers,
+)
 from headrace.wire.iggy.userheaders import (
     KEY_PREFIX_BYTES,
     UserHeader,
@@ -190,14 +198,36 @@ def to_area(payload: pa.Array, key: pa.Array | None, headers: pa.Array | None) -
         raise InvalidArgumentError(
             "a payload is null; filter such rows out before writing", rows=payload.null_count
         )
-    data, offsets = _buffers(payload)
-    block_data: Any = b""
-    block_offsets = None
+    blocks = None
     if headers is not None and headers.null_count < len(headers):
-        block_data, block_offsets = _header_blocks(key, headers)
+        blocks = _header_blocks(key, headers)
     elif key is not None and key.null_count < len(key):
-        block_data, block_offsets = key_headers(*_buffers(_as_binary(key, "key").fill_null(b"")))
-    return build_area(data, offsets, headers_data=block_data, headers_offsets=block_offsets)
+        blocks = key_headers(*_buffers(_as_binary(key, "key").fill_null(b"")))
+    data, offsets = _buffers(payload)
+    lengths = np.diff(offsets)
+    if blocks is None and (not len(lengths) or (lengths == lengths[0]).all()):
+        return build_area(data, offsets)  # one size: a rectangle
+    return _joined(payload, lengths, blocks)
+
+
+def _joined(
+    payload: pa.Array,
+    lengths: NDArray[np.int32],
+    blocks: tuple[NDArray[np.uint8], NDArray[np.int64]] | None,
+) -> Area:
+    """Header, payload and header block of each message, one after the other.
+
+    Arrow's join takes 0.03 µs for a message of 200 bytes, with a key 0.05; writing through boolean
+    masks over the area takes fifteen times that.
+    """
+    heads = message_headers(lengths, None if blocks is None else np.diff(blocks[1]))
+    places = np.arange(0, (len(heads) + 1) * HEADER_BYTES, HEADER_BYTES)
+    parts = [to_binary(heads.view(np.uint8), places), payload]
+    if blocks is not None:
+        parts.append(to_binary(*blocks))
+    joined = pc.binary_join_element_wise(*parts, b"")
+    _, starts, area = joined.buffers()
+    return memoryview(area), np.frombuffer(starts, np.int32)[: len(heads)].astype(np.uint32)
 
 
 def _as_binary(array: pa.Array, name: str) -> pa.Array:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, InvalidArgumentError
@@ -48,6 +48,7 @@ def test_the_record_of_the_specification() -> None:
     assert AvroEncoder(schema, avro)(batch).to_pylist() == [payload]
 
 
+@settings(deadline=None)  # a loaded machine is no failure
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_any_number_comes_back(value: int) -> None:
     out = bytearray()
@@ -126,6 +127,7 @@ def test_every_type_both_ways() -> None:
     assert read(payloads[:1], some, AVRO) == [{"price": ROW["price"], "i": None}]
 
 
+@settings(deadline=None)  # a loaded machine is no failure
 @given(st.binary(max_size=60))
 def test_garbage_is_read_or_set_aside(payload: bytes) -> None:
     schema = SCHEMA.append(pa.field("_corrupt", pa.binary()))

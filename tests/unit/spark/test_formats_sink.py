@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import (
     ByteType,
@@ -91,6 +91,7 @@ def test_what_is_written_as_json_is_read_as_it_was() -> None:
     assert decode("json", [text.encode()], schema) == [ROW]
 
 
+@settings(deadline=None)  # a loaded machine is no failure
 @given(
     st.lists(
         st.tuples(

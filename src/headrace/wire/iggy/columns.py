@@ -96,20 +96,32 @@ def build_area(
     import numpy as np
 
     payloads, payload_lengths = _column(payload_data, payload_offsets)
-    headers = np.zeros(len(payload_lengths), header_dtype())
-    if len(payload_lengths) and payload_lengths.max() > PAYLOAD_BYTES_MAX:
-        raise LocalProtocolError("message payload too large", length=int(payload_lengths.max()))
-    headers["payload_length"] = payload_lengths
-    blocks = np.empty(0, np.uint8)
+    blocks, block_lengths = np.empty(0, np.uint8), None
     if headers_offsets is not None and len(payload_lengths):
-        blocks, lengths = _column(headers_data, headers_offsets)
-        if lengths.max() > USER_HEADERS_BYTES_MAX:
-            raise LocalProtocolError("user headers too large", length=int(lengths.max()))
-        headers["headers_length"] = lengths
+        blocks, block_lengths = _column(headers_data, headers_offsets)
+    headers = message_headers(payload_lengths, block_lengths)
     if ids is not None:
         headers["id"] = np.ascontiguousarray(ids).reshape(-1, 16).view("<u8")
     headers["origin_timestamp"] = origin_timestamp_us
     return _assemble(headers, payloads, blocks, HEADER_BYTES)
+
+
+def message_headers(payload_lengths: NDArray[Any], block_lengths: NDArray[Any] | None) -> Records:
+    """Headers of messages to send, whose area is header, payload, header block, and so on.
+
+    LocalProtocolError for lengths that no server takes, before any memory is taken for them.
+    """
+    import numpy as np
+
+    headers = np.zeros(len(payload_lengths), header_dtype())
+    if len(payload_lengths) and payload_lengths.max() > PAYLOAD_BYTES_MAX:
+        raise LocalProtocolError("message payload too large", length=int(payload_lengths.max()))
+    headers["payload_length"] = payload_lengths
+    if block_lengths is not None and len(block_lengths):
+        if block_lengths.max() > USER_HEADERS_BYTES_MAX:
+            raise LocalProtocolError("user headers too large", length=int(block_lengths.max()))
+        headers["headers_length"] = block_lengths
+    return headers
 
 
 # --- keys -----------------------------------------------------------------------------------------
