@@ -229,3 +229,27 @@ def test_copies_do_not_pass_for_tables() -> None:
         return answer.range
 
     simulate(body, nodes=3)
+
+
+def test_what_is_still_being_copied_tells_no_table() -> None:
+    async def body(cluster: Cluster, client: SbpClient, disk: SimulatedDisk) -> None:
+        node = cluster.live(0)
+        own = m.ReplicaNode(data_node=m.DataNode(node_id=node.node_id))
+        primary = m.ReplicaNode(data_node=m.DataNode(node_id=99), is_primary=True)
+        wanted = m.Range(
+            stream_id=500,
+            range_index=1,
+            start_offset=4,
+            replica_nodes=(primary, own),
+            ack_quorum=2,
+            producers=(m.ProducerState(9, 4, 3),),
+            producers_whole=True,
+        )
+        log = await node.ranges.sync(wanted)
+        await node.ranges.sync(replace(wanted, end_offset=7))
+        assert log.missing == (4, 7)
+        told = await seal_on(node, 500, 1)
+        assert told.range is not None
+        assert (told.range.producers_whole, told.producers) == (False, ())
+
+    simulate(body)

@@ -417,6 +417,28 @@ def test_a_copy_that_cannot_tell_is_asked_last() -> None:
     simulate(body, nodes=3)
 
 
+def test_one_that_has_yet_to_copy_the_range_does_not_tell_its_producers() -> None:
+    async def body(world: World) -> None:
+        record = await make(world, 3, 2, 2, 1)
+        first, second, behind = world.holders(record)
+        behind.copies = False
+        await world.seal(record.stream_id, 0)
+        held = behind.ranges[record.stream_id, 0]
+        await world.until(lambda: held.final == 2)
+        held.whole = False
+        for node in (first, second):
+            node.deaf.add(Code.SEAL_RANGES)
+        for node in world.nodes:
+            node.ranges.pop((record.stream_id, 1), None)
+        with pytest.raises(SealUnansweredError):
+            await world.seal(record.stream_id, 0)
+        for node in (first, second):
+            node.deaf.clear()
+        await world.seal(record.stream_id, 0)
+
+    simulate(body, nodes=3)
+
+
 def test_an_empty_range_that_was_dropped_does_not_take_producers_along() -> None:
     async def body(world: World) -> None:
         record = await make(world, 1, 2)
