@@ -144,12 +144,20 @@ async def channel_to(cluster: Cluster, at: int) -> Channel:
 
 
 async def append_to(
-    cluster: Cluster, at: int, stream_id: int, pieces: list[Buffer], *, timeout_ms: int = 2_000
+    cluster: Cluster,
+    at: int,
+    stream_id: int,
+    pieces: list[Buffer],
+    *,
+    index: int = -1,
+    timeout_ms: int = 2_000,
 ) -> m.AppendResult:
     """One APPEND to one node, without anybody's retries."""
     channel = await channel_to(cluster, at)
     info = m.AppendInfo(
-        range=m.Range(stream_id=stream_id), request_index=7, batch_length=sum(map(len, pieces))
+        range=m.Range(stream_id=stream_id, range_index=index),
+        request_index=7,
+        batch_length=sum(map(len, pieces)),
     )
     request = m.AppendRequest(timeout_ms=timeout_ms, append_requests=(info,))
     reply = await channel.call(Code.APPEND, request, pieces)
@@ -420,7 +428,7 @@ async def test_f5_an_isolated_primary_acknowledges_nothing_and_truncates(
     old = cluster.live(primary)
     log = logs_of(cluster, stream.stream_id)[primary]
 
-    async def cut(*_: object) -> None:
+    async def cut(*_: object, **__: object) -> None:
         raise UnavailableError("cut off")
 
     with monkeypatch.context() as patch:
@@ -435,11 +443,12 @@ async def test_f5_an_isolated_primary_acknowledges_nothing_and_truncates(
             assert log.durable_offset == 2
             await client.seal(stream.stream_id, 0)
         assert await client.append(stream.stream_id, batch(b"b")) == 1
-        refused = await append_to(cluster, primary, stream.stream_id, batch(b"never"))
+        refused = await append_to(cluster, primary, stream.stream_id, batch(b"never"), index=0)
         assert code_of(refused) != 0
     await until(cluster, lambda: log.final)
     assert (log.end_offset, log.durable_offset) == (1, 1)
-    assert code_of(await append_to(cluster, primary, stream.stream_id, batch(b"no"))) != 0
+    late = await append_to(cluster, primary, stream.stream_id, batch(b"no"), index=0)
+    assert code_of(late) == 1460
     assert await read_all(client, stream.stream_id) == [(0, b"a"), (1, b"b")]
 
 
