@@ -360,19 +360,45 @@ def _seals(acks: Sequence[Ack], history: History, final: Final) -> list[str]:
             )
     for key, by_node in answers.items():
         end = ends.get(key)
+        decided = _decided(history, key, end)
         for host, node_ends in by_node.items():
-            allowed = {node_ends[0], end if end is not None else node_ends[0]}
-            if not set(node_ends) <= allowed:
+            first = node_ends[0][1]
+            if any(e != first and not (e == end and time > decided) for time, e in node_ends):
                 found.append(f"I5: {host} answered seals of {key} with {node_ends}, final {end}")
         lost = set(by_node) & set(history.lost)
-        if end is not None and not lost and max(e[0] for e in by_node.values()) < end:
+        if end is not None and not lost and max(e for a in by_node.values() for _, e in a) < end:
             found.append(f"I6: range {key} ends at {end}, no replica has it: {by_node}")
     sealed = _sealed_for_clients(history)
+    owners = _owners(history)
     for ack in acks:
         key = (ack.stored.stream_id, ack.range_index)
         if ack.call.invoked > sealed.get(key, float("inf")):
             found.append(f"I7: acknowledged after its range was sealed: {ack.call}")
+        for epoch, since in owners.get(ack.stored.stream_id, ()):
+            if 0 <= ack.writer_epoch < epoch and ack.call.invoked > since:
+                found.append(
+                    f"I7: acknowledged under epoch {ack.writer_epoch} after {epoch} owns the"
+                    f" stream: {ack.call}"
+                )
+                break
     return found
+
+
+def _owners(history: History) -> dict[int, list[tuple[int, float]]]:
+    """By stream: epochs, and when a client was told that it owns the stream under each."""
+    owners: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for call in history.of(Code.SEAL_RANGES):
+        if call.role is ClientRole.CUSTOMER and isinstance(call.reply, m.SealRangesResponse):
+            for result in call.reply.seal_responses:
+                if (
+                    result.range is not None
+                    and _ok(result.status)
+                    and result.range.writer_epoch > 0
+                ):
+                    owners[result.range.stream_id].append(
+                        (result.range.writer_epoch, call.answered)
+                    )
+    return owners
 
 
 def _sealed_ends(history: History) -> dict[RangeId, int]:
@@ -391,9 +417,22 @@ def _sealed_ends(history: History) -> dict[RangeId, int]:
     return ends
 
 
-def _node_answers(history: History) -> dict[RangeId, dict[str, list[int]]]:
-    """What each data node answered to seals of a range, in order."""
-    answers: dict[RangeId, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+def _decided(history: History, key: RangeId, end: int | None) -> float:
+    """When the range's end became durable."""
+    for transaction in history.transactions:
+        for record in transaction.puts:
+            if isinstance(record, RangeRecord) and record.stream_id == key[0]:
+                closed = record.range_index == key[1] and record.end >= 0
+                if closed or (record.range_index == key[1] + 1 and record.start == end):
+                    return transaction.time
+    return float("inf")
+
+
+def _node_answers(history: History) -> dict[RangeId, dict[str, list[tuple[float, int]]]]:
+    """What each data node answered to seals of a range, and when."""
+    answers: dict[RangeId, dict[str, list[tuple[float, int]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for call in history.of(Code.SEAL_RANGES):
         if call.role is ClientRole.PLACEMENT_MANAGER and isinstance(
             call.reply, m.SealRangesResponse
@@ -402,7 +441,7 @@ def _node_answers(history: History) -> dict[RangeId, dict[str, list[int]]]:
                 if result.range is not None and _ok(result.status):
                     key = (result.range.stream_id, result.range.range_index)
                     host = call.peer.partition(":")[0]
-                    answers[key][host].append(result.range.end_offset)
+                    answers[key][host].append((call.answered, result.range.end_offset))
     return answers
 
 

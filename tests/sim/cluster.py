@@ -31,6 +31,7 @@ from headrace.placement.records import Record, Table
 from headrace.placement.service import PlacementService
 from headrace.runtime.interfaces import Runtime
 from headrace.runtime.simulated import SimulatedRandom, Simulation
+from headrace.storage.model import RangeKey
 from headrace.wire.sbp.messages import ClientRole
 from tests.sim.history import History, Transaction
 
@@ -113,6 +114,7 @@ class Cluster:
     ) -> None:
         self.simulation = Simulation(seed)
         self.history = History(self.simulation.time)
+        self.history.holders = self._holders
         if duplicates:
             random = SimulatedRandom(f"{seed}/duplicates")
             self.history.duplicate = lambda: (
@@ -124,6 +126,8 @@ class Cluster:
         self.services: dict[str, DataNodeService] = {}
         """Those that were started; `is_up` knows whether they still run."""
         self._lives: dict[str, int] = {}
+        self._durable: dict[tuple[str, RangeKey], int] = {}
+        """What a node that is down had on its disk, as far as it is not running to say so."""
         self._placement_settings = placement_settings
         self._node_settings = node_settings
         self._storage_settings = storage_settings
@@ -186,19 +190,46 @@ class Cluster:
         self.history.hosts[host] = service.node_id
 
     async def stop_node(self, host: str) -> None:
-        """A clean stop."""
-        service = self.services.pop(host)
-        await self.simulation.on(host, service.close())
+        """A clean stop; until it is over the node takes what is on its way."""
+        await self.simulation.on(host, self.services[host].close())
+        self._note_durable(host)
+        self.services.pop(host, None)
 
     def crash(self, host: str, *, power_cut: bool = True) -> None:
+        self._note_durable(host)
         self.services.pop(host, None)
         self.placements.pop(host, None)
         self.simulation.crash(host, power_cut=power_cut)
 
     def wipe(self, host: str) -> None:
+        self._note_durable(host)
         self.services.pop(host, None)
         self.history.lost.setdefault(host, []).append(self.simulation.time())
         self.simulation.wipe(host)
+
+    def _note_durable(self, host: str) -> None:
+        if host in self.services:
+            for log in self.services[host].logs():
+                self._durable[host, log.key] = log.durable_offset
+
+    def _holders(self, stream_id: int, end: int) -> tuple[int, int]:
+        """Of the last range, if `end` lies in it; sealed ones were judged when they were open."""
+        logs = [
+            (host, log)
+            for host, service in self.services.items()
+            for log in service.state.ranges(stream_id)[-1:]
+        ]
+        newest = max((log.key for _, log in logs), default=None)
+        held = {host: log for host, log in logs if log.key == newest}
+        wanted = max((log.ack_quorum for log in held.values()), default=0)
+        start = min((log.start_offset for log in held.values()), default=0)
+        if newest is None or end <= start:
+            return 0, 0
+        found = {host for host, log in held.items() if log.durable_offset >= end}
+        for (host, key), durable in self._durable.items():
+            if key == newest and durable >= end:
+                found.add(host)
+        return len(found), wanted
 
     async def restart(self, host: str) -> None:
         if host in self.managers:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import HeadraceError, StorageError
+from headrace.placement.records import RangeRecord
 from headrace.runtime.simulated import SimulatedRandom
 from tests.sim.cluster import Cluster
 from tests.sim.ending import come_back
@@ -130,6 +131,27 @@ class Faults:
         for other in others:
             simulation.heal(host, other)
 
+    async def _strand(self) -> None:
+        """A data node that no placement manager reaches, while clients and other nodes do."""
+        host = self._choose(self.cluster.nodes)
+        if host is not None:
+            for manager in self.cluster.managers:
+                self.cluster.simulation.partition(host, manager)
+            await asyncio.sleep(self._seconds())
+            for manager in self.cluster.managers:
+                self.cluster.simulation.heal(host, manager)
+
+    async def _isolate(self) -> None:
+        """A data node that no other one reaches, while clients and managers do."""
+        host = self._choose(self.cluster.nodes)
+        if host is not None:
+            others = [other for other in self.cluster.nodes if other != host]
+            for other in others:
+                self.cluster.simulation.partition(host, other)
+            await asyncio.sleep(self._seconds())
+            for other in others:
+                self.cluster.simulation.heal(host, other)
+
     async def _cut_metadata(self) -> None:
         """One placement manager, or all of them, does not reach the metadata."""
         managers = self.cluster.managers
@@ -178,3 +200,45 @@ class Faults:
             operation = ("sync", "write", "write_atomic")[self.random.below(3)]
             with suppress(StorageError):
                 self.cluster.simulation.disk(host).fail_next(operation)
+
+    async def _wipe(self) -> None:
+        """A disk is replaced by an empty one, or the log on it is lost and the rest is not."""
+        host = self._choose(self.cluster.nodes)
+        if host is None or not self._may_damage(host):
+            return
+        self.busy.add(host)
+        if self.random.below(2):
+            self.cluster.wipe(host)
+        else:
+            self.cluster.crash(host)
+            self.cluster.simulation.disk(host).remove_tree("/data/log")
+            self.cluster.history.lost.setdefault(host, []).append(self.cluster.simulation.time())
+        await asyncio.sleep(self._seconds() / 4)
+        await come_back(self.cluster, host)
+        self.busy.discard(host)
+
+    async def _rot(self) -> None:
+        """A bit flips in a segment file of a range that is sealed, on one node."""
+        host = self._choose(self.cluster.nodes)
+        if host is None or not self._may_damage(host):
+            return
+        disk = self.cluster.simulation.disk(host)
+        sealed = {
+            f"/data/log/streams/{r.stream_id}/{r.range_index}/"
+            for r in self.cluster.records()
+            if isinstance(r, RangeRecord) and r.end >= 0
+        }
+        paths = [
+            path
+            for path, content in disk.files().items()
+            if path.endswith(".log") and path.rpartition("/")[0] + "/" in sealed and content
+        ]
+        if paths:
+            path = paths[self.random.below(len(paths))]
+            disk.flip_bit(path, self.random.below(disk.size(path)), self.random.below(8))
+            self.cluster.simulation.record(host, f"rots {path}")
+
+    def _may_damage(self, host: str) -> bool:
+        """One copy may be lost, not two: the first node that this is asked for is the only one."""
+        self.damaged = self.damaged or host
+        return self.damaged == host

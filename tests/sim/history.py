@@ -113,6 +113,8 @@ class History:
     """Host of a data node -> its node id, once it has one."""
     lost: dict[str, list[float]] = field(default_factory=dict)
     """Hosts whose disk was replaced by an empty one, and when."""
+    holders: Callable[[int, int], tuple[int, int]] = lambda stream_id, end: (0, 0)
+    """(stream, offset) -> on how many disks everything below it is, and how many it takes."""
     duplicate: Callable[[], float] | None = None
     """Asked after each call: in how many seconds the request arrives once more; 0 is never."""
     _repetitions: list[asyncio.Task[None]] = field(default_factory=list)
@@ -271,7 +273,21 @@ class RecordingChannel:
         noted.answered = history.time()
         noted.reply = reply.message
         noted.data = b"".join(reply.payload)
+        if code is Code.FETCH and noted.data and self._role is ClientRole.CUSTOMER:
+            self._check_committed(noted)
         return reply
+
+    def _check_committed(self, call: Call) -> None:
+        """Asked at once: later the answer may be another one."""
+        assert isinstance(call.reply, m.FetchResponse)
+        for read in _reads(call, call.reply):
+            if read.batches:
+                end = read.batches[-1].end
+                found, wanted = self._history.holders(read.stream_id, end)
+                if found < wanted:
+                    self._history.complain(
+                        f"I8: read up to {end}, which is on {found} of {wanted} disks: {call}"
+                    )
 
     async def close(self) -> None:
         await self._inner.close()

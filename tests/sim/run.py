@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from headrace.errors import HeadraceError
 from headrace.runtime.simulated import SimulatedRandom
 from tests.sim.checker import Final, check
 from tests.sim.cluster import Cluster
@@ -35,6 +36,10 @@ ALL_FAULTS = (
     "slow",
     "fill_disk",
     "fail_disk",
+    "strand",
+    "isolate",
+    "wipe",
+    "rot",
 )
 
 
@@ -48,7 +53,14 @@ class Plan:
     seconds: float = 12.0
     faults: int = 6
     kinds: tuple[str, ...] = ALL_FAULTS
-    writers: tuple[str, ...] = ("plain", "sequence", "producer", "owned", "state")
+    writers: tuple[str, ...] = (
+        "plain",
+        "stubborn",
+        "sequence",
+        "producer",
+        "owned",
+        "state",
+    )
     readers: int = 1
     interferers: int = 1
     duplicates: float = 0.03
@@ -80,7 +92,11 @@ def run(seed: int, plan: Plan | None = None) -> Outcome:
     plan = plan or Plan()
     cluster = Cluster(seed, managers=plan.managers, nodes=plan.nodes, duplicates=plan.duplicates)
     outcome = Outcome(seed, plan, cluster)
-    final = cluster.simulation.run(_main(cluster, plan), seconds_max=_SECONDS_MAX)
+    try:
+        final = cluster.simulation.run(_main(cluster, plan), seconds_max=_SECONDS_MAX)
+    except HeadraceError as error:
+        cluster.history.complain(f"liveness: the run ended by {error!r} {error}")
+        final = Final({}, {})  # what was seen on the way is checked all the same
     outcome.violations = check(cluster.history, final)
     return outcome
 
@@ -110,6 +126,9 @@ async def _start_clients(workload: Workload, plan: Plan) -> None:
         if kind == "plain":
             target = await workload.create(client)
             workload.start(kind, partial(workload.append_plainly, target=target))
+        elif kind == "stubborn":
+            target = await workload.create(client)
+            workload.start(kind, partial(workload.append_stubbornly, target=target))
         elif kind == "sequence":
             target = await workload.create(client)
             workload.start(kind, partial(workload.append_in_sequence, target=target))

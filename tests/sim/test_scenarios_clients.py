@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.errors import CorruptionError, OffsetOutOfRangeError
+from headrace.errors import CorruptionError, InvalidArgumentError, OffsetOutOfRangeError
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
 from tests.log_cluster import batch, bodies
@@ -15,7 +15,7 @@ from tests.sim.scene import Scene, failing, play
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_f14_a_flipped_bit_is_served_by_another_replica(seed: int) -> None:
+def test_f14_a_flipped_bit_is_served_by_another_replica_and_repaired(seed: int) -> None:
     async def script(scene: Scene) -> None:
         stream = await scene.create(replicas=3)
         await scene.append(stream, 6)
@@ -40,7 +40,18 @@ def test_f14_a_flipped_bit_is_served_by_another_replica(seed: int) -> None:
             assert found[0] == (2, scene.written[stream][2]), "repaired already"
         await scene.check_written(stream)
 
-    play(script, seed=seed, whole=False)
+        async def whole() -> bool:
+            try:
+                return dict(await scene.fetch_from(host, stream, 0)) == scene.written[stream]
+            except CorruptionError:
+                return False
+
+        deadline = scene.simulation.time() + 60
+        while not await whole():
+            assert scene.simulation.time() < deadline, "not repaired"
+            await scene.sleep(0.5)
+
+    play(script, seed=seed)
 
 
 def test_f15_a_full_replica_is_left_for_another_node() -> None:
@@ -119,6 +130,23 @@ def test_f19_trim_below_and_above_a_reader() -> None:
         await reader.close()
 
     play(script)
+
+
+async def late_trim(scene: Scene) -> None:
+    """A trim that was asked for earlier arrives after a later one."""
+    stream = await scene.create(replicas=3)
+    await scene.append(stream, 9)
+    await scene.client.trim(stream, 3)
+    await scene.client.trim(stream, 7)
+    error = await failing(scene.client.trim(stream, 3))
+    assert isinstance(error, InvalidArgumentError)
+    assert scene.ranges(stream)[0].start == 7
+    for host in scene.hosts(stream):
+        assert (await scene.describe(host, stream, 0)).start_offset == 7
+
+
+def test_f19_a_late_trim_does_not_move_back() -> None:
+    play(late_trim)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -46,6 +46,34 @@ def test_f08_leader_dies_between_the_seals_and_the_commit(seed: int) -> None:
     play(script, seed=seed)
 
 
+async def leader_wakes_up_in_a_write(scene: Scene) -> None:
+    """A write of the leader is on its way while it stalls; another one leads when it arrives."""
+    stream = await scene.create(replicas=3)
+    await scene.append(stream, 2)
+    old = scene.leader()
+    usual, scene.cluster.metadata.delay = scene.cluster.metadata.delay, lambda: 0.4
+    sealing = asyncio.ensure_future(scene.client.seal(stream, 0))
+    await scene.sleep(0.2)
+    scene.simulation.pause(old)
+    scene.cluster.metadata.delay = usual
+    others = [host for host in scene.cluster.managers if host != old]
+    await scene.until(lambda: any(scene.cluster.placements[host].leading for host in others))
+    await insist(lambda: scene.client.seal(stream, 0))
+    await scene.append(stream, 2)
+    written = len(scene.cluster.history.transactions)
+    scene.simulation.resume(old)
+    await scene.sleep(1.0)
+    late = scene.cluster.history.transactions[written:]
+    assert not [t for t in late if t.author == old], "I12: a deposed leader wrote"
+    await asyncio.gather(sealing, return_exceptions=True)
+    assert len(scene.ranges(stream)) == 2
+    await scene.check_written(stream)
+
+
+def test_f08_a_leader_that_stalls_in_a_write_changes_nothing() -> None:
+    play(leader_wakes_up_in_a_write)
+
+
 def test_f09_a_repeated_seal_gets_the_same_range() -> None:
     async def script(scene: Scene) -> None:
         stream = await scene.create(replicas=3)

@@ -145,6 +145,33 @@ def test_f05_isolated_primary_acknowledges_nothing() -> None:
     play(script)
 
 
+async def sealed_replica_restarts(scene: Scene) -> None:
+    """A seal reaches one replica only, which restarts; its primary has not heard of it at all."""
+    stream = await scene.create(replicas=3)
+    await scene.append(stream, 3)
+    primary, sealed, dead = scene.hosts(stream)
+    await scene.sleep(0.5)  # nothing is under way between them
+    for manager in scene.cluster.managers:
+        scene.simulation.partition(manager, primary)
+    scene.cluster.crash(dead)
+    error = await failing(scene.client.seal(stream, 0))
+    assert isinstance(error, StateError), "one answer is too few"
+    for manager in scene.cluster.managers:  # or they would seal it anew
+        scene.simulation.partition(manager, sealed)
+    scene.cluster.crash(sealed)
+    await scene.cluster.start_node(sealed)
+    await scene.sleep(1.0)
+    late = await failing(scene.append_to(primary, stream, 0, timeout_ms=2000))
+    assert isinstance(late, StateError), "a seal is for ever: no quorum for the primary"
+    assert (await scene.describe(sealed, stream, 0)).end_offset == 3
+    scene.simulation.heal()
+    await scene.check_written(stream)
+
+
+def test_f05_a_seal_outlives_a_restart() -> None:
+    play(sealed_replica_restarts)
+
+
 @pytest.mark.parametrize("power_cut", [True, False])
 def test_f06_all_replicas_restart_then_seal(power_cut: bool) -> None:
     async def script(scene: Scene) -> None:

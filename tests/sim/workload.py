@@ -21,12 +21,15 @@ from headrace.client.producer import Producer
 from headrace.client.sbp import SbpClient
 from headrace.client.statelog import StateLog
 from headrace.errors import (
+    DeadlineError,
     HeadraceError,
     InvalidArgumentError,
     NotFoundError,
     OffsetOutOfRangeError,
+    SealedError,
     StateError,
     StorageError,
+    UnavailableError,
 )
 from headrace.runtime.simulated import SimulatedRandom
 from headrace.wire.sbp import messages as m
@@ -124,6 +127,40 @@ class Workload:
                 target.promise(offset + len(bodies))
             await self.pause(self.pace)
         await client.close()
+
+    async def append_stubbornly(self, host: str, target: Target) -> None:
+        """Again to the same primary whatever happens to it; only its refusal makes it seal."""
+        client = self.cluster.client(host)
+        while not self.stopping:
+            try:
+                ranges = await client.list_ranges(target.stream_id)
+                if ranges[-1].end_offset >= 0:
+                    raise SealedError
+                await self._append_until_refused(client, target, ranges[-1])
+            except SealedError:
+                with suppress(HeadraceError):
+                    await client.seal(target.stream_id, ranges[-1].range_index)
+            except (StateError, StorageError):
+                pass
+            await self.pause(self.pace / 3)
+        await client.close()
+
+    async def _append_until_refused(
+        self, client: SbpClient, target: Target, range_: m.Range
+    ) -> None:
+        for _ in range(20):
+            if self.stopping:
+                return
+            body = self.body(client.client_id)
+            try:
+                offset = await client.append_to(
+                    range_, batch(body), writer_epoch=-1, expected_offset=-1, timeout=0.7
+                )
+            except (UnavailableError, DeadlineError):
+                await self.pause(0.1)
+            else:
+                target.promise(offset + 1)
+                await self.pause(self.pace / 2)
 
     async def append_in_sequence(self, host: str, target: Target) -> None:
         """Exactly once: the same batch again and again until it is acknowledged."""
@@ -278,10 +315,13 @@ class Workload:
                 continue
             target = self.targets[self.random.below(len(self.targets))]
             try:
-                if self.random.below(2):
+                how = self.random.below(5)
+                if how < 2:
                     await self._read_as_client(client, target)
-                else:
+                elif how < 4:
                     await self._read_replica(host, client, target)
+                else:
+                    await self._ask_bounds(client, target)
             except (StateError, StorageError):
                 pass
             except NotFoundError as error:
@@ -308,15 +348,27 @@ class Workload:
                 f"I1: stream {target.stream_id} acknowledged {offset} < {end}, and is empty there"
             )
 
+    async def _ask_bounds(self, client: SbpClient, target: Target) -> None:
+        acknowledged = target.acknowledged
+        _, end = await client.bounds(target.stream_id)
+        if end < acknowledged:
+            self.cluster.history.complain(
+                f"I1: stream {target.stream_id} is said to end at {end} < {acknowledged}"
+            )
+
     async def _read_replica(self, host: str, client: SbpClient, target: Target) -> None:
         ranges = await client.list_ranges(target.stream_id)
         range_ = ranges[-1 - self.random.below(min(len(ranges), 3))]
-        addresses = [
-            node.data_node.advertise_addr for node in range_.replica_nodes if node.data_node
-        ]
+        nodes = [node.data_node for node in range_.replica_nodes if node.data_node is not None]
+        addresses = [node.advertise_addr for node in nodes if node.advertise_addr]
+        if not addresses:
+            return
         address = addresses[self.random.below(len(addresses))]
         end = range_.end_offset if range_.end_offset >= 0 else target.acknowledged + 2
-        offset = range_.start_offset + self.random.below(max(1, end - range_.start_offset))
+        span = max(1, end - range_.start_offset)
+        if self.random.below(2):
+            span = min(span, 3)  # the tail is where it gets interesting
+        offset = max(range_.start_offset, end - 1 - self.random.below(span))
         channel = await self.cluster.channel(host, address)
         try:
             await channel.call(

@@ -284,6 +284,7 @@ async def describe_ranges(
             owned = node.state.is_owned(wanted.stream_id)
             node.access.check_stream(peer, wanted.stream_id, owned=owned)
             log = node.state.range(RangeKey(wanted.stream_id, wanted.range_index))
+            node.state.check_describe(log)
             if request.sync:
                 await node.ranges.flush(log)
         except HeadraceError as error:

@@ -159,6 +159,12 @@ class NodeState(Generic[V]):
         """Whether the range is ordered by another node."""
         return view.ack_quorum > 1 and view.replicas[:1] != (self.node_id,)
 
+    def check_describe(self, view: V) -> None:
+        """A primary is believed where its range ends. One that restarted, or stopped, does not know
+        what was acknowledged, and must not be taken for one that does."""
+        if not (view.final or self.leads(view) or self.follows(view)):
+            raise NotPrimaryError("leads the range no more", **view.key._asdict())
+
     def writable(self, stream_id: int, range_index: int) -> V:
         """The range an append means; index -1 is the newest one."""
         ranges = self._streams.get(stream_id)
