@@ -584,6 +584,24 @@ async def test_a_second_seal_gives_the_same_answer(cluster: Cluster, client: Sbp
     assert ends == [1, 1]
 
 
+async def test_nothing_is_acknowledged_after_a_seal(
+    cluster: Cluster, client: SbpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant I7: confirmations that come later do not count any more."""
+    stream = await client.create_stream(replica_nums=3)
+    await client.append(stream.stream_id, batch(b"a"))
+    primary, secondaries = places(cluster, stream.stream_id)
+    log = logs_of(cluster, stream.stream_id)[primary]
+    with refusing(monkeypatch, *map(cluster.live, secondaries), error=ThrottledError):
+        waiting = asyncio.create_task(
+            append_to(cluster, primary, stream.stream_id, batch(b"b"), index=0)
+        )
+        await until(cluster, lambda: log.durable_offset == 2)
+        await cluster.live(primary).ranges.seal(log.key, -1)
+    assert code_of(await waiting) == 1460
+    assert log.committed_offset == 1
+
+
 async def test_replicas_that_differ_stop_the_range(cluster: Cluster, client: SbpClient) -> None:
     stream = await client.create_stream(replica_nums=3)
     await client.append(stream.stream_id, batch(b"a"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptionError, InvalidArgumentError, RemoteProtocolError
-from headrace.spark.arrow import join, to_area, to_record_batch, unpack
+from headrace.spark.arrow import join, payloads_of, to_area, to_record_batch, unpack
 from headrace.spark.options import COLUMNS
 from headrace.wire.iggy.batch import build_index, stamp
 from headrace.wire.sbp import records
@@ -150,6 +150,34 @@ def test_a_slice_of_an_arrow_column_is_sent_as_the_slice() -> None:
     column = pa.array([b"a", b"bb", b"ccc", b"dddd"], pa.binary()).slice(1, 2)
     area, starts = to_area(column, None, None)
     assert [bytes(area[int(start) + 64 :][:2]) for start in starts] == [b"bb", b"cc"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.none(), st.binary(min_size=1, max_size=9)),
+            st.one_of(st.none(), st.dictionaries(st.sampled_from("ab"), st.binary(min_size=1))),
+            st.binary(max_size=20),
+        ),
+        min_size=1,
+    )
+)
+def test_payloads_alone_are_those_between_the_headers(
+    rows: list[tuple[bytes | None, dict[str, bytes] | None, bytes]],
+) -> None:
+    pairs = [None if headers is None else list(headers.items()) for _, headers, _ in rows]
+    area, starts = to_area(
+        pa.array([payload for _, _, payload in rows], pa.binary()),
+        pa.array([key for key, _, _ in rows], pa.binary()),
+        pa.array(pairs, pa.map_(pa.string(), pa.binary())),
+    )
+    assert payloads_of(area, starts).to_pylist() == [payload for _, _, payload in rows]
+    names = ("key", "headers", "payload")
+    batch = to_record_batch(area, starts, stream="", topic="", partition=0, names=names)
+    found = [(row["key"], dict(row["headers"] or ()), row["payload"]) for row in batch.to_pylist()]
+    assert found == [(key, headers or {}, payload) for key, headers, payload in rows]
+    with pytest.raises(RemoteProtocolError):
+        payloads_of(memoryview(bytes(area) + b"x"), starts)
 
 
 def test_text_is_sent_as_its_bytes_and_read_as_text() -> None:

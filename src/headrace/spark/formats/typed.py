@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import ConfigError, InvalidArgumentError
-from headrace.spark.arrow import to_binary, to_record_batch
+from headrace.spark.arrow import payloads_of, to_record_batch
 from headrace.spark.formats.decoding import CORRUPT, REST, Bad, Decoder
 from headrace.spark.formats.options import FormatOptions
 from headrace.wire.iggy.columns import columns
@@ -57,13 +57,12 @@ class TypedRows:
         )
 
     def read(self, area: memoryview, starts: Positions) -> pa.RecordBatch:
-        parts = columns(area, starts)
-        payloads = to_binary(parts.payload_data, parts.payload_offsets)
+        payloads = payloads_of(area, starts)
         decoded = self._decode(payloads)
         table, rows = decoded.table, decoded.rows
         if decoded.bad and CORRUPT not in self._schema.names:
             if self._dead_letters is None:
-                raise self._failure(decoded.bad, parts.offset)
+                raise self._failure(decoded.bad, columns(area, starts).offset)
             self._dead_letters(area, starts, decoded.bad)
         corrupt = None
         if CORRUPT in self._schema.names:
