@@ -48,7 +48,7 @@ from headrace.net.throttle import (
 )
 from headrace.net.tls import TlsAcceptor, TlsRequiredError
 from headrace.observability.logging import get_logger
-from headrace.runtime.interfaces import Buffer, Connection, Listener, Runtime
+from headrace.runtime.interfaces import Buffer, Connection, DirectConnection, Listener, Runtime
 from headrace.wire.sbp.connection import (
     REQUEST_HEADER_BYTES_MAX,
     Answer,
@@ -200,6 +200,7 @@ class _Serving:
         self._server = server
         self._limits = limits
         self._connection = connection
+        self._direct = connection if isinstance(connection, DirectConnection) else None
         self._core = ServerConnection(
             server.routes.role,
             frame_bytes_max=limits.frame_bytes_max,
@@ -244,6 +245,8 @@ class _Serving:
         if self._server.tls is not None:
             try:
                 self._connection, first = await self._server.tls.accept(self._connection)
+                found = self._connection
+                self._direct = found if isinstance(found, DirectConnection) else None
             except TlsRequiredError as error:
                 self._tell_tls(error.first)
                 raise
@@ -413,6 +416,8 @@ class _Serving:
         try:
             async with self._writing:
                 self._connection.write(pieces)
+                if self._direct is not None and not self._direct.is_behind():
+                    return  # it went out: a timer for each answer would be for nothing
                 async with asyncio.timeout(self._limits.write_timeout):
                     await self._connection.drain()
         except TimeoutError:
