@@ -20,6 +20,8 @@ from headrace.storage.scan import Scanner, scan_below
 from headrace.storage.segment import Segment, load_checkpoint
 from headrace.storage.shared import Shared
 
+_MARKS_BYTES = 4096
+
 T = TypeVar("T")
 log = get_logger(__name__)
 
@@ -38,7 +40,9 @@ class SegmentIO:
         _refuse_corrupt(segment.span_at(offset))
         assert segment.index is not None
         stretch = _stretch(segment, segment.index.floor(offset, segment.base), offset, stop)
-        lead_bytes = self._settings.index_interval_bytes
+        # An entry of the index may stand that far before the batch; at it only marks are passed.
+        exact = stretch.start.offset == offset
+        lead_bytes = _MARKS_BYTES if exact else self._settings.index_interval_bytes
         return await self._with_file(
             segment,
             self._shared.read_executor,
