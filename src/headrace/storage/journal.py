@@ -158,7 +158,7 @@ class Journal:
         for index, write in enumerate(good):
             record = Record(
                 lap, group, index, len(good), write.segment.key, write.segment.base,
-                write.position, write.end_offset, Kind.WRITE, write.size, checksum(write.pieces),
+                write.position, write.end_offset, Kind.WRITE, write.size, checksum(write.heads),
             )  # fmt: skip
             pieces.append(self._layout.encode_record(record, at))
             pieces.extend(write.pieces)

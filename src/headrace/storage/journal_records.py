@@ -24,7 +24,7 @@ A lap fills its half from the start with groups, a group is one or more records:
     72  u32      kind: 1 = write, 2 = forget (whatever earlier records say about this stream, or
                  about this range of it when the index is not -1, was removed or replaced)
     76  u32      payload bytes
-    80  u32      CRC32C of the payload
+    80  u32      CRC32C of the payload's mark and batch headers; each batch's own covers its body
     84  u32      reserved, 0
     88           payload: the bytes that belong at that position, a mark first
 
@@ -47,8 +47,10 @@ from uuid import UUID
 from crc32c import crc32c
 
 from headrace.runtime import Buffer, File
+from headrace.storage.marks import MARK_BYTES
 from headrace.storage.model import RangeKey
-from headrace.storage.scan import Window
+from headrace.storage.scan import Window, decode_batch
+from headrace.wire.sbp.records import HEADER_BYTES
 
 NOTE_POSITIONS = (0, 4096)
 HALVES_START = 8192
@@ -166,11 +168,25 @@ class Layout:
         )  # fmt: skip
 
 
-def checksum(pieces: Sequence[Buffer]) -> int:
+def checksum(heads: Sequence[Buffer]) -> int:
+    """Of a payload's mark and headers: reading all of it once more costs as much as writing it."""
     crc = 0
-    for piece in pieces:
-        crc = crc32c(piece, crc)
+    for head in heads:
+        crc = crc32c(head, crc)
     return int(crc)
+
+
+def _checksum_of(payload: memoryview) -> int | None:
+    """The same of a payload read back; None when a batch in it is not what it was."""
+    crc = int(crc32c(payload[:MARK_BYTES]))
+    at = MARK_BYTES
+    while at < len(payload):
+        header = decode_batch(payload[at:])
+        if header is None:
+            return None
+        crc = int(crc32c(payload[at : at + HEADER_BYTES], crc))
+        at += header.batch_bytes
+    return crc
 
 
 class LapScan:
@@ -193,7 +209,7 @@ class LapScan:
                     return
                 at, record = ahead
             payload = self._window.at(at + RECORD_BYTES, record.length)
-            intact = len(payload) == record.length and crc32c(payload) == record.crc
+            intact = len(payload) == record.length and _checksum_of(payload) == record.crc
             yield Found(record, at + RECORD_BYTES, intact)
             at += RECORD_BYTES + record.length
 

@@ -150,6 +150,7 @@ class SegmentWrite:
     segment: Segment
     batches: list[Batch]
     pieces: list[Buffer]
+    heads: list[Buffer]  # of the pieces: the mark and the batches' headers
     position: int
     size: int
     group: int

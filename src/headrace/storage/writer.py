@@ -244,6 +244,7 @@ class RangeWriter:
         mark = Mark(group, segment.synced_position, segment.end_offset)
         position = segment.position
         pieces: list[Buffer] = [encode_mark(mark, binding=segment.binding, position=position)]
+        heads = pieces[:]
         batches: list[Batch] = []
         taken = 0
         pending = self._pending
@@ -251,10 +252,11 @@ class RangeWriter:
             batch = pending.popleft()
             batches.append(batch)
             taken += batch.size
+            heads.append(batch.header)
             pieces.append(batch.header)
             pieces.extend(batch.body)
         write = SegmentWrite(
-            self, segment, batches, pieces,
+            self, segment, batches, pieces, heads,
             position=position, size=MARK_BYTES + taken, group=group, create=create,
             sync=self._syncs,
             file=self._shared.pool.pin(segment),
