@@ -129,12 +129,7 @@ async def measure_catch_up(log: Log, bare: int, connections: int) -> dict[str, A
         limits.append(await keep_reading(bare_lanes, SECONDS))
     for connection, _ in (*lanes, *bare_lanes):
         connection.transport.abort()
-    return _best(f"fetch catch-up 1 MiB, {connections} conn.", ours, limits)
-
-
-def _best(name: str, ours: list[Round], limits: list[Round]) -> dict[str, Any]:
-    best = max(ours[1:], key=lambda one: one.rate)
-    return row(name, best, max(limits[1:], key=lambda one: one.rate))
+    return row(f"fetch catch-up 1 MiB, {connections} conn.", ours[1:], limits[1:])
 
 
 class Tail:
@@ -234,7 +229,7 @@ async def measure_tail(log: Log, bare: int) -> dict[str, Any]:
         limits.append(await follow(bare_writer, frames, bare_reader, None, 0))
     for connection in (writer, reader, bare_writer, bare_reader):
         connection.transport.abort()
-    return _best(f"fetch tail 64 KiB, {TAIL_IN_FLIGHT} in flight", ours, limits)
+    return row(f"fetch tail 64 KiB, {TAIL_IN_FLIGHT} in flight", ours[1:], limits[1:])
 
 
 def run() -> list[dict[str, Any]]:
