@@ -33,14 +33,13 @@ from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status
 from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import HEADER_BYTES, index_of, split
-from tests.fault_cluster import SECRET, FaultCluster
+from tests.fault_cluster import PATIENT, QUICK, SECRET, FaultCluster
 from tests.fault_proxy import OUTSIDE
 from tests.history import History, Sent
 
 TOPIC = ("faults", "t")
 PACE_SECONDS = 0.04
 IN_FLIGHT_MAX = 16
-HOLD_SECONDS = 3.0
 REST_SECONDS = 1.5
 RECOVER_SECONDS = 30.0
 ACK_SECONDS = 3.0
@@ -136,8 +135,9 @@ async def write_with_iggy(writer: Writer, cluster: FaultCluster) -> None:
 class Run:
     """One cluster, its writers, and the faults that happen to them."""
 
-    def __init__(self, cluster: FaultCluster, seed: int) -> None:
+    def __init__(self, cluster: FaultCluster, *, seed: int, hold_seconds: float) -> None:
         self.cluster = cluster
+        self.hold_seconds = hold_seconds
         self.client = cluster.client()
         self.history = History()
         self.writers: list[Writer] = []
@@ -239,7 +239,7 @@ class Run:
                 took = await self.writers[0].wait_acknowledged(RECOVER_SECONDS)
                 self.acknowledged_after.append(took)
                 assert took <= ACK_SECONDS, "acknowledged too late"
-            await asyncio.sleep(max(0.0, began + HOLD_SECONDS - time.monotonic()))
+            await asyncio.sleep(max(0.0, began + self.hold_seconds - time.monotonic()))
         await self.wait_all()
         await asyncio.sleep(REST_SECONDS)
 
@@ -367,12 +367,15 @@ async def read_replica(cluster: FaultCluster, address: str, range_: m.Range) -> 
     return found
 
 
-async def run_faults(folder: Path, seconds: float, seed: int) -> Run:
-    cluster = FaultCluster(folder)
+async def run_faults(
+    folder: Path, seconds: float, *, seed: int, hold_seconds: float, settings: str
+) -> Run:
+    """Faults last longer than anybody's patience in `settings`."""
+    cluster = FaultCluster(folder, settings)
     run: Run | None = None
     try:
         await cluster.start()
-        run = Run(cluster, seed)
+        run = Run(cluster, seed=seed, hold_seconds=hold_seconds)
         await run.start_writers()
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -398,7 +401,7 @@ def tell(run: Run) -> None:
 
 @pytest.mark.timeout(230)
 async def test_faults_of_each_role_lose_nothing(tmp_path: Path) -> None:
-    run = await run_faults(tmp_path, 60, seed=1)
+    run = await run_faults(tmp_path, 60, seed=1, hold_seconds=3, settings=QUICK)
     tell(run)
     for writer in run.writers:
         assert run.history.acknowledged(writer.stream) > 100, writer.name
@@ -408,4 +411,4 @@ async def test_faults_of_each_role_lose_nothing(tmp_path: Path) -> None:
 async def test_ten_minutes_of_faults_lose_nothing(tmp_path: Path) -> None:
     seed = int(os.environ.get("HEADRACE_SEED", time.time()))
     print(f"HEADRACE_SEED={seed}")
-    tell(await run_faults(tmp_path, 600, seed=seed))
+    tell(await run_faults(tmp_path, 600, seed=seed, hold_seconds=6, settings=PATIENT))

@@ -108,6 +108,10 @@ async def connected(service: BrokerService) -> IggyClient:
     return client
 
 
+async def alone(client: IggyClient) -> bool:
+    return len((await client.call(c.GET_CLUSTER_METADATA, Empty())).nodes) == 1
+
+
 def relays(service: BrokerService) -> object:
     return service.statistics()["relayed_connections"]
 
@@ -167,6 +171,8 @@ async def test_the_other_takes_over_and_back(stack: Stack, tmp_path: Path) -> No
             through = await later.enter_async_context(await connected(one))
             await through.create_stream("s")
         await leads(one)
+        async with await connected(one) as client:
+            await eventually(lambda: alone(client))
         assert one.term is not None
         assert one.term.leadership.epoch == epoch + 1
         with pytest.raises(UnavailableError):
@@ -247,7 +253,7 @@ async def open_door(leader: Leader, **options: float) -> AsyncIterator[Door]:
         system_runtime(),
         find_leader=leader.find,
         wait_seconds=options.get("wait_seconds", SECONDS),
-        relays_max=int(options.get("relays_max", 10)),
+        guests_max=int(options.get("guests_max", 10)),
     )
     await door.start("127.0.0.1", 0)
     try:
@@ -293,12 +299,31 @@ async def test_connections_end_when_nobody_leads_for_long() -> None:
         assert await ends(connection)
 
 
+async def test_many_that_wait_ask_as_one() -> None:
+    leader = Leader()
+    async with asyncio.timeout(SECONDS), AsyncExitStack() as opened:
+        other = await opened.enter_async_context(open_door(Leader()))
+        other.serve_here(echo)
+        door = await opened.enter_async_context(open_door(leader, guests_max=20))
+        waiting = [await opened.enter_async_context(knock(door)) for _ in range(20)]
+        asked = leader.asked
+        await asyncio.sleep(0.5)
+        assert 1 <= leader.asked - asked <= 10, "not each for itself"
+        await eventually(lambda: door.statistics()["waiting_connections"] == 20)
+        async with knock(door) as one_more:
+            assert await ends(one_more)
+        leader.address = other.address
+        for connection in waiting:
+            assert await connection.receive() == b"echo hello"
+        assert door.statistics()["relayed_connections"] == 20
+
+
 async def test_relays_end_with_what_they_lead_to() -> None:
     here = Leader()
     async with (
         asyncio.timeout(SECONDS),
         open_door(Leader()) as other,
-        open_door(here, relays_max=1) as door,
+        open_door(here, guests_max=1) as door,
     ):
         other.serve_here(echo)
         here.address = other.address

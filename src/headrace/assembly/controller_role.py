@@ -59,7 +59,7 @@ class ControllerRole(Role):
             runtime,
             find_leader=find_leader,
             wait_seconds=settings.broker.leader_wait_ms / 1000,
-            relays_max=settings.broker.connections_max,
+            guests_max=settings.broker.connections_max,
         )
         await door.start(_LOOPBACK, 0)
         self._closers.append(door.close)

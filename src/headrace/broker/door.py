@@ -5,8 +5,8 @@ back, unread, TLS included, so that a client that knows nothing of leaders works
 one that asks for the cluster's metadata learns the leader's address from the leader itself. While
 nobody leads, connections wait a while for somebody to.
 
-The leader is asked for anew for each connection, at the placement manager, which knows no two: two
-brokers that took each other for the leader would hand a connection to and fro for ever.
+Who leads is asked at the placement manager, which knows no two, and never before the connection
+came: two brokers that took each other for the leader would hand it to and fro for ever.
 """
 
 from __future__ import annotations
@@ -36,18 +36,22 @@ class Door:
         *,
         find_leader: Callable[[], Awaitable[str]],
         wait_seconds: float,
-        relays_max: int,
+        guests_max: int,
     ) -> None:
-        """`find_leader` gives the address of another broker that leads now, or nothing."""
+        """`find_leader` gives the address of another broker that leads now, or nothing.
+        `guests_max` bounds the connections that wait or are relayed."""
         self._runtime = runtime
         self._find_leader = find_leader
         self._wait_seconds = wait_seconds
-        self._relays_max = relays_max
+        self._guests_max = guests_max
         self._listener: Listener | None = None
         self._serve: OnConnection | None = None
         self._changed = asyncio.Event()
         self._waiting = 0
         self._relays: dict[asyncio.Task[None], str] = {}
+        self._asking = asyncio.Lock()
+        self._asked = float("-inf")  # when the last question was put
+        self._answer = ""
         self._closed = False
 
     async def start(self, host: str, port: int) -> None:
@@ -94,24 +98,43 @@ class Door:
     # -- connections
 
     async def _on_connection(self, connection: Connection) -> None:
-        deadline = self._runtime.clock.monotonic() + self._wait_seconds
+        if self._serve is not None:
+            await self._serve(connection)
+        elif self._waiting + len(self._relays) >= self._guests_max:
+            log.warning("too many connections for the leader", peer=connection.peer)
+        else:
+            await self._pass_on(connection)
+
+    async def _pass_on(self, connection: Connection) -> None:
+        monotonic = self._runtime.clock.monotonic
+        came = monotonic()
+        deadline = came + self._wait_seconds
         while not self._closed:
+            leader = await self._find(since=max(came, monotonic() - _ASK_SECONDS))
             if self._serve is not None:
                 await self._serve(connection)
                 return
-            leader = await self._ask()
             if leader and await self._relay(connection, leader):
                 return
-            if self._runtime.clock.monotonic() >= deadline:
+            if monotonic() >= deadline:
                 log.info("nobody leads: connection ended", peer=connection.peer)
                 return
             await self._pause()
 
-    async def _ask(self) -> str:
+    async def _find(self, *, since: float) -> str:
+        """Who leads, asked after that time; connections that wait share their questions."""
+        self._waiting += 1
         try:
-            return await self._find_leader()
-        except HeadraceError:
-            return ""  # the placement manager is away; it may come back in time
+            async with self._asking:
+                if self._asked < since:
+                    self._asked = self._runtime.clock.monotonic()
+                    try:
+                        self._answer = await self._find_leader()
+                    except HeadraceError:
+                        self._answer = ""  # the placement manager is away; it may come back
+                return self._answer
+        finally:
+            self._waiting -= 1
 
     async def _pause(self) -> None:
         self._waiting += 1
@@ -128,9 +151,6 @@ class Door:
 
     async def _relay(self, connection: Connection, leader: str) -> bool:
         """False when the leader was not reached: it may be gone by now."""
-        if len(self._relays) >= self._relays_max:
-            log.warning("too many connections for the leader", peer=connection.peer)
-            return True
         try:
             host, port = parse_address(leader)
             upstream = await self._runtime.transport.connect(host, port, timeout=_CONNECT_SECONDS)

@@ -7,6 +7,7 @@ Whoever wants to know asks the placement manager, at most once a second.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 
 from headrace.client.sbp import SbpClient
@@ -22,6 +23,7 @@ LEADER_LEASE = "broker"
 PREFIX = "broker/"
 _FRESH_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
+_RELEASE_SECONDS = 1.0  # it runs out by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +97,20 @@ class Roster:
 async def stay_listed(
     runtime: Runtime, client: SbpClient, *, holder: str, place: Place, duration_ms: int
 ) -> None:
-    """Keep this broker's own lease until cancelled."""
+    """Keep this broker's own lease until cancelled; then give it back."""
     name = f"{PREFIX}{holder}"
     epoch = -1
-    while True:
-        pause = duration_ms / 3000
-        try:
-            answer = await client.lease(name, holder, duration_ms, str(place), epoch)
-            epoch = answer.epoch if answer.granted else -1
-        except HeadraceError as error:
-            log.info("broker not listed", reason=str(error))
-            pause = min(pause, _RETRY_SECONDS)
-        await runtime.clock.sleep(pause)
+    try:
+        while True:
+            pause = duration_ms / 3000
+            try:
+                answer = await client.lease(name, holder, duration_ms, str(place), epoch)
+                epoch = answer.epoch if answer.granted else -1
+            except HeadraceError as error:
+                log.info("broker not listed", reason=str(error))
+                pause = min(pause, _RETRY_SECONDS)
+            await runtime.clock.sleep(pause)
+    finally:
+        with suppress(HeadraceError, TimeoutError):
+            async with asyncio.timeout(_RELEASE_SECONDS):
+                await client.release(name, holder, epoch)

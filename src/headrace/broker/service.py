@@ -176,7 +176,7 @@ class BrokerService:
             self._runtime,
             find_leader=self._find_leader,
             wait_seconds=self._settings.leader_wait_ms / 1000,
-            relays_max=self._settings.connections_max,
+            guests_max=self._settings.connections_max,
         )
         await door.start(host, port)
         place = self._place(door.listener.host, door.listener.port)

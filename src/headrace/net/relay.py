@@ -16,19 +16,12 @@ async def relay(first: Connection, second: Connection) -> None:
     try:
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        # Nothing is awaited before both are closing: whoever cancels twice leaves none open.
         for pump in pumps:
             pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-        await asyncio.gather(_end(first), _end(second))
-
-
-async def _end(connection: Connection) -> None:
-    connection.close()  # what is queued is still sent
-    try:
-        async with asyncio.timeout(_CLOSE_SECONDS):
-            await connection.wait_closed()
-    except TimeoutError:
-        connection.abort()
+        first.close()  # what is queued is still sent
+        second.close()
+        await _wait_ended(pumps, first, second)
 
 
 async def _pump(source: Connection, target: Connection) -> None:
@@ -38,3 +31,15 @@ async def _pump(source: Connection, target: Connection) -> None:
             await target.drain()
     except HeadraceError:
         return  # one of them broke: both end
+
+
+async def _wait_ended(pumps: list[asyncio.Task[None]], *connections: Connection) -> None:
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await asyncio.gather(*pumps, return_exceptions=True)
+            await asyncio.gather(*(connection.wait_closed() for connection in connections))
+    except TimeoutError:
+        pass  # a peer that takes nothing any more
+    finally:
+        for connection in connections:
+            connection.abort()
