@@ -51,6 +51,7 @@ SECRET = b"b" * 32
 CREDENTIAL = node_credential(SECRET)
 _HEADER_AT = 16  # of a frame
 _HEADER_BITS = (1 << 24) - 1
+_OPEN_AT_ONCE = 32
 _CHECK_EVERY = 32  # answers; decoding each would measure this process
 
 
@@ -122,14 +123,27 @@ class Log:
             system_runtime(), placement=dial(self.placement), node=dial, client_id="bench"
         )
 
-    async def open_range(self, durability: Durability = Durability.SYNCED) -> Range:
+    async def open_range(self) -> Range:
         """Of a new stream on all the nodes."""
+        return (await self.open_ranges(1))[0]
+
+    async def open_ranges(
+        self, count: int, durability: Durability = Durability.SYNCED
+    ) -> list[Range]:
         client = self.client()
-        try:
+
+        async def open_one() -> Range:
             stream = await client.create_stream(replica_nums=len(self.nodes), durability=durability)
             return await client.writable(stream.stream_id)
+
+        ranges: list[Range] = []
+        try:
+            while len(ranges) < count:
+                at_once = min(_OPEN_AT_ONCE, count - len(ranges))
+                ranges += await asyncio.gather(*(open_one() for _ in range(at_once)))
         finally:
             await client.close()
+        return ranges
 
 
 def start_log(stack: ExitStack, nodes: int, *, tail_cache_bytes: int = 64 << 20) -> Log:
@@ -160,8 +174,8 @@ def primary_port(range_: Range) -> int:
 # --- frames ---------------------------------------------------------------------------------------
 
 
-def encode_batch() -> list[bytes]:
-    body = os.urandom(BATCH_BYTES - HEADER_BYTES)
+def encode_batch(batch_bytes: int) -> list[bytes]:
+    body = os.urandom(batch_bytes - HEADER_BYTES)
     header = encode_header(
         base_offset=0, body=[body], record_count=1, base_timestamp=1, max_timestamp=1
     )
@@ -178,11 +192,11 @@ def hello_frame() -> bytes:
     return frame_of(Code.HEARTBEAT, request, [], 1)
 
 
-def append_frame(range_: Range, number: int) -> bytes:
+def append_frame(range_: Range, number: int, batch_bytes: int = BATCH_BYTES) -> bytes:
     where = Range(stream_id=range_.stream_id, range_index=range_.range_index)
-    info = AppendInfo(range=where, request_index=0, batch_length=BATCH_BYTES)
+    info = AppendInfo(range=where, request_index=0, batch_length=batch_bytes)
     request = AppendRequest(timeout_ms=10_000, append_requests=(info,))
-    return frame_of(Code.APPEND, request, encode_batch(), number)
+    return frame_of(Code.APPEND, request, encode_batch(batch_bytes), number)
 
 
 # --- the load -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ Appends of 1 KiB arrive at a fixed rate, whatever the answers (open loop), at on
 over 2,000; both by turns in the same run. The figure is the many streams' latency divided by the
 one's: 1 is flat, the goal is 1.3 at most. Both stores are open all the time and have taken appends
 to every stream before: what is told is the steady state, closing marks and syncs behind included.
+First the log store alone, then a data node in a process of its own, over one TCP connection.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ import os
 import pstats
 import random
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
 
+from benchmarks.bare_log import LENGTH
+from benchmarks.log_load import Connection, Log, append_frame, connect, primary_port, start_log
 from benchmarks.storage_append import scratch_folder
 from headrace.runtime.system import run as run_loop
 from headrace.runtime.system import system_runtime
 from headrace.storage import LogStore, RangeKey, RangeLog, StorageSettings
-from headrace.wire.sbp.messages import Durability
+from headrace.wire.sbp.messages import Durability, Range
 from headrace.wire.sbp.records import HEADER_BYTES, encode_header, patch_base_offset
 
 BATCH_BYTES = 1024
@@ -35,6 +39,8 @@ MANY = 2000
 SECONDS = 2.0
 ROUNDS = 5
 GROWTH_MAX = 1.3
+LEVELS = (Durability.WRITTEN, Durability.SYNCED)
+_NUMBER_AT = 8  # in a frame
 
 
 @dataclass
@@ -49,12 +55,10 @@ class Latencies:
 
 
 class Load:
-    def __init__(self, logs: list[RangeLog]) -> None:
-        self._logs = logs
-        self._body = (os.urandom(BATCH_BYTES - HEADER_BYTES),)
-        self._header = encode_header(
-            base_offset=0, body=self._body, record_count=1, base_timestamp=0, max_timestamp=0
-        )
+    """Appends to any of some streams; `_submit` says how."""
+
+    def __init__(self, streams: int) -> None:
+        self._streams = streams
         self._random = random.Random(7)
         self.found = Latencies()
 
@@ -63,9 +67,8 @@ class Load:
         taken: list[float] = []
         loop = asyncio.get_running_loop()
         start = loop.time()
-        count = int(seconds * RATE)
         waiting: list[asyncio.Future[None]] = []
-        for number in range(count):
+        for number in range(int(seconds * RATE)):
             delay = start + number / RATE - loop.time()
             if delay > 0:
                 await asyncio.sleep(delay)
@@ -75,23 +78,68 @@ class Load:
 
     async def warm(self) -> None:
         """The first append to each stream makes its file."""
-        for at in range(0, len(self._logs), 100):
-            await asyncio.gather(*(self._submit(log) for log in self._logs[at : at + 100]))
+        for at in range(0, self._streams, 100):
+            several = range(at, min(at + 100, self._streams))
+            await asyncio.gather(*(self._submit(stream) for stream in several))
 
     def _append(self, taken: list[float]) -> asyncio.Future[None]:
-        log = self._logs[self._random.randrange(len(self._logs))]
+        stream = self._random.randrange(self._streams)
         started = time.perf_counter()
-        done = self._submit(log)
+        done = self._submit(stream)
         done.add_done_callback(lambda _: taken.append(time.perf_counter() - started))
         return done
 
-    def _submit(self, log: RangeLog) -> asyncio.Future[None]:
+    def _submit(self, stream: int) -> asyncio.Future[None]:
+        raise NotImplementedError
+
+
+class StoreLoad(Load):
+    def __init__(self, logs: list[RangeLog]) -> None:
+        super().__init__(len(logs))
+        self._logs = logs
+        self._body = (os.urandom(BATCH_BYTES - HEADER_BYTES),)
+        self._header = encode_header(
+            base_offset=0, body=self._body, record_count=1, base_timestamp=0, max_timestamp=0
+        )
+
+    def _submit(self, stream: int) -> asyncio.Future[None]:
+        log = self._logs[stream]
         header = bytearray(self._header)
         patch_base_offset(header, log.next_offset)
         return log.append(header, self._body, verified=True)
 
 
-async def open_load(folder: str, level: Durability, streams: int) -> tuple[LogStore, Load]:
+class NodeLoad(Load):
+    """Over one connection, with frames encoded beforehand."""
+
+    def __init__(self, connection: Connection, ranges: list[Range]) -> None:
+        super().__init__(len(ranges))
+        self._connection = connection
+        self._frames = [bytearray(append_frame(each, 1, BATCH_BYTES)) for each in ranges]
+        self._number = 1
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._loop = asyncio.get_running_loop()
+        connection.on_answer = lambda number, size, last: self._waiting.pop(number).set_result(None)
+        connection.on_failure = self._fail
+
+    def _submit(self, stream: int) -> asyncio.Future[None]:
+        self._number += 1
+        frame = bytearray(self._frames[stream])
+        LENGTH.pack_into(frame, _NUMBER_AT, self._number)
+        done = self._waiting[self._number] = self._loop.create_future()
+        self._connection.transport.write(frame)
+        return done
+
+    def _fail(self, error: Exception) -> None:
+        for done in self._waiting.values():
+            done.set_exception(error)
+
+    def close(self) -> None:
+        self._connection.on_failure = lambda _: None
+        self._connection.transport.abort()
+
+
+async def open_load(folder: str, level: Durability, streams: int) -> tuple[LogStore, StoreLoad]:
     store = await LogStore.open(system_runtime(), folder, StorageSettings())
     logs = await asyncio.gather(
         *(
@@ -99,41 +147,67 @@ async def open_load(folder: str, level: Durability, streams: int) -> tuple[LogSt
             for at in range(streams)
         )
     )
-    load = Load(list(logs))
+    load = StoreLoad(list(logs))
     await load.warm()
     return store, load
 
 
-async def measure(level: Durability, *, rounds: int = ROUNDS) -> tuple[Latencies, Latencies]:
+async def measure_store(level: Durability) -> tuple[Latencies, Latencies]:
     with scratch_folder() as one_folder, scratch_folder() as many_folder:
         one_store, one = await open_load(one_folder, level, 1)
         many_store, many = await open_load(many_folder, level, MANY)
-        for load in (one, many):
-            await load.round(SECONDS)
-            load.found.rounds.clear()
-        for _ in range(rounds):
-            await one.round(SECONDS)
-            await many.round(SECONDS)
+        await alternate(one, many)
         await one_store.abort()
         await many_store.abort()
     return one.found, many.found
 
 
+async def measure_node(log: Log, level: Durability) -> tuple[Latencies, Latencies]:
+    ranges = await log.open_ranges(1 + MANY, level)
+    port = primary_port(ranges[0])
+    one = NodeLoad(await connect(port, hello=True), ranges[:1])
+    many = NodeLoad(await connect(port, hello=True), ranges[1:])
+    for load in (one, many):
+        await load.warm()
+    await alternate(one, many)
+    one.close()
+    many.close()
+    return one.found, many.found
+
+
+async def alternate(one: Load, many: Load) -> None:
+    for load in (one, many):
+        await load.round(SECONDS)
+        load.found.rounds.clear()
+    for _ in range(ROUNDS):
+        await one.round(SECONDS)
+        await many.round(SECONDS)
+
+
 def run() -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for level in (Durability.WRITTEN, Durability.SYNCED):
-        one, many = run_loop(measure(level))
-        for name, share in (("p50", 0.5), ("p99", 0.99)):
-            value, limit = many.percentile_ms(share), one.percentile_ms(share)
-            rows.append(
-                {
-                    "name": f"{level.name.lower()} {name}: {MANY} streams to 1 (<= {GROWTH_MAX})",
-                    "value": round(value, 3),
-                    "unit": "ms",
-                    "limit": round(limit, 3),
-                    "ratio": round(value / limit, 3),
-                }
-            )
+    for level in LEVELS:
+        rows += rows_of(f"store {level.name.lower()}", *run_loop(measure_store(level)))
+    with ExitStack() as stack:
+        log = start_log(stack, 1)
+        for level in LEVELS:
+            rows += rows_of(f"node {level.name.lower()}", *run_loop(measure_node(log, level)))
+    return rows
+
+
+def rows_of(where: str, one: Latencies, many: Latencies) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        value, limit = many.percentile_ms(share), one.percentile_ms(share)
+        rows.append(
+            {
+                "name": f"{where} {name}: {MANY} streams to 1 (<= {GROWTH_MAX})",
+                "value": round(value, 3),
+                "unit": "ms",
+                "limit": round(limit, 3),
+                "ratio": round(value / limit, 3),
+            }
+        )
     return rows
 
 
@@ -149,7 +223,7 @@ def profile() -> None:
         print(f"== {level.name.lower()}", store.statistics())
         pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
 
-    for level in (Durability.WRITTEN, Durability.SYNCED):
+    for level in LEVELS:
         run_loop(work(level))
 
 
