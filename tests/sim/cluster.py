@@ -41,7 +41,7 @@ PLACEMENT_PORT = 12378
 NODE_PORT = 10911
 
 PLACEMENT_SETTINGS = PlacementSettings(
-    node_timeout_ms=3_500,
+    node_timeout_ms=5_500,
     tick_interval_ms=500,
     stream_id_block=3,
     replace_after_ms=8_000,
@@ -50,7 +50,7 @@ PLACEMENT_SETTINGS = PlacementSettings(
     leader_margin_ms=300,
 )
 NODE_SETTINGS = DataNodeSettings(
-    heartbeat_interval_ms=1_200, reconcile_interval_ms=5_000, register_timeout_ms=5_000
+    heartbeat_interval_ms=1_800, reconcile_interval_ms=5_000, register_timeout_ms=5_000
 )
 CLIENT_SETTINGS = ClientSettings(delivery_timeout_ms=300_000)  # a producer never gives up
 STORAGE_SETTINGS = StorageSettings(
@@ -126,6 +126,8 @@ class Cluster:
         self.services: dict[str, DataNodeService] = {}
         """Those that were started; `is_up` knows whether they still run."""
         self._lives: dict[str, int] = {}
+        self._begun: dict[str, DataNodeService] = {}
+        """A node serves before its start is over."""
         self._durable: dict[tuple[str, RangeKey], int] = {}
         """What a node that is down had on its disk, as far as it is not running to say so."""
         self._placement_settings = placement_settings
@@ -181,6 +183,7 @@ class Cluster:
                 peers=self._node_connect(runtime, host, ClientRole.DATA_NODE),
                 secret=SECRET,
             )
+            self._begun[host] = service
             await service.start("0.0.0.0", NODE_PORT, advertise=f"{host}:{NODE_PORT}")
             return service
 
@@ -191,7 +194,11 @@ class Cluster:
 
     async def stop_node(self, host: str) -> None:
         """A clean stop; until it is over the node takes what is on its way."""
-        await self.simulation.on(host, self.services[host].close())
+        try:
+            await self.simulation.on(host, self.services[host].close())
+        except BaseException:  # cut short: then it is no clean stop
+            self.crash(host, power_cut=False)
+            raise
         self._note_durable(host)
         self.services.pop(host, None)
 
@@ -208,15 +215,15 @@ class Cluster:
         self.simulation.wipe(host)
 
     def _note_durable(self, host: str) -> None:
-        if host in self.services:
-            for log in self.services[host].logs():
+        if host in self._begun:
+            for log in self._begun.pop(host).logs():
                 self._durable[host, log.key] = log.durable_offset
 
     def _holders(self, stream_id: int, end: int) -> tuple[int, int]:
         """Of the last range, if `end` lies in it; sealed ones were judged when they were open."""
         logs = [
             (host, log)
-            for host, service in self.services.items()
+            for host, service in self._begun.items()
             for log in service.state.ranges(stream_id)[-1:]
         ]
         newest = max((log.key for _, log in logs), default=None)

@@ -16,7 +16,7 @@ from headrace.placement.records import RangeRecord, StreamRecord
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status
 from headrace.wire.sbp.opcodes import Code
-from tests.sim.checker import Final, Replica
+from tests.sim.check_ending import Final, Replica
 from tests.sim.cluster import NODE_PORT, Cluster
 from tests.sim.history import Stored, stored_batches
 
@@ -74,6 +74,7 @@ async def finish(cluster: Cluster) -> Final:
     await cluster.history.wait_repeated()
     await _seal_everything(cluster)
     await _until_complete(cluster)
+    cluster.history.quiet = cluster.simulation.time()
     return await read_replicas(cluster)
 
 
@@ -181,6 +182,7 @@ async def _fetch(channel: Channel, stream_id: int, offset: int) -> list[Stored]:
 
 async def cut_power(cluster: Cluster, before: Final) -> None:
     """I16: recovery finds all that was there, and finds the same the second time."""
+    cluster.history.quiet = float("inf")
     for _ in range(2):
         for host in cluster.nodes:
             cluster.crash(host)

@@ -24,6 +24,8 @@ from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import BatchHeader, patch_base_offset, split
 
 NEVER = float("inf")
+RangeId = tuple[int, int]
+"""Stream id and range index."""
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +113,8 @@ class History:
     """(stream, offset, record) of what a client library said is stored there."""
     hosts: dict[str, int] = field(default_factory=dict)
     """Host of a data node -> its node id, once it has one."""
+    quiet: float = NEVER
+    """Since when nothing is wrong any more."""
     lost: dict[str, list[float]] = field(default_factory=dict)
     """Hosts whose disk was replaced by an empty one, and when."""
     holders: Callable[[int, int], tuple[int, int]] = lambda stream_id, end: (0, 0)
@@ -186,7 +190,7 @@ def without_offset(batch: bytes) -> bytes:
 
 def _acks(call: Call, reply: m.AppendResponse) -> Iterator[Ack]:
     assert isinstance(call.request, m.AppendRequest)
-    if not _succeeded(reply.status):
+    if not succeeded(reply.status):
         return
     results = {result.request_index: result for result in reply.append_responses}
     position = 0
@@ -194,7 +198,7 @@ def _acks(call: Call, reply: m.AppendResponse) -> Iterator[Ack]:
         batch = bytearray(call.payload[position : position + info.batch_length])
         position += info.batch_length
         result = results.get(info.request_index)
-        if result is None or info.range is None or not _succeeded(result.status):
+        if result is None or info.range is None or not succeeded(result.status):
             continue
         patch_base_offset(batch, result.base_offset)
         stored = stored_batches(info.range.stream_id, batch)[0]
@@ -210,7 +214,7 @@ def _reads(call: Call, reply: m.FetchResponse) -> Iterator[Read]:
         data = call.data[position : position + result.batch_length]
         position += result.batch_length
         code = result.status.code if result.status is not None else 0
-        batches = tuple(stored_batches(info.stream_id, data)) if _succeeded(result.status) else ()
+        batches = tuple(stored_batches(info.stream_id, data)) if succeeded(result.status) else ()
         yield Read(info.stream_id, info.fetch_offset, batches, code, call)
 
 
@@ -221,7 +225,7 @@ def stored_batches(stream_id: int, data: bytes | bytearray | memoryview) -> list
     ]
 
 
-def _succeeded(status: m.Status | None) -> bool:
+def succeeded(status: m.Status | None) -> bool:
     return status is None or status.code in SUCCESS
 
 

@@ -15,7 +15,8 @@ from functools import partial
 
 from headrace.errors import HeadraceError
 from headrace.runtime.simulated import SimulatedRandom
-from tests.sim.checker import Final, check
+from tests.sim.check_ending import Final
+from tests.sim.checker import check
 from tests.sim.cluster import Cluster
 from tests.sim.ending import cut_power, finish, mend
 from tests.sim.faults import Faults
@@ -43,6 +44,9 @@ ALL_FAULTS = (
 )
 
 
+ALL_WRITERS = ("plain", "stubborn", "sequence", "producer", "owned", "state")
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a seed does, as far as it is not left to chance."""
@@ -53,14 +57,8 @@ class Plan:
     seconds: float = 12.0
     faults: int = 6
     kinds: tuple[str, ...] = ALL_FAULTS
-    writers: tuple[str, ...] = (
-        "plain",
-        "stubborn",
-        "sequence",
-        "producer",
-        "owned",
-        "state",
-    )
+    writers: tuple[str, ...] = ()
+    """Three kinds that the seed chooses, unless given."""
     readers: int = 1
     interferers: int = 1
     duplicates: float = 0.03
@@ -122,7 +120,9 @@ async def _main(cluster: Cluster, plan: Plan) -> Final:
 async def _start_clients(workload: Workload, plan: Plan) -> None:
     client = workload.cluster.client("operator")
     epochs = [0]
-    for kind in plan.writers:
+    kinds = list(ALL_WRITERS)
+    chosen = [kinds.pop(workload.random.below(len(kinds))) for _ in range(3)]
+    for kind in plan.writers or chosen:
         if kind == "plain":
             target = await workload.create(client)
             workload.start(kind, partial(workload.append_plainly, target=target))
@@ -139,7 +139,8 @@ async def _start_clients(workload: Workload, plan: Plan) -> None:
             for _ in range(2):
                 workload.start(kind, partial(workload.own, name="p/1/0/0", epochs=epochs))
         elif kind == "state":
-            workload.start(kind, partial(workload.keep_state, name="s/state", epochs=epochs))
+            for _ in range(2):
+                workload.start(kind, partial(workload.keep_state, name="s/state", epochs=epochs))
     for _ in range(plan.readers):
         workload.start("reader", workload.read)
     for _ in range(plan.interferers):

@@ -6,7 +6,12 @@ import asyncio
 
 import pytest
 
-from headrace.errors import CorruptionError, InvalidArgumentError, OffsetOutOfRangeError
+from headrace.errors import (
+    CorruptionError,
+    InvalidArgumentError,
+    OffsetOutOfRangeError,
+    StateError,
+)
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
 from tests.log_cluster import batch, bodies
@@ -66,6 +71,25 @@ def test_f15_a_full_replica_is_left_for_another_node() -> None:
         for _ in range(4):
             other = await scene.create(replicas=3)
             assert full not in scene.hosts(other), "a full node gets no new ranges"
+        await scene.check_written(stream)
+
+    play(script)
+
+
+def test_f15_a_full_primary_does_not_say_that_its_range_is_the_last() -> None:
+    """It cannot note the seal; what it answers readers must not depend on that."""
+
+    async def script(scene: Scene) -> None:
+        stream = await scene.create(replicas=3)
+        end = await scene.append(stream, 3)
+        full = scene.primary(stream)
+        scene.simulation.disk(full).full = True
+        await scene.client.seal(stream, 0)
+        await scene.append(stream, 2)
+        error = await failing(scene.fetch_from(full, stream, end, max_wait_ms=200))
+        assert isinstance(error, StateError)
+        refused = await failing(scene.append_to(full, stream, 0))
+        assert isinstance(refused, StateError)
         await scene.check_written(stream)
 
     play(script)

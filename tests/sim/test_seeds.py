@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 
 import pytest
 
 from tests.sim.run import Plan, run
 from tests.sim.survey import survey
 
-PLAN = Plan(writers=("plain", "owned", "state"))
-SEEDS = range(60)
+PLAN = Plan()
+SEEDS = range(300)
 SECONDS_MAX = 110.0
 SOAK_SECONDS = float(os.environ.get("HEADRACE_SOAK_SECONDS", "1800"))
 
@@ -38,3 +40,16 @@ def test_a_seed_repeats_its_run(seed: int) -> None:
         str(call) for call in second.cluster.history.calls
     ]
     assert run(seed + 1, PLAN).cluster.simulation.digest() != first.cluster.simulation.digest()
+
+
+@pytest.mark.parametrize("hash_seed", [0, 1])
+def test_a_seed_repeats_its_run_in_another_process(hash_seed: int) -> None:
+    """Where strings hash otherwise, and objects have other addresses."""
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.sim.run", "5"],
+        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert f"digest {run(5, PLAN).cluster.simulation.digest()}," in told

@@ -276,14 +276,14 @@ class Workload:
                     runtime=client.runtime,
                     replica_nums=self.replicas,
                 )
-            except (StateError, StorageError):
-                await self.pause(1.0)
+            except (StateError, StorageError, OffsetOutOfRangeError):
+                await self.pause(1.0)  # a rival owns it by now, and may have trimmed it
                 continue
             self._check_state(name, state, answered)
             await self._count(log, name)
             with suppress(HeadraceError):
                 await log.close()
-            await self.pause(1.0)
+            await self.pause(3.0)
         await client.close()
 
     async def _count(self, log: StateLog, name: str) -> None:
@@ -294,7 +294,8 @@ class Workload:
                 await log.append("event", event)
                 self.answered[name].append(event)
                 if number % 5 == 4:
-                    await log.write_snapshot()
+                    with suppress(InvalidArgumentError):  # a rival's snapshot trimmed further
+                        await log.write_snapshot()
                 await self.pause(self.pace / 3)
 
     def _check_state(self, name: str, state: Numbers, answered: set[int]) -> None:

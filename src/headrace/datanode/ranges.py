@@ -46,8 +46,7 @@ class Ranges:
         node = self._node
         log = self._state.range(key)
         self._state.check_seal(log, writer_epoch)
-        # First: what other replicas confirm from now on is not acknowledged any more.
-        node.leading.release(key, SealedError("the range is sealed", **key._asdict()))
+        self._lead_no_more(log)
         await log.seal(writer_epoch=writer_epoch)
         self._state.on_sealed(key)
         if not log.final:
@@ -111,7 +110,7 @@ class Ranges:
     async def _finish(self, log: RangeLog, wanted: m.Range) -> None:
         """The range ends where the placement manager says."""
         node = self._node
-        node.leading.release(log.key, SealedError("the range is sealed", **log.key._asdict()))
+        self._lead_no_more(log)
         await log.finish(wanted.end_offset, writer_epoch=wanted.writer_epoch)
         self._state.on_sealed(log.key)
         if log.missing is not None:
@@ -119,6 +118,14 @@ class Ranges:
             node.copier.want(log)
         if log.state().corrupt:  # it could not be mended while the range was open
             node.repairer.on_damage()
+
+    def _lead_no_more(self, log: RangeLog) -> None:
+        """Before it is known on disk, which may fail: what other replicas confirm from now on is
+        not acknowledged, and nobody is told that the range ends here while it goes on elsewhere."""
+        if log.ack_quorum > 1 and self._state.leads(log):
+            self._state.stopped.add(log.key)
+        error = SealedError("the range is sealed", **log.key._asdict())
+        self._node.leading.release(log.key, error)
 
     async def _raise_epoch(self, log: RangeLog, epoch: int) -> None:
         """What the old epoch had in flight is settled before we answer."""
