@@ -76,7 +76,9 @@ class FaultProxy:
     async def _serve(
         self, target: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        source = _owner(writer.get_extra_info("peername")[1], self._pids())
+        # In a thread: with many sockets open it takes a while, and others must not wait for it.
+        peer = writer.get_extra_info("peername")[1]
+        source = await asyncio.to_thread(_owner, peer, dict(self._pids()))
         try:
             while self._is_cut(source, target):
                 await self._changed.wait()

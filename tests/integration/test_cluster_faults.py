@@ -205,33 +205,31 @@ class Run:
 
     # -- faults
 
-    async def victim(self, role: str) -> str:
+    async def victim(self, role: str, found: m.DescribeClusterResponse) -> str:
         """The one whose loss hurts most: who leads, or the first stream's primary."""
         if role == "node":
             ranges = await self.client.list_ranges(self.streams[0])
             return self.cluster.name_at(primary_address(ranges[-1]))
         if role == "broker":
-            lease = await self.client.query_lease(LEADER_LEASE)
+            lease = next(each for each in found.leases if each.name == LEADER_LEASE)
             return self.cluster.name_at(lease.address)
-        described = await self.client.describe_cluster()
-        leader = next(pm for pm in described.placement_managers if pm.is_leader)
+        leader = next(pm for pm in found.placement_managers if pm.is_leader)
         return self.cluster.name_at(leader.advertise_addr)
 
-    async def wait_healthy(self) -> None:
+    async def wait_healthy(self) -> m.DescribeClusterResponse:
         """One fault at a time: everybody is there and somebody leads."""
         async with asyncio.timeout(RECOVER_SECONDS):
             while True:
                 with suppress(HeadraceError):
                     found = await self.client.describe_cluster()
                     leading = any(pm.is_leader for pm in found.placement_managers)
-                    served = any(lease.name == LEADER_LEASE for lease in found.leases)
+                    served = any(x.name == LEADER_LEASE and x.address for x in found.leases)
                     if leading and served and all(node.is_alive for node in found.nodes):
-                        return
+                        return found
                 await asyncio.sleep(0.1)
 
     async def disturb(self, role: str, how: str) -> None:
-        await self.wait_healthy()
-        name = await self.victim(role)
+        name = await self.victim(role, await self.wait_healthy())
         self.events.append(f"{datetime.now(UTC):%H:%M:%S.%f} {how} {name}")
         began = time.monotonic()
         async with self._fault(name, how):
