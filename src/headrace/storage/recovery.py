@@ -49,6 +49,7 @@ class RecoveredRange:
     next_offset: int = 0
     truncated_bytes: int = 0
     tail_bytes: int = 0  # kept above every position that the files note as synced
+    unsynced: str = ""  # a file that is to be synced before anyone relies on the range
 
 
 def recover_range(
@@ -149,7 +150,7 @@ def _recover_segment(
             ).run()
             segment = _adopt(segment, scan.checkpoint)
             if upper is None:
-                _settle_tail(file, found, scan)
+                _settle_tail(file, segment.path, found, scan)
                 segment.saved_position = checkpoint.end.position if checkpoint and covered else 0
             else:
                 _save_index(disk, segment)
@@ -168,8 +169,11 @@ def _adopt(segment: Segment, checkpoint: Checkpoint) -> Segment:
     )
 
 
-def _settle_tail(file: File, found: RecoveredRange, scan: Scan) -> None:
-    """Cut off what is torn and make what is kept durable, before anyone relies on it."""
+def _settle_tail(file: File, path: str, found: RecoveredRange, scan: Scan) -> None:
+    """Cut off what is torn and make what is kept durable, before anyone relies on it.
+
+    The syncs of open ranges are left to the caller, who makes them side by side.
+    """
     end = scan.checkpoint.end.position
     if scan.torn_bytes:
         file.truncate(end)
@@ -181,8 +185,12 @@ def _settle_tail(file: File, found: RecoveredRange, scan: Scan) -> None:
     while position < end:
         data = file.pread(min(CHUNK_BYTES, end - position), position)
         position += file.pwrite([data], position)
-    if scan.torn_bytes or scan.synced_position < end:
-        file.sync_data()
+    if not scan.torn_bytes and scan.synced_position >= end:
+        return
+    if found.metadata.sealed:
+        file.sync_data()  # what follows here may rely on it
+    else:
+        found.unsynced = path
 
 
 def _save_index(disk: Disk, segment: Segment) -> None:
