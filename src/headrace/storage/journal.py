@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
+DRAFT_SUFFIX = ".new"
 _SYNC_AT_ONCE = 16  # files that one call of a thread syncs, one after the other
 _SYNC_THREADS = 2  # the disk is to be free for the groups that somebody waits for
 
@@ -361,11 +362,18 @@ class Journal:
         free = self._disk.free_bytes(self._folder) - self._settings.min_free_bytes
         if free < self._layout.size:
             raise StorageError("too little disk space for the journal", free=free)
-        file = self._disk.open(path, create=True)
-        file.fill(0, self._layout.size)
-        write_note(file, self._seed, Note(self._laps[-1].number, 0, self._layout.half_bytes))
+        # Under another name until its note is there: a file without one counts as damaged.
+        draft = f"{path}{DRAFT_SUFFIX}"
+        self._disk.remove(draft)
+        file = self._disk.open(draft, create=True)
+        try:
+            file.fill(0, self._layout.size)
+            write_note(file, self._seed, Note(self._laps[-1].number, 0, self._layout.half_bytes))
+        finally:
+            file.close()
+        self._disk.rename(draft, path)
         self._disk.sync_folder(self._folder)
-        return file
+        return self._disk.open(path)
 
     async def close(self) -> None:
         """Settle, and let go of the file."""
