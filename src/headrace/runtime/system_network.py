@@ -57,6 +57,7 @@ class SystemConnection(asyncio.BufferedProtocol):
         self._chunks: deque[bytes] = deque()
         self._chunk_bytes = 0
         self._direct = False
+        self._made = False
         self._target: memoryview | None = None
         self._filled = 0
         self._reading_paused = False
@@ -73,6 +74,7 @@ class SystemConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._made = True
         self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH, low=WRITE_BYTES_LOW)
         # Both loops set it by default today; a latency of 40 ms is not worth relying on that.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -213,6 +215,11 @@ class SystemConnection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         self._transport.abort()
 
+    def give_up(self) -> None:
+        """Nobody waits for this connection any more, whether it was made or not."""
+        if self._made:
+            self._transport.abort()
+
     async def wait_closed(self) -> None:
         await self._closed.wait()
 
@@ -310,10 +317,15 @@ class SystemDatagramListener(asyncio.DatagramProtocol):
 class SystemTransport:
     async def connect(self, host: str, port: int, *, timeout: float = 1.0) -> Connection:
         loop = asyncio.get_running_loop()
+        connection = SystemConnection()
         try:
             async with asyncio.timeout(timeout):
-                _, connection = await loop.create_connection(SystemConnection, host, port)
+                await loop.create_connection(lambda: connection, host, port)
+        except asyncio.CancelledError:
+            connection.give_up()  # it may have been made in this very moment
+            raise
         except TimeoutError as error:
+            connection.give_up()
             raise UnavailableError("no answer in time", host=host, port=port) from error
         except OSError as error:
             reason = error.strerror or str(error)
