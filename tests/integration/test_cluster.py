@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.client.iggy import IggyClient
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, UnavailableError
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning, Strategy
 from tests.cluster_processes import (
@@ -174,11 +174,12 @@ async def stall(cluster: ClusterProcesses, old: str) -> None:
     while len(acknowledged) < 50:
         await asyncio.wait(writing, timeout=0.01)
     cluster.signal(old, signal.SIGSTOP)  # with requests of all writers in its hands, or nearly so
+    await asyncio.sleep(0.3)  # answers that it sent before are still on their way to us
     before = list(acknowledged)
     try:
         new = await asyncio.to_thread(cluster.wait_leader, other_than=old)
         async with await cluster.connect(new) as client:
-            await send(client, b"new")
+            await retrying(lambda: send(client, b"new"))
             after = [m.payload for m in await poll(client, topic)]
     finally:
         cluster.signal(old, signal.SIGCONT)
@@ -191,6 +192,16 @@ async def stall(cluster: ClusterProcesses, old: str) -> None:
         assert [m.payload for m in await poll(client, topic)] == after, "and changed nothing"
     assert set(acknowledged) <= set(after)
     assert await asyncio.to_thread(cluster.brokers, "leader") == [new]
+
+
+async def retrying(call: Callable[[], Awaitable[None]]) -> None:
+    """A leader that has just taken over may have to ask for patience."""
+    for _ in range(20):
+        try:
+            return await call()
+        except UnavailableError:
+            await asyncio.sleep(0.5)
+    raise AssertionError("the new leader does not take it")
 
 
 async def poll(client: IggyClient, topic: tuple[str, str]) -> list[Message]:

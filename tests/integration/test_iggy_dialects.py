@@ -501,6 +501,7 @@ async def test_the_published_forms_on_a_live_port(stack: Stack) -> None:
         stream = b"\x02\x01s"
         for name, size in ((b"plain", None), (b"capped", 3_000_000_000)):
             rest = published(name, size=size, topic_id=len(name), expiry=90)
+            rest = rest[:-1] + b"\x01"  # one data node keeps one replica
             body = await wire.exchange(b"".join(encode_request(302, [stream + rest])))
             made = c.CREATE_TOPIC.decode_response(body, A)
             assert made.topic.id == len(name) - 1

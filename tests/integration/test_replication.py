@@ -46,7 +46,7 @@ from tests.log_cluster import SECRET, STORAGE, Cluster, batch, bodies, eventuall
 NODE = DataNodeSettings(
     heartbeat_interval_ms=100,
     unsettled_interval_ms=50,
-    replica_timeout_ms=300,
+    replica_timeout_ms=1_000,
     commit_notice_ms=10,
     drain_timeout_ms=5_000,
 )
