@@ -122,6 +122,28 @@ async def test_what_went_through_the_journal_survives_a_power_cut_anywhere() -> 
         cut += 1
 
 
+async def test_the_journal_has_its_name_only_with_a_durable_note() -> None:
+    """A kill while it is made leaves a draft, which nobody takes for a damaged journal."""
+    disk = simulated_disk()
+    store, logs = await open_ranges(disk, 3)
+    made = [(name, path) for name, path in disk.operations if path.startswith(JOURNAL)]
+    assert made[-3:] == [
+        ("write", f"{JOURNAL}.new"), ("sync", f"{JOURNAL}.new"), ("rename", JOURNAL),
+    ]  # fmt: skip
+    assert {path for _, path in made[:-1]} == {f"{JOURNAL}.new"}
+    expected = [await read_all(log) for log in logs]
+    await end_process(disk, store)
+    disk.remove(JOURNAL)
+    draft = disk.open(f"{JOURNAL}.new", create=True)
+    draft.fill(0, SETTINGS.journal_bytes)
+    draft.close()
+    store, logs = await open_ranges(disk, 3)
+    assert [(await read_all(log))[:1] for log in logs] == expected
+    await append_to_all(logs)
+    assert journal_groups(store) == 1, "another one was made"
+    await store.close()
+
+
 async def test_replay_may_be_cut_anywhere() -> None:
     finished = False
     cut = 0
