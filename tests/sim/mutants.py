@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from headrace.datanode import appending, handlers, service
+from headrace.datanode.fences import Fences
 from headrace.datanode.identity import Identity
 from headrace.datanode.producers import Producers
 from headrace.datanode.replication import Commitment
@@ -36,7 +37,7 @@ from headrace.wire.sbp.errors import AlreadyDurableError
 from tests.sim.run import Plan, run
 from tests.sim.scene import Scene, play
 from tests.sim.test_scenarios_clients import late_trim
-from tests.sim.test_scenarios_managers import leader_wakes_up_in_a_write
+from tests.sim.test_scenarios_managers import late_sync, leader_wakes_up_in_a_write
 from tests.sim.test_scenarios_replication import sealed_replica_restarts
 
 Patch = pytest.MonkeyPatch
@@ -64,12 +65,13 @@ class Mutant:
     plan: Plan = DEFAULT
     seeds: int = 12
     script: Callable[[Scene], Awaitable[None]] | None = None
+    nodes: int = 4
 
     def violations(self, seed: int) -> list[str]:
         if self.script is None:
             return run(seed, self.plan).violations
         try:
-            play(self.script, seed=seed)
+            play(self.script, seed=seed, nodes=self.nodes)
         except AssertionError as error:
             return str(error).splitlines()
         return []
@@ -177,6 +179,16 @@ def node_forgets_its_seal(patch: Patch) -> None:
     patch.setattr(RangeLog, "_save", unsaved)
 
 
+def dropped_range_opens_again(patch: Patch) -> None:
+    """A data node does not remember which ranges it gave up."""
+    patch.setattr(Fences, "forbids", lambda self, stream_id, range_index: False)
+
+
+def restarted_primary_knows_its_end(patch: Patch) -> None:
+    """It takes what it knows to be committed, nothing, for where its range ends."""
+    patch.setattr(NodeState, "check_describe", lambda self, view: None)
+
+
 def final_end_is_not_applied(patch: Patch) -> None:
     """A replica with more than the range's final end keeps and serves all of it."""
 
@@ -276,6 +288,12 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a data node forgets its seal": Mutant(
         node_forgets_its_seal, ("did not fail",), script=sealed_replica_restarts
+    ),
+    "a dropped range opens again": Mutant(
+        dropped_range_opens_again, ("did not fail",), script=late_sync, nodes=7
+    ),
+    "a restarted primary knows its end": Mutant(
+        restarted_primary_knows_its_end, ("I1",), _plan(*_CRASHES, readers=4)
     ),
     "the final end is not applied": Mutant(
         final_end_is_not_applied, ("I1", "I3", "I8", "I9"), _plan(*_CUTS, writers=_STUBBORN)

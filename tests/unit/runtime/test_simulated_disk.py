@@ -285,6 +285,30 @@ def test_planned_failures_hit_the_named_operation_once() -> None:
     assert disk.operations == [("create", "/a"), ("write", "/a")]
 
 
+def test_plans_can_be_given_up() -> None:
+    disk = new_disk()
+    disk.fail_next("write")
+    disk.cut_after(1)
+    disk.cut_before(0)
+    disk.forget_plans()
+    file = disk.open("/a", create=True)
+    file.pwrite([b"unharmed"], 0)
+    file.sync_data()
+    assert disk.files() == {"/a": b"unharmed"}
+
+
+def test_a_wiped_disk_is_empty_and_its_handles_are_dead() -> None:
+    disk = new_disk()
+    file = synced_file(disk, b"old")
+    disk.full = True
+    disk.wipe()
+    assert disk.files() == {}
+    with pytest.raises(PowerCut):
+        file.size()
+    disk.write_atomic("/a", b"new")
+    assert disk.read("/a") == b"new"
+
+
 def test_operations_are_listed_in_order() -> None:
     seen: list[tuple[str, str]] = []
     disk = SimulatedDisk(
