@@ -7,7 +7,7 @@ tick. One change per stream at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from headrace.errors import HeadraceError, InvalidArgumentError, UnavailableError
 from headrace.placement.ledger import Ledger
@@ -92,9 +92,13 @@ class Changes:
             last = self.state.last_range(stream_id)
             if last.open and last.writer_epoch < 0 and offset >= last.start > 0:
                 await self.sealing.ensure_opened(last)  # while there is still who tells producers
+            # Not only those that lose something by it: who holds another range of the stream may
+            # still have one that it is no longer asked to keep.
+            holders = _holders(self.state.ranges(stream_id))
             await self.ledger.commit(operations)
             smallest = self.state.ranges(stream_id)[0]
-        await self.telling.notify(_nodes_of(operations), stream_id, offset)
+        if operations:
+            await self.telling.notify(holders, stream_id, offset)
         return smallest
 
     async def _next_offset(self, record: RangeRecord, offset: int) -> int:
@@ -153,10 +157,10 @@ class Changes:
 
 
 def _nodes_of(operations: Operations) -> list[int]:
-    def named() -> Iterator[int]:
-        for operation in operations:
-            if isinstance(operation.record, RangeRecord):
-                yield from operation.record.replicas
-                yield from operation.record.joining
+    records = (operation.record for operation in operations)
+    return _holders(record for record in records if isinstance(record, RangeRecord))
 
-    return list(dict.fromkeys(named()))
+
+def _holders(ranges: Iterable[RangeRecord]) -> list[int]:
+    """Every node that keeps, or is to keep, one of them."""
+    return list(dict.fromkeys(node for each in ranges for node in (*each.replicas, *each.joining)))
