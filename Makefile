@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes
 RUN    := $(VENV)/.run
 DEV    := $(VENV)/.dev
-IGGY   := $(foreach version,0.5.0 0.6.0 0.7.0 0.8.0,$(VENV)/peers/iggy-$(version)/.done)
+IGGY   := $(foreach version,0.5.0 0.6.0 0.7.0 0.8.0 0.9.0,$(VENV)/peers/iggy-$(version)/.done)
 
 .PHONY: demo test check format bench soak docs clean servers
 .DELETE_ON_ERROR:
