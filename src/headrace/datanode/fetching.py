@@ -79,6 +79,30 @@ class Want:
             return () if not log.sealed and self._state.leads(log) else None
         return log.read_cached(self._offset, self._left) or None
 
+    async def read_alone(self, bytes_max: int, gate: Gate | None) -> tuple[Sequence[memoryview], int]:
+        """What the files hold right now, and how much of it the gate has counted; nothing when a
+        poll has to find out more."""
+        if self.error is not None or self.info.start_timestamp >= 0 or self._left > bytes_max:
+            return (), 0
+        held = self._left
+        if gate is not None:
+            await gate.enter(held)
+        views: Sequence[memoryview] = ()
+        try:
+            log = self._state.containing(self.info.stream_id, self._offset)
+            if self._offset < log.committed_offset:
+                views = await log.read(self._offset, self._left)
+        except HeadraceError:
+            views = ()  # a poll meets it again, and tells it
+        finally:
+            self.bytes = sum(map(len, views))
+            if gate is not None:
+                if views:
+                    gate.resize(held, self.bytes)
+                else:
+                    gate.leave(held)
+        return views, self.bytes if gate is not None else 0
+
     async def run(self, poll: Poll) -> None:
         try:
             if self.error is None:
@@ -324,6 +348,27 @@ def answer_at_once(
     counters.fetches += len(wants)
     counters.bytes_out += total
     return Reply(*_answer(parts))
+
+
+async def answer_alone(
+    want: Want, *, min_bytes: int, waits: bool, frame_bytes: int, gate: Gate | None,
+    counters: Counters, clock: Clock,
+) -> Reply | None:  # fmt: skip
+    """The whole answer for one stream by one read, if nothing has to be waited for."""
+    started = clock.monotonic()
+    views, held = await want.read_alone(frame_bytes, gate)
+    if not views:
+        return None
+    if waits and want.bytes < min_bytes:
+        if gate is not None:
+            gate.leave(held)
+        want.bytes = 0
+        return None
+    counters.fetches += 1
+    counters.bytes_out += want.bytes
+    counters.fetch_seconds += clock.monotonic() - started
+    message, payload = _answer([_Part(want, views, want.bytes)])
+    return Reply(message, payload, held=held)
 
 
 class _Waiting:

@@ -220,6 +220,18 @@ async def fetch(
         )
         if ready is not None:
             return ready
+    if len(wants) == 1:
+        ready = await fetching.answer_alone(
+            wants[0],
+            min_bytes=request.min_bytes,
+            waits=max_wait > 0,
+            frame_bytes=settings.fetch_frame_bytes,
+            gate=peer.reply_gate,
+            counters=node.counters,
+            clock=node.runtime.clock,
+        )
+        if ready is not None:
+            return ready
     poll = fetching.Poll(
         wants,
         min_bytes=request.min_bytes,

@@ -45,6 +45,8 @@ class Reply:
     payload: Payload = ()
     last: bool = False
     """Of several replies: nothing follows. Without it an empty frame has to say so."""
+    held: int = 0
+    """Bytes that the handler has entered in the peer's gate for this; whoever sends it leaves."""
 
 
 Handler: TypeAlias = Callable[[Message, Payload, Peer], Awaitable[Reply | AsyncIterator[Reply]]]

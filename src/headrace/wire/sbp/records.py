@@ -48,12 +48,14 @@ RECORDS_STATE = 2 << 5
 INDEXED = 1 << 7
 
 _HEADER = struct.Struct(">BqiIHiqqqq")
+_EXTENT = struct.Struct(">BqiIHi")  # as far as a walk looks
 _BASE_OFFSET = struct.Struct(">q")
 _OFFSETS = struct.Struct(">xq10xi")
 _LENGTH_END = 13  # batch_length counts from here
 _CRC_START = 17  # what the checksum covers starts here
 _CRC = struct.Struct(">I")
 _POSITION_BYTES = 4
+_CRC_ALONE_BYTES = 512 * 1024  # about 20 µs
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,24 @@ def decode_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     return BatchHeader(base_offset, length, crc, attributes, count, *rest)
 
 
+def decode_extent(buffer: Buffer, position: int) -> tuple[int, int, int, int]:
+    """What a walk over many batches needs of a header: base offset, next offset, size, CRC.
+
+    As `decode_header` and as strict, for a third of its time.
+    """
+    if position < 0 or len(buffer) - position < HEADER_BYTES:
+        raise RemoteProtocolError("record batch shorter than its header")
+    magic, base_offset, length, crc, attributes, count = _EXTENT.unpack_from(buffer, position)
+    if magic != MAGIC or _problem(length, attributes, count):
+        decode_header(buffer, position)  # says what is wrong
+    return base_offset, base_offset + count, _LENGTH_END + length, crc
+
+
+def checksum_at(buffer: memoryview, position: int, size: int) -> int:
+    """CRC32C of a batch of that size that stands in one piece."""
+    return _crc32c(buffer[position + _CRC_START : position + size])
+
+
 def _problem(length: int, attributes: int, record_count: int) -> str:
     """Why a header makes no sense, or nothing."""
     body = length - (HEADER_BYTES - _LENGTH_END)
@@ -163,10 +183,10 @@ def patch_base_offset(header: bytearray | memoryview, offset: int) -> None:
 
 def checksum(header: Buffer, body: Sequence[Buffer]) -> int:
     """CRC32C of a batch given as its 55 header bytes and the pieces after them."""
-    crc = crc32c(memoryview(header)[_CRC_START:HEADER_BYTES])
+    crc = _crc32c(memoryview(header)[_CRC_START:HEADER_BYTES])
     for piece in body:
-        crc = crc32c(piece, crc)
-    return int(crc)
+        crc = _crc32c(piece, crc)
+    return crc
 
 
 def verify(header: Buffer, body: Sequence[Buffer]) -> BatchHeader:
@@ -218,6 +238,12 @@ def decode_index(header: BatchHeader, batch: Buffer) -> tuple[int, ...]:
             raise RemoteProtocolError("record batch index out of order", position=position)
         previous = position
     return positions
+
+
+def _crc32c(piece: Buffer, crc: int = 0) -> int:
+    # Up to there it is over sooner than another thread gives the interpreter back.
+    keep = len(piece) < _CRC_ALONE_BYTES
+    return int(crc32c(piece, crc, gil_release_mode=0 if keep else 1))
 
 
 def _bytes_of(piece: Buffer) -> int:
