@@ -43,6 +43,14 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             " the journal as well.",
         ),
     ] = 512 * KIB
+    journal_single_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="A group of a single file with more bytes than this is not written to the"
+            " journal as well: one sync is as good as the other.",
+        ),
+    ] = 32 * KIB
     journal_bytes: Annotated[
         int, Meta(ge=MIB, description="Size of the redo journal, which is used in two halves.")
     ] = 64 * MIB

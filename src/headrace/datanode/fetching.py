@@ -79,7 +79,9 @@ class Want:
             return () if not log.sealed and self._state.leads(log) else None
         return log.read_cached(self._offset, self._left) or None
 
-    async def read_alone(self, bytes_max: int, gate: Gate | None) -> tuple[Sequence[memoryview], int]:
+    async def read_alone(
+        self, bytes_max: int, gate: Gate | None
+    ) -> tuple[Sequence[memoryview], int]:
         """What the files hold right now, and how much of it the gate has counted; nothing when a
         poll has to find out more."""
         if self.error is not None or self.info.start_timestamp >= 0 or self._left > bytes_max:

@@ -4,20 +4,18 @@ in the modules beside this one. Nothing else in the project may import what thes
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import random
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from headrace.runtime.interfaces import Clock, Random, Runtime
 from headrace.runtime.system_disk import SystemDisk
+from headrace.runtime.system_executor import SystemExecutor
 from headrace.runtime.system_network import SystemTransport
 from headrace.runtime.system_processes import SystemProcesses
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -45,20 +43,6 @@ class SystemRandom(Random):
 
     def uniform(self) -> float:
         return self._random.random()
-
-
-class SystemExecutor:
-    """Named threads. A cancelled `run` does not stop a function that has started."""
-
-    def __init__(self, name: str, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
-
-    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        call = functools.partial(function, *args, **kwargs) if args or kwargs else function
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True)
 
 
 def system_runtime() -> Runtime:

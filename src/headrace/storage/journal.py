@@ -6,8 +6,9 @@ A group commit has two ways to the same promise:
   metadata, because the file has grown; over many files latency grows with their number.
 * through the journal: write every file without a sync, write the same bytes to the journal, sync
   that one file, acknowledge. The files are synced behind. The journal's blocks have been written
-  before, so its sync has nothing but bytes to wait for, and even a single file gains; but all bytes
-  are written twice, so groups with much to a file go the direct way.
+  before, so its sync has nothing but bytes to wait for, and even a single file gains a little; but
+  all bytes are written twice, so groups with much to a file, and more than a little to only one, go
+  the direct way.
 
 Whatever is in the journal counts as synced everywhere else (marks, checkpoints, closed segments),
 because recovery replays it before it looks at a segment. The one duty that comes with it: a lap is
@@ -120,6 +121,8 @@ class Journal:
             return False
         size = sum(write.size for write in writes) + RECORD_BYTES * len(writes)
         if size > self._settings.journal_file_bytes_max * len(writes):
+            return False
+        if len(writes) == 1 and size > self._settings.journal_single_bytes_max:
             return False
         if self._file is None:
             self._want_file(len(writes))

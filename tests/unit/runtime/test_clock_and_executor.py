@@ -120,6 +120,27 @@ def test_a_cancelled_call_that_has_not_begun_never_does(
     assert done == ["third"]
 
 
+def test_a_cancelled_call_that_goes_on_does_not_hold_up_a_free_thread() -> None:
+    """With real threads: the simulated ones finish before anybody can cancel."""
+    import threading
+
+    from headrace.runtime.system_executor import SystemExecutor
+
+    async def main() -> None:
+        executor = SystemExecutor("test", 2)
+        release = threading.Event()
+        first = asyncio.ensure_future(executor.run(release.wait))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        async with asyncio.timeout(5):
+            assert await executor.run(abs, -1) == 1
+        release.set()
+        executor.close()
+
+    asyncio.run(main())
+
+
 @pytest.fixture
 def blocker() -> Callable[[], None]:
     """A function that takes long enough for the loop to cancel what waits behind it."""

@@ -67,6 +67,19 @@ async def test_narrow_and_large_groups_are_synced_file_by_file() -> None:
     await store.close()
 
 
+async def test_a_single_file_gets_little_through_the_journal_and_much_alone() -> None:
+    disk = simulated_disk()
+    settings = msgspec.structs.replace(SETTINGS, journal_files_min=1, journal_single_bytes_max=1000)
+    store, logs = await open_ranges(disk, 2, settings)
+    before = journal_groups(store)
+    await append_to_all(logs[:1], size=1500)
+    assert journal_groups(store) == before
+    await append_to_all(logs, size=1500)
+    await append_to_all(logs[:1], size=500)
+    assert journal_groups(store) == before + 2
+    await store.close()
+
+
 async def test_a_store_that_is_hardly_written_to_makes_no_journal() -> None:
     disk = simulated_disk()
     settings = msgspec.structs.replace(SETTINGS, journal_start_writes=7)
