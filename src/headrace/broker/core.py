@@ -162,6 +162,7 @@ class Broker:
             open_place=self._open_place,
             publishers_max=self.settings.publishers_max,
             windows_kept=self.settings.windows_kept,
+            topic_windows_max=self.settings.topic_windows_max,
             synced=self.settings.durability == "synced",
         )
         ownership = Ownership(epoch, clean, replicas, on_fenced)
@@ -253,6 +254,7 @@ class Broker:
                 self.membership.assign(group_uid, partitions=len(found[0].partitions))
         self.offsets.retain(place=self._place_lives, reader=self._reader_lives)
         self.partitions.retain(self._place_lives)
+        self.publishing.retain(lambda uid: self.catalogue.topic_by_uid(uid) is not None)
         for session in self.sessions:
             if session.user_uid is not None:
                 user = self.catalogue.user_by_uid(session.user_uid)

@@ -19,6 +19,7 @@ from headrace.broker.handlers import (
     system,
     topics,
     users,
+    windows,
 )
 from headrace.broker.repeated_poll import answer_at_once
 from headrace.broker.sessions import Session
@@ -91,6 +92,10 @@ HANDLERS: dict[c.AnyCommand, Handler] = {
     c.OPEN_PUBLISHER: publishers.open_publisher,
     c.STAGE: publishers.stage,
     c.CLOSE: publishers.close_window,
+    c.LIST_WINDOWS: windows.list_windows,
+    c.SET_PUBLISHERS: windows.set_publishers,
+    c.RESET_AFTER: windows.reset_after,
+    c.PURGE_TO: windows.purge_to,
     c.READ_TICKET: extensions.read_ticket,
 }
 

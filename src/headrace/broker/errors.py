@@ -6,6 +6,7 @@ from headrace.errors import (
     InvalidArgumentError,
     NotFoundError,
     RequestError,
+    StateError,
     TooLargeError,
     UnauthenticatedError,
 )
@@ -163,3 +164,15 @@ class StagedDataGoneError(InvalidArgumentError):
 
 
 class TooManyPublishersError(RequestError): ...
+
+
+class NotWindowTopicError(InvalidArgumentError):
+    """The topic has no publishers set, or is to be published in another way than in windows."""
+
+
+class PublisherTakenError(InvalidArgumentError):
+    """The publisher belongs to another topic."""
+
+
+class TooManyWindowsError(StateError):
+    """Nobody purged the topic for long: publish again when somebody did."""

@@ -11,16 +11,18 @@ once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
 from headrace.broker import publishers as p
-from headrace.broker.errors import StagedDataGoneError
+from headrace.broker.errors import PublisherNotFoundError, StagedDataGoneError
 from headrace.broker.offsets import Place
 from headrace.broker.partition import PartitionLog
 from headrace.broker.staging import Ownership, Staging
 from headrace.broker.turns import Turns
+from headrace.broker.window_topics import TopicForgotten
 from headrace.client.sbp import SbpClient
 from headrace.client.statelog import StateLog
 from headrace.client.tasks import TaskSet
@@ -50,9 +52,15 @@ class Publishing:
         open_place: OpenPlace,
         publishers_max: int,
         windows_kept: int,
+        topic_windows_max: int,
         synced: bool,
     ) -> None:
-        self.state = p.Publishers(publishers_max=publishers_max, windows_kept=windows_kept)
+        self.state = p.Publishers(
+            publishers_max=publishers_max,
+            windows_kept=windows_kept,
+            topic_windows_max=topic_windows_max,
+        )
+        self._changed = asyncio.Event()
         self._runtime = runtime
         self._client = client
         self._open_place = open_place
@@ -64,6 +72,7 @@ class Publishing:
         self._deciding = asyncio.Lock()
         self._staging = Staging(runtime, client)
         self._rolling: set[int] = set()
+        self._forgetting: set[int] = set()
         self._tasks = TaskSet("publishing")
 
     async def start(self, ownership: Ownership) -> StateLog:
@@ -74,7 +83,7 @@ class Publishing:
             name="s/publishers",
             epoch=ownership.epoch,
             clean=ownership.clean,
-            apply=self.state.apply,
+            apply=self._apply,
             snapshot=self.state.snapshot,
             restore=self.state.restore,
             runtime=self._runtime,
@@ -90,23 +99,59 @@ class Publishing:
         await self._tasks.close()
         await self._staging.close()
 
-    # -- the three commands
+    def _apply(self, version: int, kind: str, body: object) -> None:
+        self.state.apply(version, kind, body)
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-    async def open(self, name: str, run: str, owner: int) -> p.Publisher:
-        return await asyncio.shield(self._tasks.start(self._open(name, run, owner), name="open"))
+    async def wait_changed(self) -> None:
+        """Until the next event of any publisher."""
+        await self._changed.wait()
 
-    async def _open(self, name: str, run: str, owner: int) -> p.Publisher:
-        async with self._turns.hold(name):
-            known = self.state.named(name)
-            async with self._turns.hold(known.uid if known else name.encode()):
+    # -- nothing under way
+
+    @asynccontextmanager
+    async def still(self, names: Iterable[str]) -> AsyncIterator[None]:
+        """While nobody opens these publishers or closes a window of theirs; what was pending is
+        published. Names are taken in one order everywhere, so that nobody waits in a circle."""
+        async with AsyncExitStack() as held:
+            for name in sorted(set(names)):
+                await held.enter_async_context(self._turns.hold(name))
+                known = self.state.named(name)
+                await held.enter_async_context(
+                    self._turns.hold(known.uid if known else name.encode())
+                )
                 if known is not None and known.intent is not None:
                     await self._finish(known, known.intent, fresh=False)
-                async with self._deciding:
-                    event = self.state.open(name, run, owner)
-                    if event is not None:
-                        await self._record(event)
+            yield
+
+    async def decide(self, names: Iterable[str], decision: Callable[[], p.Event | None]) -> None:
+        """Make a decision about these publishers certain. Goes on without its caller."""
+        await asyncio.shield(self._tasks.start(self._decide(names, decision), name="decide"))
+
+    async def _decide(self, names: Iterable[str], decision: Callable[[], p.Event | None]) -> None:
+        async with self.still(names), self._deciding:
+            event = decision()
+            if event is not None:
+                await self._record(event)
+        if self.state.doomed:
+            self._tasks.start(self._tidy(), name="tidy")
+
+    async def _tidy(self) -> None:
+        """Let go of what dismissed publishers staged; a failure leaves it to the next one."""
+        try:
+            await self._staging.retain(self.state.knows)
+            await self._reclaim()
+        except HeadraceError as error:
+            log.info("staging not cleaned up yet", reason=str(error))
+
+    # -- the three commands
+
+    async def open(self, name: str, run: str, owner: int, epoch: int = 0) -> p.Publisher:
+        await self.decide([name], lambda: self.state.open(name, run, owner, epoch))
         opened = self.state.named(name)
-        assert opened is not None
+        if opened is None:
+            raise PublisherNotFoundError("dismissed meanwhile", name=name)
         return opened
 
     async def stage(
@@ -122,6 +167,8 @@ class Publishing:
         """Keep messages for a window of this publisher; durable on return."""
         publisher = self.state.get(uid)
         publisher.check_open(epoch)
+        if window > publisher.last:  # else it is closed, and what is staged never shows
+            self.state.check_place(publisher, window, place)
         staged = await self._staging.append(publisher, window, area, starts)
         publisher.check_open(epoch)
         return p.Span(staged, len(starts), place)
@@ -136,9 +183,11 @@ class Publishing:
         manifest: Sequence[p.Span],
         digest: bytes,
         last: bool = False,
+        rows: int = 0,
     ) -> tuple[p.Closed, bool]:
         """The closed window, and whether it was closed before. Goes on without its caller."""
-        work = self._close_window(uid, epoch, previous, window, tuple(manifest), digest, last)
+        wanted = p.Intent(window, digest, tuple(manifest), (), last, rows)
+        work = self._close_window(uid, epoch, previous, wanted)
         return await asyncio.shield(self._tasks.start(work, name="close"))
 
     async def _close_window(
@@ -146,18 +195,20 @@ class Publishing:
         uid: int,
         epoch: int,
         previous: int,
-        window: int,
-        manifest: tuple[p.Span, ...],
-        digest: bytes,
-        last: bool,
+        wanted: p.Intent,
     ) -> tuple[p.Closed, bool]:
+        window, digest = wanted.window, wanted.digest
         async with self._turns.hold(uid):
             publisher = self.state.get(uid)
             publisher.check_epoch(epoch)
             if publisher.intent is not None:  # of a close whose answer nobody got
                 await self._finish(publisher, publisher.intent, fresh=False)
             todo = self.state.check_close(
-                publisher, epoch=epoch, previous=previous, window=window, empty=not manifest
+                publisher,
+                epoch=epoch,
+                previous=previous,
+                window=window,
+                places=[span.place for span in wanted.manifest],
             )
             if not todo:
                 closed = publisher.find(window) or p.Closed(window, b"", ())
@@ -168,31 +219,24 @@ class Publishing:
                         window=window,
                     )
                 return closed, True
-            if not manifest:
-                closed = await self._done(publisher, p.Intent(window, digest, (), (), last), ())
+            if not wanted.manifest:
+                closed = await self._done(publisher, wanted, ())
             else:
-                intent = await self._intend(publisher, window, manifest, digest, last)
+                intent = await self._intend(publisher, wanted)
                 closed = await self._finish(publisher, intent, fresh=True)
             return closed, False
 
     # -- a window's way
 
-    async def _intend(
-        self,
-        publisher: p.Publisher,
-        window: int,
-        manifest: tuple[p.Span, ...],
-        digest: bytes,
-        last: bool,
-    ) -> p.Intent:
+    async def _intend(self, publisher: p.Publisher, wanted: p.Intent) -> p.Intent:
         """Look at everything that could be wrong, then make it certain."""
-        await self._check_manifest(publisher, window, manifest)
+        await self._check_manifest(publisher, wanted.window, wanted.manifest)
         targets = []
-        for place in dict.fromkeys(span.place for span in manifest):
+        for place in dict.fromkeys(span.place for span in wanted.manifest):
             partition = await self._open_place(place)
             if partition is not None:
                 targets.append(p.Target(place, partition.committed))
-        intent = p.Intent(window, digest, manifest, tuple(targets), last)
+        intent = msgspec.structs.replace(wanted, targets=tuple(targets))
         await self._record(p.Intended(publisher.uid, intent))
         return intent
 
@@ -224,7 +268,7 @@ class Publishing:
     async def _done(
         self, publisher: p.Publisher, intent: p.Intent, runs: tuple[p.Run, ...]
     ) -> p.Closed:
-        closed = p.Closed(intent.window, intent.digest, runs)
+        closed = p.Closed(intent.window, intent.digest, runs, intent.rows)
         await self._record(p.Done(publisher.uid, closed, intent.last))
         self._tasks.start(self._clean_up(publisher), name="clean up")
         return closed
@@ -232,17 +276,38 @@ class Publishing:
     async def _clean_up(self, publisher: p.Publisher) -> None:
         """What was staged for closed windows is of no use; a failure leaves it to the next one."""
         try:
-            if publisher.ended:
-                await self._staging.forget(publisher.uid)
-            elif publisher.stream_id >= 0:
+            if publisher.stream_id >= 0:
                 await self._staging.trim(publisher)
-            doomed = sorted(self.state.doomed)
-            for stream_id in doomed:
-                await self._client.delete_stream(stream_id)
-            if doomed:
-                await self._record(p.Reclaimed(tuple(doomed)))
+            else:
+                await self._staging.forget(publisher.uid)
+            await self._reclaim()
         except HeadraceError as error:
             log.info("staging not cleaned up yet", reason=str(error))
+
+    async def _reclaim(self) -> None:
+        doomed = sorted(self.state.doomed)
+        for stream_id in doomed:
+            await self._client.delete_stream(stream_id)
+        if doomed:
+            await self._record(p.Reclaimed(tuple(doomed)))
+
+    def retain(self, living: Callable[[int], bool]) -> None:
+        """Forget the window topics that were deleted, and their publishers."""
+        for topic in self.state.topics:
+            if not living(topic.uid) and topic.uid not in self._forgetting:
+                self._forgetting.add(topic.uid)
+                self._tasks.start(self._forget(topic.uid), name="forget")
+
+    async def _forget(self, uid: int) -> None:
+        try:
+            await self._decide(
+                self.state.topics.get(uid).names(),
+                lambda: TopicForgotten(uid) if uid in self.state.topics else None,
+            )
+        except HeadraceError as error:
+            log.info("a topic's publishers are not forgotten yet", reason=str(error))
+        finally:
+            self._forgetting.discard(uid)
 
     async def _lowered(self, publisher: p.Publisher, intent: p.Intent) -> p.Intent:
         """A power cut may have cost a `written` partition its end, and offsets before the recorded
@@ -286,7 +351,7 @@ class Publishing:
             first, stored = await partition.publish(
                 area, starts, publisher=publisher.uid, window=intent.window
             )
-            found.append(p.Run(place, first, len(starts)))
+            found.append(p.Run(place, first, len(starts), len(area)))
             waiting += stored
         for answer in waiting:
             await answer
@@ -306,11 +371,13 @@ class Publishing:
             if not fetched.pieces:
                 break
             for piece in fetched.pieces:
-                for header, _ in records.split(piece):
+                for header, view in records.split(piece):
                     ours = header.attributes & records.PUBLISHED and header.producer_id == uid
                     if ours and header.sequence == window:
-                        run = p.Run(target.place, header.base_offset, header.record_count)
-                        found.append(run)
+                        size = len(view) - records.HEADER_BYTES
+                        found.append(
+                            p.Run(target.place, header.base_offset, header.record_count, size)
+                        )
             offset = fetched.next_offset
         return found
 
@@ -363,7 +430,9 @@ def _merged(runs: list[p.Run]) -> list[p.Run]:
     for run in runs:
         last = merged[-1] if merged else None
         if last is not None and last.first + last.count == run.first:
-            merged[-1] = p.Run(last.place, last.first, last.count + run.count)
+            merged[-1] = p.Run(
+                last.place, last.first, last.count + run.count, last.bytes + run.bytes
+            )
         else:
             merged.append(run)
     return merged

@@ -71,6 +71,8 @@ async def enforce(broker: Broker) -> int:
     """One round over all topics that have a limit; returns how many partitions were trimmed."""
     trimmed = 0
     for topic in list(broker.catalogue.topics()):
+        if topic.uid in broker.publishing.state.topics:
+            continue  # whoever reads its windows has them purged
         if broker.expiry_of(topic) == NEVER and broker.max_size_of(topic) == UNLIMITED:
             continue
         try:

@@ -110,6 +110,10 @@ class Staging:
         if stream is not None:
             await stream.close()
 
+    async def retain(self, living: Callable[[int], bool]) -> None:
+        for uid in [uid for uid in self._streams if not living(uid)]:
+            await self.forget(uid)
+
     async def _stream_of(self, publisher: p.Publisher) -> OwnedStream:
         stream = self._streams.get(publisher.uid)
         if stream is not None and stream.failure is None:

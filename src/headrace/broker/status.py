@@ -56,6 +56,9 @@ STATUS: dict[type[HeadraceError], Status] = {
     b.WindowOrderError: Status.WINDOW_OUT_OF_ORDER,
     b.StagedDataGoneError: Status.STAGED_DATA_GONE,
     b.TooManyPublishersError: Status.PUBLISHERS_LIMIT_REACHED,
+    b.NotWindowTopicError: Status.NOT_A_WINDOW_TOPIC,
+    b.PublisherTakenError: Status.PUBLISHER_TAKEN,
+    b.TooManyWindowsError: Status.WINDOWS_LIMIT_REACHED,
 }
 
 

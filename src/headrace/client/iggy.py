@@ -32,15 +32,20 @@ from headrace.wire.iggy.frames import (
 from headrace.wire.iggy.messages import groups, offsets, streams, system, topics, users
 from headrace.wire.iggy.messages.extensions import (
     CloseWindow,
+    ListWindows,
     OpenPublisher,
     PublisherOpened,
+    PurgeTo,
     ReadTicket,
+    ResetAfter,
     ServerHello,
+    SetPublishers,
     Stage,
     StagedSpan,
     StageHead,
     Ticket,
     WindowClosed,
+    WindowsListed,
 )
 from headrace.wire.iggy.messages.messages import (
     FlushUnsavedBuffer,
@@ -449,9 +454,10 @@ class IggyClient:
         """A ticket to read these (stream, topic) pairs from the data nodes."""
         return await self.call(c.READ_TICKET, ReadTicket(topics=tuple(pairs)))
 
-    async def open_publisher(self, name: str, run: str) -> PublisherOpened:
-        """Become the one run of the publisher that may write; earlier runs are fenced."""
-        return await self.call(c.OPEN_PUBLISHER, OpenPublisher(name=name, run=run))
+    async def open_publisher(self, name: str, run: str, *, epoch: int = 0) -> PublisherOpened:
+        """Become the one run of the publisher that may write; earlier runs are fenced, and so is
+        this one if a run with a higher epoch came before it."""
+        return await self.call(c.OPEN_PUBLISHER, OpenPublisher(name=name, run=run, epoch=epoch))
 
     async def stage(
         self, opened: PublisherOpened, window: int, messages: SendMessages
@@ -469,6 +475,7 @@ class IggyClient:
         manifest: Iterable[StagedSpan] = (),
         digest: bytes = b"",
         last: bool = False,
+        rows: int = 0,
     ) -> WindowClosed:
         """Publish what was staged and is named, in that order, exactly once."""
         return await self.call(
@@ -481,5 +488,48 @@ class IggyClient:
                 manifest=tuple(manifest),
                 digest=digest,
                 last=last,
+                rows=rows,
             ),
         )
+
+    async def list_windows(
+        self,
+        stream: Identifier,
+        topic: Identifier,
+        *,
+        after: int = -1,
+        wait_ms: int = 0,
+        limit: int = 0,
+    ) -> WindowsListed:
+        """The closed windows of a topic; waits until all its publishers closed one after `after`,
+        at most that long (and longer than calls usually may)."""
+        request = ListWindows(stream=stream, topic=topic, after=after, wait_ms=wait_ms, limit=limit)
+        timeout = self._timeout + wait_ms / 1000
+        return await self.call(c.LIST_WINDOWS, request, timeout=timeout)
+
+    async def set_publishers(
+        self,
+        stream: Identifier,
+        topic: Identifier,
+        publishers: Iterable[str],
+        *,
+        after: int = -1,
+        epoch: int = 0,
+    ) -> None:
+        """From the window after `after` on these publish the topic, the n-th to its partition n;
+        refused if anyone closed a later window. The same ones again: nothing changes."""
+        request = SetPublishers(
+            stream=stream, topic=topic, publishers=tuple(publishers), after=after, epoch=epoch
+        )
+        await self.call(c.SET_PUBLISHERS, request)
+
+    async def reset_after(
+        self, stream: Identifier, topic: Identifier, *, window: int, epoch: int
+    ) -> None:
+        """Void every later window; only runs from this epoch on publish them again."""
+        request = ResetAfter(stream=stream, topic=topic, window=window, epoch=epoch)
+        await self.call(c.RESET_AFTER, request)
+
+    async def purge_to(self, stream: Identifier, topic: Identifier, *, window: int) -> None:
+        """Forget windows up to this one, and their messages as whole segments allow."""
+        await self.call(c.PURGE_TO, PurgeTo(stream=stream, topic=topic, window=window))

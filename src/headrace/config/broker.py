@@ -184,3 +184,18 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     windows_kept: Annotated[
         int, Meta(ge=1, description="Closed windows listed per publisher, newest first.")
     ] = 1_000
+    topic_windows_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000,
+            description="Windows with messages that a publisher of a topic between queries may have"
+            " closed and nobody purged; past it its windows are refused until somebody does.",
+        ),
+    ] = 50_000
+    windows_wait_ms_max: Annotated[
+        int, Meta(ge=0, description="Longest wait of a LIST_WINDOWS for a window to be closed.")
+    ] = 30_000
+    windows_listed_max: Annotated[
+        int, Meta(ge=1, description="Windows in one answer to LIST_WINDOWS, at most.")
+    ] = 10_000

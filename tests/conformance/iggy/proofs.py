@@ -62,6 +62,10 @@ PROOFS: dict[str, str] = {
     "OPEN_PUBLISHER": f"{_BY_HAND}test_request[OPEN_PUBLISHER]",
     "STAGE": f"{_BY_HAND}test_a_stage_is_a_head_and_a_send[STAGE]",
     "CLOSE": f"{_BY_HAND}test_request[CLOSE]",
+    "LIST_WINDOWS": f"{_BY_HAND}test_request[LIST_WINDOWS]",
+    "SET_PUBLISHERS": f"{_BY_HAND}test_request[SET_PUBLISHERS]",
+    "RESET_AFTER": f"{_BY_HAND}test_request[RESET_AFTER]",
+    "PURGE_TO": f"{_BY_HAND}test_request[PURGE_TO]",
     "READ_TICKET": f"{_BY_HAND}test_request[READ_TICKET]",
 }
 """By command name; every served command has one."""

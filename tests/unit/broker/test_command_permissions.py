@@ -147,6 +147,14 @@ def rows(stream: str, topic: str) -> dict[c.AnyCommand, Row]:
             ),
         ),
         c.CLOSE: Row(ANYONE, x.CloseWindow(publisher=1, epoch=1, previous=-1, window=0)),
+        c.LIST_WINDOWS: Row(POLL, x.ListWindows(stream=stream, topic=topic)),
+        c.SET_PUBLISHERS: Row(
+            CHANGE_TOPIC, x.SetPublishers(stream=stream, topic=topic, publishers=("p",))
+        ),
+        c.RESET_AFTER: Row(
+            CHANGE_TOPIC, x.ResetAfter(stream=stream, topic=topic, window=0, epoch=1)
+        ),
+        c.PURGE_TO: Row(CHANGE_TOPIC, x.PurgeTo(stream=stream, topic=topic, window=0)),
         c.READ_TICKET: Row(POLL, x.ReadTicket(topics=(here,))),
     }
 

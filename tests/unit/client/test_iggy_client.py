@@ -155,6 +155,10 @@ CALLS: list[tuple[int, Callable[[IggyClient], Awaitable[object]], object]] = [
         lambda c: c.close_window(PUBLISHER, previous=4, window=5, manifest=[SPAN]),
         REPLIES[9003],
     ),
+    (9004, lambda c: c.list_windows("s", "t", after=3, wait_ms=5), REPLIES[9004]),
+    (9005, lambda c: c.set_publishers("s", "t", ["a"], after=3), None),
+    (9006, lambda c: c.reset_after("s", "t", window=3, epoch=2), None),
+    (9007, lambda c: c.purge_to("s", "t", window=3), None),
     (9008, lambda c: c.read_ticket([("s", "t"), (0, 1)]), REPLIES[9008]),
 ]
 

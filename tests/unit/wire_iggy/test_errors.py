@@ -50,6 +50,7 @@ def test_only_what_may_pass_is_retryable() -> None:
         Status.CLIENT_NOT_FOUND,
         Status.CONNECTION_CLOSED,
         Status.TASK_TIMEOUT,
+        Status.WINDOWS_LIMIT_REACHED,
     }
 
 

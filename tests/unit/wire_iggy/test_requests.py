@@ -72,8 +72,33 @@ CASES: dict[str, tuple[AnyCommand, object, bytes]] = {
                 "manifest": [[40, 2, 7, 1, 0]],
                 "digest": b"d",
                 "last": False,
+                "rows": 0,
             }
         ),
+    ),
+    "LIST_WINDOWS": (
+        c.LIST_WINDOWS,
+        x.ListWindows(stream="s1", topic=7, after=3, wait_ms=500, limit=10),
+        msgspec.msgpack.encode(
+            {"stream": "s1", "topic": 7, "after": 3, "wait_ms": 500, "limit": 10}
+        ),
+    ),
+    "SET_PUBLISHERS": (
+        c.SET_PUBLISHERS,
+        x.SetPublishers(stream="s1", topic="t", publishers=("a", "b"), after=3, epoch=2),
+        msgspec.msgpack.encode(
+            {"stream": "s1", "topic": "t", "publishers": ["a", "b"], "after": 3, "epoch": 2}
+        ),
+    ),
+    "RESET_AFTER": (
+        c.RESET_AFTER,
+        x.ResetAfter(stream="s1", topic="t", window=-1, epoch=2),
+        msgspec.msgpack.encode({"stream": "s1", "topic": "t", "window": -1, "epoch": 2}),
+    ),
+    "PURGE_TO": (
+        c.PURGE_TO,
+        x.PurgeTo(stream="s1", topic="t", window=9),
+        msgspec.msgpack.encode({"stream": "s1", "topic": "t", "window": 9}),
     ),
     "READ_TICKET": (
         c.READ_TICKET,

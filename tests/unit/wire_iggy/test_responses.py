@@ -186,6 +186,44 @@ CASES: list[tuple[AnyCommand, object, bytes]] = [
             {"window": 5, "last_window": 6, "already": True, "runs": [[7, 1, 0, 9, 2]]}
         ),
     ),
+    (
+        c.LIST_WINDOWS,
+        x.WindowsListed(
+            cluster="u",
+            uid=7,
+            closed=5,
+            complete=4,
+            purged=1,
+            resets=0,
+            publishers=(
+                x.ListedPublisher(
+                    name="a",
+                    partition=0,
+                    last_window=6,
+                    windows=(x.ListedWindow(4, 70, (x.WindowSpan(0, 0, 9, 2, 300),)),),
+                ),
+            ),
+        ),
+        msgspec.msgpack.encode(
+            {
+                "cluster": "u",
+                "uid": 7,
+                "closed": 5,
+                "complete": 4,
+                "purged": 1,
+                "resets": 0,
+                "publishers": [
+                    {
+                        "name": "a",
+                        "partition": 0,
+                        "last_window": 6,
+                        "ended": False,
+                        "windows": [[4, 70, [[0, 0, 9, 2, 300]]]],
+                    }
+                ],
+            }
+        ),
+    ),
     (c.READ_TICKET, TICKET, TICKET_BYTES),
 ]
 

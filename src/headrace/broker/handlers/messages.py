@@ -5,7 +5,11 @@ from __future__ import annotations
 import xxhash
 
 from headrace.broker.core import Broker
-from headrace.broker.errors import InvalidMessagesCountError, NoPartitionsError
+from headrace.broker.errors import (
+    InvalidMessagesCountError,
+    NoPartitionsError,
+    NotWindowTopicError,
+)
 from headrace.broker.handlers.readers import Resolved, resolve
 from headrace.broker.offsets import Entry, Place, Reader
 from headrace.broker.partition import PartitionLog, Slice
@@ -20,6 +24,8 @@ from headrace.wire.iggy.primitives import Partitioning, PartitioningKind, Strate
 
 async def send_messages(broker: Broker, session: Session, request: m.SendMessages) -> None:
     topic = broker.catalogue.topic(request.stream, request.topic)
+    if topic.uid in broker.publishing.state.topics:
+        raise NotWindowTopicError("its publishers alone write to it", topic=topic.name)
     partition = choose(broker, topic, request.partitioning)
     log = broker.partitions.peek(topic, partition)
     if log is None:

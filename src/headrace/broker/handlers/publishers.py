@@ -9,6 +9,7 @@ from headrace.broker.handlers.messages import choose
 from headrace.broker.offsets import Place
 from headrace.broker.partitions import place_of
 from headrace.broker.sessions import Session
+from headrace.errors import InvalidArgumentError
 from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.messages import extensions as m
 
@@ -17,7 +18,10 @@ async def open_publisher(
     broker: Broker, session: Session, request: m.OpenPublisher
 ) -> m.PublisherOpened:
     owner = current_user(broker, session).uid
-    opened = await broker.publishing.open(request.name, request.run, owner)
+    if request.epoch < 0:
+        raise InvalidArgumentError("epochs count from 1", epoch=request.epoch)
+    _check_topic(broker, session, request.name)
+    opened = await broker.publishing.open(request.name, request.run, owner, request.epoch)
     return m.PublisherOpened(publisher=opened.uid, epoch=opened.epoch, last_window=opened.last)
 
 
@@ -39,6 +43,7 @@ async def stage(broker: Broker, session: Session, request: m.Stage) -> m.Staged:
 
 async def close_window(broker: Broker, session: Session, request: m.CloseWindow) -> m.WindowClosed:
     _check_owner(broker, session, request.publisher)
+    _check_topic(broker, session, broker.publishing.state.get(request.publisher).name)
     manifest = [
         p.Span(s.staged, s.count, Place(s.topic_uid, s.partition, s.generation))
         for s in request.manifest
@@ -53,6 +58,7 @@ async def close_window(broker: Broker, session: Session, request: m.CloseWindow)
         manifest=manifest,
         digest=request.digest,
         last=request.last,
+        rows=request.rows,
     )
     return m.WindowClosed(
         window=closed.window,
@@ -65,3 +71,10 @@ async def close_window(broker: Broker, session: Session, request: m.CloseWindow)
 def _check_owner(broker: Broker, session: Session, publisher: int) -> None:
     """Numbers are easily guessed; what is behind them belongs to who opened it."""
     broker.publishing.state.check_owner(publisher, current_user(broker, session).uid)
+
+
+def _check_topic(broker: Broker, session: Session, name: str) -> None:
+    """Who publishes a window topic holds up its readers, even with windows that are empty."""
+    topic = broker.publishing.state.topics.of(name)
+    if topic is not None:
+        require_topic(broker, session, Permission.SEND, topic.uid)

@@ -296,10 +296,14 @@ HELLO = _row(9000, "HELLO", Empty, extensions.ServerHello)
 OPEN_PUBLISHER = _row(9001, "OPEN_PUBLISHER", extensions.OpenPublisher, extensions.PublisherOpened)
 STAGE = _row(9002, "STAGE", extensions.Stage, extensions.Staged, Permission.SEND)
 CLOSE = _row(9003, "CLOSE", extensions.CloseWindow, extensions.WindowClosed)
-LIST_WINDOWS = _row(9004, "LIST_WINDOWS", Empty, Empty, served=False)
-SET_PUBLISHERS = _row(9005, "SET_PUBLISHERS", Empty, Empty, served=False)
-RESET_AFTER = _row(9006, "RESET_AFTER", Empty, Empty, served=False)
-PURGE_TO = _row(9007, "PURGE_TO", Empty, Empty, served=False)
+LIST_WINDOWS = _row(
+    9004, "LIST_WINDOWS", extensions.ListWindows, extensions.WindowsListed, Permission.POLL
+)
+SET_PUBLISHERS = _row(
+    9005, "SET_PUBLISHERS", extensions.SetPublishers, Empty, Permission.MANAGE_TOPIC
+)
+RESET_AFTER = _row(9006, "RESET_AFTER", extensions.ResetAfter, Empty, Permission.MANAGE_TOPIC)
+PURGE_TO = _row(9007, "PURGE_TO", extensions.PurgeTo, Empty, Permission.MANAGE_TOPIC)
 READ_TICKET = _row(9008, "READ_TICKET", extensions.ReadTicket, extensions.Ticket, Permission.POLL)
 
 SERVED: dict[int, AnyCommand] = {code: row for code, row in TABLE.items() if row.served}

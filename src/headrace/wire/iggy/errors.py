@@ -122,11 +122,14 @@ class Status(IntEnum):
     CONSUMER_GROUP_PARTITION_NOT_OWNED = 5009
     INVALID_CONNECTION_STRING = 8000
     SNAPSHOT_FILE_COMPLETION_FAILED = 9000
-    PUBLISHER_NOT_FOUND = 9100  # this and the next four are ours, for commands 9001 to 9007
+    PUBLISHER_NOT_FOUND = 9100  # this and the next seven are ours, for commands 9001 to 9007
     PUBLISHER_FENCED = 9101
     WINDOW_OUT_OF_ORDER = 9102
     STAGED_DATA_GONE = 9103
     PUBLISHERS_LIMIT_REACHED = 9104
+    NOT_A_WINDOW_TOPIC = 9105
+    PUBLISHER_TAKEN = 9106
+    WINDOWS_LIMIT_REACHED = 9107
     SHARD_NOT_FOUND = 11000
     SHARD_COMMUNICATION_ERROR = 11001
     CANNOT_BIND_TO_SOCKET = 12000
@@ -220,7 +223,12 @@ _CLASSES: dict[type[IggyError], tuple[Status, ...]] = {
     ),
     IggyOffsetError: (Status.INVALID_OFFSET,),
     IggyFencedError: (Status.PUBLISHER_FENCED,),
-    IggyInvalidError: (Status.WINDOW_OUT_OF_ORDER, Status.STAGED_DATA_GONE),
+    IggyInvalidError: (
+        Status.WINDOW_OUT_OF_ORDER,
+        Status.STAGED_DATA_GONE,
+        Status.NOT_A_WINDOW_TOPIC,
+        Status.PUBLISHER_TAKEN,
+    ),
     IggyUnavailableError: (
         Status.DISCONNECTED,
         Status.STALE_CLIENT,
@@ -228,6 +236,7 @@ _CLASSES: dict[type[IggyError], tuple[Status, ...]] = {
         Status.CLIENT_NOT_FOUND,
         Status.CONNECTION_CLOSED,
         Status.TASK_TIMEOUT,
+        Status.WINDOWS_LIMIT_REACHED,
     ),
 }
 _CLASS_OF = {code: cls for cls, codes in _CLASSES.items() for code in codes}

@@ -86,11 +86,14 @@ class Ticket(Extension, frozen=True, kw_only=True):
     topics: tuple[TicketTopic, ...] = ()
 
 
-class OpenPublisher(Extension, frozen=True, kw_only=True):
+class OpenPublisher(Extension, frozen=True, kw_only=True, omit_defaults=True):
     """Become the one run of a publisher that may write; the same run may ask again."""
 
     name: str
     run: str
+    epoch: int = 0
+    """The run's own number, where somebody counts them: lower ones are fenced, and one that comes
+    too late is refused. 0: the next one."""
 
 
 class PublisherOpened(Extension, frozen=True, kw_only=True):
@@ -133,6 +136,8 @@ class CloseWindow(Extension, frozen=True, kw_only=True):
     """Of the contents; a second close that differs is noted, the first one holds."""
     last: bool = False
     """The publisher ends with this window, and what it staged goes."""
+    rows: int = 0
+    """How many rows the messages hold, for who lists the windows of the topic."""
 
 
 class PublishedRun(msgspec.Struct, frozen=True, array_like=True):
@@ -152,6 +157,93 @@ class WindowClosed(Extension, frozen=True, kw_only=True):
     """It was closed before: nothing was published now."""
     runs: tuple[PublishedRun, ...] = ()
     """Where the window's messages are; empty for a window closed long ago."""
+
+
+class ListWindows(Extension, frozen=True, kw_only=True, omit_defaults=True):
+    """Which windows of a topic are closed; waits until every publisher closed one after `after`."""
+
+    stream: Identifier
+    topic: Identifier
+    after: int = -1
+    """Windows up to it are not listed."""
+    wait_ms: int = 0
+    limit: int = 0
+    """How many windows to list at most, oldest first; 0: as many as the server likes."""
+
+
+class WindowSpan(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive offsets of a partition, and how many bytes the messages take."""
+
+    partition: int
+    generation: int
+    first: int
+    count: int
+    bytes: int
+
+
+class ListedWindow(msgspec.Struct, frozen=True, array_like=True):
+    """A closed window that has messages; windows without any are not listed."""
+
+    window: int
+    rows: int
+    spans: tuple[WindowSpan, ...]
+
+
+class ListedPublisher(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    partition: int
+    """Where it publishes to, now or last."""
+    last_window: int
+    """The last window it closed, with or without messages."""
+    ended: bool = False
+    """It said that there are no more."""
+    windows: tuple[ListedWindow, ...] = ()
+
+
+class WindowsListed(Extension, frozen=True, kw_only=True):
+    cluster: str
+    uid: int
+    """Of the topic."""
+    closed: int
+    """Up to this window, inclusive, every publisher has closed and none can add anything."""
+    complete: int
+    """Up to this window everything is listed: `closed`, or less where `limit` cut the list."""
+    purged: int
+    """Windows up to it are not kept any more."""
+    resets: int
+    """How often windows were voided: then what was listed before may be published again."""
+    publishers: tuple[ListedPublisher, ...]
+
+
+class SetPublishers(Extension, frozen=True, kw_only=True, omit_defaults=True):
+    """From the window after `after` on, these publish the topic, the n-th to its partition n.
+
+    The first time it makes the topic one that is published in windows and no other way.
+    """
+
+    stream: Identifier
+    topic: Identifier
+    publishers: tuple[str, ...]
+    after: int = -1
+    epoch: int = 0
+    """Runs below it are refused."""
+
+
+class ResetAfter(Extension, frozen=True, kw_only=True):
+    """Void every window after this one, to be published again by runs from this epoch on."""
+
+    stream: Identifier
+    topic: Identifier
+    window: int
+    epoch: int
+
+
+class PurgeTo(Extension, frozen=True, kw_only=True):
+    """Nobody needs windows up to this one any more."""
+
+    stream: Identifier
+    topic: Identifier
+    window: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
