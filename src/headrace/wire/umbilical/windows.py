@@ -75,6 +75,16 @@ class WindowGrid:
             raise InvalidArgumentError("window is not on this grid", window=format_window(window))
         return laps * WINDOWS_PER_BASE + count
 
+    def boundary(self, window: WindowId, count: int) -> WindowId:
+        """The last window of the application window, of so many windows, that holds this one."""
+        ordinal = self.ordinal(window)
+        return self._id(ordinal - ordinal % count + count - 1)
+
+    def last_boundary(self, window: WindowId, count: int) -> WindowId:
+        """The last window up to this one that ends an application window."""
+        passed = self.ordinal(window) + 1
+        return self._id(passed - passed % count - 1)
+
     def _id(self, ordinal: int) -> WindowId:
         if ordinal < 0:
             return NO_WINDOW
