@@ -145,7 +145,9 @@ def _setting_rows(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[list
             text = (inner.extra_json_schema or {}).get("description", "")
         if not text:
             raise ProofError(f"setting {prefix}{field.name}: no description")
-        yield [f"`{prefix}{field.name}`", f"`{json.dumps(field.default)}`", text]
+        made = field.default is msgspec.NODEFAULT and callable(field.default_factory)
+        default = field.default_factory() if made else field.default
+        yield [f"`{prefix}{field.name}`", f"`{json.dumps(default)}`", text]
 
 
 def settings_tables() -> dict[str, str]:

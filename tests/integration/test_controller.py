@@ -115,6 +115,42 @@ async def test_a_new_controller_runs_the_submitted_package_again(make: Any, tmp_
     assert sorted(path.name for path in folder.iterdir()) == [".manifest", "shop.py"]
 
 
+async def test_a_container_outlives_its_controller_and_is_adopted(make: Any) -> None:
+    first = await make()
+    await first.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
+    await until(lambda: active(first))
+    before = container(first)
+    # As after kill -9 of the controller: nobody ends its containers.
+    first._running["shop"].processes.clear()
+    await first.close()
+    second = await make()
+    await until(lambda: active(second), 20.0)
+    after = container(second)
+    assert (after["pid"], after["id"], after["restarts"]) == (before["pid"], before["id"], 0)
+    events = second.events("shop")
+    assert [one["type"] for one in events[:2]] == ["SubmitApplication", "StartContainer"]
+    assert [one["id"] for one in events] == list(range(1, len(events) + 1))
+
+    # It is no child of this controller, and yet its end is noticed at once.
+    os.kill(before["pid"], signal.SIGKILL)
+    assert await until(lambda: container(second)["state"] == "KILLED") < 1.0
+    await until(lambda: active(second))
+    assert container(second)["pid"] != before["pid"]
+
+
+async def test_a_container_that_ended_meanwhile_is_replaced_at_once(make: Any) -> None:
+    first = await make()
+    await first.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
+    await until(lambda: active(first))
+    process = first._running["shop"].processes.pop(container(first)["id"])
+    await first.close()
+    process.kill()
+    await process.wait()
+    second = await make()
+    assert container(second)["id"] == "shop.1.2"
+    await until(lambda: active(second))
+
+
 async def test_a_script_states_its_plan_in_a_process_of_its_own(make: Any) -> None:
     controller = await make()
     shown = await controller.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))

@@ -17,15 +17,8 @@ from headrace.ids import OperatorId, WindowId
 from headrace.pipeline.checkpoints import Checkpoints
 from headrace.pipeline.journal import ApplicationRecord, Journal
 from headrace.pipeline.lifecycle import Action, Kill, Launch, Record
-from headrace.pipeline.plan import (
-    Endpoint,
-    LogicalPlan,
-    Operator,
-    PhysicalPlan,
-    Port,
-    Stream,
-    make_physical_plan,
-)
+from headrace.pipeline.physical import PhysicalPlan, make_physical_plan
+from headrace.pipeline.plan import Endpoint, LogicalPlan, Operator, Port, Stream
 from headrace.pipeline.state import Application
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid, format_window, parse_window
 from headrace.wire.umbilical import messages as m

@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace import Application, Batch
 from headrace.errors import ConfigError
 from headrace.pipeline.application import Payload
-from headrace.pipeline.plan import LogicalPlan, make_physical_plan
+from headrace.pipeline.physical import make_physical_plan
+from headrace.pipeline.plan import LogicalPlan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

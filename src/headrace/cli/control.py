@@ -1,7 +1,8 @@
 """The control plane's process: `python -m headrace.cli.control`, started by `headrace up`.
 
 The first line of stdin says what to serve. When stdin ends the parent is gone or wants an end, and
-so does this process; containers end with it. One line on stdout says that it is ready, and where.
+so does this process; containers end with it. When it is killed they go on, and the next one adopts
+them. One line on stdout says that it is ready, and where.
 """
 
 from __future__ import annotations

@@ -68,6 +68,58 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     log_tail_bytes_max: Annotated[
         int, Meta(ge=1, description="How much of a log's end is read to show its last lines.")
     ] = 1024 * 1024
+    first_heartbeat_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="How long a container may take to report for the first time; never less "
+            "than two heartbeat time-outs.",
+        ),
+    ] = 60_000
+    rollback_retention_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="How long topics between containers keep committed windows, to roll back.",
+        ),
+    ] = 3_600_000
+    master: Annotated[
+        str,
+        Meta(
+            description="Where containers run Spark: local (a process here with its cores), "
+            "spark://host:port, yarn or k8s://address, through spark-submit."
+        ),
+    ] = "local"
+    shared_path: Annotated[
+        str,
+        Meta(
+            description="Folder that every node of a Spark cluster sees (a mount). Checkpoints "
+            "and packages lie there; without it only local containers are started."
+        ),
+    ] = ""
+    spark_conf: Annotated[
+        dict[str, str],
+        Meta(description="Spark settings of every container, such as spark.executor.memory."),
+    ] = {}
+    container_heap_mb: Annotated[
+        int,
+        Meta(ge=256, description="Java heap of a container whose operators state no MEMORY_MB."),
+    ] = 1_024
+    container_workers_mb: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Memory counted for a container's Python workers when a plan is checked "
+            "against the machine's.",
+        ),
+    ] = 512
+    container_cores: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Cores of a container whose operators state no VCORES; 0: all there are.",
+        ),
+    ] = 0
     committed_interval_ms: Annotated[
         int, Meta(ge=0, description="How often an advanced committed window is journalled.")
     ] = 10_000

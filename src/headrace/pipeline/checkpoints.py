@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Container
 
 from headrace.ids import OperatorId, WindowId
-from headrace.pipeline.plan import PhysicalPlan
+from headrace.pipeline.physical import PhysicalPlan
 from headrace.pipeline.windows import NO_WINDOW
 
 CHECKPOINTS_MAX = 1000  # reported and not yet passed by `recovery`; the oldest are forgotten
@@ -40,6 +40,15 @@ class Checkpoints:
         # Dropping an old one can only hold `recovery` back, never move it too far.
         del reported[:-CHECKPOINTS_MAX]
         return True
+
+    def rewind(self, operators: Container[OperatorId], window: WindowId) -> None:
+        """These go back to `window` and report what comes after it again. The committed window
+        stays: what was promised is not taken back, it only grows later."""
+        for operator in self._plan.by_id:
+            if operator in operators:
+                self._recovery[operator] = min(self._recovery[operator], window)
+                reported = self._reported.get(operator, [])
+                del reported[bisect_right(reported, window) :]
 
     def newest(self, operator: OperatorId) -> WindowId:
         reported = self._reported.get(operator)
@@ -70,3 +79,14 @@ class Checkpoints:
         chosen = reported[count - 1]
         del reported[: count - 1]
         return max(before, chosen)
+
+    def change_plan(self, plan: PhysicalPlan) -> Checkpoints:
+        """The same for another plan: known operators keep what they have, new ones begin at the
+        committed window."""
+        after = Checkpoints(plan, self.committed)
+        for operator in plan.operators:
+            if operator.id in self._recovery:
+                after._recovery[operator.id] = self._recovery[operator.id]
+            if operator.id in self._reported and operator.id in after._reported:
+                after._reported[operator.id] = self._reported[operator.id]
+        return after

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from headrace.pipeline.plan import Connection, PhysicalOperator, PhysicalPlan
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.pipeline.physical import Connection, PhysicalOperator, PhysicalPlan
 from headrace.wire.umbilical import attributes
 from headrace.wire.umbilical import messages as m
 
-ARROW = {0: m.StreamCodec("arrow")}  # rows between containers travel as Arrow batches
+CODEC_ID = 1
+ARROW = {CODEC_ID: m.StreamCodec("arrow")}  # rows between containers travel as Arrow batches
+
+# Attributes that only the controller sets.
+TOPIC = "TOPIC"  # of a remote port: where its rows are
+PUBLISHER = "PUBLISHER"  # of a remote output: under which name it writes to which PARTITION
+PARTITION = "PARTITION"
+HASH_KEY = "HASH_KEY"  # and by which columns its readers share the rows; "*" are all
+ROLL_BACK_TO = "ROLL_BACK_TO"  # of an operator: forget what came after this window, then go on
+ROLLBACKS = "ROLLBACKS"  # how often the application went back; a new name for its publishers
 
 
 def init_context(
@@ -34,37 +47,54 @@ def init_context(
     return m.StreamingContainerContext(start_window_ms, True, set_values)
 
 
-def checkpoint_folder(operator: PhysicalOperator) -> str:
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """What changes from one deployment of an operator to the next."""
+
+    run_id: int
+    recovery: int
+    broker: tuple[str, int]
+    properties: Mapping[str, Any] = field(default_factory=dict)  # set at run time
+    generation: int = 0
+    roll_back_to: int | None = None
+    rollbacks: int = 0
+
+
+def checkpoint_folder(operator: PhysicalOperator, generation: int = 0) -> str:
     """Holds the query's checkpoint, in a folder with the operator's name: the name is what a
     query is known by over restarts. Relative to the application path."""
-    return "checkpoints" if operator.logical.instances == 1 else f"checkpoints/{operator.instance}"
+    folder = "checkpoints" if generation == 0 else f"checkpoints/generation-{generation}"
+    return folder if operator.logical.instances == 1 else f"{folder}/{operator.instance}"
+
+
+def edge_address(application: str, stream: str) -> str:
+    """The topic of a stream between containers."""
+    return f"_pipeline.{application}/{stream}"
 
 
 def deploy_info(
-    plan: PhysicalPlan,
-    operator: PhysicalOperator,
-    *,
-    run_id: int,
-    recovery: int,
-    broker: tuple[str, int],
+    plan: PhysicalPlan, operator: PhysicalOperator, deployed: Deployed
 ) -> m.OperatorDeployInfo:
     logical = operator.logical
+    attributes_: dict[str, m.Value] = {**logical.attributes, ROLLBACKS: deployed.rollbacks}
+    if deployed.roll_back_to is not None:
+        attributes_[ROLL_BACK_TO] = deployed.roll_back_to
     return m.OperatorDeployInfo(
         id=operator.id,
         type=operator.type,
         name=logical.name,
-        checkpoint=m.Checkpoint(recovery),
-        inputs=tuple(_input(plan, operator, one, broker) for one in operator.inputs),
+        checkpoint=m.Checkpoint(deployed.recovery),
+        inputs=tuple(_input(plan, operator, one, deployed.broker) for one in operator.inputs),
         outputs=tuple(
-            _output(operator, port, stream, broker if elsewhere else None)
+            _output(plan, operator, port, stream, deployed.broker if elsewhere else None)
             for port, stream, elsewhere in operator.outputs
         ),
-        context_attributes=dict(logical.attributes),
+        context_attributes=attributes_,
         function=logical.function,
-        properties=dict(logical.properties),
+        properties={**logical.properties, **deployed.properties},
         query=operator.query,
-        run_id=run_id,
-        checkpoint_folder=checkpoint_folder(operator),
+        run_id=deployed.run_id,
+        checkpoint_folder=checkpoint_folder(operator, deployed.generation),
     )
 
 
@@ -72,10 +102,13 @@ def _input(
     plan: PhysicalPlan, operator: PhysicalOperator, connection: Connection, broker: tuple[str, int]
 ) -> m.InputDeployInfo:
     locality = None
+    port = next(one for one in operator.logical.inputs if one.name == connection.port)
+    attributes_: dict[str, m.Value] = dict(port.attributes)
     if connection.local:
         declared = next(one for one in plan.logical.streams if one.name == connection.stream)
         locality = declared.locality or m.Locality.CONTAINER_LOCAL
-    port = next(one for one in operator.logical.inputs if one.name == connection.port)
+    else:
+        attributes_[TOPIC] = edge_address(plan.logical.name, connection.stream)
     return m.InputDeployInfo(
         port_name=connection.port,
         declared_stream_id=connection.stream,
@@ -87,19 +120,31 @@ def _input(
         stream_codecs=ARROW,
         partition_keys=connection.partition_keys,
         partition_mask=connection.partition_mask,
-        context_attributes=dict(port.attributes),
+        context_attributes=attributes_,
     )
 
 
 def _output(
-    operator: PhysicalOperator, port_name: str, stream: str, broker: tuple[str, int] | None
+    plan: PhysicalPlan,
+    operator: PhysicalOperator,
+    port_name: str,
+    stream: str,
+    broker: tuple[str, int] | None,
 ) -> m.OutputDeployInfo:
     port = next(one for one in operator.logical.outputs if one.name == port_name)
+    attributes_: dict[str, m.Value] = dict(port.attributes)
+    if broker is not None:
+        attributes_[TOPIC] = edge_address(plan.logical.name, stream)
+        attributes_[PUBLISHER] = f"pipeline/{plan.logical.name}/{stream}/{operator.instance}"
+        attributes_[PARTITION] = operator.instance
+        key = plan.partition_key(stream)
+        if key is not None:
+            attributes_[HASH_KEY] = ",".join(key) or "*"
     return m.OutputDeployInfo(
         port_name=port_name,
         declared_stream_id=stream,
         buffer_server_host=broker[0] if broker else None,
         buffer_server_port=broker[1] if broker else 0,
         stream_codecs=ARROW,
-        context_attributes=dict(port.attributes),
+        context_attributes=attributes_,
     )

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from headrace.client.iggy import IggyClient
 from headrace.errors import AlreadyExistsError
 from headrace.ids import WindowId
-from headrace.pipeline.plan import PhysicalPlan
+from headrace.pipeline.physical import PhysicalPlan
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid
 from headrace.wire.iggy.messages.topics import NEVER_EXPIRES, UNLIMITED
 

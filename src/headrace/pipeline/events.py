@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -16,7 +16,18 @@ class EventType(Enum):
     START_OPERATOR = "StartOperator"
     STOP_OPERATOR = "StopOperator"
     OPERATOR_ERROR = "OperatorError"
+    CREATE_OPERATOR = "CreateOperator"
+    REMOVE_OPERATOR = "RemoveOperator"
+    PARTITION = "Partition"
+    SET_PROPERTY = "SetOperatorProperty"
+    CHANGE_PLAN = "ChangeLogicalPlan"
+    ROLL_BACK = "RollBack"
+    REPLAY = "Replay"
+    RECORDING = "Recording"
+    RECOVERED = "RecoverContainer"  # the first new window after a loss, and how long it took
     SUBMIT = "SubmitApplication"
+    STOP = "StopApplication"
+    RESUME = "ResumeApplication"
     FINISH = "FinishApplication"
 
 
@@ -47,10 +58,12 @@ class Event:
 
 
 class Events:
-    def __init__(self, most: int) -> None:
-        self._events: deque[Event] = deque(maxlen=most)
-        self._next_id = 1
-        self._group = 0
+    def __init__(self, most: int, kept: Iterable[Mapping[str, Any]] = ()) -> None:
+        """`kept` are those of an earlier life, as `to_json` gave them."""
+        self._events: deque[Event] = deque(map(_event, kept), maxlen=most)
+        self._next_id = self._events[-1].id + 1 if self._events else 1
+        self._group = self._events[-1].group if self._events else 0
+        self._unrecorded: list[Event] = []
 
     def add(self, time_ms: int, type: EventType, reason: str = "", **data: Any) -> Event:
         if type in _ERRORS:
@@ -58,7 +71,26 @@ class Events:
         event = Event(self._next_id, time_ms, type, reason, self._group, data)
         self._next_id += 1
         self._events.append(event)
+        self._unrecorded.append(event)
         return event
+
+    def take_unrecorded(self) -> list[Event]:
+        """Those that happened since the last call."""
+        taken, self._unrecorded = self._unrecorded, []
+        return taken
 
     def list(self, *, after: int = 0, type: EventType | None = None) -> list[Event]:
         return [one for one in self._events if one.id > after and type in (None, one.type)]
+
+
+def _event(source: Mapping[str, Any]) -> Event:
+    known = ("id", "time_ms", "type", "level", "reason", "group")
+    data = {name: value for name, value in source.items() if name not in known}
+    return Event(
+        source["id"],
+        source["time_ms"],
+        EventType(source["type"]),
+        source["reason"],
+        source["group"],
+        data,
+    )

@@ -1,15 +1,21 @@
 """What the controller must not forget, as events of a StateLog and a table they build.
 
 Decisions are journalled before they are acted upon: a run id is durable before any container hears
-of it, so no two incarnations of a query ever share one. Statistics and events are not journalled;
-containers report again.
+of it, so no two incarnations of a query ever share one.
 
-    submit     the whole record of an application
-    container  {application, index, id, state, run, restarts, exit_status}
-    run        {application, run}                     a query is deployed again in a live container
-    committed  {application, window}
-    stop       {application}                          somebody asked for its end
-    finished   {application, state, reason, time_ms}
+    submit      the whole record of an application
+    container   {application, index, id, state, run, restarts, exit_status}
+    run         {application, run}                     a query is deployed again in a live container
+    committed   {application, window}
+    stop        {application}                          somebody asked for its end
+    finished    {application, state, reason, time_ms}
+    resume      {application}                          and for it to go on
+    event       {application, event}                   what happened, for people; the last ones stay
+    statistics  {application, operators}               totals, now and then
+    property    {application, operator, values}        set at run time, given to every later deploy
+    generation  {application, operators, properties}   these start under a new checkpoint
+    rollback    {application, window, operators}       window None: it is done
+    plan        {application, plan, operator_ids, container_ids}   the graph was changed
 """
 
 from __future__ import annotations
@@ -37,6 +43,13 @@ class ContainerRecord(msgspec.Struct, kw_only=True):
     exit_status: int | None = None
 
 
+class Rollback(msgspec.Struct, kw_only=True, frozen=True):
+    """Operators that go back to a window; in force until all of them run from there."""
+
+    window: int
+    operators: list[str]
+
+
 class ApplicationRecord(msgspec.Struct, kw_only=True):
     name: str
     plan: dict[str, Any]
@@ -52,6 +65,14 @@ class ApplicationRecord(msgspec.Struct, kw_only=True):
     state: str = ""  # how it ended; empty while it has not
     reason: str = ""
     finished_ms: int = 0
+    operator_ids: dict[str, int] = msgspec.field(default_factory=dict)
+    container_ids: dict[str, int] = msgspec.field(default_factory=dict)
+    properties: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    generations: dict[str, int] = msgspec.field(default_factory=dict)
+    rollback: Rollback | None = None
+    rollbacks: int = 0
+    events: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    statistics: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
 
 
 class Log(Protocol):
@@ -74,8 +95,9 @@ OpenLog: TypeAlias = Callable[[Apply, Snapshot, Restore], Awaitable[Log]]
 class Journal:
     """The table of applications; changed by `apply` and `restore` only."""
 
-    def __init__(self) -> None:
+    def __init__(self, events_max: int = 1_000) -> None:
         self.applications: dict[str, ApplicationRecord] = {}
+        self._events_max = events_max
 
     def apply(self, version: int, kind: str, body: object) -> None:
         if version != VERSION or not isinstance(body, dict):
@@ -108,6 +130,38 @@ class Journal:
             application.state = str(body["state"])
             application.reason = str(body["reason"])
             application.finished_ms = int(body["time_ms"])
+        elif kind == "resume":
+            application.state = application.reason = ""
+            application.finished_ms, application.stopping = 0, False
+        else:
+            self._apply_change(application, kind, body)
+
+    def _apply_change(self, application: ApplicationRecord, kind: str, body: Body) -> None:
+        """What people see, and what they changed while it ran."""
+        if kind == "event":
+            application.events.append(dict(body["event"]))
+            del application.events[: -self._events_max]
+        elif kind == "statistics":
+            application.statistics |= body["operators"]
+        elif kind == "property":
+            application.properties.setdefault(body["operator"], {}).update(body["values"])
+        elif kind == "generation":
+            for name in body["operators"]:
+                application.generations[name] = application.generations.get(name, 0) + 1
+            for name, values in body["properties"].items():
+                application.properties.setdefault(name, {}).update(values)
+        elif kind == "rollback":
+            begins = body["window"] is not None
+            application.rollbacks += begins
+            application.rollback = (
+                Rollback(window=body["window"], operators=list(body["operators"]))
+                if begins
+                else None
+            )
+        elif kind == "plan":
+            application.plan = body["plan"]
+            application.operator_ids = dict(body["operator_ids"])
+            application.container_ids = dict(body["container_ids"])
         else:
             raise KeyError(kind)
 

@@ -1,4 +1,5 @@
-"""Starts containers. Locally a container is a child process of the controller.
+"""Starts containers. Locally a container is a child process of the controller that outlives it: a
+controller that comes back adopts it, one that stays away is given up after the umbilical's budget.
 
 Its environment: HEADRACE_CONTAINER_ID, HEADRACE_APPLICATION_PATH, HEADRACE_PACKAGE (folder, first
 on PYTHONPATH), HEADRACE_ENTRY, HEADRACE_BROKER, HEADRACE_AVAILABLE_NOW, SPARK_LOCAL_IP,
@@ -16,10 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from headrace.errors import DeadlineError, InvalidArgumentError, NotFoundError
+from headrace.pipeline.resources import Resources
 from headrace.runtime.interfaces import Process, Runtime
 
 CONTAINER_MODULE = "headrace.pipeline.container"
 DESCRIBE_MODULE = "headrace.pipeline.describe"
+SPARK_CONF = "HEADRACE_SPARK_CONF_"  # prefix of a variable that is a Spark setting
 PLAN_FILE = "plan.json"
 LOG_TAIL_BYTES = 4_096
 
@@ -31,6 +34,7 @@ class LaunchRequest:
     package_folder: str
     entry: str
     available_now: bool
+    resources: Resources = field(default_factory=Resources)
 
     @property
     def log_path(self) -> str:
@@ -38,11 +42,10 @@ class LaunchRequest:
 
 
 class Launcher(Protocol):
-    @property
-    def survives(self) -> bool:
-        """Whether containers outlive the controller's process; then a new one waits for them."""
-
     async def launch(self, request: LaunchRequest) -> Process: ...
+
+    async def adopt(self, container_id: str, application_path: str) -> Process | None:
+        """The container that an earlier life of this controller started, if it still runs."""
 
     async def describe(
         self, package_folder: str, entry: str, *, work_folder: str, timeout: float
@@ -62,12 +65,11 @@ class LocalLauncher:
     login: Mapping[str, str] = field(default_factory=dict, repr=False)
     command: Sequence[str] = (sys.executable, "-m", CONTAINER_MODULE)
 
-    @property
-    def survives(self) -> bool:
-        return False  # the kernel ends them with us
-
     async def launch(self, request: LaunchRequest) -> Process:
+        resources = request.resources
         environment = {
+            "HEADRACE_SPARK_MASTER": f"local[{resources.cores or '*'}]",
+            f"{SPARK_CONF}spark.driver.memory": f"{resources.heap_mb}m",
             **self._environment(request.package_folder, request.entry, request.application_path),
             **self.login,
             "HEADRACE_CONTAINER_ID": request.container_id,
@@ -78,6 +80,15 @@ class LocalLauncher:
             environment=environment,
             folder=request.application_path,
             output=request.log_path,
+            outlives=True,
+        )
+
+    async def adopt(self, container_id: str, application_path: str) -> Process | None:
+        return await self.runtime.processes.adopt(
+            {
+                "HEADRACE_CONTAINER_ID": container_id,
+                "HEADRACE_APPLICATION_PATH": application_path,
+            }
         )
 
     async def describe(

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from headrace.pipeline.journal import Body
-from headrace.pipeline.plan import PhysicalOperator
+from headrace.pipeline.physical import PhysicalOperator
 from headrace.pipeline.statistics import OperatorStatistics
 from headrace.wire.umbilical import messages as m
 
@@ -61,7 +61,24 @@ class Kill:
     container_id: str
 
 
-Action: TypeAlias = Record | Launch | Kill
+@dataclass(frozen=True, slots=True)
+class ResetEdges:
+    """Void what was published after a window, for runs from `epoch` on to publish again; then say
+    so with `on_edges_reset`."""
+
+    edges: tuple[str, ...]
+    window: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeEdges:
+    """Everything up to this window may go."""
+
+    window: int
+
+
+Action: TypeAlias = Record | Launch | Kill | ResetEdges | PurgeEdges
 
 
 class Step(Enum):
@@ -108,7 +125,10 @@ class Operator:
     run: int = 0
     failures: int = 0  # since the last new checkpoint
     deploy_after_ms: int = 0
+    roll_back_to: int | None = None  # with its next deployment
     last_error: str = ""
+    progress_ms: int = 0  # when it last did something, or had nothing to do
+    tasks_finished: int = -1  # of the batch it is in, as last reported
     statistics: OperatorStatistics = field(default_factory=OperatorStatistics)
     requests: list[m.StramToNodeRequest] = field(default_factory=list)
 
@@ -128,7 +148,10 @@ class Container:
     launch_after_ms: int | None = None
     kill_deadline_ms: int | None = None  # set: a kill is on its way
     counts_as_failure: bool = True
+    told_to_end: bool = False  # by a heartbeat's answer
     ended: bool = False  # for good: it will not be launched again
+    lost_ms: int | None = None  # when a loss was noticed; until its first new window
+    recovery_ms: int | None = None  # how long the last recovery took
     stack_trace_wanted: bool = False
     stack_trace: str = ""
     last: m.ContainerHeartbeat | None = None

@@ -1,38 +1,26 @@
-"""The logical plan (what the user declared) and the physical plan (what runs where).
-
-Both are immutable. The physical plan follows from the logical one alone, so a controller that
-replays its journal computes the same operator ids, containers and queries again.
-
-Which operators share a container:
-  * a stream without a stated locality fuses its ends, as THREAD_LOCAL and CONTAINER_LOCAL do;
-  * a NODE_LOCAL, RACK_LOCAL or remote stream splits them, and so do `isolate` and `instances` > 1;
-  * what nothing splits lives in one container: one application is one container by default.
-A *terminal* operator's result leaves the container: each is one streaming query, the unit of
-checkpoint and recovery, and is named after it. The operators before it are fused into every query
-that needs them and keep no checkpoint of their own.
-"""
+"""The logical plan: what the user declared. Immutable; `physical.py` says what runs where."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
 from headrace.errors import InvalidArgumentError
-from headrace.ids import OperatorId
 from headrace.wire.umbilical import attributes
-from headrace.wire.umbilical.messages import Json, Locality, OperatorType, Value, Values
+from headrace.wire.umbilical.messages import Json, Locality, Value, Values
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # also a folder name, hence no "/"
 OPERATORS_MAX = 1000
 INSTANCES_MAX = 256
+READ_TOPIC = "headrace.pipeline.stages:read_topic"  # `class` of a topic port
+PARTITION_KEY = "PARTITION_KEY"  # attribute: columns that decide which instance gets a row
 FUSED = frozenset({None, Locality.THREAD_LOCAL, Locality.CONTAINER_LOCAL})
 
 JsonObject: TypeAlias = dict[str, Any]
-_Copies: TypeAlias = Mapping[str, list[tuple[OperatorId, int]]]  # name: (id, container) each
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,212 +123,6 @@ class LogicalPlan:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidArgumentError(f"not a plan: {error!r}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """One input of a physical operator: where a port's rows come from."""
-
-    stream: str
-    port: str
-    source: OperatorId
-    source_port: str
-    local: bool
-    partition_keys: tuple[int, ...] = ()
-    partition_mask: int | None = None  # None: everything
-
-
-@dataclass(frozen=True, slots=True)
-class PhysicalOperator:
-    id: OperatorId
-    logical: Operator
-    type: OperatorType
-    container: int
-    query: str  # of a terminal operator; empty for one that is fused into others' queries
-    inputs: tuple[Connection, ...]
-    outputs: tuple[tuple[str, str, bool], ...]  # (port, stream, some sink is elsewhere)
-    instance: int = 0
-
-
-@dataclass(frozen=True)
-class PhysicalPlan:
-    logical: LogicalPlan
-    operators: tuple[PhysicalOperator, ...]  # upstream first
-    container_count: int
-
-    @cached_property
-    def by_id(self) -> Mapping[OperatorId, PhysicalOperator]:
-        return {operator.id: operator for operator in self.operators}
-
-    @cached_property
-    def downstream(self) -> Mapping[OperatorId, frozenset[OperatorId]]:
-        result: dict[OperatorId, set[OperatorId]] = {o.id: set() for o in self.operators}
-        for operator in self.operators:
-            for connection in operator.inputs:
-                result[connection.source].add(operator.id)
-        return {id_: frozenset(below) for id_, below in result.items()}
-
-    def in_container(self, index: int) -> tuple[PhysicalOperator, ...]:
-        return tuple(operator for operator in self.operators if operator.container == index)
-
-    def attribute(self, operator: PhysicalOperator, name: str) -> Value:
-        """The operator's, else the operator scope's default."""
-        return attributes.look_up(name, operator.logical.attributes, defaults=attributes.OPERATOR)
-
-
-def make_physical_plan(plan: LogicalPlan) -> PhysicalPlan:
-    plan.validate()
-    logical = {operator.name: operator for operator in plan.operators}
-    groups = _fused_groups(plan)
-    homes = _place(plan, logical, groups)
-    copies = _number(plan, logical, homes)
-    operators = tuple(
-        _make_operator(plan, logical, copies, name, instance)
-        for name in plan.topological
-        for instance in range(logical[name].instances)
-    )
-    count = 1 + max(operator.container for operator in operators)
-    return PhysicalPlan(plan, operators, count)
-
-
-def _make_operator(
-    plan: LogicalPlan, logical: Mapping[str, Operator], copies: _Copies, name: str, instance: int
-) -> PhysicalOperator:
-    operator = logical[name]
-    id_, container = copies[name][instance]
-    inputs = tuple(_connections(plan, logical, copies, name, instance))
-    outputs = tuple(_outputs(plan, copies, name, container))
-    if not inputs:
-        kind = OperatorType.INPUT
-    else:
-        kind = OperatorType.OIO if all(one.local for one in inputs) else OperatorType.GENERIC
-    stated = any(one.terminal for one in plan.operators)  # else: whatever nobody reads
-    terminal = operator.terminal or any(elsewhere for *_, elsewhere in outputs)
-    terminal = terminal or not (stated or outputs)
-    query = f"{name}.{instance}" if operator.instances > 1 else name
-    return PhysicalOperator(
-        id=id_,
-        logical=operator,
-        type=kind,
-        container=container,
-        query=query if terminal else "",
-        inputs=inputs,
-        outputs=outputs,
-        instance=instance,
-    )
-
-
-def partition_keys(instances: int) -> tuple[int, list[tuple[int, ...]]]:
-    """The mask and each instance's keys: ceil(log2 n) bits, keys dealt round.
-
-    A row with hash h belongs to the instance for which `(h & mask)` is among its keys.
-    """
-    mask = (1 << (instances - 1).bit_length()) - 1
-    return mask, [tuple(range(first, mask + 1, instances)) for first in range(instances)]
-
-
-def _fused_groups(plan: LogicalPlan) -> dict[str, int]:
-    """Operator name to the number of its group; fused streams join groups."""
-    group = {operator.name: index for index, operator in enumerate(plan.operators)}
-    solitary = {o.name for o in plan.operators if o.isolate or o.instances > 1}
-    for stream in plan.streams:
-        for sink in stream.sinks:
-            ends = {stream.source.operator, sink.operator}
-            if stream.fused and not ends & solitary:
-                keep, lose = sorted(group[name] for name in (stream.source.operator, sink.operator))
-                group = {name: keep if one == lose else one for name, one in group.items()}
-    for stream in plan.streams:
-        for sink in stream.sinks:
-            if not stream.fused and group[stream.source.operator] == group[sink.operator]:
-                raise InvalidArgumentError(
-                    "a split stream joins operators that other streams fuse", stream=stream.name
-                )
-    return group
-
-
-def _place(
-    plan: LogicalPlan, logical: Mapping[str, Operator], groups: Mapping[str, int]
-) -> dict[str, int]:
-    """Groups to containers: each into the first one that no split stream keeps it out of."""
-    apart: dict[int, set[int]] = {group: set() for group in groups.values()}
-    for stream in plan.streams:
-        for sink in stream.sinks:
-            ends = groups[stream.source.operator], groups[sink.operator]
-            if ends[0] != ends[1] and not stream.fused:
-                apart[ends[0]].add(ends[1])
-                apart[ends[1]].add(ends[0])
-    alone = {groups[o.name] for o in plan.operators if o.isolate or o.instances > 1}
-    containers: list[set[int]] = []
-    home: dict[int, int] = {}
-    for name in plan.topological:
-        group = groups[name]
-        if group in home:
-            continue
-        fits = (
-            index
-            for index, members in enumerate(containers)
-            if group not in alone and not members & (alone | apart[group])
-        )
-        index = next(fits, len(containers))
-        if index == len(containers):
-            containers.extend(set() for _ in range(logical[name].instances))
-        home[group] = index
-        for copy in range(logical[name].instances):
-            containers[index + copy].add(group)
-    return {name: home[group] for name, group in groups.items()}
-
-
-def _number(
-    plan: LogicalPlan, logical: Mapping[str, Operator], homes: Mapping[str, int]
-) -> dict[str, list[tuple[OperatorId, int]]]:
-    copies: dict[str, list[tuple[OperatorId, int]]] = {}
-    next_id = 1
-    for name in plan.topological:
-        instances = logical[name].instances
-        copies[name] = [
-            (OperatorId(next_id + instance), homes[name] + instance)
-            for instance in range(instances)
-        ]
-        next_id += instances
-    return copies
-
-
-def _connections(
-    plan: LogicalPlan,
-    logical: Mapping[str, Operator],
-    copies: _Copies,
-    name: str,
-    instance: int,
-) -> Iterable[Connection]:
-    instances = logical[name].instances
-    mask, keys = partition_keys(instances)
-    container = copies[name][instance][1]
-    for stream in plan.streams:
-        for sink in stream.sinks:
-            if sink.operator != name:
-                continue
-            # Several publishers of one port are read as one source: the default unifier.
-            for source, source_container in copies[stream.source.operator]:
-                yield Connection(
-                    stream=stream.name,
-                    port=sink.port,
-                    source=source,
-                    source_port=stream.source.port,
-                    local=source_container == container,
-                    partition_keys=keys[instance] if instances > 1 else (),
-                    partition_mask=mask if instances > 1 else None,
-                )
-
-
-def _outputs(
-    plan: LogicalPlan, copies: _Copies, name: str, container: int
-) -> Iterable[tuple[str, str, bool]]:
-    for stream in plan.streams:
-        if stream.source.operator == name:
-            elsewhere = any(
-                home != container for sink in stream.sinks for _, home in copies[sink.operator]
-            )
-            yield stream.source.port, stream.name, elsewhere
 
 
 def _check_names(plan: LogicalPlan) -> None:

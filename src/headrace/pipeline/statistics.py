@@ -7,6 +7,7 @@ once: rows of a window at or below the last counted one are not added again.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,10 @@ from headrace.pipeline.windows import NO_WINDOW, format_window
 from headrace.wire.umbilical.messages import Json, OperatorStats, PortStats, Value
 
 ROWS_LATE = "rows_late"  # metric: rows of this window that came after their watermark
+TASKS_FINISHED = "tasks_finished"  # metric of a query in the middle of a batch: tasks done in it
 RATE_MS = 10_000  # THROUGHPUT_CALCULATION_INTERVAL
 SAMPLES_MAX = 1_000  # THROUGHPUT_CALCULATION_MAX_SAMPLES
+_TOTALS = ("window", "rows_in", "rows_out", "bytes_in", "rows_late", "cpu_ns")
 
 
 @dataclass(slots=True)
@@ -62,6 +65,19 @@ class OperatorStatistics:
         self._samples.append((now_ms, rows_in, rows_out))
         return True
 
+    def totals(self) -> dict[str, Any]:
+        """What a later life of the controller goes on counting from."""
+        return {**{name: getattr(self, name) for name in _TOTALS}, "ports": dict(self.ports)}
+
+    @classmethod
+    def from_totals(cls, totals: Mapping[str, Any]) -> OperatorStatistics:
+        given = {name: totals[name] for name in (*_TOTALS, "ports") if name in totals}
+        return cls(**given)
+
+    def rewind(self, window: WindowId) -> None:
+        """Windows after this one will come again, and count again."""
+        self.window = min(self.window, window)
+
     def rates(self, now_ms: int) -> tuple[float, float]:
         """Rows in and out per second, over the last ten seconds."""
         recent = [one for one in self._samples if now_ms - one[0] < RATE_MS]
@@ -86,7 +102,7 @@ class OperatorStatistics:
             "end_window_ms": self.end_window_ms,
             "checkpoint_ms": self.checkpoint_ms,
             "ports": dict(self.ports),
-            "metrics": {name: _plain(value) for name, value in self.metrics.items()},
+            "metrics": {name: plain(value) for name, value in self.metrics.items()},
         }
 
 
@@ -94,7 +110,7 @@ def _rows(ports: tuple[PortStats, ...]) -> int:
     return sum(port.tuple_count for port in ports)
 
 
-def _plain(value: Value) -> Any:
+def plain(value: Value) -> Any:
     if isinstance(value, Json):
         return value.text
     return value.hex() if isinstance(value, bytes) else value

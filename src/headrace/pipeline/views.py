@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.pipeline.deploy import checkpoint_folder
+from headrace.pipeline.deploy import checkpoint_folder, edge_address
 from headrace.pipeline.journal import ApplicationRecord
 from headrace.pipeline.lifecycle import Container, Operator
 from headrace.pipeline.state import Application
+from headrace.pipeline.statistics import plain
 from headrace.pipeline.windows import NO_WINDOW, format_window
 
 
@@ -53,6 +54,9 @@ def details(application: Application, now_ms: int) -> dict[str, Any]:
                 "source": f"{stream.source.operator}.{stream.source.port}",
                 "sinks": [f"{sink.operator}.{sink.port}" for sink in stream.sinks],
                 "locality": stream.locality.name if stream.locality else None,
+                "topic": edge_address(application.name, stream.name)
+                if stream.name in application.plan.split_streams
+                else None,
             }
             for stream in application.plan.logical.streams
         ],
@@ -80,6 +84,7 @@ def _container(container: Container, now_ms: int) -> dict[str, Any]:
         "state": container.state.value,
         "pid": container.pid,
         "restarts": container.restarts,
+        "recovery_ms": container.recovery_ms,
         "exit_status": container.exit_status,
         "operators": [one.physical.logical.name for one in container.operators],
         "last_heartbeat_ms": container.heartbeat_ms or None,
@@ -95,18 +100,35 @@ def _container(container: Container, now_ms: int) -> dict[str, Any]:
 
 def _operator(application: Application, operator: Operator, now_ms: int) -> dict[str, Any]:
     physical, checkpoints = operator.physical, application.checkpoints
+    record, name = application.record, physical.logical.name
+    changed = record.properties.get(name, {})
     return {
         "id": physical.id,
         "name": physical.logical.name,
         "function": physical.logical.function,
         "type": physical.type.name,
         "query": physical.query or None,
-        "container": application.containers[physical.container].id,
+        "container": application.container(physical.container).id,
         "state": operator.state.value,
         "run": operator.run,
         "failures": operator.failures,
         "last_error": operator.last_error or None,
-        "checkpoint_folder": f"{checkpoint_folder(physical)}/{physical.logical.name}"
+        "instance": physical.instance,
+        "inputs": [
+            {
+                "port": one.port,
+                "source": one.source,
+                "local": one.local,
+                "partition_keys": list(one.partition_keys),
+                "partition_mask": one.partition_mask,
+            }
+            for one in physical.inputs
+        ],
+        "properties": {
+            key: plain(value) for key, value in {**physical.logical.properties, **changed}.items()
+        },
+        "checkpoint_folder": f"{checkpoint_folder(physical, record.generations.get(name, 0))}"
+        f"/{name}"
         if physical.query
         else None,
         "checkpoint_window": format_window(checkpoints.newest(physical.id)),

@@ -254,6 +254,10 @@ class Transport(Protocol):
         ConfigError when the address is taken."""
 
 
+UNKNOWN_EXIT = 255
+"""Exit status of a process that was not our child: nobody is told how it ended."""
+
+
 class Process(Protocol):
     @property
     def pid(self) -> int: ...
@@ -279,9 +283,18 @@ class Processes(Protocol):
         environment: Mapping[str, str],
         folder: str,
         output: str,
+        outlives: bool = False,
     ) -> Process:
         """Start a child in a process group of its own, with stdout and stderr appended to the file
-        `output`. The child ends when this process dies, also by kill -9 (PDEATHSIG)."""
+        `output`. The child ends when this process dies, also by kill -9 (PDEATHSIG), unless it
+        `outlives` it: then a later life of the parent may `adopt` it."""
+
+    async def adopt(self, marks: Mapping[str, str]) -> Process | None:
+        """The running process group whose leader was started with these values in its environment,
+        None if there is none. How it ends cannot be known: its exit status is UNKNOWN_EXIT."""
+
+    def memory_bytes(self) -> int:
+        """What this machine, or the control group we are in, has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -357,5 +357,12 @@ class SimulatedProcesses:
         environment: Mapping[str, str],
         folder: str,
         output: str,
+        outlives: bool = False,
     ) -> NoReturn:
         raise NotImplementedError(f"child processes are not simulated: {arguments[0]}")
+
+    async def adopt(self, marks: Mapping[str, str]) -> None:
+        return None
+
+    def memory_bytes(self) -> int:
+        return 64 << 30

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headrace.errors import NotFoundError
+from headrace.runtime.interfaces import UNKNOWN_EXIT
 from headrace.runtime.system_disk import storage_error
 
 _LAUNCHER = str(Path(__file__).with_name("launcher.py"))
@@ -57,7 +58,64 @@ class SystemProcess:
                 os.killpg(self.pid, number)
 
 
+class AdoptedProcess:
+    """A process that another life of this program started. Its end is seen through a descriptor of
+    it, which stays true when its number is given to somebody else."""
+
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self.pid = pid
+        self.exit_status: int | None = None
+        self._descriptor = descriptor
+        self._ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(descriptor, self._on_end)
+
+    def _on_end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        # Its group is empty or what it left behind; the number is taken as long as one is there.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.exit_status = UNKNOWN_EXIT
+        self._ended.set()
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return UNKNOWN_EXIT
+
+    def terminate(self) -> None:
+        self._signal_group(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        if self.exit_status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+
 class SystemProcesses:
+    async def adopt(self, marks: Mapping[str, str]) -> AdoptedProcess | None:
+        wanted = {f"{name}={value}".encode() for name, value in marks.items()}
+        for name in os.listdir("/proc"):
+            if name.isdigit() and _is_leader_with(int(name), wanted):
+                try:
+                    descriptor = os.pidfd_open(int(name))
+                except ProcessLookupError:
+                    continue
+                if _is_leader_with(int(name), wanted):  # still the one we looked at
+                    return AdoptedProcess(int(name), descriptor)
+                os.close(descriptor)
+        return None
+
+    def memory_bytes(self) -> int:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        try:
+            limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        except OSError:
+            return total
+        return min(total, int(limit)) if limit.isdigit() else total
+
     async def spawn(
         self,
         arguments: Sequence[str],
@@ -65,13 +123,15 @@ class SystemProcesses:
         environment: Mapping[str, str],
         folder: str,
         output: str,
+        outlives: bool = False,
     ) -> SystemProcess:
         # The kernel sends PDEATHSIG when the *thread* that forked ends, not the process.
         assert threading.current_thread() is threading.main_thread(), "spawn from the main thread"
         if shutil.which(arguments[0], path=environment.get("PATH", os.defpath)) is None:
             raise NotFoundError("no such program", program=arguments[0])
         locale = environment.get("LC_CTYPE", "")
-        launch = [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), locale, *arguments]
+        parent = "0" if outlives else str(os.getpid())
+        launch = [sys.executable, "-I", "-S", _LAUNCHER, parent, locale, *arguments]
         try:
             log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -91,3 +151,14 @@ class SystemProcesses:
         finally:
             os.close(log)
         return SystemProcess(process)
+
+
+def _is_leader_with(pid: int, wanted: set[bytes]) -> bool:
+    """Whether this is the first process of its group and was started with these variables."""
+    try:
+        if os.getpgid(pid) != pid:
+            return False
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # gone, or somebody else's
+        return False
+    return wanted.issubset(environment)

@@ -108,8 +108,6 @@ class FakeProcess:
 class FakeLauncher:
     """Containers are coroutines that speak the real umbilical."""
 
-    survives = False
-
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.requests: list[LaunchRequest] = []
@@ -128,6 +126,13 @@ class FakeLauncher:
         process = FakeProcess(100 + len(self.requests), self._container(request))
         self.processes.append(process)
         return process
+
+    async def adopt(self, container_id: str, application_path: str) -> Process | None:
+        for request, process in zip(self.requests, self.processes, strict=True):
+            same = (request.container_id, request.application_path)
+            if same == (container_id, application_path) and process.exit_status is None:
+                return process
+        return None
 
     async def describe(
         self, package_folder: str, entry: str, *, work_folder: str, timeout: float
@@ -267,7 +272,12 @@ def test_a_killed_container_is_noticed_at_once_and_restarted() -> None:
         assert shown["containers"][0]["state"] == "ACTIVE"
         assert [info.run_id for info in world.launcher.deployed] == [1, 2]
         assert world.launcher.deployed[1].checkpoint != m.Checkpoint(-1)
-        assert types(controller)[-3:] == ["StopContainer", "StartContainer", "StartOperator"]
+        assert types(controller)[-4:] == [
+            "StopContainer",
+            "StartContainer",
+            "StartOperator",
+            "RecoverContainer",
+        ]
         await controller.close()
 
     simulate(main)
@@ -340,7 +350,6 @@ def test_a_restarted_controller_goes_on() -> None:
 
 def test_a_container_that_outlives_the_controller_finds_the_next_one() -> None:
     async def main(world: World) -> None:
-        world.launcher.survives = True
         first = await world.controller(retry_delay_ms=1_000)
         await first.submit(package())
         await world.sleep(15)

@@ -8,15 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.errors import InvalidArgumentError
-from headrace.pipeline.plan import (
-    Endpoint,
-    LogicalPlan,
-    Operator,
-    Port,
-    Stream,
-    make_physical_plan,
-    partition_keys,
-)
+from headrace.pipeline.physical import make_physical_plan, partition_keys
+from headrace.pipeline.plan import Endpoint, LogicalPlan, Operator, Port, Stream
 from headrace.wire.umbilical.messages import Json, Locality, OperatorType
 
 

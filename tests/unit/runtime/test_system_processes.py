@@ -15,6 +15,7 @@ import uvloop
 
 from headrace.errors import NotFoundError
 from headrace.runtime import Process
+from headrace.runtime.interfaces import UNKNOWN_EXIT
 from headrace.runtime.system import run, system_runtime
 from headrace.runtime.system_processes import SystemProcesses
 
@@ -211,3 +212,57 @@ def test_run_uses_uvloop_and_returns_the_result() -> None:
         return type(asyncio.get_running_loop())
 
     assert run(main()) is uvloop.Loop
+
+
+OUTLIVED = """
+import asyncio, sys
+from headrace.runtime.system import run
+from headrace.runtime.system_processes import SystemProcesses
+
+async def main():
+    child = await SystemProcesses().spawn(
+        ["sleep", "600"],
+        environment={"PATH": "/usr/bin:/bin", "MARK": sys.argv[2]},
+        folder=sys.argv[1],
+        output=f"{sys.argv[1]}/out",
+        outlives=True,
+    )
+    print(child.pid, flush=True)
+    await child.wait()
+
+run(main())
+"""
+
+
+def test_a_child_that_outlives_its_parent_is_adopted(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
+) -> None:
+    mark = str(tmp_path)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", OUTLIVED, str(tmp_path), mark], stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    wait_until(lambda: Path(f"/proc/{pid}/comm").read_text().strip() == "sleep")
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+
+    async def main() -> None:
+        processes = SystemProcesses()
+        assert await processes.adopt({"MARK": "of somebody else"}) is None
+        adopted = await processes.adopt({"MARK": mark})
+        assert adopted is not None
+        assert (adopted.pid, adopted.exit_status) == (pid, None)
+        os.kill(pid, signal.SIGSTOP)
+        adopted.kill()
+        assert await asyncio.wait_for(adopted.wait(), 5) == UNKNOWN_EXIT
+        assert adopted.exit_status == UNKNOWN_EXIT
+        assert await processes.adopt({"MARK": mark}) is None
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+
+
+def test_the_machine_has_memory() -> None:
+    assert SystemProcesses().memory_bytes() > 64 << 20
