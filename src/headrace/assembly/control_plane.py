@@ -28,6 +28,7 @@ from headrace.errors import HeadraceError, UnauthenticatedError
 from headrace.net.addresses import format_address, parse_address
 from headrace.net.credentials import service_token
 from headrace.net.tls import ClientTls
+from headrace.pipeline.broker_edges import BrokerEdges
 from headrace.pipeline.controller import Controller
 from headrace.pipeline.journal import LOG_NAME, VERSION
 from headrace.pipeline.launcher import LocalLauncher
@@ -163,6 +164,13 @@ class ControlPlane:
             )
 
         token = service_token(secret)
+        iggy_address = parse_address(self._addresses["iggy"])
+
+        async def connect_edges() -> IggyClient:
+            client = await IggyClient.connect(runtime, *iggy_address, tls=self._tls)
+            await client.login_with_token(token)
+            return client
+
         self._controller = Controller(
             runtime,
             settings.controller,
@@ -177,7 +185,8 @@ class ControlPlane:
                     **({} if trust is None else trust.environment()),
                 },
             ),
-            broker=parse_address(self._addresses["iggy"]),
+            edges=BrokerEdges(connect_edges),
+            broker=iggy_address,
             # The umbilical knows no TLS and no login yet, and its containers are our children.
             host=settings.host if settings.host in LOOPBACK else LOOPBACK[0],
         )

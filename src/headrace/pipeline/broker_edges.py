@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
+from headrace.client.iggy import IggyClient
 from headrace.ids import WindowId
+from headrace.pipeline.edges import Edge, edges_of, make_edge, purge_edge, reset_edge
 from headrace.pipeline.physical import PhysicalPlan
 from headrace.pipeline.windows import NO_WINDOW
+
+Connect = Callable[[], Awaitable[IggyClient]]
+"""A connection that is logged in."""
 
 
 class Edges(Protocol):
@@ -24,6 +30,37 @@ class Edges(Protocol):
     async def close(self) -> None: ...
 
 
+class BrokerEdges:
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._client: IggyClient | None = None
+        self._connecting = asyncio.Lock()
+
+    async def make(self, plan: PhysicalPlan, after: WindowId = NO_WINDOW) -> None:
+        for edge in edges_of(plan):
+            await make_edge(await self._connected(), edge, after=after)
+
+    async def reset(
+        self, plan: PhysicalPlan, streams: Iterable[str], *, window: WindowId, epoch: int
+    ) -> None:
+        for edge in _some(plan, streams):
+            await reset_edge(await self._connected(), edge, window=window, epoch=epoch)
+
+    async def purge(self, plan: PhysicalPlan, window: WindowId) -> None:
+        for edge in edges_of(plan):
+            await purge_edge(await self._connected(), edge, window=window)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    async def _connected(self) -> IggyClient:
+        async with self._connecting:
+            if self._client is None or not self._client.usable:
+                self._client = await self._connect()
+            return self._client
+
+
 class NoEdges:
     """For a controller without a broker, whose applications are of one container each."""
 
@@ -36,3 +73,8 @@ class NoEdges:
     async def purge(self, plan: PhysicalPlan, window: WindowId) -> None: ...
 
     async def close(self) -> None: ...
+
+
+def _some(plan: PhysicalPlan, streams: Iterable[str]) -> list[Edge]:
+    wanted = set(streams)
+    return [edge for edge in edges_of(plan) if edge.stream in wanted]

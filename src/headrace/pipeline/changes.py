@@ -24,6 +24,7 @@ from headrace.pipeline.lifecycle import (
     ResetEdges,
 )
 from headrace.pipeline.plan import READ_TOPIC
+from headrace.pipeline.plan import Operator as LogicalOperator
 from headrace.pipeline.windows import NO_WINDOW, format_window
 from headrace.wire.umbilical import messages as m
 
@@ -39,8 +40,8 @@ class Changes(Deployment):
     ) -> tuple[list[int], list[Action]]:
         """Set properties of an operator, for now and for every later deployment.
 
-        A sink function gets them with its next batch: the ids of the requests that its instances
-        will confirm are returned. Any other operator's queries are started again.
+        Live ones count from the next batch on: the ids of the requests that the operator's
+        instances will confirm are returned. For others its queries are started again.
         """
         self._check_running()
         operators = self.named(name)
@@ -52,9 +53,9 @@ class Changes(Deployment):
         plain = {key: _plain(value) for key, value in values.items()}
         self._event(now_ms, EventType.SET_PROPERTY, operator=name, values=plain)
         actions: list[Action] = [self._journal("property", operator=name, values=plain)]
-        if logical.outputs or not logical.function:
-            return [], actions + self._restart_queries([name])
-        return [self._ask(one, SET_PROPERTY, plain) for one in operators], actions
+        if set(values) <= _live(logical):
+            return [self._ask(one, SET_PROPERTY, plain) for one in operators], actions
+        return [], actions + self._restart_queries([name])
 
     def on_rollback(
         self, window: WindowId, now_ms: int, names: Iterable[str] = (), reason: str = ""
@@ -205,6 +206,11 @@ class Changes(Deployment):
 
 def _name(operator: Operator) -> str:
     return operator.physical.logical.name
+
+
+def _live(operator: LogicalOperator) -> set[str]:
+    value = operator.attributes.get("LIVE_PROPERTIES")
+    return set(json.loads(value.text)) if isinstance(value, m.Json) else set()
 
 
 def _plain(value: Any) -> Any:

@@ -34,11 +34,13 @@ from headrace.pipeline.lifecycle import (
     ContainerState,
     Kill,
     Launch,
+    MakeEdges,
     PurgeEdges,
     Record,
     ResetEdges,
 )
 from headrace.pipeline.operations import Operations
+from headrace.pipeline.physical import PhysicalPlan
 from headrace.pipeline.resources import container_resources
 from headrace.pipeline.state import Application
 from headrace.pipeline.submission import Submission
@@ -240,6 +242,8 @@ class Controller(Operations):
                 await self._launch(running, action)
             elif isinstance(action, Kill):
                 self._fleet.kill(running, action.container_id)
+            elif isinstance(action, MakeEdges):
+                await self._make_scaled_edges(running, action)
             elif isinstance(action, ResetEdges):
                 await self._reset_edges(running, action)
             elif isinstance(action, PurgeEdges):
@@ -273,7 +277,7 @@ class Controller(Operations):
                 f"{application.path}/logs",
                 len(application.containers),
             )
-            if application.plan.split_streams and running.edges_made is not application.plan:
+            if application.plan.split_streams and running.edges_made != application.plan:
                 await self._edges.make(application.plan)
                 running.edges_made = application.plan
             await self._fleet.launch(running, request)
@@ -284,6 +288,20 @@ class Controller(Operations):
             application.on_error(report, now_ms)
             actions = application.on_exit(action.container_id, LAUNCH_FAILED, now_ms)
             await self._perform(running, actions)
+
+    async def _make_edges(self, plan: PhysicalPlan) -> None:
+        await self._edges.make(plan)
+
+    async def _make_scaled_edges(self, running: Running, action: MakeEdges) -> None:
+        """The next tick tries again what the broker did not do now."""
+        try:
+            await self._edges.make(action.plan, WindowId(action.after))
+        except HeadraceError as error:
+            name = running.application.name
+            log.warning("edges_not_made", application=name, reason=str(error))
+            return
+        running.edges_made = action.plan
+        await self._perform(running, running.application.on_edges_made(self._now_ms()))
 
     async def _reset_edges(self, running: Running, action: ResetEdges) -> None:
         application = running.application

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.pipeline.edges import CODEC_ID, Edge
 from headrace.pipeline.physical import Connection, PhysicalOperator, PhysicalPlan
 from headrace.wire.umbilical import attributes
 from headrace.wire.umbilical import messages as m
 
-CODEC_ID = 1
 ARROW = {CODEC_ID: m.StreamCodec("arrow")}  # rows between containers travel as Arrow batches
 
 # Attributes that only the controller sets.
@@ -19,6 +19,8 @@ PUBLISHER = "PUBLISHER"  # of a remote output: under which name it writes to whi
 PARTITION = "PARTITION"
 HASH_KEY = "HASH_KEY"  # and by which columns its readers share the rows; "*" are all
 ROLL_BACK_TO = "ROLL_BACK_TO"  # of an operator: forget what came after this window, then go on
+UNTIL = "UNTIL"  # end when every window up to this one is read
+ACTIVATION = "ACTIVATION_WINDOW_ID"  # a fresh checkpoint begins after this window
 ROLLBACKS = "ROLLBACKS"  # how often the application went back; a new name for its publishers
 
 
@@ -58,6 +60,8 @@ class Deployed:
     generation: int = 0
     roll_back_to: int | None = None
     rollbacks: int = 0
+    until: int | None = None
+    activation: int | None = None  # the window after which its checkpoint begins
 
 
 def checkpoint_folder(operator: PhysicalOperator, generation: int = 0) -> str:
@@ -67,11 +71,6 @@ def checkpoint_folder(operator: PhysicalOperator, generation: int = 0) -> str:
     return folder if operator.logical.instances == 1 else f"{folder}/{operator.instance}"
 
 
-def edge_address(application: str, stream: str) -> str:
-    """The topic of a stream between containers."""
-    return f"_pipeline.{application}/{stream}"
-
-
 def deploy_info(
     plan: PhysicalPlan, operator: PhysicalOperator, deployed: Deployed
 ) -> m.OperatorDeployInfo:
@@ -79,6 +78,10 @@ def deploy_info(
     attributes_: dict[str, m.Value] = {**logical.attributes, ROLLBACKS: deployed.rollbacks}
     if deployed.roll_back_to is not None:
         attributes_[ROLL_BACK_TO] = deployed.roll_back_to
+    if deployed.until is not None:
+        attributes_[UNTIL] = deployed.until
+    if deployed.activation is not None:
+        attributes_[ACTIVATION] = deployed.activation
     return m.OperatorDeployInfo(
         id=operator.id,
         type=operator.type,
@@ -108,7 +111,7 @@ def _input(
         declared = next(one for one in plan.logical.streams if one.name == connection.stream)
         locality = declared.locality or m.Locality.CONTAINER_LOCAL
     else:
-        attributes_[TOPIC] = edge_address(plan.logical.name, connection.stream)
+        attributes_[TOPIC] = Edge(plan.logical.name, connection.stream).address
     return m.InputDeployInfo(
         port_name=connection.port,
         declared_stream_id=connection.stream,
@@ -134,8 +137,9 @@ def _output(
     port = next(one for one in operator.logical.outputs if one.name == port_name)
     attributes_: dict[str, m.Value] = dict(port.attributes)
     if broker is not None:
-        attributes_[TOPIC] = edge_address(plan.logical.name, stream)
-        attributes_[PUBLISHER] = f"pipeline/{plan.logical.name}/{stream}/{operator.instance}"
+        edge = Edge(plan.logical.name, stream, operator.logical.instances)
+        attributes_[TOPIC] = edge.address
+        attributes_[PUBLISHER] = edge.publisher(operator.instance)
         attributes_[PARTITION] = operator.instance
         key = plan.partition_key(stream)
         if key is not None:

@@ -116,7 +116,7 @@ class Deployment(Supervision):
             self._operator_event(operator, EventType.START_OPERATOR, now_ms)
             return self._on_started(now_ms)
         if step is Step.DEPLOY:
-            if now_ms >= operator.deploy_after_ms:
+            if now_ms >= operator.deploy_after_ms and not operator.held:
                 deploy.append(operator)
         elif step is Step.UNDEPLOY:
             undeploy.add(id_)
@@ -153,7 +153,7 @@ class Deployment(Supervision):
             operator.state = OperatorState.INACTIVE
             return []
         operator.run = self._next_run()
-        if now_ms >= operator.deploy_after_ms:
+        if now_ms >= operator.deploy_after_ms and not operator.held:
             deploy.append(operator)
         return [self._journal("run", run=operator.run), *self._on_undeployed(now_ms)]
 
@@ -241,6 +241,8 @@ class Deployment(Supervision):
                 properties=self.record.properties.get(name, {}),
                 generation=self.record.generations.get(name, 0),
                 roll_back_to=operator.roll_back_to,
+                until=operator.until,
+                activation=self.record.activations.get(name),
                 rollbacks=self.record.rollbacks,
             ),
         )

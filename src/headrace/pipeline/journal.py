@@ -15,7 +15,8 @@ of it, so no two incarnations of a query ever share one.
     property    {application, operator, values}        set at run time, given to every later deploy
     generation  {application, operators, properties}   these start under a new checkpoint
     rollback    {application, window, operators}       window None: it is done
-    plan        {application, plan, operator_ids, container_ids}   the graph was changed
+    scale       {application, operator, instances, window}   that many, from this window on
+    plan        {application, plan, operator_ids, container_ids, scaled}   the graph was changed
 """
 
 from __future__ import annotations
@@ -50,6 +51,14 @@ class Rollback(msgspec.Struct, kw_only=True, frozen=True):
     operators: list[str]
 
 
+class Scaling(msgspec.Struct, kw_only=True, frozen=True):
+    """An operator that gets another number of instances, at `window` once that is known."""
+
+    operator: str
+    instances: int
+    window: int | None = None
+
+
 class ApplicationRecord(msgspec.Struct, kw_only=True):
     name: str
     plan: dict[str, Any]
@@ -71,6 +80,9 @@ class ApplicationRecord(msgspec.Struct, kw_only=True):
     generations: dict[str, int] = msgspec.field(default_factory=dict)
     rollback: Rollback | None = None
     rollbacks: int = 0
+    scaling: Scaling | None = None
+    activations: dict[str, int] = msgspec.field(default_factory=dict)
+    declared: dict[str, Any] = msgspec.field(default_factory=dict)  # the package's own plan
     events: list[dict[str, Any]] = msgspec.field(default_factory=list)
     statistics: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
 
@@ -162,6 +174,15 @@ class Journal:
             application.plan = body["plan"]
             application.operator_ids = dict(body["operator_ids"])
             application.container_ids = dict(body["container_ids"])
+            if body["scaled"] is not None:
+                name, window = body["scaled"]
+                application.generations[name] = application.generations.get(name, 0) + 1
+                application.activations[name] = window
+                application.scaling = None
+        elif kind == "scale":
+            application.scaling = Scaling(
+                operator=body["operator"], instances=body["instances"], window=body["window"]
+            )
         else:
             raise KeyError(kind)
 

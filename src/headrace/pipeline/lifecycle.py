@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from headrace.pipeline.journal import Body
-from headrace.pipeline.physical import PhysicalOperator
+from headrace.pipeline.physical import PhysicalOperator, PhysicalPlan
 from headrace.pipeline.statistics import OperatorStatistics
 from headrace.wire.umbilical import messages as m
 
@@ -78,7 +78,16 @@ class PurgeEdges:
     window: int
 
 
-Action: TypeAlias = Record | Launch | Kill | ResetEdges | PurgeEdges
+@dataclass(frozen=True, slots=True)
+class MakeEdges:
+    """Let the plan's instances publish from the window after this one on, then say so with
+    `on_edges_made`."""
+
+    plan: PhysicalPlan
+    after: int
+
+
+Action: TypeAlias = Record | Launch | Kill | MakeEdges | ResetEdges | PurgeEdges
 
 
 class Step(Enum):
@@ -126,6 +135,8 @@ class Operator:
     failures: int = 0  # since the last new checkpoint
     deploy_after_ms: int = 0
     roll_back_to: int | None = None  # with its next deployment
+    until: int | None = None  # likewise: end when everything up to this window is read
+    held: bool = False  # not to be deployed for now
     last_error: str = ""
     progress_ms: int = 0  # when it last did something, or had nothing to do
     tasks_finished: int = -1  # of the batch it is in, as last reported

@@ -21,11 +21,14 @@ from headrace.errors import (
     NotFoundError,
     TooLargeError,
 )
-from headrace.pipeline import container_logs, packages, views
+from headrace.pipeline import container_logs, packages, recordings, views
 from headrace.pipeline.events import EventType
 from headrace.pipeline.fleet import Running
 from headrace.pipeline.journal import ApplicationRecord, Journal
 from headrace.pipeline.lifecycle import Action
+from headrace.pipeline.physical import PhysicalPlan
+from headrace.pipeline.plan import LogicalPlan
+from headrace.pipeline.plan_requests import apply_requests
 from headrace.pipeline.resources import check_memory, needed_mb
 from headrace.pipeline.roster import plan_of
 from headrace.pipeline.state import Application
@@ -98,8 +101,8 @@ class Operations(ABC):
             await self._perform(running, actions)
 
     async def set_property(self, name: str, operator: str, values: Mapping[str, Any]) -> None:
-        """Change properties of an operator, now and for good. A sink function has them when this
-        returns; for others their queries are started again from where they are."""
+        """Change properties of an operator, now and for good. Live ones are in force when this
+        returns; for others the operator's queries are started again from where they are."""
         running = self._get(name)
         async with running.lock:
             requests, actions = running.application.on_property(operator, values, self._now_ms())
@@ -108,6 +111,25 @@ class Operations(ABC):
             answer = await self._response(running, request)
             if isinstance(answer, str) and answer:
                 raise InvalidArgumentError(answer, operator=operator)
+
+    async def set_instances(self, name: str, operator: str, instances: int) -> None:
+        """Change how many containers run a stateless operator; done when `show` says so."""
+        running = self._get(name)
+        async with running.lock:
+            actions = running.application.on_instances(operator, instances, self._now_ms())
+            await self._perform(running, actions)
+
+    async def change_plan(self, name: str, requests: Sequence[Mapping[str, Any]]) -> None:
+        """Change the graph by the origin's requests (`plan_requests`), all of them or none."""
+        running = self._get(name)
+        async with running.lock:
+            application = running.application
+            declared = LogicalPlan.from_json(application.record.declared or application.record.plan)
+            wanted = apply_requests(application.plan.logical, declared, requests)
+            after = application.plan_with(wanted)
+            await self._make_edges(after)
+            running.edges_made = after
+            await self._perform(running, application.on_plan(after, self._now_ms()))
 
     async def roll_back(self, name: str, window: str, operators: Sequence[str] = ()) -> None:
         """Take operators (all, unless some are named) and what reads them back to a window."""
@@ -141,6 +163,13 @@ class Operations(ABC):
             id_ = application.on_recording(operator, windows, now_ms, start=start)
             await self._perform(running, [])
         return id_
+
+    async def recorded(self, name: str, recording: str) -> Views:
+        """The rows that a recording has so far, window by window."""
+        path = f"{self._get(name).application.path}/recordings/{recording}"
+        if "/" in recording or recording.startswith("."):
+            raise NotFoundError("no such recording", recording=recording)
+        return await self._disk.run(recordings.read, self._runtime.disk, path)
 
     async def send_request(self, name: str, request: m.StramToNodeRequest) -> None:
         """Queue an operator request; it goes out with the next heartbeat's answer."""
@@ -204,6 +233,9 @@ class Operations(ABC):
 
     @abstractmethod
     async def _perform(self, running: Running, actions: Sequence[Action]) -> None: ...
+
+    @abstractmethod
+    async def _make_edges(self, plan: PhysicalPlan) -> None: ...
 
     @abstractmethod
     async def _begin(self, name: str, type: EventType, **data: Any) -> None:

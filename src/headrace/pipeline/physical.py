@@ -107,7 +107,7 @@ class PhysicalPlan:
         keys = {
             partition_key(operators[sink.operator])
             for sink in declared.sinks
-            if operators[sink.operator].instances > 1
+            if _shares(operators[sink.operator])
         }
         if len(keys) > 1:
             raise InvalidArgumentError(
@@ -203,6 +203,12 @@ def _make_operator(
         outputs=outputs,
         instance=instance,
     )
+
+
+def _shares(operator: Operator) -> bool:
+    """Whether instances share its rows, now or after they were changed."""
+    stateless = operator.isolate and operator.attributes.get("STATELESS") is True
+    return operator.instances > 1 or stateless
 
 
 def partition_key(operator: Operator) -> tuple[str, ...]:

@@ -2,17 +2,18 @@
 
 The shell carries out actions in order. A Record comes before the action it makes safe: the shell
 waits until it is durable. The class is built up in layers, one subject each: `roster` (what there
-is), `supervision` (which containers run), `deployment` (heartbeats), `changes` (at run time).
+is), `supervision` (which containers run), `deployment` (heartbeats), `changes` and `replanning`
+(at run time).
 """
 
 from __future__ import annotations
 
 from headrace.config.controller import ControllerSettings
 from headrace.errors import NotFoundError
-from headrace.ids import OperatorId
-from headrace.pipeline.changes import Changes
+from headrace.ids import OperatorId, WindowId
 from headrace.pipeline.deploy import init_context
 from headrace.pipeline.deployment import Outcome
+from headrace.pipeline.edges import purge_window
 from headrace.pipeline.events import EventType
 from headrace.pipeline.journal import ApplicationRecord
 from headrace.pipeline.lifecycle import (
@@ -23,6 +24,7 @@ from headrace.pipeline.lifecycle import (
     Phase,
     PurgeEdges,
 )
+from headrace.pipeline.replanning import Replanning
 from headrace.pipeline.windows import NO_WINDOW
 from headrace.wire.umbilical import messages as m
 
@@ -31,7 +33,7 @@ __all__ = ["Application", "Outcome"]
 ERROR_CHARACTERS_MAX = 4_096
 
 
-class Application(Changes):
+class Application(Replanning):
     """Mutate only through the on_* methods."""
 
     def __init__(
@@ -48,9 +50,15 @@ class Application(Changes):
         self._stop_deadline_ms: int | None = None
         self._committed_recorded = (record.committed, 0)
         self._purged = NO_WINDOW
-        self._deploy_held = self._reset_due = False
+        self._deploy_held = self._reset_due = self._scaling_done = False
         if record.rollback is not None and not self.finished:
             self._begin_rollback(record.rollback.window, record.rollback.operators)
+        if record.scaling is not None and not self.finished:
+            self._begin_scaling(record.scaling.operator)
+            if record.scaling.window is not None:
+                self._let_catch_up(
+                    self.named(record.scaling.operator), WindowId(record.scaling.window)
+                )
 
     def on_start(self, now_ms: int, *, adopt: bool = False) -> list[Action]:
         """Launch every container. With `adopt` those that the journal knows may still be alive and
@@ -128,6 +136,7 @@ class Application(Changes):
             for container in self._living():
                 actions += self._kill(container, now_ms)
         actions += self._on_undeployed(now_ms)
+        actions += self._continue_scaling(now_ms)
         actions += self._launch_due(now_ms)
         committed = self._update_committed(now_ms)
         return [*actions, *committed, *(self._purge(now_ms) if committed else [])]
@@ -136,12 +145,12 @@ class Application(Changes):
         """Edges keep what a rollback may want back, beside what is not committed."""
         if not self.plan.split_streams:
             return []
-        committed = self.checkpoints.committed
-        oldest_ms = now_ms - self._settings.rollback_retention_ms
-        if committed == NO_WINDOW or oldest_ms < self.grid.start_ms:
-            return []
-        oldest = self.grid.previous(self.grid.window_at(oldest_ms))
-        window = min(self.grid.previous(committed), oldest)
+        window = purge_window(
+            self.grid,
+            self.checkpoints.committed,
+            now_ms=now_ms,
+            rollback_retention_ms=self._settings.rollback_retention_ms,
+        )
         if window <= self._purged:
             return []
         self._purged = window

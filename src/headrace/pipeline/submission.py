@@ -71,6 +71,7 @@ def make_record(
     record = ApplicationRecord(
         name=str(plan["name"]),
         plan=plan,
+        declared=plan,
         package=hash_,
         entry=package.entry,
         start_window_ms=now_ms // 1000 * 1000,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.pipeline.deploy import checkpoint_folder, edge_address
+from headrace.pipeline.deploy import checkpoint_folder
+from headrace.pipeline.edges import Edge
 from headrace.pipeline.journal import ApplicationRecord
 from headrace.pipeline.lifecycle import Container, Operator
 from headrace.pipeline.state import Application
@@ -54,7 +55,7 @@ def details(application: Application, now_ms: int) -> dict[str, Any]:
                 "source": f"{stream.source.operator}.{stream.source.port}",
                 "sinks": [f"{sink.operator}.{sink.port}" for sink in stream.sinks],
                 "locality": stream.locality.name if stream.locality else None,
-                "topic": edge_address(application.name, stream.name)
+                "topic": Edge(application.name, stream.name).address
                 if stream.name in application.plan.split_streams
                 else None,
             }

@@ -8,8 +8,16 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.errors import InvalidArgumentError
-from headrace.pipeline.physical import make_physical_plan, partition_keys
-from headrace.pipeline.plan import Endpoint, LogicalPlan, Operator, Port, Stream
+from headrace.pipeline.physical import PhysicalPlan, make_physical_plan, partition_keys
+from headrace.pipeline.plan import (
+    PARTITION_KEY,
+    READ_TOPIC,
+    Endpoint,
+    LogicalPlan,
+    Operator,
+    Port,
+    Stream,
+)
 from headrace.wire.umbilical.messages import Json, Locality, OperatorType
 
 
@@ -185,3 +193,73 @@ def test_attributes_fall_back_operator_then_default() -> None:
     assert plan.attribute(plan.operators[0], "MEMORY_MB") == 64
     assert plan.attribute(plan.operators[0], "TIMEOUT_WINDOW_COUNT") == 120
     assert plan.logical.attribute("HEARTBEAT_TIMEOUT_MILLIS") == 30_000
+
+
+# several containers
+
+TOPIC = operator("orders", function=READ_TOPIC)
+
+
+def homes(plan: PhysicalPlan) -> list[tuple[str, int, int]]:
+    return [(one.logical.name, one.id, one.container) for one in plan.operators]
+
+
+def test_a_topic_is_read_in_every_container_that_needs_it() -> None:
+    alone = dataclasses.replace(VALID, isolate=True)
+    other = operator("other", "orders")
+    streams = [stream("orders", "valid.orders", "other.orders")]
+    plan = make_physical_plan(chain(TOPIC, alone, other, streams=streams))
+    assert homes(plan) == [
+        ("orders", 1, 0),
+        ("orders", 2, 1),
+        ("valid", 3, 0),
+        ("other", 4, 1),
+    ]
+    assert plan.split_streams == set()
+    assert [one.query for one in plan.operators] == ["", "", "valid", "other"]
+    assert [one.inputs[0].source for one in plan.operators[2:]] == [1, 2]
+
+
+def test_instances_share_a_topic_through_an_edge_of_one_publisher() -> None:
+    many = dataclasses.replace(VALID, instances=2)
+    plan = make_physical_plan(chain(TOPIC, many, streams=[stream("orders", "valid.orders")]))
+    assert plan.split_streams == {"orders"}
+    assert plan.operators[0].query == "orders"
+    assert {one.inputs[0].source for one in plan.operators[1:]} == {1}
+
+
+def test_known_identities_stay_when_the_plan_changes() -> None:
+    many = dataclasses.replace(VALID, instances=2)
+    streams = [stream("orders", "valid.orders"), stream("valid", "revenue.in")]
+    before = make_physical_plan(chain(ORDERS, many, REVENUE, streams=streams))
+    assert homes(before) == [
+        ("orders", 1, 0),
+        ("valid", 2, 1),
+        ("valid", 3, 2),
+        ("revenue", 4, 0),
+    ]
+    more = dataclasses.replace(VALID, instances=3)
+    extra = operator("extra", isolate=True)
+    after = make_physical_plan(
+        chain(extra, ORDERS, more, REVENUE, streams=streams), before.identities
+    )
+    assert set(homes(before)) <= set(homes(after))
+    assert set(homes(after)) - set(homes(before)) == {("valid", 6, 4), ("extra", 5, 3)}
+    fewer = make_physical_plan(chain(ORDERS, REVENUE_ALONE, streams=[]), after.identities)
+    assert 7 not in {one.id for one in fewer.operators}
+    again = make_physical_plan(chain(ORDERS, many, REVENUE, streams=streams), fewer.identities)
+    assert homes(again) == homes(before), "an id is never given to somebody else"
+
+
+REVENUE_ALONE = dataclasses.replace(REVENUE, inputs=())
+
+
+def test_rows_are_shared_by_one_key() -> None:
+    by_sku = dataclasses.replace(VALID, instances=2, attributes={PARTITION_KEY: "sku, day"})
+    streams = [stream("orders", "valid.orders", "other.orders")]
+    other = operator("other", "orders", instances=3, attributes={PARTITION_KEY: "sku,day"})
+    plan = make_physical_plan(chain(ORDERS, by_sku, other, streams=streams))
+    assert plan.partition_key("orders") == ("sku", "day")
+    differing = dataclasses.replace(other, attributes={})
+    with pytest.raises(InvalidArgumentError, match="different keys"):
+        make_physical_plan(chain(ORDERS, by_sku, differing, streams=streams))

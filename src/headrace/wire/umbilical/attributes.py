@@ -100,6 +100,7 @@ OPERATOR: Mapping[str, Value] = MappingProxyType(
         "ACTIVATION_WINDOW_ID": -1,
         "AUTO_RECORD": False,
         "PARTITIONER": None,
+        "PARTITION_KEY": None,  # ours: the columns by which instances share rows
         "STATS_LISTENERS": None,
         "STORAGE_AGENT": None,
         "METRICS_AGGREGATOR": None,
