@@ -8,8 +8,9 @@ same batches: here they get their offset, there they must fit to it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from headrace.client.channels import PieceReader, payload_bytes
 from headrace.client.sbp import BATCH_BYTES_MAX
@@ -30,14 +31,12 @@ from headrace.wire.sbp.records import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     header: bytearray
     body: Sequence[Buffer]
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True):
     base_offset: int
     stored: Awaitable[None]
     """On this disk, or on as many as the range's ack quorum says."""

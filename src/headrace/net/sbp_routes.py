@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+import msgspec
+
 from headrace.errors import UnauthorizedError
 from headrace.net.credentials import NodeCredential, verify
 from headrace.net.flow import Gate
@@ -39,8 +41,7 @@ class Peer:
     """Bounds what was read for this peer and not yet taken by it; None inside a process."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     message: Message
     payload: Payload = ()
     last: bool = False

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
+
+import msgspec
 
 from headrace.errors import (
     DeadlineError,
@@ -73,6 +75,7 @@ _RETIRE_POLL = 0.01
 _THROTTLED = frozenset({Code.APPEND, Code.FETCH})
 _LARGE_ANSWERS = READS - {Code.FETCH} | {Code.DESCRIBE_RANGES}  # FETCH keeps account by itself
 _LARGE_ANSWER_BYTES = 256 << 10  # what such an answer counts for until its size is known
+_AT_ONCE_BYTES = 4 << 10  # answers without data
 _TIMEOUT_MARGIN = 0.5  # a handler that keeps the request's own deadline answers better than we
 
 
@@ -387,7 +390,9 @@ class _Serving:
         if request.opcode.code in _THROTTLED:
             reply = self._throttle(request, reply)
         for header, payload, is_last in _frames(reply, last=last):
-            await self._write(self._core.respond(request, header, payload, last=is_last))
+            pieces = self._core.respond(request, header, payload, last=is_last)
+            if not self._write_at_once(pieces):
+                await self._write(pieces)
 
     def _throttle(self, request: Request, reply: Reply) -> Reply:
         """Ask for a pause when this role or this connection has much to do."""
@@ -406,10 +411,22 @@ class _Serving:
         if message is reply.message:
             return reply
         self._server.count_throttled()
-        return replace(reply, message=message)
+        return msgspec.structs.replace(reply, message=message)
 
     async def _fail(self, request: Request, error: HeadraceError) -> None:
         await self._write(self._core.fail(request, error))
+
+    def _write_at_once(self, pieces: list[Buffer]) -> bool:
+        """Without waiting, when nobody writes and the peer keeps up; False leaves it to `_write`.
+
+        A frame that makes the peer fall behind is the next one's to wait for.
+        """
+        if self._direct is None or self._writing.locked() or self._direct.is_behind():
+            return False
+        if payload_bytes(pieces) > _AT_ONCE_BYTES:
+            return False
+        self._connection.write(pieces)
+        return True
 
     async def _write(self, pieces: list[Buffer]) -> None:
         """One frame at a time, so that what is queued for a slow peer is about one frame."""

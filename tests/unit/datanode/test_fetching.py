@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.datanode.fetching import MOMENT_SECONDS, Poll, Want, answer_at_once
 from headrace.datanode.metrics import Counters

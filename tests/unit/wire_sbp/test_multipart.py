@@ -11,6 +11,7 @@ from headrace.wire.sbp import multipart
 from headrace.wire.sbp.flat import Buffer, decode, encode
 from headrace.wire.sbp.frames import Frame, encode_frame, payload_bytes
 from headrace.wire.sbp.messages import (
+    OK,
     AppendResponse,
     AppendResult,
     DataNode,
@@ -155,3 +156,25 @@ def test_an_answer_without_end_is_given_up() -> None:
         assembler.add(FetchResponse(), [b"0"])
     with pytest.raises(RemoteProtocolError):
         Assembler().finish()
+
+
+@pytest.mark.parametrize("index", [0, 1, 77])
+@pytest.mark.parametrize("offset", [0, 1, 2**62])
+@pytest.mark.parametrize("stream_id", [-1, 0, 5])
+@pytest.mark.parametrize("time_ms", [0, 1_794_753_076_000])
+@pytest.mark.parametrize("pause", [0, 3])
+def test_the_answer_to_a_stored_batch_is_what_it_always_was(
+    index: int, offset: int, stream_id: int, time_ms: int, pause: int
+) -> None:
+    result = AppendResult(stream_id, index, offset, time_ms, OK)
+    message = AppendResponse(pause, (result,), OK)
+    ((header, payload),) = encode_answer(message, ())
+    assert header == encode(message)
+    assert not payload
+
+
+def test_a_refused_append_is_not_told_as_stored() -> None:
+    refused = Status(code=1489, message="fenced")
+    message = AppendResponse(append_responses=(AppendResult(5, 0, 9, 7, refused),), status=OK)
+    ((header, _),) = encode_answer(message, ())
+    assert decode(AppendResponse, header) == message

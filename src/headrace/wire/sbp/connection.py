@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
+
 from headrace.errors import (
     HeadraceError,
     InvalidArgumentError,
@@ -50,8 +52,7 @@ class Answer:
     pieces: list[Buffer]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class Request(msgspec.Struct, frozen=True, eq=False):
     """A request that this role serves; it is in flight until the last `respond` or `fail`."""
 
     opcode: Opcode

@@ -23,6 +23,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 from isal.isal_zlib import crc32  # zlib's polynomial at fifteen times zlib's speed
 
 from headrace.errors import LocalProtocolError, RemoteProtocolError
@@ -46,8 +47,7 @@ _CHECKSUM = struct.Struct(">I")
 _NO_CHECKSUM = bytes(4)
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     opcode: int
     flags: int
     stream_id: int

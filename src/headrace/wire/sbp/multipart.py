@@ -20,11 +20,13 @@ from headrace.wire.sbp.errors import is_success
 from headrace.wire.sbp.flat import Buffer, FlatField, Kind, Message, encode
 from headrace.wire.sbp.frames import FRAME_BYTES_MAX, payload_bytes
 from headrace.wire.sbp.messages import (
+    AppendResponse,
     FetchResponse,
     FetchResult,
     ListRangesResponse,
     ListRangesResult,
 )
+from headrace.wire.sbp.templates import encode_stored
 
 PAYLOAD_BYTES = 4 << 20  # cut a FETCH answer where it would pass this
 HEADER_BYTES = 1 << 20  # spread results where their header would pass this
@@ -40,7 +42,8 @@ def encode_answer(
         for part, pieces in _cut_fetch(message, payload):
             yield encode(part), pieces
         return
-    header = encode(message)
+    stored = encode_stored(message) if isinstance(message, AppendResponse) else None
+    header = stored or encode(message)
     halves = _halve(message) if len(header) > HEADER_BYTES and not payload else None
     if halves is None:
         yield header, payload

@@ -27,8 +27,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+import msgspec
 from crc32c import crc32c
 
 from headrace.errors import LocalProtocolError, RemoteProtocolError
@@ -58,8 +58,7 @@ _POSITION_BYTES = 4
 _CRC_ALONE_BYTES = 512 * 1024  # about 20 µs
 
 
-@dataclass(frozen=True, slots=True)
-class BatchHeader:
+class BatchHeader(msgspec.Struct, frozen=True):
     base_offset: int
     batch_length: int
     crc: int
