@@ -5,7 +5,8 @@
 | `inline`  | each frame is written on the loop: a write that has to wait stops everything |
 | `polled`  | a frame is answered at once with a reply from memory                         |
 
-Frames are neither looked at nor checked. One process serves all, each on a port of its own.
+Frames are neither looked at nor checked, in classic framing or dialect C's, which is answered in
+its own. One process serves all, each on a port of its own.
 """
 
 from __future__ import annotations
@@ -16,10 +17,27 @@ import struct
 from collections.abc import Callable
 from typing import cast
 
+from headrace.wire.iggy.vsr import READ, Head, encode_reply
+
 RESPONSE = struct.Struct("<II")
 OK = RESPONSE.pack(0, 0)
 
 _LENGTH = struct.Struct("<I")
+_SIZE_AT = 48
+
+
+def ok(frame: bytearray) -> bytes:
+    """The answer to a frame, in its framing."""
+    return OK if any(frame[:4]) else OK_C
+
+
+def reply_c(length: int) -> bytes:
+    """The header of a reply of so many bytes, in dialect C's framing."""
+    head = Head(READ, 1, 1, b"c" * 16)
+    return encode_reply(head, 0)[0][:_SIZE_AT] + _LENGTH.pack(256 + length) + OK_C[52:]
+
+
+OK_C = bytes(encode_reply(Head(READ, 1, 1, b"c" * 16), 0)[0])
 
 
 class Framed(asyncio.Protocol):
@@ -40,6 +58,8 @@ class Framed(asyncio.Protocol):
         frame += data
         if not self._wanted and len(frame) >= _LENGTH.size:
             self._wanted = _LENGTH.size + int(_LENGTH.unpack_from(frame)[0])
+            if self._wanted == _LENGTH.size:  # dialect C; its header does not come in two pieces
+                self._wanted = int(_LENGTH.unpack_from(frame, _SIZE_AT)[0])
         if self._wanted and len(frame) == self._wanted:
             self._frame, self._wanted = bytearray(), 0
             self._server.on_frame(self.transport, frame)
@@ -69,7 +89,7 @@ class Inline(BareServer):
 
     def on_frame(self, transport: asyncio.Transport, frame: bytearray) -> None:
         self.end += os.pwrite(self.file, frame, self.end)
-        transport.write(OK)
+        transport.write(ok(frame))
 
     def on_idle(self) -> None:
         os.ftruncate(self.file, 0)
@@ -95,8 +115,8 @@ class Grouped(Inline):
         while self._waiting:
             group, self._waiting = self._waiting, []
             await loop.run_in_executor(None, self._write, [frame for _, frame in group])
-            for transport, _ in group:
-                transport.write(OK)
+            for transport, frame in group:
+                transport.write(ok(frame))
         self._task = None
 
     def _write(self, frames: list[bytearray]) -> None:
@@ -114,10 +134,12 @@ class Polled(BareServer):
         self._next = 0
 
     def on_frame(self, transport: asyncio.Transport, frame: bytearray) -> None:
-        """A request is `u32 length, u32 code 0, u32 bytes of a reply, u32 replies`."""
+        """A request is `u32 length, u32 code 0, u32 bytes of a reply, u32 replies`; the code is 256
+        for replies in dialect C's framing."""
         if len(frame) == 16 and not frame[4]:
             size, count = RESPONSE.unpack_from(frame, 8)
-            self._replies = [RESPONSE.pack(0, size) + os.urandom(size) for _ in range(count)]
+            head = reply_c(size) if frame[5] else RESPONSE.pack(0, size)
+            self._replies = [head + os.urandom(size) for _ in range(count)]
             transport.write(OK)
             return
         self._next = (self._next + 1) % len(self._replies)

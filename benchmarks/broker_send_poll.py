@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -30,17 +31,20 @@ from benchmarks.bare_server import serve as serve_bare
 from headrace.cli.up import SWITCH_INTERVAL_SECONDS
 from headrace.runtime.system import run as run_loop
 from headrace.wire.iggy import commands as c
+from headrace.wire.iggy import vsr
+from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.frames import encode_request
 from headrace.wire.iggy.messages.messages import Message, PollMessages, encode_send
 from headrace.wire.iggy.messages.streams import CreateStream
 from headrace.wire.iggy.messages.topics import Compression, CreateTopic, DeleteTopic
-from headrace.wire.iggy.messages.users import LoginUser
+from headrace.wire.iggy.messages.users import LoginRegister, LoginUser
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
 
 SECONDS = 0.35
 ROUNDS = 6
 POLLED_BATCHES = 32
 STREAM, TOPIC = "bench", "bench"
+_NUMBER = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,13 @@ class Shape:
     size: int
     connections: int
     against: str
+    dialect: Dialect = Dialect.B2
 
     @property
     def name(self) -> str:
         what = f"{self.kind} {self.count} x {self.size} B"
+        if self.dialect is Dialect.C:
+            what += " in dialect C"
         if self.kind == "send":
             what += f" {self.level}"
         if self.against == "inline":
@@ -72,6 +79,13 @@ SHAPES = (
     Shape("send", "synced", 1, 1000, 16, "synced"),
     Shape("poll", "written", 1000, 1000, 8, "polled"),
     Shape("poll", "written", 1000, 100, 8, "polled"),
+    Shape("send", "written", 1000, 1000, 8, "written", Dialect.C),
+    Shape("send", "synced", 1000, 1000, 8, "synced", Dialect.C),
+    Shape("send", "written", 1000, 100, 8, "written", Dialect.C),
+    Shape("send", "written", 1, 1000, 16, "written", Dialect.C),
+    Shape("send", "synced", 1, 1000, 16, "synced", Dialect.C),
+    Shape("poll", "written", 1000, 1000, 8, "polled", Dialect.C),
+    Shape("poll", "written", 1000, 100, 8, "polled", Dialect.C),
 )
 
 
@@ -132,10 +146,17 @@ class Round:
 
 
 class Caller(asyncio.Protocol):
-    """Sends a frame, counts the bytes of its answer, sends the next. Answers are not kept."""
+    """Sends a frame, counts the bytes of its answer, sends the next. Answers are not kept.
+
+    In dialect C it writes its session and the next number into each frame before it is sent.
+    """
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport
+        self.dialect = Dialect.B2
+        self.client = os.urandom(16)
+        self._session = self._number = 0
+        self._own: dict[int, bytearray] = {}
         self._head = b""
         self._missing = 0
         self._on_answer: Callable[[], None] = lambda: None
@@ -150,11 +171,23 @@ class Caller(asyncio.Protocol):
         on_answer: Callable[[], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        self._head, self._missing = b"", RESPONSE.size
+        self._head = b""
+        self._missing = RESPONSE.size if self.dialect is not Dialect.C else 0
         self._on_answer, self._on_failure = on_answer, on_failure
+        if self.dialect is Dialect.C:
+            self._number += 1
+            own = self._own.get(id(frame))
+            if own is None:  # the last request was answered: nothing holds its bytes any more
+                own = self._own[id(frame)] = bytearray(frame)
+                own[128:144] = self.client
+            _NUMBER.pack_into(own, 168, self._number)
+            _NUMBER.pack_into(own, 184, 0 if own[176] == vsr.REGISTER else self._session)
+            self.transport.write(own)
+            return
         self.transport.write(frame)
 
     async def call(self, frame: bytes) -> None:
+        self._own.clear()  # by address, and other frames may get the same
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ask(frame, lambda: done.set_result(None), done.set_exception)
         try:
@@ -163,7 +196,16 @@ class Caller(asyncio.Protocol):
             self._on_failure = lambda _: None
 
     def data_received(self, data: bytes) -> None:
-        if len(self._head) < RESPONSE.size:
+        if self.dialect is Dialect.C:
+            if not self._head:
+                self._head = data[: vsr.HEADER_BYTES]  # it does not come in two pieces
+                self._missing = vsr.frame_bytes(data)
+                if data[60] != vsr.REPLY or any(data[216:220]):
+                    self._on_failure(RuntimeError(f"refused with {data[216:220].hex()}"))
+                    return
+                if data[208] == vsr.REGISTER:
+                    (self._session,) = _NUMBER.unpack_from(data, vsr.HEADER_BYTES + 8)
+        elif len(self._head) < RESPONSE.size:
             self._head += data[: RESPONSE.size]
             status, length = RESPONSE.unpack(self._head)  # eight bytes do not come in two pieces
             if status:
@@ -220,15 +262,22 @@ async def load(callers: list[Caller], frames: list[bytes], seconds: float) -> Ro
     return measured
 
 
-async def _connect(port: int, count: int) -> list[Caller]:
+async def _connect(port: int, count: int, dialect: Dialect = Dialect.B2) -> list[Caller]:
     loop = asyncio.get_running_loop()
-    return [(await loop.create_connection(Caller, "127.0.0.1", port))[1] for _ in range(count)]
-
-
-async def _log_in(port: int, count: int) -> list[Caller]:
-    callers = await _connect(port, count)
+    callers = [(await loop.create_connection(Caller, "127.0.0.1", port))[1] for _ in range(count)]
     for caller in callers:
-        await caller.call(_frame(c.LOGIN_USER, LoginUser("iggy", "iggy")))
+        caller.dialect = dialect
+    return callers
+
+
+async def _log_in(port: int, count: int, dialect: Dialect = Dialect.B2) -> list[Caller]:
+    callers = await _connect(port, count, dialect)
+    for caller in callers:
+        if dialect is Dialect.C:
+            login = LoginRegister(vsr.VERSION, "benchmark", "1", "iggy", "iggy")
+            await caller.call(_frame(c.LOGIN_REGISTER, login, dialect))
+        else:
+            await caller.call(_frame(c.LOGIN_USER, LoginUser("iggy", "iggy")))
     return callers
 
 
@@ -240,7 +289,7 @@ async def broker_round(callers: list[Caller], shape: Shape, frames: list[bytes])
 
 
 async def bare_round(port: int, shape: Shape, frames: list[bytes]) -> Round:
-    callers = await _connect(port, shape.connections)
+    callers = await _connect(port, shape.connections, shape.dialect)
     measured = await load(callers, frames, SECONDS)
     _close(callers)
     await asyncio.sleep(0.05)  # it truncates its file
@@ -254,21 +303,32 @@ def _close(callers: list[Caller]) -> None:
 
 async def _empty(caller: Caller) -> None:
     """A topic of one partition without messages."""
-    await caller.call(_frame(c.DELETE_TOPIC, DeleteTopic(STREAM, TOPIC)))
-    await caller.call(_frame(c.CREATE_TOPIC, _TOPIC))
+    await caller.call(_frame(c.DELETE_TOPIC, DeleteTopic(STREAM, TOPIC), caller.dialect))
+    await caller.call(_frame(c.CREATE_TOPIC, _TOPIC, caller.dialect))
 
 
 _TOPIC = CreateTopic(STREAM, 1, Compression.NONE, 0, 0, 1, TOPIC)
 
 
-def _frame(command: c.AnyCommand, request: Any) -> bytes:
-    return b"".join(encode_request(command.code, command.encode_request(request)))
+def _frame(command: c.AnyCommand, request: Any, dialect: Dialect = Dialect.B2) -> bytes:
+    body = command.encode_request(request, dialect)
+    if dialect is not Dialect.C:
+        return b"".join(encode_request(command.code, body))
+    operation = vsr.OPERATION_OF.get(command.code, vsr.READ)
+    if command is c.LOGIN_REGISTER:
+        operation = vsr.REGISTER
+    head = vsr.Head(operation, 0, 0, b"c" * 16)
+    return b"".join(vsr.encode_request(head, command.code, body))
 
 
 def _send_frame(shape: Shape) -> bytes:
-    messages = [Message(bytes([65 + n % 26]) * shape.size) for n in range(shape.count)]
+    in_c = shape.dialect is Dialect.C  # where producers give ids
+    messages = [
+        Message(bytes([65 + n % 26]) * shape.size, id=in_c * (n + (1 << 100)))
+        for n in range(shape.count)
+    ]
     request = encode_send(STREAM, TOPIC, Partitioning.to_partition(0), messages)
-    return _frame(c.SEND_MESSAGES, request)
+    return _frame(c.SEND_MESSAGES, request, shape.dialect)
 
 
 def _poll_frames(shape: Shape) -> list[bytes]:
@@ -279,6 +339,7 @@ def _poll_frames(shape: Shape) -> list[bytes]:
             PollMessages(
                 consumer, STREAM, TOPIC, 0, Strategy.offset(n * shape.count), shape.count, False
             ),
+            shape.dialect,
         )
         for n in range(POLLED_BATCHES)
     ]
@@ -296,15 +357,17 @@ async def _fill(caller: Caller, bare: int, shape: Shape) -> None:
     for _ in range(POLLED_BATCHES):
         await caller.call(_send_frame(shape))
     (caller,) = await _connect(bare, 1)
-    reply_bytes = 16 + shape.count * (64 + shape.size)
-    request = RESPONSE.pack(12, 0) + RESPONSE.pack(reply_bytes, POLLED_BATCHES)
+    reply_bytes, code = 16 + shape.count * (64 + shape.size), 0
+    if shape.dialect is Dialect.C:
+        reply_bytes, code = 16 + 256 + shape.count * (48 + shape.size), 256
+    request = RESPONSE.pack(12, code) + RESPONSE.pack(reply_bytes, POLLED_BATCHES)
     await caller.call(request)
     _close([caller])
 
 
 async def measure(brokers: dict[str, int], bare: dict[str, int], shape: Shape) -> dict[str, Any]:
     """The best of each; the first round warms up and does not count."""
-    callers = await _log_in(brokers[shape.level], shape.connections)
+    callers = await _log_in(brokers[shape.level], shape.connections, shape.dialect)
     limit = bare[shape.against]
     if shape.kind == "poll":
         await _fill(callers[0], limit, shape)

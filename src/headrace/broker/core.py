@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from headrace.broker import events
+from headrace.broker.applied import REQUEST, Answers, Effect, Request
 from headrace.broker.groups import Membership
 from headrace.broker.offsets import Kind, Offsets, OffsetWriter, Place, Reader
 from headrace.broker.partition import PartitionLog
@@ -100,6 +101,9 @@ class Broker:
         self.offsets = Offsets()
         self.membership = Membership()
         self.sessions = Sessions()
+        self.answers = Answers(
+            sessions_max=settings.answers_sessions_max, bytes_max=settings.answers_bytes_max
+        )
         self.passwords = Passwords(runtime)
         self.committing = Turns()
         """Polls that commit, by place and reader."""
@@ -107,7 +111,8 @@ class Broker:
         self.rotation: dict[int, int] = {}
         """Topic uid -> how many balanced batches it got."""
         self.counters = {"sent_messages": 0, "sent_bytes": 0, "polled_messages": 0,
-                         "polled_bytes": 0, "requests": 0, "refusals": 0}  # fmt: skip
+                         "polled_bytes": 0, "requests": 0, "refusals": 0,
+                         "repeated_requests": 0}  # fmt: skip
         self._deciding = asyncio.Lock()
         self._logs: list[StateLog] = []
         self._tasks = TaskSet("broker")
@@ -118,6 +123,7 @@ class Broker:
 
     async def open(self, *, epoch: int, clean: bool, on_fenced: Callable[[], None]) -> None:
         """Replay catalogue and offsets."""
+        self.membership.begin(epoch)
         replicas = await log_replicas(self.settings, self.roster)
         self._log = await StateLog.open(
             self.client,
@@ -226,6 +232,9 @@ class Broker:
     async def record(self, event: events.Event) -> None:
         """Log and apply an event that depends on nothing another one could change."""
         kind, body = events.encode(event)
+        request = REQUEST.get()
+        if request is not None and not isinstance(event, events.PartitionAssigned):
+            body[events.BY] = [*request]
         try:
             await self._log.append(kind, body, events.VERSION)
         except HeadraceError:
@@ -236,6 +245,10 @@ class Broker:
     def _apply(self, version: int, kind: str, body: object) -> None:
         event = events.decode(version, kind, body)
         self.catalogue.apply(event)
+        by = body.get(events.BY) if isinstance(body, dict) else None
+        if by is not None:
+            effect = Effect(kind, getattr(event, "uid", -1))
+            self.catalogue.requests.note(Request(*by), effect)
         if self._live and isinstance(event, _STRUCTURAL):
             self._reconcile()
         if self.catalogue.doomed:
@@ -284,7 +297,7 @@ class Broker:
     # -- sessions
 
     def logout(self, session: Session) -> None:
-        session.user_uid = None
+        session.user_uid, session.number = None, 0
         self.leave_groups(session)
 
     def leave_groups(self, session: Session) -> None:

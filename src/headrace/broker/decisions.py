@@ -79,7 +79,12 @@ def _check_name(name: str, refusal: type[InvalidArgumentError]) -> None:
 
 
 def create_stream(
-    state: Catalogue, *, name: str, now_us: int, wanted_id: int | None = None
+    state: Catalogue,
+    *,
+    name: str,
+    now_us: int,
+    wanted_id: int | None = None,
+    options: bytes = b"",
 ) -> e.StreamCreated:
     _check_name(name, InvalidStreamNameError)
     if state.find_stream(name) is not None:
@@ -89,16 +94,19 @@ def create_stream(
         id=_choose_id(state.streams, wanted_id, StreamIdTakenError),
         name=name,
         created_at=now_us,
+        options=options,
     )
 
 
-def rename_stream(state: Catalogue, stream: Reference, *, name: str) -> e.StreamRenamed:
+def rename_stream(
+    state: Catalogue, stream: Reference, *, name: str, options: bytes | None = None
+) -> e.StreamRenamed:
     found = state.stream(stream)
     _check_name(name, InvalidStreamNameError)
     other = state.find_stream(name)
     if other is not None and other is not found:
         raise StreamExistsError(stream=name)
-    return e.StreamRenamed(uid=found.uid, name=name)
+    return e.StreamRenamed(uid=found.uid, name=name, options=options)
 
 
 def delete_stream(state: Catalogue, stream: Reference) -> e.StreamDeleted:
@@ -124,6 +132,7 @@ def create_topic(
     replication: int,
     now_us: int,
     wanted_id: int | None = None,
+    options: bytes = b"",
 ) -> e.TopicCreated:
     parent = state.stream(stream)
     _check_name(name, InvalidTopicNameError)
@@ -143,6 +152,7 @@ def create_topic(
         expiry=expiry,
         max_size=max_size,
         replication=replication,
+        options=options,
     )
 
 
@@ -161,6 +171,7 @@ def update_topic(
     expiry: int,
     max_size: int,
     replication: int,
+    options: bytes | None = None,
 ) -> e.TopicUpdated:
     found = state.topic(stream, topic)
     _check_name(name, InvalidTopicNameError)
@@ -175,6 +186,7 @@ def update_topic(
         expiry=expiry,
         max_size=max_size,
         replication=replication or found.replication,  # 0 = as it is
+        options=options,
     )
 
 
@@ -270,6 +282,7 @@ def create_user(
     status: int,
     permissions: Permissions | None,
     now_us: int,
+    options: bytes = b"",
 ) -> e.UserCreated:
     _check_username(name)
     if status not in tuple(UserStatus):
@@ -286,11 +299,17 @@ def create_user(
         status=status,
         password_hash=password_hash,
         permissions=permissions,
+        options=options,
     )
 
 
 def update_user(
-    state: Catalogue, user: Reference, *, name: str | None, status: int | None
+    state: Catalogue,
+    user: Reference,
+    *,
+    name: str | None,
+    status: int | None,
+    options: bytes | None = None,
 ) -> e.UserUpdated:
     found = state.user(user)
     if name is not None:
@@ -304,6 +323,7 @@ def update_user(
         uid=found.uid,
         name=found.name if name is None else name,
         status=found.status if status is None else status,
+        options=options,
     )
 
 

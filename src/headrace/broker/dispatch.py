@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import xxhash
+
 from headrace.broker import audit
+from headrace.broker.applied import REQUEST, Request
 from headrace.broker.authorization import authorize
 from headrace.broker.core import Broker
-from headrace.broker.errors import FeatureUnavailableError, StaleSessionError
+from headrace.broker.errors import (
+    FeatureUnavailableError,
+    InvalidSessionError,
+    RequestAppliedError,
+    StaleSessionError,
+)
 from headrace.broker.handlers import (
     extensions,
     groups,
@@ -21,21 +29,34 @@ from headrace.broker.handlers import (
     users,
     windows,
 )
+from headrace.broker.handlers.repeated import repeat_answer
 from headrace.broker.repeated_poll import answer_at_once
 from headrace.broker.sessions import Session
 from headrace.broker.status import status_of
-from headrace.errors import HeadraceError, InvalidArgumentError, UnauthorizedError
+from headrace.errors import (
+    HeadraceError,
+    InvalidArgumentError,
+    UnauthenticatedError,
+    UnauthorizedError,
+)
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.detection import TELLING, candidates, hint
-from headrace.wire.iggy.dialects import CLASSIC
+from headrace.wire.iggy.dialects import CLASSIC, Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.messages.messages import POLL_TAIL_BYTES, PollMessages, SendMessages
+from headrace.wire.iggy.vsr import READ, REGISTER, Head
+from headrace.wire.iggy.vsr_batch import checksum_of_send
 
 log = get_logger(__name__)
 
 _POLL_BYTES_KEPT_MAX = 1024
+
+# Done again they change nothing, or mean the connection they come over.
+_REPEATABLE = frozenset(
+    row.code for row in (c.LOGOUT_USER, c.JOIN_CONSUMER_GROUP, c.LEAVE_CONSUMER_GROUP)
+)
 
 Handler: TypeAlias = Callable[[Broker, Session, Any], Awaitable[Any]]
 Routes: TypeAlias = Mapping[int, tuple[c.AnyCommand, Handler]]
@@ -45,6 +66,7 @@ HANDLERS: dict[c.AnyCommand, Handler] = {
     c.GET_STATS: system.get_stats,
     c.GET_SNAPSHOT_FILE: system.get_snapshot_file,
     c.GET_CLUSTER_METADATA: system.get_cluster_metadata,
+    c.DESCRIBE_OPTIONS: system.describe_options,
     c.GET_ME: system.get_me,
     c.GET_CLIENT: system.get_client,
     c.GET_CLIENTS: system.get_clients,
@@ -57,10 +79,12 @@ HANDLERS: dict[c.AnyCommand, Handler] = {
     c.CHANGE_PASSWORD: users.change_password,
     c.LOGIN_USER: users.login_user,
     c.LOGOUT_USER: users.logout_user,
+    c.LOGIN_REGISTER: users.login_register,
     c.GET_PERSONAL_ACCESS_TOKENS: users.get_tokens,
     c.CREATE_PERSONAL_ACCESS_TOKEN: users.create_token,
     c.DELETE_PERSONAL_ACCESS_TOKEN: users.delete_token,
     c.LOGIN_WITH_PERSONAL_ACCESS_TOKEN: users.login_with_token,
+    c.LOGIN_REGISTER_WITH_TOKEN: users.login_register_with_token,
     c.POLL_MESSAGES: messages.poll_messages,
     c.SEND_MESSAGES: messages.send_messages,
     c.FLUSH_UNSAVED_BUFFER: messages.flush,
@@ -88,6 +112,7 @@ HANDLERS: dict[c.AnyCommand, Handler] = {
     c.DELETE_CONSUMER_GROUP: groups.delete_group,
     c.JOIN_CONSUMER_GROUP: groups.join_group,
     c.LEAVE_CONSUMER_GROUP: groups.leave_group,
+    c.SYNC_CONSUMER_GROUP: groups.sync_group,
     c.HELLO: extensions.hello,
     c.OPEN_PUBLISHER: publishers.open_publisher,
     c.STAGE: publishers.stage,
@@ -127,12 +152,14 @@ class Dispatcher:
             return None  # asked the long way it says why
 
     async def on_request(
-        self, session: Session, code: int, payload: memoryview
+        self, session: Session, code: int, payload: memoryview, head: Head | None = None
     ) -> tuple[int, Sequence[Buffer]]:
         counters = self._broker.counters
         counters["requests"] += 1
         try:
-            return Status.OK, await self._answer(session, code, payload)
+            if head is None:
+                return Status.OK, await self._answer(session, code, payload)
+            return Status.OK, await self._answer_framed(session, code, payload, head)
         except HeadraceError as error:
             counters["refusals"] += 1
             log.debug("request refused", client=session.client_id, code=code, reason=str(error))
@@ -150,6 +177,8 @@ class Dispatcher:
         if route is None or (code >= c.HELLO.code and not self._broker.settings.extensions):
             raise self._unknown(code)
         command, handler = route
+        if command.only_c and session.dialect is not Dialect.C:
+            raise InvalidArgumentError("unknown command", code=code)
         request = self._decode(session, command, payload)
         if code not in audit.AUDITED:
             return await self._handle(session, command, handler, request)
@@ -181,6 +210,68 @@ class Dispatcher:
             raise
         return True
 
+    # -- dialect C: sessions and numbers
+
+    async def _answer_framed(
+        self, session: Session, code: int, payload: memoryview, head: Head
+    ) -> Sequence[Buffer]:
+        session.spoken.on_framing()
+        session.seen = self._broker.runtime.clock.monotonic()  # any request is a sign of life
+        if head.fault:
+            raise DecodeError(Status.INVALID_COMMAND, head.fault)
+        if head.operation == REGISTER:
+            session.client = head.client
+            return await self._answer(session, code, payload)
+        if head.operation == READ:
+            return await self._answer(session, code, payload)
+        if session.user_uid is None or not session.number:
+            raise UnauthenticatedError("log in first")
+        if (head.session, head.client) != (session.number, session.client):
+            raise InvalidSessionError(session=head.session, expected=session.number)
+        if code in _REPEATABLE:
+            return await self._answer(session, code, payload)
+        return await self._answer_once(session, code, payload, head)
+
+    async def _answer_once(
+        self, session: Session, code: int, payload: memoryview, head: Head
+    ) -> Sequence[Buffer]:
+        """Apply the request, unless it is one that was applied before: see `applied.py`."""
+        broker, request = self._broker, Request(session.number, head.number)
+        fingerprint = _fingerprint(code, payload, head)
+        while (before := broker.answers.find(*request)) is not None:
+            if before.fingerprint != fingerprint:
+                raise RequestAppliedError(
+                    "the number was used for another request", **request._asdict()
+                )
+            if before.done:
+                broker.counters["repeated_requests"] += 1
+                if before.pieces is None:
+                    raise RequestAppliedError(number=head.number)
+                return before.pieces
+            await before.wait()
+        applying = broker.answers.begin(*request, fingerprint)
+        token = REQUEST.set(request)
+        try:
+            pieces = await self._answer_logged(session, code, payload, request)
+        except BaseException:
+            broker.answers.fail(*request, applying)
+            raise
+        finally:
+            REQUEST.reset(token)
+        broker.answers.finish(applying, pieces)
+        return pieces
+
+    async def _answer_logged(
+        self, session: Session, code: int, payload: memoryview, request: Request
+    ) -> Sequence[Buffer]:
+        effect = self._broker.catalogue.requests.find(request)
+        if effect is None:
+            return await self._answer(session, code, payload)
+        self._broker.counters["repeated_requests"] += 1
+        self._check_lease()
+        response = await repeat_answer(self._broker, effect)
+        return self._routes[code][0].encode_response(response, session.dialect)
+
     # -- decoding, which is where a session's dialect shows
 
     def _decode(self, session: Session, command: c.AnyCommand, payload: memoryview) -> object:
@@ -204,6 +295,8 @@ class Dispatcher:
         """Decoding finds out how long the messages' headers are anyway, so the shape is asked for
         only when that, or anything else, is not as expected."""
         dialect = session.dialect
+        if dialect is Dialect.C:
+            return SendMessages.decode(payload, dialect)
         try:
             request = SendMessages.decode(payload, dialect)
         except DecodeError:
@@ -222,6 +315,8 @@ class Dispatcher:
         return session.dialect.id_base != before
 
     def _listen(self, session: Session, code: int, payload: Buffer) -> None:
+        if session.dialect is Dialect.C:
+            return  # told by its framing
         if code in TELLING:
             shown = candidates(code, payload)
             if shown is not CLASSIC:
@@ -233,3 +328,13 @@ class Dispatcher:
         if code in c.TABLE and self._broker.settings.extensions:
             return FeatureUnavailableError(code=code)
         return InvalidArgumentError("unknown command", code=code)
+
+
+def _fingerprint(code: int, payload: memoryview, head: Head) -> bytes:
+    """What tells a request that is sent again from another one under its number.
+
+    A SEND has the checksum of its batch, which covers the random ids of its messages.
+    """
+    if code == c.SEND_MESSAGES.code:
+        return checksum_of_send(payload)
+    return bytes((head.operation,)) + xxhash.xxh3_64_digest(payload)

@@ -176,3 +176,26 @@ class PublisherTakenError(InvalidArgumentError):
 
 class TooManyWindowsError(StateError):
     """Nobody purged the topic for long: publish again when somebody did."""
+
+
+class InvalidOptionError(InvalidArgumentError):
+    """A known option with a value it can not have."""
+
+
+class UnsupportedOptionError(InvalidArgumentError):
+    """A known option that can not be set here."""
+
+
+class PartitionNotOwnedError(RequestError):
+    """The partition is another member's: ask again which are yours."""
+
+
+class IncompatibleProtocolError(RequestError): ...
+
+
+class InvalidSessionError(RequestError):
+    """The connection has another session than its request says."""
+
+
+class RequestAppliedError(RequestError):
+    """It was applied before, and what was answered then is not known any more."""

@@ -1,8 +1,10 @@
 """Catalogue events: effects, not requests.
 
 Everything that was decided or drawn (ids, times, hashes) is inside, so that replaying them needs
-no clock, no randomness and no validation. A class is never changed after release: a new shape is
-a new `VERSION` and a conversion in `decode`.
+no clock, no randomness and no validation. A class is never changed after release, but for fields
+with a default: a new shape is a new `VERSION` and a conversion in `decode`.
+
+A body may also say which numbered request it is the effect of (`applied.py`), under `BY`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from headrace.broker.resources import Permissions
 from headrace.errors import FormatError
 
 VERSION = 1
+BY = "$by"
 
 
 class _Event(msgspec.Struct, frozen=True): ...
@@ -25,11 +28,14 @@ class StreamCreated(_Event, frozen=True):
     id: int
     name: str
     created_at: int
+    options: bytes = b""
 
 
 class StreamRenamed(_Event, frozen=True):
     uid: int
     name: str
+    options: bytes | None = None
+    """None = as they are; also of topics and users."""
 
 
 class StreamDeleted(_Event, frozen=True):
@@ -47,6 +53,7 @@ class TopicCreated(_Event, frozen=True):
     expiry: int
     max_size: int
     replication: int
+    options: bytes = b""
 
 
 class TopicUpdated(_Event, frozen=True):
@@ -56,6 +63,7 @@ class TopicUpdated(_Event, frozen=True):
     expiry: int
     max_size: int
     replication: int
+    options: bytes | None = None
 
 
 class TopicDeleted(_Event, frozen=True):
@@ -105,12 +113,14 @@ class UserCreated(_Event, frozen=True):
     status: int
     password_hash: str
     permissions: Permissions | None
+    options: bytes = b""
 
 
 class UserUpdated(_Event, frozen=True):
     uid: int
     name: str
     status: int
+    options: bytes | None = None
 
 
 class UserDeleted(_Event, frozen=True):

@@ -40,6 +40,16 @@ class Membership:
     def __init__(self) -> None:
         self._groups: dict[int, dict[int, Member]] = {}
         self._joined: dict[int, dict[int, None]] = {}  # client id -> group uids, in join order
+        self._changes = 0
+        self._generations: dict[int, int] = {}
+
+    def begin(self, epoch: int) -> None:
+        """Number assignments above those that any earlier leader made."""
+        self._changes = epoch << 32
+
+    def generation(self, group_uid: int) -> int:
+        """Another one after each assignment of the group's partitions."""
+        return self._generations.get(group_uid, 0)
 
     def groups(self) -> list[int]:
         """Uids of the groups that have members."""
@@ -69,10 +79,13 @@ class Membership:
     def leave(self, group_uid: int, client_id: int, *, partitions: int) -> None:
         self.member(group_uid, client_id)
         self._forget(group_uid, client_id)
-        self.assign(group_uid, partitions=partitions)
+        if group_uid in self._groups:
+            self.assign(group_uid, partitions=partitions)
 
     def assign(self, group_uid: int, *, partitions: int) -> None:
         members = self.members(group_uid)
+        self._changes += 1
+        self._generations[group_uid] = self._changes
         for index, member in enumerate(members):
             member.partitions = list(range(index, partitions, len(members)))
 
@@ -86,5 +99,6 @@ class Membership:
         del members[client_id], joined[group_uid]
         if not members:
             del self._groups[group_uid]
+            self._generations.pop(group_uid, None)
         if not joined:
             del self._joined[client_id]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.broker import deduplication
+from headrace.broker.applied import Request
 from headrace.broker.figures import describe
 from headrace.broker.readahead import Batch, ReadAhead
 from headrace.client.owned_stream import OwnedStream
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 _ATTRIBUTES = records.RECORDS_IGGY | records.INDEXED
 _TIMESTAMP_AT = 32  # in a message
+_RECOVERED_BYTES = 1 << 20
+"""Of the end of a log that is looked at for the requests it holds."""
 
 
 @dataclass(slots=True)
@@ -49,6 +52,21 @@ class Slice:
     @property
     def last(self) -> int:
         return self.first + self.count - 1
+
+
+class _Source(NamedTuple):
+    """Where a batch comes from, told in its header: a publisher's window or a request."""
+
+    attribute: int
+    who: int
+    which: int
+
+
+class Stored(NamedTuple):
+    """What is in the log of a numbered request."""
+
+    first: int
+    count: int
 
 
 class PartitionLog:
@@ -89,6 +107,8 @@ class PartitionLog:
         self.segments: list[SegmentInfo] = []
         self.closed_segments: list[SegmentInfo] = []
         self._refreshed_at = -1  # what `committed` was then
+        self._opened_at = owned.next_offset
+        self._requests: dict[Request, Stored] | None = None
 
     @classmethod
     async def open(
@@ -156,18 +176,30 @@ class PartitionLog:
 
     # -- writing
 
-    async def append(self, area: memoryview, starts: Positions) -> int:
+    async def append(
+        self, area: memoryview, starts: Positions, request: Request | None = None
+    ) -> int:
         """Store messages, all in this partition; returns the first offset once all are durable.
 
-        Takes over the buffer: it is stamped in place and becomes the log's.
+        Takes over the buffer: it is stamped in place and becomes the log's. Of a numbered request
+        that an earlier owner of this log stored, only what it did not store is.
         """
+        stored = None
+        if request is not None:
+            known = self._requests
+            stored = (await self.recover() if known is None else known).get(request)
+            if stored is not None:
+                if stored.count >= len(starts):
+                    return stored.first
+                area, starts = batch.subset(area, starts, stored.count, len(starts) - stored.count)
         await self._wait_for_room(len(area))
         # Nothing is awaited until every part has its offsets: they are consecutive.
-        first = self._owned.next_offset
+        first = self._owned.next_offset if stored is None else stored.first
+        source = None if request is None else _Source(records.NUMBERED, *request)
         if self._window is None:
-            answers, dropped = self._place(area, starts), False
+            answers, dropped = self._place(area, starts, source), False
         else:
-            answers, dropped = self._place_new(self._window, area, starts)
+            answers, dropped = self._place_new(self._window, area, starts, source)
         end = self._owned.next_offset
         for answer in answers:
             await answer
@@ -188,7 +220,7 @@ class PartitionLog:
         """
         await self._wait_for_room(len(area))
         first = self._owned.next_offset
-        return first, self._place(area, starts, (publisher, window))
+        return first, self._place(area, starts, _Source(records.PUBLISHED, publisher, window))
 
     async def _wait_for_room(self, length: int) -> None:
         while self._pending_bytes and self._pending_bytes + length > self._pending_bytes_max:
@@ -196,7 +228,7 @@ class PartitionLog:
             await self._room.wait()
 
     def _place(
-        self, area: memoryview, starts: Positions, source: tuple[int, int] | None = None
+        self, area: memoryview, starts: Positions, source: _Source | None
     ) -> list[asyncio.Future[int]]:
         timestamp_us = max(self._clock.now_us(), self.last_timestamp_us)
         self.last_timestamp_us = timestamp_us
@@ -206,7 +238,11 @@ class PartitionLog:
         ]
 
     def _place_new(
-        self, window: deduplication.Window, area: memoryview, starts: Positions
+        self,
+        window: deduplication.Window,
+        area: memoryview,
+        starts: Positions,
+        source: _Source | None,
     ) -> tuple[list[asyncio.Future[int]], bool]:
         """Without the messages whose id was seen; also says whether there were any."""
         now = self._clock.monotonic()
@@ -216,7 +252,7 @@ class PartitionLog:
         dropped = len(kept) < len(ids)
         if dropped:
             area, starts = deduplication.select(area, starts, kept)
-        answers = self._place(area, starts) if kept else []
+        answers = self._place(area, starts, source) if kept else []
         window.add(deduplication.given(ids, kept), now)
         return answers, dropped
 
@@ -225,7 +261,7 @@ class PartitionLog:
         area: memoryview,
         starts: Positions,
         timestamp_us: int,
-        source: tuple[int, int] | None,
+        source: _Source | None,
     ) -> asyncio.Future[int]:
         base_offset = self._owned.next_offset
         batch.stamp(
@@ -242,9 +278,9 @@ class PartitionLog:
             record_count=len(starts),
             base_timestamp=timestamp_us // 1000,
             max_timestamp=timestamp_us // 1000,
-            attributes=_ATTRIBUTES if source is None else _ATTRIBUTES | records.PUBLISHED,
-            producer_id=-1 if source is None else source[0],
-            sequence=-1 if source is None else source[1],
+            attributes=_ATTRIBUTES if source is None else _ATTRIBUTES | source.attribute,
+            producer_id=-1 if source is None else source.who,
+            sequence=-1 if source is None else source.which,
         )
         length = len(header) + len(body[0]) + len(body[1])
         answer = self._owned.append(header, body)
@@ -266,6 +302,30 @@ class PartitionLog:
         if not answer.cancelled() and answer.exception() is None:
             self.committed = max(self.committed, end)
             self.size_bytes += length
+
+    async def recover(self) -> dict[Request, Stored]:
+        """Numbered requests among the last batches that were here when this log was opened.
+
+        Read when it is first asked for: most logs are never sent such requests.
+        """
+        found: dict[Request, Stored] = {}
+        end = self._opened_at
+        average = max(1, self.size_bytes // max(1, self.messages_count))
+        position = max(self.start_offset, end - max(1, _RECOVERED_BYTES // average))
+        while position < end:
+            fetched = await self._client.fetch(self.stream_id, position, max_bytes=_RECOVERED_BYTES)
+            before = position
+            for piece in fetched.pieces:
+                for header, _ in records.split(piece):
+                    position = max(position, header.next_offset)
+                    if header.attributes & records.NUMBERED and header.base_offset < end:
+                        request = Request(header.producer_id, header.sequence)
+                        first, count = found.get(request, (header.base_offset, 0))
+                        found[request] = Stored(first, count + header.record_count)
+            if position == before:
+                break
+        self._requests = found
+        return found
 
     async def sync(self) -> None:
         """Everything acknowledged is on disk afterwards, whatever the stream's durability."""

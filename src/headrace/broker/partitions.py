@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from headrace.broker import events
 from headrace.broker.figures import Figures, Stored, describe
 from headrace.broker.offsets import Offsets, OffsetWriter, Place
+from headrace.broker.options import durability_of
 from headrace.broker.partition import PartitionLog
 from headrace.broker.readahead import ReadAhead
 from headrace.broker.resources import UNASSIGNED, Partition, Topic, log_name
@@ -20,7 +21,6 @@ from headrace.client.tasks import TaskSet
 from headrace.config.broker import BrokerSettings
 from headrace.errors import FencedError, HeadraceError, NotLeaderError, UnavailableError
 from headrace.runtime.interfaces import Runtime
-from headrace.wire.sbp.messages import Durability
 
 
 def place_of(topic: Topic, partition: Partition) -> Place:
@@ -127,7 +127,7 @@ class Partitions:
             stream_id = partition.stream_id
             clean = self._clean and place not in self._known
             if stream_id == UNASSIGNED:
-                stream_id = await self._assign(place, max(1, topic.replication))
+                stream_id = await self._assign(place, topic)
                 clean = True  # nobody wrote before it was assigned: there is nothing to seal
             try:
                 log = await PartitionLog.open(
@@ -150,13 +150,11 @@ class Partitions:
         self._logs[place] = log
         return log
 
-    async def _assign(self, place: Place, replicas: int) -> int:
+    async def _assign(self, place: Place, topic: Topic) -> int:
         stream = await self._client.create_stream(
             name=log_name(*place),
-            replica_nums=replicas,
-            durability=(
-                Durability.SYNCED if self._settings.durability == "synced" else Durability.WRITTEN
-            ),
+            replica_nums=max(1, topic.replication),
+            durability=durability_of(topic, self._settings),
         )
         await self._record(
             events.PartitionAssigned(

@@ -83,6 +83,8 @@ class User(msgspec.Struct):
     password_hash: str
     permissions: Permissions | None
     tokens: dict[str, Token] = {}
+    options: bytes = b""
+    """As they were given, encoded; streams and topics have theirs in the same form."""
 
     @property
     def active(self) -> bool:
@@ -117,6 +119,7 @@ class Topic(msgspec.Struct):
     generation: int = 0
     partitions: list[Partition] = []
     groups: dict[int, Group] = {}  # by id
+    options: bytes = b""
 
 
 class Stream(msgspec.Struct):
@@ -125,6 +128,7 @@ class Stream(msgspec.Struct):
     name: str
     created_at: int
     topics: dict[int, Topic] = {}  # by id
+    options: bytes = b""
 
 
 def log_name(topic_uid: int, partition: int, generation: int) -> str:

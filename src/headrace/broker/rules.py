@@ -6,7 +6,7 @@ the server its SDK was written against, so its error handling keeps working.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.wire.iggy.dialects import Dialect
 
@@ -27,6 +27,8 @@ class Rules:
     """Deleting more partitions than exist deletes all, instead of being refused."""
     members_poll_any: bool
     """A group member may poll a partition that is another member's, if it says which."""
+    refuses_unowned: bool = False
+    """Such a poll is an error otherwise, instead of empty: the member asks for its part again."""
     login_token: bool
     """A login is answered with an access token behind the user's id."""
 
@@ -64,5 +66,5 @@ RULES: dict[Dialect, Rules] = {
     ),
     Dialect.B1: _B1,
     Dialect.B2: _B2,
-    Dialect.C: _B2,
+    Dialect.C: replace(_B2, refuses_unowned=True),
 }

@@ -45,6 +45,10 @@ class Session:
     """Bytes of the last POLL but for its tail: another one like it shows nothing new."""
     known_poll: KnownPoll | None = None
     """What that POLL meant; see `repeated_poll`."""
+    client: bytes = b""
+    """What a client of dialect C calls itself; it keeps the name when it connects again."""
+    number: int = 0
+    """Of its session in that dialect; 0 before the login."""
     stale: bool = False
     """It was silent for too long: its groups went on without it."""
 
@@ -75,8 +79,8 @@ class DialectMemory:
     def learn(self, session: Session) -> None:
         if session.user_uid is None or not session.spoken.known:
             return
-        if session.login is Login.SERVICE:
-            return
+        if session.login is Login.SERVICE or session.dialect is Dialect.C:
+            return  # dialect C is told by its framing: nobody else may be taken for it
         _put(self._any, session.user_uid, session.dialect)
         if session.login is Login.SILENT:
             _put(self._silent, session.user_uid, session.dialect)

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from headrace.broker import events as e
+from headrace.broker.applied import Requests
 from headrace.broker.errors import (
     GroupNotFoundError,
     PartitionNotFoundError,
@@ -45,6 +46,7 @@ class _Head(msgspec.Struct, frozen=True):
     streams: int
     topics: int
     cluster_uuid: str = ""
+    requests: list[tuple[int, int, str, int]] = []  # msgspec copies the default
 
 
 class Catalogue:
@@ -53,6 +55,8 @@ class Catalogue:
         """Rises with every change: what was looked up under the same one still holds."""
         self.next_uid = 1
         self.cluster_uuid = ""
+        self.requests = Requests()
+        """Numbered requests whose effect is part of this state."""
         self.users: dict[int, User] = {}  # by id, as are streams
         self.streams: dict[int, Stream] = {}
         self.doomed: set[int] = set()
@@ -143,7 +147,13 @@ class Catalogue:
 
     def _stream_created(self, event: e.StreamCreated) -> None:
         self._add_stream(
-            Stream(uid=event.uid, id=event.id, name=event.name, created_at=event.created_at)
+            Stream(
+                uid=event.uid,
+                id=event.id,
+                name=event.name,
+                created_at=event.created_at,
+                options=event.options,
+            )
         )
 
     def _stream_renamed(self, event: e.StreamRenamed) -> None:
@@ -151,6 +161,8 @@ class Catalogue:
         del self._streams_by_name[stream.name]
         stream.name = event.name
         self._streams_by_name[stream.name] = stream
+        if event.options is not None:
+            stream.options = event.options
 
     def _stream_deleted(self, event: e.StreamDeleted) -> None:
         stream = self._streams_by_uid.pop(event.uid)
@@ -184,6 +196,7 @@ class Catalogue:
                     Partition(id=index, created_at=event.created_at, generation=0)
                     for index in range(event.partitions)
                 ],
+                options=event.options,
             )
         )
 
@@ -196,6 +209,8 @@ class Catalogue:
         topic.expiry = event.expiry
         topic.max_size = event.max_size
         topic.replication = event.replication
+        if event.options is not None:
+            topic.options = event.options
 
     def _topic_deleted(self, event: e.TopicDeleted) -> None:
         topic = self._topics_by_uid[event.uid]
@@ -305,6 +320,7 @@ class Catalogue:
                 status=event.status,
                 password_hash=event.password_hash,
                 permissions=event.permissions,
+                options=event.options,
             )
         )
 
@@ -313,6 +329,8 @@ class Catalogue:
         del self._users_by_name[user.name]
         user.name, user.status = event.name, event.status
         self._users_by_name[user.name] = user
+        if event.options is not None:
+            user.options = event.options
 
     def _user_deleted(self, event: e.UserDeleted) -> None:
         user = self._users_by_uid.pop(event.uid)
@@ -359,6 +377,7 @@ class Catalogue:
                 streams=len(self.streams),
                 topics=len(self._topics_by_uid),
                 cluster_uuid=self.cluster_uuid,
+                requests=list(self.requests.rows()),
             )
         )
         yield from map(encode, self.users.values())
@@ -391,11 +410,19 @@ class Catalogue:
         self.next_uid = head.next_uid
         self.doomed = set(head.doomed)
         self.cluster_uuid = head.cluster_uuid
+        self.requests.restore(head.requests)
 
     def dump(self) -> object:
         """The whole state as plain values, for comparison."""
         return msgspec.to_builtins(
-            [self.next_uid, sorted(self.doomed), self.users, self.streams, self.cluster_uuid],
+            [
+                self.next_uid,
+                sorted(self.doomed),
+                self.users,
+                self.streams,
+                self.cluster_uuid,
+                list(self.requests.rows()),
+            ],
             builtin_types=(bytes,),
         )
 

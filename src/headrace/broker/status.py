@@ -59,6 +59,12 @@ STATUS: dict[type[HeadraceError], Status] = {
     b.NotWindowTopicError: Status.NOT_A_WINDOW_TOPIC,
     b.PublisherTakenError: Status.PUBLISHER_TAKEN,
     b.TooManyWindowsError: Status.WINDOWS_LIMIT_REACHED,
+    b.InvalidOptionError: Status.INVALID_OPTION_VALUE,
+    b.UnsupportedOptionError: Status.UNSUPPORTED_OPTION_KEY,
+    b.PartitionNotOwnedError: Status.CONSUMER_GROUP_PARTITION_NOT_OWNED,
+    b.IncompatibleProtocolError: Status.INCOMPATIBLE_PROTOCOL_VERSION,
+    b.InvalidSessionError: Status.INVALID_SESSION,
+    b.RequestAppliedError: Status.REQUEST_ALREADY_APPLIED,
 }
 
 

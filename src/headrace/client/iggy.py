@@ -1,8 +1,11 @@
-"""An asynchronous Iggy client: dialect B2 with Headrace's extension commands.
+"""An asynchronous Iggy client: dialect B2 with Headrace's extension commands, or dialect C.
 
 One connection, one request at a time (callers queue), a deadline per call. It never reconnects by
 itself: after UnavailableError or DeadlineError the connection is over and the outcome of the last
 request is unknown; the owner decides whether to connect again and what to repeat.
+
+With a `Conversation` it speaks dialect C: the next client of the same conversation may send the
+last request `again`, and the server applies it once.
 
 A refusal is an `IggyError` with the server's number that is also NotFoundError, AlreadyExistsError
 and so on. Asking for something that does not exist gives None.
@@ -20,6 +23,7 @@ from headrace.errors import DeadlineError, RemoteProtocolError, UnavailableError
 from headrace.net.tls import ClientTls, secure
 from headrace.runtime.interfaces import Buffer, Connection, Runtime
 from headrace.wire.iggy import commands as c
+from headrace.wire.iggy import vsr
 from headrace.wire.iggy.commands import Command, Encodable
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import IggyError, Status, error_of
@@ -59,11 +63,13 @@ from headrace.wire.iggy.messages.system import Empty
 from headrace.wire.iggy.messages.topics import SERVER_DEFAULT, Compression
 from headrace.wire.iggy.messages.users import Permissions, UserStatus
 from headrace.wire.iggy.primitives import Consumer, Identifier, Partitioning, Strategy
+from headrace.wire.iggy.vsr_client import Conversation, VsrReplyDecoder
 
 Q = TypeVar("Q", bound=Encodable)
 R = TypeVar("R")
 
 VERSION = "0.10.0"  # told at login: the crate version whose dialect we speak
+_NAME, _VERSION_C = "headrace", "0.11.0"
 TIMEOUT_SECONDS = 10.0
 
 _NOTHING = Empty()
@@ -82,11 +88,17 @@ class IggyClient:
         *,
         timeout: float = TIMEOUT_SECONDS,
         response_bytes_max: int = RESPONSE_BYTES_MAX,
+        conversation: Conversation | None = None,
     ) -> None:
         self._runtime = runtime
         self._connection = connection
         self._timeout = timeout
-        self._decoder = ResponseDecoder(response_bytes_max=response_bytes_max)
+        self._conversation = conversation
+        self._decoder: ResponseDecoder | VsrReplyDecoder
+        if conversation is None:
+            self._decoder = ResponseDecoder(response_bytes_max=response_bytes_max)
+        else:
+            self._decoder = VsrReplyDecoder(response_bytes_max=response_bytes_max)
         self._turn = asyncio.Lock()
         self._over = False
 
@@ -99,12 +111,17 @@ class IggyClient:
         *,
         timeout: float = TIMEOUT_SECONDS,
         tls: ClientTls | None = None,
+        conversation: Conversation | None = None,
     ) -> Self:
         """Over TLS if `tls` is given: RemoteProtocolError when the server is not who it should."""
         connection = await runtime.transport.connect(host, port, timeout=timeout)
         if tls is not None:
             connection = await secure(connection, tls, host, timeout=timeout)
-        return cls(runtime, connection, timeout=timeout)
+        return cls(runtime, connection, timeout=timeout, conversation=conversation)
+
+    @property
+    def dialect(self) -> Dialect:
+        return Dialect.B2 if self._conversation is None else Dialect.C
 
     @property
     def usable(self) -> bool:
@@ -129,7 +146,21 @@ class IggyClient:
 
     async def call(self, command: Command[Q, R], request: Q, *, timeout: float | None = None) -> R:
         """Send any command of the table and decode its reply."""
-        pieces = encode_request(command.code, command.encode_request(request, Dialect.B2))
+        body = command.encode_request(request, self.dialect)
+        if self._conversation is None:
+            pieces = encode_request(command.code, body)
+        else:
+            pieces = self._conversation.encode(command.code, body)
+        return await self._ask(command, pieces, timeout)
+
+    async def again(self, command: Command[Q, R], *, timeout: float | None = None) -> R:
+        """Send the conversation's last request that changes something, which was `command`'s."""
+        assert self._conversation is not None, "dialect B2 has no numbers"
+        return await self._ask(command, self._conversation.again(), timeout)
+
+    async def _ask(
+        self, command: Command[Q, R], pieces: Sequence[Buffer], timeout: float | None
+    ) -> R:
         limit = self._timeout if timeout is None else timeout
         try:
             async with asyncio.timeout(limit), self._turn:
@@ -138,7 +169,7 @@ class IggyClient:
             raise DeadlineError(command=command.name, seconds=limit) from error
         if frame.status != Status.OK:
             raise error_of(frame.status, command=command.name)
-        return command.decode_response(frame.payload, Dialect.B2)
+        return command.decode_response(frame.payload, self.dialect)
 
     async def _exchange(self, pieces: Sequence[Buffer]) -> ResponseFrame:
         if self._over:
@@ -197,7 +228,10 @@ class IggyClient:
 
     async def login(self, username: str, password: str) -> int:
         """The user's id."""
-        request = users.LoginUser(username, password, VERSION, "headrace")
+        if self._conversation is not None:
+            login = users.LoginRegister(vsr.VERSION, _NAME, _VERSION_C, username, password)
+            return self._on_registered(await self.call(c.LOGIN_REGISTER, login))
+        request = users.LoginUser(username, password, VERSION, _NAME)
         return (await self.call(c.LOGIN_USER, request)).user_id
 
     async def login_with_token(self, token: str) -> int:
@@ -206,10 +240,18 @@ class IggyClient:
         A token says nothing of our dialect, and a server that knows several would go by what the
         token's user spoke last. So it first sees a command of B2; it may well refuse that one.
         """
+        if self._conversation is not None:
+            login = users.LoginRegisterWithToken(vsr.VERSION, _NAME, _VERSION_C, token)
+            return self._on_registered(await self.call(c.LOGIN_REGISTER_WITH_TOKEN, login))
         with suppress(IggyError):
             await self.call(c.HELLO, _NOTHING)
         request = users.LoginWithPersonalAccessToken(token)
         return (await self.call(c.LOGIN_WITH_PERSONAL_ACCESS_TOKEN, request)).user_id
+
+    def _on_registered(self, registered: users.Registered) -> int:
+        assert self._conversation is not None, "dialect C's login was answered"
+        self._conversation.on_registered(registered.session)
+        return registered.user_id
 
     async def logout(self) -> None:
         await self.call(c.LOGOUT_USER, _NOTHING)

@@ -121,6 +121,17 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             description="How long the access token in a login's reply (dialect A) lasts; 0 = none.",
         ),
     ] = 3_600_000
+    answers_sessions_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Sessions (clients of apache-iggy 0.9.0) whose last requests and their"
+            " answers are remembered, so that one that is sent again is applied once.",
+        ),
+    ] = 10_000
+    answers_bytes_max: Annotated[
+        int, Meta(ge=64 * 1024, description="Bytes of those answers, over all sessions.")
+    ] = 16 * MIB
     connections_max: Annotated[int, Meta(ge=1, description="Client connections at a time.")] = 4096
     held_bytes_max: Annotated[
         int,

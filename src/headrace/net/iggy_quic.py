@@ -1,6 +1,6 @@
 """Iggy's commands over QUIC: one bidirectional stream per request, the same frames as over TCP.
 
-The client writes one classic frame and finishes; the server answers and finishes. Login, dialect
+The client writes one frame and finishes; the server answers and finishes. Login, dialect
 and groups belong to the connection, which is one session. Requests of a connection run side by
 side, up to `requests_max`; what comes behind the frame of a stream is ignored.
 
@@ -13,14 +13,20 @@ or stands still half-way; the connection goes on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Generic, TypeVar
 
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.net.addresses import format_address
-from headrace.net.iggy_server import LAST_ANSWERS, TRANSFER_BYTES_PER_SECOND, Answer, IggyLimits
+from headrace.net.iggy_server import (
+    LAST_ANSWERS,
+    TRANSFER_BYTES_PER_SECOND,
+    Answer,
+    IggyLimits,
+    OnRequest,
+)
 from headrace.net.quic import QuicEndpoint, QuicLimits, QuicLink
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer, Runtime
@@ -28,12 +34,13 @@ from headrace.wire.iggy.errors import Status, status_of
 from headrace.wire.iggy.frames import (
     BadLength,
     OtherFraming,
-    RequestDecoder,
     RequestEvent,
     RequestFrame,
     TooLarge,
-    encode_response,
+    encode_answer,
 )
+from headrace.wire.iggy.request_stream import RequestStream
+from headrace.wire.iggy.vsr import Head
 
 log = get_logger(__name__)
 
@@ -75,7 +82,7 @@ class IggyQuicLimits:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    decoder: RequestDecoder | None
+    decoder: RequestStream | None
     since: float
     held: int = 0
     is_decided: bool = False  # its frame is complete, or will never be
@@ -94,7 +101,7 @@ class IggyQuicServer(Generic[S]):
         certificate: bytes,
         key: bytes,
         open_session: Callable[[str], S],
-        on_request: Callable[[S, int, memoryview], Awaitable[Answer]],
+        on_request: OnRequest[S],
         close_session: Callable[[S], None],
         is_trusted: Callable[[S], bool] = lambda _: True,
         limits: IggyQuicLimits | None = None,
@@ -250,16 +257,16 @@ class _Connection(Generic[S]):
 
     # -- receiving
 
-    def _decoder(self) -> RequestDecoder:
+    def _decoder(self) -> RequestStream:
         """Whoever has not logged in gets little memory."""
         limits = self._server.limits.frames
         if self._session is not None and self._server.is_trusted(self._session):
-            return RequestDecoder(
+            return RequestStream(
                 frame_bytes_max=limits.frame_bytes_max,
                 send_frame_bytes_max=limits.send_frame_bytes_max,
             )
         small = min(limits.login_frame_bytes_max, limits.frame_bytes_max)
-        return RequestDecoder(frame_bytes_max=small, send_frame_bytes_max=small)
+        return RequestStream(frame_bytes_max=small, send_frame_bytes_max=small)
 
     def _feed(self, stream_id: int, stream: _Stream, data: bytes) -> None:
         assert stream.decoder is not None, "it goes when the stream is decided"
@@ -282,18 +289,20 @@ class _Connection(Generic[S]):
     def _decide(self, stream_id: int, stream: _Stream, event: RequestEvent) -> None:
         stream.is_decided = True
         self._active = self._server.monotonic()
+        head: Head | None = None
         match event:
-            case RequestFrame(code, payload):
-                self._start(stream_id, stream, self._request(stream_id, stream, code, payload))
+            case RequestFrame() as frame:
+                self._start(stream_id, stream, self._request(stream_id, stream, frame))
                 return
             case TooLarge():
+                head = event.head
                 self._link.stop(stream_id, Refusal.TOO_LARGE)
             case OtherFraming():
                 self._refuse(stream_id, stream, Refusal.UNSUPPORTED)
         self._server.malformed += 1
         log.warning("iggy quic frame refused", peer=self._link.peer, what=str(event))
         if not stream.is_answered:
-            answer = self._answer(stream_id, stream, Status.INVALID_COMMAND, ())
+            answer = self._answer(stream_id, stream, Status.INVALID_COMMAND, (), head)
             self._start(stream_id, stream, answer)
 
     def _refuse(self, stream_id: int, stream: _Stream, why: Refusal) -> None:
@@ -317,18 +326,16 @@ class _Connection(Generic[S]):
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _request(
-        self, stream_id: int, stream: _Stream, code: int, payload: memoryview
-    ) -> None:
+    async def _request(self, stream_id: int, stream: _Stream, frame: RequestFrame) -> None:
         stream.waits_for_peer = False
         async with self._turns:
-            status, pieces = await self._call(code, payload)
-            await self._answer(stream_id, stream, status, pieces)
+            status, pieces = await self._call(frame)
+            await self._answer(stream_id, stream, status, pieces, frame.head)
         if status in LAST_ANSWERS:
             await self._link.wait_acknowledged(_ACKNOWLEDGE_SECONDS)
             self._link.close(Refusal.NONE, "told to leave")
 
-    async def _call(self, code: int, payload: memoryview) -> Answer:
+    async def _call(self, frame: RequestFrame) -> Answer:
         server = self._server
         if not self._link.is_open or server.closing:
             return Status.ERROR, ()
@@ -336,15 +343,22 @@ class _Connection(Generic[S]):
         if self._session is None:
             self._session = server.open_session(self._link.peer)
         try:
-            status, pieces = await server.on_request(self._session, code, payload)
+            status, pieces = await server.on_request(
+                self._session, frame.code, frame.payload, frame.head
+            )
         except HeadraceError as error:
             return status_of(error), ()
         return status, pieces if status == Status.OK else ()
 
     async def _answer(
-        self, stream_id: int, stream: _Stream, status: int, pieces: Sequence[Buffer]
+        self,
+        stream_id: int,
+        stream: _Stream,
+        status: int,
+        pieces: Sequence[Buffer],
+        head: Head | None,
     ) -> None:
-        frame = encode_response(status, pieces)
+        frame = encode_answer(head, status, pieces)
         length = sum(map(len, frame))
         stream.held += length
         self._hold(length)

@@ -1,4 +1,4 @@
-"""The connection loop of Iggy's classic framing: read, decode, hand over, answer in order.
+"""The connection loop of Iggy's framings: read, decode, hand over, answer in order.
 
 One request of a connection is handled at a time, as the protocol has it; requests that arrive
 meanwhile wait in the connection, which stops reading when too many bytes wait. What commands mean,
@@ -34,18 +34,22 @@ from headrace.wire.iggy.frames import (
     SEND_FRAME_BYTES_MAX,
     BadLength,
     OtherFraming,
-    RequestDecoder,
     RequestEvent,
     RequestFrame,
     TooLarge,
     decode_head,
-    encode_response,
+    encode_answer,
 )
+from headrace.wire.iggy.request_stream import RequestStream
+from headrace.wire.iggy.vsr import HEADER_BYTES as VSR_HEADER_BYTES
+from headrace.wire.iggy.vsr import Head, decode_header
+from headrace.wire.iggy.vsr import frame_bytes as vsr_frame_bytes
 
 log = get_logger(__name__)
 
 S = TypeVar("S")
 Answer: TypeAlias = tuple[int, Sequence[Buffer]]
+OnRequest: TypeAlias = Callable[[S, int, memoryview, Head | None], Awaitable[Answer]]
 
 LAST_ANSWERS = frozenset((Status.STALE_CLIENT, Status.CLIENT_NOT_FOUND))
 _SWEEP_SECONDS = 0.5
@@ -84,7 +88,7 @@ class _Open(Generic[S]):
     session: S
     task: asyncio.Task[object] | None
     held: Held
-    decoder: RequestDecoder
+    decoder: RequestStream
     trusted: bool = False
     busy: bool = False
     untaken: bool = False
@@ -95,8 +99,9 @@ class IggyServer(Generic[S]):
     """Serves connections from `start` to `close`.
 
     `open_session` is called for each accepted connection and `close_session` once it is over.
-    `on_request` gets the session, the code and the payload (a writable buffer it owns) and gives
-    the status with the reply's pieces; a HeadraceError it raises is answered with its number.
+    `on_request` gets the session, the code, the payload (a writable buffer it owns) and the head
+    that dialect C has beside them, and gives the status with the reply's pieces; a HeadraceError it
+    raises is answered with its number.
     `answer_at_once` is asked before it where that spares waking a task: it gives the pieces of a
     reply that needs no waiting, or None, and reads the payload only while it is called.
     `is_trusted` says whether a session has logged in: before, frames are small and time is short.
@@ -107,7 +112,7 @@ class IggyServer(Generic[S]):
         runtime: Runtime,
         *,
         open_session: Callable[[Connection], S],
-        on_request: Callable[[S, int, memoryview], Awaitable[Answer]],
+        on_request: OnRequest[S],
         close_session: Callable[[S], None],
         answer_at_once: Callable[[S, int, memoryview], Sequence[Buffer] | None] = lambda *_: None,
         is_trusted: Callable[[S], bool] = lambda _: True,
@@ -191,7 +196,7 @@ class IggyServer(Generic[S]):
             self._open_session(connection),
             asyncio.current_task(),
             Held(connection, self._monotonic()),
-            RequestDecoder(),
+            RequestStream(),
         )
         self._connections[served] = None
         self._set_limits(served)
@@ -340,15 +345,27 @@ class IggyServer(Generic[S]):
         """Answer a request that came whole, alone and waits for nothing; False if it is not so."""
         if len(data) < HEAD_BYTES or served.held.bytes or served.decoder.buffered_bytes:
             return False
-        length, code = decode_head(data)
-        if HEAD_BYTES + length - CODE_BYTES != len(data) or self._closing or connection.is_behind():
+        if self._closing or connection.is_behind():
             return False
-        pieces = self._answer_at_once(served.session, code, data[HEAD_BYTES:])
+        head: Head | None = None
+        if served.decoder.has_heads:
+            if len(data) < VSR_HEADER_BYTES or vsr_frame_bytes(data) != len(data):
+                return False
+            head, code = decode_header(data)
+            if head.fault:
+                return False
+            payload = data[VSR_HEADER_BYTES:]
+        else:
+            length, code = decode_head(data)
+            if HEAD_BYTES + length - CODE_BYTES != len(data):
+                return False
+            payload = data[HEAD_BYTES:]
+        pieces = self._answer_at_once(served.session, code, payload)
         if pieces is None:
             return False
         self._requests += 1
         served.held.since = self._monotonic()
-        connection.write(encode_response(Status.OK, pieces))
+        connection.write(encode_answer(head, Status.OK, pieces))
         if connection.is_behind():  # held until taken, which the sweep or the next request sees
             self._held.set(served.held, sum(map(len, pieces)))
             served.held.phase = Phase.ANSWERING
@@ -364,42 +381,45 @@ class IggyServer(Generic[S]):
         """Answer one event; False when the connection is over."""
         peer = served.connection.peer
         match event:
-            case RequestFrame(code, payload):
+            case RequestFrame(code, payload, head):
                 served.held.phase = Phase.HANDLING
-                status, pieces = await self._call(served.session, code, payload)
-                await self._send(served, status, pieces)
+                status, pieces = await self._call(served.session, code, payload, head)
+                await self._send(served, status, pieces, head)
                 return not status or status not in LAST_ANSWERS
             case BadLength(length):
                 self._malformed += 1
                 log.warning("iggy frame too short", peer=peer, length=length)
                 await self._send(served, Status.INVALID_COMMAND)
                 return True
-            case TooLarge(code, length):
+            case TooLarge(code, length, head):
                 self._malformed += 1
-                log.warning("iggy frame too large", peer=peer, code=code, length=length)
-                await self._send(served, Status.INVALID_COMMAND)
+                log.warning("iggy frame of a bad length", peer=peer, code=code, length=length)
+                await self._send(served, Status.INVALID_COMMAND, head=head)
                 return False
             case OtherFraming():
                 self._malformed += 1
-                log.warning(
-                    "iggy client speaks a framing this server does not (0.9.0 and newer)",
-                    peer=peer,
-                )
+                log.warning("iggy client speaks a framing this server does not", peer=peer)
                 return False
 
-    async def _send(self, served: _Open[S], status: int, pieces: Sequence[Buffer] = ()) -> None:
+    async def _send(
+        self,
+        served: _Open[S],
+        status: int,
+        pieces: Sequence[Buffer] = (),
+        head: Head | None = None,
+    ) -> None:
         held = served.held
         length = sum(map(len, pieces))
         self._held.set(held, held.bytes + length)
         held.phase, held.since = Phase.ANSWERING, self._monotonic()
-        served.connection.write(encode_response(status, pieces))
+        served.connection.write(encode_answer(head, status, pieces))
         await served.connection.drain()
         self._held.set(held, held.bytes - length)
 
-    async def _call(self, session: S, code: int, payload: memoryview) -> Answer:
+    async def _call(self, session: S, code: int, payload: memoryview, head: Head | None) -> Answer:
         self._requests += 1
         try:
-            status, pieces = await self._on_request(session, code, payload)
+            status, pieces = await self._on_request(session, code, payload, head)
         except HeadraceError as error:
             return status_of(error), ()
         return status, pieces if status == Status.OK else ()

@@ -6,6 +6,7 @@ always by hand, in `tests/unit/wire_iggy/test_responses.py::test_response`.
 
 _FRAMES = "tests/conformance/iggy/test_frames.py::"
 _BODIES = "tests/conformance/iggy/test_bodies.py::"
+_FRAMES_C = "tests/conformance/iggy/test_frames_c.py::"
 _BY_HAND = "tests/unit/wire_iggy/test_requests.py::"
 
 PROOFS: dict[str, str] = {
@@ -13,6 +14,7 @@ PROOFS: dict[str, str] = {
     "GET_STATS": f"{_FRAMES}test_body[node-0.8.0-get-stats]",
     "GET_SNAPSHOT_FILE": f"{_BY_HAND}test_request[GET_SNAPSHOT_FILE]",
     "GET_CLUSTER_METADATA": f"{_FRAMES}test_body[0.8.0-get-cluster-metadata]",
+    "DESCRIBE_OPTIONS": f"{_FRAMES_C}test_frame[describe-options]",
     "GET_ME": f"{_BY_HAND}test_request[GET_ME]",
     "GET_CLIENT": f"{_BY_HAND}test_request[GET_CLIENT]",
     "GET_CLIENTS": f"{_BY_HAND}test_request[GET_CLIENTS]",
@@ -25,12 +27,14 @@ PROOFS: dict[str, str] = {
     "CHANGE_PASSWORD": f"{_BODIES}test_body[change-password]",
     "LOGIN_USER": f"{_FRAMES}test_body[0.8.0-login-user]",
     "LOGOUT_USER": f"{_FRAMES}test_body[node-0.8.0-logout-user]",
+    "LOGIN_REGISTER": f"{_FRAMES_C}test_frame[login-register]",
     "GET_PERSONAL_ACCESS_TOKENS": f"{_FRAMES}test_body[node-0.8.0-get-personal-access-tokens]",
     "CREATE_PERSONAL_ACCESS_TOKEN": f"{_FRAMES}test_body[node-0.8.0-create-personal-access-token]",
     "DELETE_PERSONAL_ACCESS_TOKEN": f"{_FRAMES}test_body[node-0.8.0-delete-personal-access-token]",
     "LOGIN_WITH_PERSONAL_ACCESS_TOKEN": (
         f"{_FRAMES}test_body[0.8.0-login-with-personal-access-token]"
     ),
+    "LOGIN_REGISTER_WITH_TOKEN": f"{_BY_HAND}test_dialect_c[LOGIN_REGISTER_WITH_TOKEN]",
     "POLL_MESSAGES": f"{_FRAMES}test_body[0.8.0-poll-messages-consumer-next-part1]",
     "SEND_MESSAGES": f"{_FRAMES}test_send_from_python[0.8.0]",
     "FLUSH_UNSAVED_BUFFER": f"{_BODIES}test_body[flush-unsaved-buffer-raw]",
@@ -58,6 +62,7 @@ PROOFS: dict[str, str] = {
     "DELETE_CONSUMER_GROUP": f"{_BODIES}test_body[delete-consumer-group]",
     "JOIN_CONSUMER_GROUP": f"{_FRAMES}test_body[0.8.0-join-consumer-group]",
     "LEAVE_CONSUMER_GROUP": f"{_BODIES}test_body[leave-consumer-group]",
+    "SYNC_CONSUMER_GROUP": f"{_FRAMES_C}test_frame[sync-consumer-group]",
     "HELLO": f"{_BY_HAND}test_request[HELLO]",
     "OPEN_PUBLISHER": f"{_BY_HAND}test_request[OPEN_PUBLISHER]",
     "STAGE": f"{_BY_HAND}test_a_stage_is_a_head_and_a_send[STAGE]",

@@ -54,6 +54,7 @@ class FakeStream:
     start: int = 0
     syncs: int = 0
     replicas: int = 1
+    durability: int = m.Durability.SYNCED
 
     def message(self, range_: FakeRange) -> m.Range:
         return m.Range(
@@ -123,6 +124,7 @@ class FakeCluster:
             if wanted.name not in self.names:
                 stream = FakeStream(self._next_stream, wanted.name, [FakeRange(0, 0, -1)])
                 stream.replicas = wanted.replica_nums
+                stream.durability = wanted.durability
                 self.streams[stream.id] = stream
                 self.names[wanted.name] = stream.id
                 self._next_stream += 1

@@ -11,6 +11,7 @@ from headrace.runtime.interfaces import Connection
 from headrace.runtime.simulated import Simulation
 from headrace.wire.iggy.errors import Status
 from headrace.wire.iggy.frames import ResponseDecoder, encode_request
+from headrace.wire.iggy.vsr import Head
 
 PORT = 8090
 ECHO, LOGIN, LARGE, HOLD = 1, 38, 100, 101
@@ -65,7 +66,9 @@ class World:
             limits=limits,
         )
 
-    async def on_request(self, session: Session, code: int, payload: memoryview) -> Answer:
+    async def on_request(
+        self, session: Session, code: int, payload: memoryview, head: Head | None
+    ) -> Answer:
         if code == LOGIN:
             session.trusted = True
         if code == LARGE:

@@ -20,6 +20,7 @@ from headrace.net.quic import QuicLimits, _RetryTokens
 from headrace.runtime.interfaces import Runtime
 from headrace.runtime.simulated import Simulation
 from headrace.wire.iggy.errors import Status, error_of
+from headrace.wire.iggy.vsr import Head
 from tests.quic_client import QuicClient, StreamRefused
 from tests.unit.net.certificates import development
 
@@ -46,7 +47,9 @@ class Recorder:
         self.opened.append(session)
         return session
 
-    async def on_request(self, session: Session, code: int, payload: memoryview) -> Answer:
+    async def on_request(
+        self, session: Session, code: int, payload: memoryview, head: Head | None
+    ) -> Answer:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:

@@ -17,6 +17,7 @@ from headrace.runtime.simulated import Simulation
 from headrace.runtime.system import system_runtime
 from headrace.wire.iggy.errors import Status, error_of
 from headrace.wire.iggy.frames import ResponseDecoder, encode_request
+from headrace.wire.iggy.vsr import Head
 
 PORT = 8090
 ECHO, FAIL, STALE, SLOW, BUG = 1, 2, 3, 4, 5
@@ -40,7 +41,9 @@ class Recorder:
     def close_session(self, session: str) -> None:
         self.closed.append(session)
 
-    async def on_request(self, session: str, code: int, payload: memoryview) -> Answer:
+    async def on_request(
+        self, session: str, code: int, payload: memoryview, head: Head | None
+    ) -> Answer:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
@@ -275,7 +278,9 @@ async def _ended(peer: Peer) -> bool:
 
 
 def test_error_answers_carry_no_body() -> None:
-    async def failing(session: str, code: int, payload: memoryview) -> tuple[int, Sequence[Buffer]]:
+    async def failing(
+        session: str, code: int, payload: memoryview, head: Head | None
+    ) -> tuple[int, Sequence[Buffer]]:
         return Status.UNAUTHORIZED, [b"a body that must not be sent"]
 
     async def scenario(world: World) -> None:

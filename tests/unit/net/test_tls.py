@@ -22,6 +22,7 @@ from headrace.runtime.interfaces import Buffer, Connection
 from headrace.runtime.simulated import Simulation
 from headrace.wire.iggy.errors import Status
 from headrace.wire.iggy.frames import encode_request
+from headrace.wire.iggy.vsr import Head
 from tests.unit.net.certificates import contexts
 
 PORT = 8090
@@ -393,7 +394,7 @@ def test_plain_and_tls_clients_of_one_server() -> None:
     simulation = Simulation(3)
     seen: list[tuple[str, int, bytes]] = []
 
-    async def on_request(session: str, code: int, payload: memoryview) -> Answer:
+    async def on_request(session: str, code: int, payload: memoryview, head: Head | None) -> Answer:
         seen.append((session, code, bytes(payload)))
         return Status.OK, [payload]
 

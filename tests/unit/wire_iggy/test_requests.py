@@ -13,7 +13,8 @@ from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.messages import extensions as x
 from headrace.wire.iggy.messages.messages import Message, PollMessages, encode_send
-from headrace.wire.iggy.messages.offsets import GetConsumerOffset
+from headrace.wire.iggy.messages.offsets import GetConsumerOffset, StoreConsumerOffset
+from headrace.wire.iggy.messages.streams import CreateStream
 from headrace.wire.iggy.messages.system import (
     Empty,
     GetClient,
@@ -22,7 +23,9 @@ from headrace.wire.iggy.messages.system import (
     SnapshotType,
 )
 from headrace.wire.iggy.messages.topics import Compression, DeleteSegments, UpdateTopic
+from headrace.wire.iggy.messages.users import LoginRegisterWithToken
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy, StrategyKind
+from headrace.wire.iggy.userheaders import UserHeader
 
 STREAM, TOPIC = b"\x02\x02s1", b"\x01\x04\x07\0\0\0"
 
@@ -114,6 +117,33 @@ def test_request(name: str) -> None:
     assert command.name == name
     assert b"".join(command.encode_request(request)) == laid_out
     assert command.decode_request(laid_out) == request
+
+
+CASES_C: dict[str, tuple[AnyCommand, object, bytes]] = {
+    "LOGIN_REGISTER_WITH_TOKEN": (
+        c.LOGIN_REGISTER_WITH_TOKEN,
+        LoginRegisterWithToken(0x2C00, "rust-sdk", "0.11.0", "iggypat-abc", "ctx"),
+        b"\0\x2c\0\0\x08rust-sdk\x060.11.0\x0biggypat-abc\x03\0\0\0ctx",
+    ),
+    "CREATE_STREAM": (
+        c.CREATE_STREAM,
+        CreateStream("s1", options=(UserHeader.of("k", "v"),)),
+        b"\x02s1\x02\1\0\0\0k\x02\1\0\0\0v",
+    ),
+    "STORE_CONSUMER_OFFSET": (
+        c.STORE_CONSUMER_OFFSET,
+        StoreConsumerOffset(Consumer.single("me"), "s1", 7, 3, 9, False),
+        b"\x01\x02\x02me" + STREAM + TOPIC + b"\x01\x03\0\0\0" + struct.pack("<QB", 9, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES_C)
+def test_dialect_c(name: str) -> None:
+    command, request, laid_out = CASES_C[name]
+    assert command.name == name
+    assert b"".join(command.encode_request(request, Dialect.C)) == laid_out
+    assert command.decode_request(laid_out, Dialect.C) == request
 
 
 @pytest.mark.parametrize("name", ["STAGE"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -20,9 +21,10 @@ from headrace.wire.iggy.messages.extensions import (
     TicketPartition,
     TicketTopic,
 )
-from headrace.wire.iggy.messages.messages import PolledMessages
+from headrace.wire.iggy.messages.messages import Placed, PolledMessages, SentMessages
 from headrace.wire.iggy.messages.system import NodeRole, NodeStatus, TransportKind
 from headrace.wire.iggy.messages.topics import NEVER_EXPIRES, UNLIMITED, Compression
+from headrace.wire.iggy.userheaders import UserHeader, encode_headers
 
 STREAM = streams.Stream(0, 11, 2, 33, 44, "s1")
 STREAM_BYTES = struct.pack("<IQIQQ", 0, 11, 2, 33, 44) + b"\x02s1"
@@ -236,10 +238,80 @@ def test_response(command: AnyCommand, response: object, laid_out: bytes) -> Non
     assert command.decode_response(laid_out) == response
 
 
+def _block(*options: UserHeader) -> bytes:
+    data = encode_headers(options)
+    return struct.pack("<I", len(data)) + data
+
+
+GIVEN, DERIVED = UserHeader.of("durability", "persisted"), UserHeader.of("segment_size", b"\1")
+TOPIC_C = replace(TOPIC, replication_factor=0, options=(GIVEN,), derived=(DERIVED, GIVEN))
+TOPIC_C_BYTES = (
+    struct.pack("<IQIQBQQQ", 1, 12, 3, NEVER_EXPIRES, 1, UNLIMITED, 55, 66)
+    + b"\x05topic"
+    + _block(GIVEN)
+    + _block(DERIVED, GIVEN)
+)
+STREAM_C = replace(STREAM, options=(GIVEN,))
+STREAM_C_BYTES = STREAM_BYTES + _block(GIVEN)
+USER_C = replace(USER, options=(GIVEN,))
+
+CASES_C: list[tuple[AnyCommand, object, bytes]] = [
+    (
+        c.DESCRIBE_OPTIONS,
+        system.DescribedOptions((system.OptionInfo("k", 2, "none", "what it does"),)),
+        b"\1\0\0\0\1k\2\4\0\0\0none\x0c\0\0\0what it does",
+    ),
+    (
+        c.LOGIN_REGISTER,
+        users.Registered(5, 2**40, 0x2C00, "0.1"),
+        struct.pack("<IQI", 5, 2**40, 0x2C00) + b"\x030.1",
+    ),
+    (
+        c.LOGIN_REGISTER_WITH_TOKEN,
+        users.Registered(5, 1, 0x2C00, "0.1"),
+        struct.pack("<IQI", 5, 1, 0x2C00) + b"\x030.1",
+    ),
+    (
+        c.SYNC_CONSUMER_GROUP,
+        groups.GroupAssignment(2**33, (0, 2)),
+        struct.pack("<QIII", 2**33, 2, 0, 2),
+    ),
+    (
+        c.SEND_MESSAGES,
+        SentMessages((Placed(1, 2, 3, 2**40),)),
+        struct.pack("<IIIIQ", 1, 1, 2, 3, 2**40),
+    ),
+    (c.GET_TOPICS, topics.Topics((TOPIC_C,) * 2), b"\2\0\0\0" + TOPIC_C_BYTES * 2),
+    (c.GET_TOPIC, topics.TopicDetails(TOPIC_C, (PARTITION,)), TOPIC_C_BYTES + PARTITION_BYTES),
+    (c.GET_STREAM, streams.StreamDetails(STREAM_C, (TOPIC_C,)), STREAM_C_BYTES + TOPIC_C_BYTES),
+    (c.GET_STREAMS, streams.Streams((STREAM_C,)), STREAM_C_BYTES),
+    (c.GET_USER, users.UserDetails(USER_C), USER_BYTES + _block(GIVEN) + bytes(4)),
+    (c.GET_USERS, users.Users((USER_C, USER_C)), (USER_BYTES + _block(GIVEN)) * 2),
+    (c.GET_STATS, STATS, STATS_BYTES),
+    (c.GET_CLUSTER_METADATA, CLUSTER, CLUSTER_BYTES),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "response", "laid_out"), CASES_C, ids=[command.name for command, _, _ in CASES_C]
+)
+def test_response_in_dialect_c(command: AnyCommand, response: object, laid_out: bytes) -> None:
+    assert b"".join(command.encode_response(response, Dialect.C)) == laid_out
+    assert command.decode_response(laid_out, Dialect.C) == response
+
+
+def test_a_send_is_answered_with_nothing_in_other_dialects() -> None:
+    for dialect in (Dialect.A, Dialect.B1, Dialect.B2):
+        assert c.SEND_MESSAGES.encode_response(SentMessages((Placed(1, 2, 3, 4),)), dialect) == []
+    assert c.SEND_MESSAGES.decode_response(b"", Dialect.C) == SentMessages(())
+
+
 def test_every_command_with_a_reply_is_laid_out_here() -> None:
     with_reply = {row.name for row in TABLE.values() if row.response is not system.Empty}
+    only_c = {row.name for row in TABLE.values() if row.only_c} | {"SEND_MESSAGES"}
     # A poll's reply holds messages and is not compared by value: the next test.
-    assert with_reply == {command.name for command, _, _ in CASES} | {"POLL_MESSAGES"}
+    assert with_reply - only_c == {command.name for command, _, _ in CASES} | {"POLL_MESSAGES"}
+    assert only_c <= {command.name for command, _, _ in CASES_C}
 
 
 def test_poll_response() -> None:

@@ -59,3 +59,11 @@ async def leave_group(broker: Broker, session: Session, request: m.LeaveGroup) -
     topic = broker.catalogue.topic(request.stream, request.topic)
     group = group_of(topic, request.group)
     broker.membership.leave(group.uid, session.client_id, partitions=len(topic.partitions))
+
+
+async def sync_group(broker: Broker, session: Session, request: m.SyncGroup) -> m.GroupAssignment:
+    topic = broker.catalogue.topic(request.stream, request.topic)
+    group = group_of(topic, request.group)
+    member = broker.membership.member(group.uid, session.client_id)
+    generation = broker.membership.generation(group.uid)
+    return m.GroupAssignment(generation, tuple(member.partitions))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import xxhash
 
+from headrace.broker.applied import REQUEST
 from headrace.broker.core import Broker
 from headrace.broker.errors import (
     InvalidMessagesCountError,
     NoPartitionsError,
     NotWindowTopicError,
+    PartitionNotOwnedError,
 )
 from headrace.broker.handlers.readers import Resolved, resolve
 from headrace.broker.offsets import Entry, Place, Reader
@@ -18,11 +20,14 @@ from headrace.broker.repeated_poll import remember
 from headrace.broker.resources import Partition, Topic
 from headrace.broker.sessions import Session
 from headrace.broker.state import partition_of
+from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.messages import messages as m
 from headrace.wire.iggy.primitives import Partitioning, PartitioningKind, Strategy, StrategyKind
 
 
-async def send_messages(broker: Broker, session: Session, request: m.SendMessages) -> None:
+async def send_messages(
+    broker: Broker, session: Session, request: m.SendMessages
+) -> m.SentMessages | None:
     topic = broker.catalogue.topic(request.stream, request.topic)
     if topic.uid in broker.publishing.state.topics:
         raise NotWindowTopicError("its publishers alone write to it", topic=topic.name)
@@ -30,9 +35,14 @@ async def send_messages(broker: Broker, session: Session, request: m.SendMessage
     log = broker.partitions.peek(topic, partition)
     if log is None:
         log = await broker.partitions.get(topic, partition)
-    await log.append(request.area, request.starts)
+    first = await log.append(request.area, request.starts, REQUEST.get())
     broker.counters["sent_messages"] += request.count
     broker.counters["sent_bytes"] += len(request.area)
+    if session.dialect is not Dialect.C:
+        return None  # nobody else reads it
+    stream = broker.catalogue.stream_by_uid(topic.stream_uid)
+    stream_id = 0 if stream is None else stream.id  # deleted meanwhile
+    return m.SentMessages((m.Placed(stream_id, topic.id, partition.id, first),))
 
 
 def choose(broker: Broker, topic: Topic, partitioning: Partitioning) -> Partition:
@@ -92,6 +102,8 @@ def _polled_partition(
         partition_of(topic, partition).id not in member.partitions
         and not session.rules.members_poll_any
     ):
+        if session.rules.refuses_unowned:
+            raise PartitionNotOwnedError(partition=partition)
         return None
     return partition_of(topic, partition)
 

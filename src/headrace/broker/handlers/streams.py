@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from headrace.broker import decisions
 from headrace.broker.core import Broker
+from headrace.broker.events import StreamRenamed
 from headrace.broker.handlers.views import open_logs, view_stream, view_stream_details
+from headrace.broker.options import keep_options
 from headrace.broker.sessions import Session
 from headrace.wire.iggy.messages import streams as m
 from headrace.wire.iggy.messages.system import Empty
@@ -33,6 +35,7 @@ async def create_stream(
             name=request.name,
             now_us=broker.runtime.clock.now_us(),
             wanted_id=request.stream_id,
+            options=keep_options(request.options),
         )
     )
     return await view_stream_details(broker, broker.catalogue.stream(event.id))
@@ -43,9 +46,14 @@ async def delete_stream(broker: Broker, session: Session, request: m.DeleteStrea
 
 
 async def update_stream(broker: Broker, session: Session, request: m.UpdateStream) -> None:
-    await broker.commit(
-        lambda: decisions.rename_stream(broker.catalogue, request.stream, name=request.name)
-    )
+    def decide() -> StreamRenamed:
+        before = broker.catalogue.stream(request.stream).options
+        options = keep_options(request.options, before) if request.options else None
+        return decisions.rename_stream(
+            broker.catalogue, request.stream, name=request.name, options=options
+        )
+
+    await broker.commit(decide)
 
 
 async def purge_stream(broker: Broker, session: Session, request: m.PurgeStream) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from headrace.broker.core import Broker
 from headrace.broker.errors import InvalidClientIdError
 from headrace.broker.handlers.views import open_logs
+from headrace.broker.options import TOPIC_OPTIONS
 from headrace.broker.roster import Place, members_of
 from headrace.broker.sessions import Session
 from headrace.errors import HeadraceError
@@ -92,6 +93,16 @@ async def get_cluster_metadata(
         for number, place in enumerate(places, 1)
     ]
     return m.ClusterMetadata(name, tuple(nodes))
+
+
+async def describe_options(
+    broker: Broker, session: Session, request: m.DescribeOptions
+) -> m.DescribedOptions:
+    """Streams and users have no options that do anything."""
+    known = TOPIC_OPTIONS if request.scope is m.OptionScope.TOPIC else ()
+    return m.DescribedOptions(
+        tuple(m.OptionInfo(o.key, o.kind, o.default, o.description) for o in known)
+    )
 
 
 async def get_me(broker: Broker, session: Session, request: m.Empty) -> m.ClientDetails:

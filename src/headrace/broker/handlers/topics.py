@@ -6,11 +6,13 @@ from headrace.broker import decisions, events
 from headrace.broker.core import Broker
 from headrace.broker.errors import InvalidSegmentsCountError
 from headrace.broker.handlers.views import open_logs, view_topic, view_topic_details
+from headrace.broker.options import keep_options, read_options
 from headrace.broker.partitions import place_of
 from headrace.broker.replication import topic_replicas
 from headrace.broker.resources import UNASSIGNED
 from headrace.broker.sessions import Session
 from headrace.broker.state import partition_of
+from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.messages import topics as m
 
 
@@ -31,18 +33,22 @@ async def get_topics(broker: Broker, session: Session, request: m.GetTopics) -> 
 
 
 async def create_topic(broker: Broker, session: Session, request: m.CreateTopic) -> m.TopicDetails:
+    given = read_options(request.options, creating=True)
+    options = keep_options(given.options)
+
     def decide(replicas: int) -> events.TopicCreated:
         return decisions.create_topic(
             broker.catalogue,
             request.stream,
             name=request.name,
             partitions=request.partitions_count,
-            compression=request.compression,
-            expiry=request.message_expiry_us,
-            max_size=request.max_size_bytes,
+            compression=_either(given.compression, request.compression),
+            expiry=_either(given.expiry, request.message_expiry_us),
+            max_size=_either(given.max_size, request.max_size_bytes),
             replication=replicas,
             now_us=broker.runtime.clock.now_us(),
             wanted_id=request.topic_id,
+            options=options,
         )
 
     decide(1)  # a name that is taken is told before a lack of data nodes
@@ -53,6 +59,10 @@ async def create_topic(broker: Broker, session: Session, request: m.CreateTopic)
     return await view_topic_details(
         broker, topic or broker.catalogue.topic(request.stream, event.id)
     )
+
+
+def _either(given: int | None, otherwise: int) -> int:
+    return otherwise if given is None else given
 
 
 async def delete_topic(broker: Broker, session: Session, request: m.DeleteTopic) -> None:
@@ -66,18 +76,26 @@ async def update_topic(broker: Broker, session: Session, request: m.UpdateTopic)
     replicas = request.replication_factor
     if replicas:
         replicas = await topic_replicas(broker.settings, broker.roster, replicas)
-    event = await broker.commit(
-        lambda: decisions.update_topic(
+    given = read_options(request.options, creating=False)
+
+    def decide() -> events.TopicUpdated:
+        before = broker.catalogue.topic(request.stream, request.topic)
+        stays = session.dialect is Dialect.C  # what its options do not name
+        return decisions.update_topic(
             broker.catalogue,
             request.stream,
             request.topic,
             name=request.name,
-            compression=request.compression,
-            expiry=request.message_expiry_us,
-            max_size=request.max_size_bytes,
+            compression=_either(
+                given.compression, before.compression if stays else request.compression
+            ),
+            expiry=_either(given.expiry, before.expiry if stays else request.message_expiry_us),
+            max_size=_either(given.max_size, before.max_size if stays else request.max_size_bytes),
             replication=replicas,
+            options=keep_options(given.options, before.options) if stays else None,
         )
-    )
+
+    event = await broker.commit(decide)
     topic = broker.catalogue.topic_by_uid(event.uid)
     for partition in () if topic is None or not replicas else topic.partitions:
         if partition.stream_id != UNASSIGNED:

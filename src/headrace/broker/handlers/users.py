@@ -5,15 +5,19 @@ from __future__ import annotations
 import hmac
 
 from headrace.broker import decisions
+from headrace.broker.applied import session_number
 from headrace.broker.authorization import current_user, require
 from headrace.broker.core import Broker
 from headrace.broker.errors import (
+    IncompatibleProtocolError,
     InvalidCredentialsError,
     InvalidTokenError,
     TokenExpiredError,
     UserInactiveError,
 )
+from headrace.broker.events import UserUpdated
 from headrace.broker.handlers.views import read_permissions, view_user, view_user_details
+from headrace.broker.options import keep_options
 from headrace.broker.passwords import check_password, draw_token, token_digest
 from headrace.broker.resources import ROOT_ID, Permissions, User
 from headrace.broker.session_tokens import make_session_token, parse_session_token
@@ -24,6 +28,7 @@ from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.dialects import CLASSIC, Dialect, of_version
 from headrace.wire.iggy.messages import users as m
 from headrace.wire.iggy.messages.system import Empty
+from headrace.wire.iggy.vsr import VERSION, VERSION_MAX, VERSION_MIN
 
 TOKEN_BYTES_MAX = 100
 
@@ -55,6 +60,7 @@ async def create_user(broker: Broker, session: Session, request: m.CreateUser) -
             status=request.status,
             permissions=_resolve(broker, request.permissions),
             now_us=broker.runtime.clock.now_us(),
+            options=keep_options(request.options),
         )
     )
     return view_user_details(broker, broker.catalogue.user(event.id))
@@ -65,11 +71,18 @@ async def delete_user(broker: Broker, session: Session, request: m.DeleteUser) -
 
 
 async def update_user(broker: Broker, session: Session, request: m.UpdateUser) -> None:
-    await broker.commit(
-        lambda: decisions.update_user(
-            broker.catalogue, request.user, name=request.username, status=request.status
+    def decide() -> UserUpdated:
+        before = broker.catalogue.user(request.user).options
+        options = keep_options(request.options, before) if request.options else None
+        return decisions.update_user(
+            broker.catalogue,
+            request.user,
+            name=request.username,
+            status=request.status,
+            options=options,
         )
-    )
+
+    await broker.commit(decide)
 
 
 async def update_permissions(
@@ -103,19 +116,51 @@ async def change_password(broker: Broker, session: Session, request: m.ChangePas
 # -- logins
 
 
-async def login_user(broker: Broker, session: Session, request: m.LoginUser) -> m.Identity:
-    user = broker.catalogue.find_user(request.username)
+async def _check_login(broker: Broker, session: Session, username: str, password: str) -> User:
+    user = broker.catalogue.find_user(username)
     stored = None if user is None else user.password_hash
-    await broker.guard.check(
-        broker.passwords, request.username, session.host, stored, request.password
-    )
+    await broker.guard.check(broker.passwords, username, session.host, stored, password)
     if user is None or broker.catalogue.user_by_uid(user.uid) is None:
         raise InvalidCredentialsError("deleted meanwhile")
+    return user
+
+
+async def login_user(broker: Broker, session: Session, request: m.LoginUser) -> m.Identity:
+    user = await _check_login(broker, session, request.username, request.password)
     stated = of_version(request.version)
     if stated not in CLASSIC:
         stated = None
     login = Login.SILENT if stated is None else Login.VERSION
     return _log_in(broker, session, user, login, stated=stated)
+
+
+async def login_register(
+    broker: Broker, session: Session, request: m.LoginRegister
+) -> m.Registered:
+    """Dialect C. The session's number goes with client and user, so one that connects again gets
+    the same, and its requests are known: see `applied.py`."""
+    _check_protocol(request.protocol_version)
+    user = await _check_login(broker, session, request.username, request.password)
+    _log_in(broker, session, user, Login.VERSION, stated=Dialect.C)
+    return _register(broker, session, user)
+
+
+async def login_register_with_token(
+    broker: Broker, session: Session, request: m.LoginRegisterWithToken
+) -> m.Registered:
+    _check_protocol(request.protocol_version)
+    await login_with_token(broker, session, m.LoginWithPersonalAccessToken(request.token))
+    return _register(broker, session, current_user(broker, session))
+
+
+def _check_protocol(version: int) -> None:
+    if not VERSION_MIN <= version <= VERSION_MAX:
+        raise IncompatibleProtocolError(version=version)
+
+
+def _register(broker: Broker, session: Session, user: User) -> m.Registered:
+    session.number = session_number(broker.identity.secret, session.client, user.uid)
+    return m.Registered(user.id, session.number, VERSION, broker.identity.version)
 
 
 async def login_with_token(
@@ -138,7 +183,8 @@ def _log_in_with_token(
     service = service_token(broker.identity.secret)
     if hmac.compare_digest(request.token.encode(), service.encode()):
         root = broker.catalogue.user(ROOT_ID)
-        return _log_in(broker, session, root, Login.SERVICE, stated=Dialect.B2)
+        stated = Dialect.C if session.dialect is Dialect.C else Dialect.B2
+        return _log_in(broker, session, root, Login.SERVICE, stated=stated)
     if (user := _session_user(broker, request.token)) is not None:
         return _log_in(broker, session, user, Login.TOKEN)
     found = broker.catalogue.user_by_token(token_digest(request.token))
@@ -188,6 +234,7 @@ def _session_token(broker: Broker, session: Session, user: User) -> str:
 
 
 async def logout_user(broker: Broker, session: Session, request: Empty) -> None:
+    broker.answers.forget_session(session.number)
     broker.logout(session)
 
 

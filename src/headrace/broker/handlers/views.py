@@ -8,7 +8,9 @@ from typing import TypeAlias
 from headrace.broker import resources as r
 from headrace.broker.core import Broker
 from headrace.broker.figures import Figures
+from headrace.broker.options import view_options
 from headrace.wire.iggy.messages import groups, streams, topics, users
+from headrace.wire.iggy.options import decode_options
 
 Stored: TypeAlias = dict[int, list[Figures | None]]
 """Figures of partitions by topic uid; None where nothing was ever written."""
@@ -32,17 +34,21 @@ def _sums(figures: Iterable[Figures | None]) -> tuple[int, int]:
 
 def view_topic(broker: Broker, topic: r.Topic, logs: Stored) -> topics.Topic:
     size, messages = _sums(logs.get(topic.uid, ()))
+    expiry, max_size = broker.expiry_of(topic), broker.max_size_of(topic)
+    options, derived = view_options(topic, expiry=expiry, max_size=max_size)
     return topics.Topic(
         id=topic.id,
         created_at_us=topic.created_at,
         partitions_count=len(topic.partitions),
-        message_expiry_us=broker.expiry_of(topic),
+        message_expiry_us=expiry,
         compression=topics.Compression(topic.compression),
-        max_size_bytes=broker.max_size_of(topic),
+        max_size_bytes=max_size,
         replication_factor=topic.replication,
         size_bytes=size,
         messages_count=messages,
         name=topic.name,
+        options=options,
+        derived=derived,
     )
 
 
@@ -79,6 +85,7 @@ def view_stream(stream: r.Stream, logs: Stored) -> streams.Stream:
         size_bytes=size,
         messages_count=messages,
         name=stream.name,
+        options=decode_options(stream.options),
     )
 
 
@@ -118,6 +125,7 @@ def view_user(user: r.User) -> users.User:
         created_at_us=user.created_at,
         status=users.UserStatus(user.status),
         username=user.name,
+        options=decode_options(user.options),
     )
 
 

@@ -208,7 +208,16 @@ def equal_index(count: int, stride: int) -> tuple[bytes, Positions]:
     return table.tobytes(), starts
 
 
-def stride_of(starts: Positions, area_bytes: int) -> int:
+def equal_starts(count: int, stride: int) -> Positions:
+    """Where so many messages of one size start; shared where it is kept, so not to be written."""
+    import numpy as np
+
+    if count <= _EQUAL_COUNT_MAX:
+        return equal_index(count, stride)[1]
+    return np.arange(0, count * stride, stride, dtype=np.uint32)
+
+
+def stride_of(starts: Positions, area_bytes: int, header_bytes: int = NARROW_HEADER_BYTES) -> int:
     """The size of each message when all have the same, as in bulk they usually do; otherwise 0.
 
     Fields then lie at a fixed distance and plain strided views reach them, without a gather.
@@ -216,7 +225,7 @@ def stride_of(starts: Positions, area_bytes: int) -> int:
     import numpy as np
 
     stride, rest = divmod(area_bytes, len(starts))
-    if rest or stride < NARROW_HEADER_BYTES:
+    if rest or stride < header_bytes:
         return 0
     if len(starts) <= _EQUAL_COUNT_MAX and equal_index(len(starts), stride)[1] is starts:
         return stride
@@ -428,7 +437,7 @@ def _stamp_many(
         _fill_ids(ids, new_ids)
         column(area, stride, 24, "<u8")[:, 0] = offsets
         column(area, stride, 32, "<u8")[:] = timestamp_us
-        column(area, stride, 0, "V8")[:, 0] = _checksums(_equal_bodies(area, stride))
+        column(area, stride, 0, "V8")[:, 0] = checksums(equal_bodies(area, stride))
         return
     stamped = np.empty(len(starts), np.dtype([("id", "<u8", 2), ("offset", "<u8"), ("at", "<u8")]))
     at = starts + np.uint32(8)
@@ -438,7 +447,7 @@ def _stamp_many(
     stamped["at"] = timestamp_us
     items(area, stamped.itemsize)[at] = stamped.view(f"V{stamped.itemsize}")
     ends = [*starts[1:].tolist(), len(area)]
-    items(area, 8)[starts] = _checksums(
+    items(area, 8)[starts] = checksums(
         map(memoryview(area).__getitem__, map(slice, at.tolist(), ends))
     )
 
@@ -470,7 +479,7 @@ def _fill_ids(ids: NDArray[Any], new_ids: Callable[[int], bytes]) -> None:
         ids[missing] = np.frombuffer(new_ids(len(missing)), "<u8").reshape(-1, 2)
 
 
-def _equal_bodies(area: bytearray | memoryview, stride: int) -> Iterator[Buffer]:
+def equal_bodies(area: bytearray | memoryview, stride: int) -> Iterator[Buffer]:
     """What the checksums of messages of one size cover."""
     if stride <= _COPIED_BYTES_MAX:
         return map(itemgetter(0), struct.iter_unpack(f"8x{stride - 8}s", area))
@@ -478,7 +487,7 @@ def _equal_bodies(area: bytearray | memoryview, stride: int) -> Iterator[Buffer]
     return map(memoryview(area).__getitem__, map(slice, begins, ends))
 
 
-def _checksums(bodies: Iterator[Buffer]) -> NDArray[np.void]:
+def checksums(bodies: Iterator[Buffer]) -> NDArray[np.void]:
     """One C call per message: XXH3 has no form for many, and this is most of what a SEND costs."""
     import numpy as np
     import xxhash

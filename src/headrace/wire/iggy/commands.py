@@ -72,6 +72,8 @@ class Command(Generic[Q, R]):
     """The Python client 0.8.0 sends it."""
     served: bool
     """False: reserved, not yet offered; a broker answers FEATURE_UNAVAILABLE."""
+    only_c: bool = False
+    """Dialect C alone has it; elsewhere it is an unknown command."""
 
     def decode_request(self, payload: Buffer, dialect: Dialect = Dialect.B2) -> Q:
         return self.request.decode(payload, dialect)
@@ -112,10 +114,12 @@ def _row(
     authenticated: bool = True,
     used_by_0_8_0: bool = False,
     served: bool = True,
+    only_c: bool = False,
 ) -> Command[Q, P]:
     row: Command[Q, P] = Command(
-        code, name, request, response, permission, authenticated, False, used_by_0_8_0, served
-    )
+        code, name, request, response, permission, authenticated, False, used_by_0_8_0, served,
+        only_c,
+    )  # fmt: skip
     TABLE[code] = row
     return row
 
@@ -144,6 +148,9 @@ GET_SNAPSHOT_FILE = _row(
 GET_CLUSTER_METADATA = _row(
     12, "GET_CLUSTER_METADATA", Empty, system.ClusterMetadata, used_by_0_8_0=True
 )
+DESCRIBE_OPTIONS = _row(
+    13, "DESCRIBE_OPTIONS", system.DescribeOptions, system.DescribedOptions, only_c=True
+)
 GET_ME = _row(20, "GET_ME", Empty, system.ClientDetails)
 GET_CLIENT = _optional_row(
     21, "GET_CLIENT", system.GetClient, system.ClientDetails, Permission.READ_SERVERS
@@ -162,6 +169,9 @@ LOGIN_USER = _row(
     38, "LOGIN_USER", users.LoginUser, users.Identity, authenticated=False, used_by_0_8_0=True
 )
 LOGOUT_USER = _row(39, "LOGOUT_USER", Empty, Empty)
+LOGIN_REGISTER = _row(
+    40, "LOGIN_REGISTER", users.LoginRegister, users.Registered, authenticated=False, only_c=True
+)
 GET_PERSONAL_ACCESS_TOKENS = _row(
     41, "GET_PERSONAL_ACCESS_TOKENS", Empty, users.PersonalAccessTokens
 )
@@ -182,6 +192,14 @@ LOGIN_WITH_PERSONAL_ACCESS_TOKEN = _row(
     authenticated=False,
     used_by_0_8_0=True,
 )
+LOGIN_REGISTER_WITH_TOKEN = _row(
+    45,
+    "LOGIN_REGISTER_WITH_TOKEN",
+    users.LoginRegisterWithToken,
+    users.Registered,
+    authenticated=False,
+    only_c=True,
+)
 POLL_MESSAGES = _row(
     100,
     "POLL_MESSAGES",
@@ -191,7 +209,12 @@ POLL_MESSAGES = _row(
     used_by_0_8_0=True,
 )
 SEND_MESSAGES = _row(
-    101, "SEND_MESSAGES", messages.SendMessages, Empty, Permission.SEND, used_by_0_8_0=True
+    101,
+    "SEND_MESSAGES",
+    messages.SendMessages,
+    messages.SentMessages,
+    Permission.SEND,
+    used_by_0_8_0=True,
 )
 FLUSH_UNSAVED_BUFFER = _row(
     102, "FLUSH_UNSAVED_BUFFER", messages.FlushUnsavedBuffer, Empty, Permission.SEND
@@ -291,6 +314,14 @@ JOIN_CONSUMER_GROUP = _row(
 )
 LEAVE_CONSUMER_GROUP = _row(
     605, "LEAVE_CONSUMER_GROUP", groups.LeaveGroup, Empty, Permission.READ_TOPIC
+)
+SYNC_CONSUMER_GROUP = _row(
+    606,
+    "SYNC_CONSUMER_GROUP",
+    groups.SyncGroup,
+    groups.GroupAssignment,
+    Permission.READ_TOPIC,
+    only_c=True,
 )
 HELLO = _row(9000, "HELLO", Empty, extensions.ServerHello)
 OPEN_PUBLISHER = _row(9001, "OPEN_PUBLISHER", extensions.OpenPublisher, extensions.PublisherOpened)

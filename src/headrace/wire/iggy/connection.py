@@ -3,6 +3,7 @@
 | Event                                        | What is known afterwards                         |
 |----------------------------------------------|--------------------------------------------------|
 | it opens                                     | nothing; the configured default is assumed       |
+| its first bytes are dialect C's framing      | that, for good: nothing else is framed like it   |
 | a login states a version we know             | that dialect, whatever was known before          |
 | a login says nothing (a token, Node's SDK)   | no more than before; what this user spoke last   |
 |                                              | is assumed instead of the default                |
@@ -41,6 +42,9 @@ class Spoken:
     def known(self) -> bool:
         """Whether the peer has shown anything at all."""
         return self.possible != CLASSIC
+
+    def on_framing(self) -> None:
+        self.on_version(Dialect.C)
 
     def on_version(self, dialect: Dialect) -> None:
         self.possible = frozenset((dialect,))

@@ -30,7 +30,7 @@ class Dialect(Enum):
 
     @property
     def header_bytes(self) -> int:
-        """Size of a message header in SEND requests and POLL replies."""
+        """Size of a message header in SEND requests and POLL replies of classic framing."""
         return 64 if self is Dialect.B2 else 56
 
     @property

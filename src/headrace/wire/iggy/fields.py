@@ -21,7 +21,7 @@ from enum import IntEnum
 from typing import Annotated, Any, Generic, Self, TypeAlias, TypeVar, get_type_hints
 
 from headrace.errors import LocalProtocolError
-from headrace.wire.iggy.dialects import Dialect
+from headrace.wire.iggy.dialects import CLASSIC, Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
 
 T = TypeVar("T")
@@ -166,12 +166,15 @@ def _write_text(writer: Writer, layout: struct.Struct, value: str) -> None:
     writer += data
 
 
-U8: TypeAlias = Annotated[int, _number(U8_LAYOUT)]
+_U8 = _number(U8_LAYOUT)
+U8: TypeAlias = Annotated[int, _U8]
 U16: TypeAlias = Annotated[int, _number(U16_LAYOUT)]
 U32: TypeAlias = Annotated[int, _number(U32_LAYOUT)]
-U64: TypeAlias = Annotated[int, _number(U64_LAYOUT)]
+_U64 = _number(U64_LAYOUT)
+U64: TypeAlias = Annotated[int, _U64]
 F32: TypeAlias = Annotated[float, _number(F32_LAYOUT)]
-Flag: TypeAlias = Annotated[bool, Codec(_read_flag, _write_flag)]
+FLAG: Codec[bool] = Codec(_read_flag, _write_flag)
+Flag: TypeAlias = Annotated[bool, FLAG]
 STR8: Codec[str] = Codec(lambda r: r.text(r.u8()), lambda w, v: _write_text(w, U8_LAYOUT, v))
 Str8: TypeAlias = Annotated[str, STR8]
 Str32: TypeAlias = Annotated[
@@ -262,6 +265,23 @@ def tail(codec: Codec[T], default: T) -> Codec[T]:
     """A field that older peers do not send: its default when the body has ended before it."""
     return Codec(lambda r: codec.read(r) if r.remaining else default, codec.write)
 
+
+def in_dialects(codec: Codec[T], dialects: frozenset[Dialect], default: T) -> Codec[T]:
+    """A field that only these dialects have; in the others it is not there and has its default."""
+
+    def read(reader: Reader) -> T:
+        return codec.read(reader) if reader.dialect in dialects else default
+
+    def write(writer: Writer, value: T) -> None:
+        if writer.dialect in dialects:
+            codec.write(writer, value)
+
+    return Codec(read, write)
+
+
+ONLY_C = frozenset((Dialect.C,))
+ClassicU8: TypeAlias = Annotated[int, in_dialects(_U8, CLASSIC, 0)]
+ClassicU64: TypeAlias = Annotated[int, in_dialects(_U64, CLASSIC, 0)]
 
 # --- ids ------------------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@
 There is no request id: one request at a time, replies in order. A failed request has no payload.
 A success of length 0 or 1 is empty and no byte follows it, so a payload of one byte cannot be sent.
 
-A connection whose first four bytes are zero speaks dialect C, which has another framing.
+A connection whose first four bytes are zero speaks dialect C, which has another framing (`vsr.py`);
+`request_stream.py` tells the two apart.
 Decoders keep at most what arrived: a frame that states a large length costs nothing until its bytes
 come, and more than the limit is refused as soon as the length is read.
 """
@@ -20,12 +21,13 @@ from typing import TypeAlias
 
 from headrace.errors import LocalProtocolError, RemoteProtocolError
 from headrace.wire.iggy.fields import Buffer
+from headrace.wire.iggy.vsr import Head, encode_reply
 
 _HEAD = struct.Struct("<II")
 _U32 = struct.Struct("<I")
 CODE_BYTES = 4
 HEAD_BYTES = _HEAD.size
-_WITH_MESSAGES = frozenset((101, 9002))  # SEND_MESSAGES, STAGE
+WITH_MESSAGES = frozenset((101, 9002))  # SEND_MESSAGES, STAGE
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 SEND_FRAME_BYTES_MAX = (
@@ -39,6 +41,8 @@ class RequestFrame:
     code: int
     payload: memoryview
     """Owned by this frame and writable: the broker stamps messages in place."""
+    head: Head | None = None
+    """Of dialect C's header; None in classic framing. The same in TooLarge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,12 @@ class TooLarge:
 
     code: int | None
     length: int
+    head: Head | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OtherFraming:
-    """The peer speaks dialect C. Nothing after this event is decoded."""
+    """The peer speaks no framing of ours. Nothing after this event is decoded."""
 
 
 RequestEvent: TypeAlias = RequestFrame | BadLength | TooLarge | OtherFraming
@@ -146,7 +151,7 @@ class RequestDecoder:
             return TooLarge(None, length)
         if length > self._frame_bytes_max and len(self._pending) >= _HEAD.size:
             (code,) = _U32.unpack_from(self._pending, _U32.size)
-            if code not in _WITH_MESSAGES:
+            if code not in WITH_MESSAGES:
                 return TooLarge(code, length)
         return None
 
@@ -216,3 +221,8 @@ def encode_response(status: int, pieces: Sequence[Buffer] = ()) -> list[Buffer]:
     if length == 1 or length > 0xFFFF_FFFF or (status != 0 and length != 0):
         raise LocalProtocolError("no such response can be framed", status=status, length=length)
     return [_HEAD.pack(status, length), *pieces]
+
+
+def encode_answer(head: Head | None, status: int, pieces: Sequence[Buffer] = ()) -> list[Buffer]:
+    """In the framing of the request, which had this head."""
+    return encode_response(status, pieces) if head is None else encode_reply(head, status, pieces)

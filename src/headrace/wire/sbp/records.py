@@ -11,6 +11,7 @@ All integers big-endian, except the index trailer.
                              bit 4 the 16 bytes at 39 are publisher uid and window
                              bits 5-6 what the records are: opaque, Iggy messages, StateLog events
                              bit 7 the batch ends with an index
+                             bit 8 the 16 bytes at 39 are session and number of a client's request
     19  i32  record_count    offsets advance by it
     23  i64  base_timestamp  ms
     31  i64  max_timestamp   ms
@@ -46,6 +47,7 @@ RECORDS_OPAQUE = 0
 RECORDS_IGGY = 1 << 5
 RECORDS_STATE = 2 << 5
 INDEXED = 1 << 7
+NUMBERED = 1 << 8
 
 _HEADER = struct.Struct(">BqiIHiqqqq")
 _EXTENT = struct.Struct(">BqiIHi")  # as far as a walk looks
@@ -66,8 +68,8 @@ class BatchHeader(msgspec.Struct, frozen=True):
     record_count: int
     base_timestamp: int
     max_timestamp: int
-    producer_id: int  # publisher uid when PUBLISHED
-    sequence: int  # window when PUBLISHED
+    producer_id: int  # publisher uid when PUBLISHED, session when NUMBERED
+    sequence: int  # window when PUBLISHED, the request's number when NUMBERED
 
     @property
     def records(self) -> int:

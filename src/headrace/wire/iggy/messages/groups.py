@@ -1,4 +1,4 @@
-"""Consumer groups (codes 600 to 605)."""
+"""Consumer groups (codes 600 to 606)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 from headrace.wire.iggy.fields import (
     PARTITION,
     U32,
+    U64,
     Body,
     Id,
     RequestedId,
@@ -86,3 +87,19 @@ class LeaveGroup(Body):
     stream: Reference
     topic: Reference
     group: Reference
+
+
+@dataclass(frozen=True, slots=True)
+class SyncGroup(Body):
+    """Dialect C: a member asks which partitions are its own, and polls each by its number."""
+
+    stream: Reference
+    topic: Reference
+    group: Reference
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAssignment(Body):
+    generation: U64
+    """Another one whenever partitions have changed hands."""
+    partitions: Annotated[tuple[int, ...], counted(PARTITION)]

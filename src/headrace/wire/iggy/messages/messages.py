@@ -6,23 +6,29 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from headrace.errors import LocalProtocolError
-from headrace.wire.iggy import batch
+from headrace.wire.iggy import batch, vsr_batch
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.fields import (
+    ONLY_C,
     OPTIONAL_PARTITION,
     U32,
     U32_LAYOUT,
+    U64,
     Body,
     Buffer,
     Flag,
+    Id,
     OptionalPartition,
     Partition,
     Reader,
     Writer,
+    counted,
+    in_dialects,
+    nested,
 )
 from headrace.wire.iggy.primitives import (
     CONSUMER,
@@ -111,6 +117,9 @@ class SendMessages:
 
     def pieces(self, dialect: Dialect = Dialect.B2) -> list[Buffer]:
         area, starts = self.area, self.starts
+        if dialect is Dialect.C:
+            head = _send_head(self.stream, self.topic, self.partitioning, self.count, dialect)
+            return [head, vsr_batch.encode_produced(area, starts)]
         if dialect is not Dialect.B2:
             from headrace.wire.iggy.columns import narrow
 
@@ -123,7 +132,10 @@ class SendMessages:
 
 
 def decode_send(payload: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
-    """Decode and check a SEND. The header size is read off the messages, not off the dialect."""
+    """Decode and check a SEND. The header size is read off the messages, not off the dialect.
+
+    In dialect C one batch (`vsr_batch.py`) stands in the place of index and messages.
+    """
     reader = Reader(payload, dialect)
     metadata_bytes = reader.u32()
     begin = reader.position
@@ -131,6 +143,9 @@ def decode_send(payload: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
     count = reader.u32()
     if reader.position - begin != metadata_bytes:
         raise DecodeError(Status.INVALID_COMMAND, "metadata length", stated=metadata_bytes)
+    if dialect is Dialect.C:
+        area, starts = vsr_batch.decode_batch(reader.take(reader.remaining), count)
+        return SendMessages(stream, topic, partitioning, starts, area)
     if count * batch.INDEX_ENTRY_BYTES > reader.remaining:
         raise DecodeError(Status.INVALID_INDEXES_BYTE_SIZE, count=count, found=reader.remaining)
     index = reader.take(count * batch.INDEX_ENTRY_BYTES)
@@ -142,6 +157,27 @@ def decode_send(payload: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
 
     area, starts = widen(area, starts)
     return SendMessages(stream, topic, partitioning, starts, area, header_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed(Body):
+    """Where the messages of a SEND went."""
+
+    stream_id: Id
+    topic_id: Id
+    partition: Partition
+    base_offset: U64
+
+
+@dataclass(frozen=True, slots=True)
+class SentMessages(Body):
+    """The reply to a SEND: nothing but in dialect C."""
+
+    placed: Annotated[tuple[Placed, ...], in_dialects(counted(nested(Placed)), ONLY_C, ())]
+
+    @classmethod
+    def decode(cls, data: Buffer, dialect: Dialect = Dialect.B2) -> SentMessages:
+        return cls(()) if not len(data) else cls.read(Reader(data, dialect))
 
 
 _Target: TypeAlias = tuple[Identifier, Identifier, Partitioning]
@@ -306,6 +342,8 @@ class PolledMessages:
         partition, current_offset, count = _POLL_HEAD.unpack_from(data)
         canonical = max(0, partition - dialect.id_base)  # A's 0 is nowhere, see above
         area = memoryview(data)[_POLL_HEAD.size :]
+        if dialect is Dialect.C:
+            return cls(canonical, current_offset, count, vsr_batch.decode_batches(area))
         if dialect is not Dialect.B2 and len(area):
             from headrace.wire.iggy.columns import widen
 
@@ -334,6 +372,8 @@ def encode_poll_response(
     head = _POLL_HEAD.pack(max(0, partition + dialect.id_base), current_offset, count)
     if dialect is Dialect.B2:
         return [head, *slices]
+    if dialect is Dialect.C:
+        return [head, *(vsr_batch.encode_batch(area, partition=partition) for area in slices)]
     from headrace.wire.iggy.columns import narrow
 
     return [head, *(narrow(area, batch.locate(area), dialect)[0] for area in slices)]

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
-from headrace.wire.iggy.fields import U64, Body, OptionalPartition, Partition
+from headrace.wire.iggy.fields import (
+    FLAG,
+    ONLY_C,
+    U64,
+    Body,
+    OptionalPartition,
+    Partition,
+    in_dialects,
+    tail,
+)
 from headrace.wire.iggy.primitives import ConsumerField, Reference
+
+_Acknowledge: TypeAlias = Annotated[bool, in_dialects(tail(FLAG, True), ONLY_C, True)]
+"""Whether to wait until the change is safe; here every change is, before it is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,7 @@ class StoreConsumerOffset(Body):
     topic: Reference
     partition: OptionalPartition
     offset: U64
+    acknowledge: _Acknowledge = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +53,4 @@ class DeleteConsumerOffset(Body):
     stream: Reference
     topic: Reference
     partition: OptionalPartition = None
+    acknowledge: _Acknowledge = True

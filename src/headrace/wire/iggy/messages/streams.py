@@ -7,6 +7,7 @@ from typing import Annotated
 
 from headrace.wire.iggy.fields import U32, U64, Body, Id, RequestedId, Str8, nested, to_end
 from headrace.wire.iggy.messages.topics import Topic
+from headrace.wire.iggy.options import OptionsBlock, OptionsToEnd
 from headrace.wire.iggy.primitives import Reference
 
 
@@ -18,6 +19,7 @@ class Stream(Body):
     size_bytes: U64
     messages_count: U64
     name: Str8
+    options: OptionsBlock = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class GetStream(Body):
 class CreateStream(Body):
     stream_id: RequestedId = field(default=None, kw_only=True)
     name: Str8
+    options: OptionsToEnd = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class DeleteStream(Body):
 class UpdateStream(Body):
     stream: Reference
     name: Str8
+    options: OptionsToEnd = ()
 
 
 @dataclass(frozen=True, slots=True)

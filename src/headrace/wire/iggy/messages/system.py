@@ -1,4 +1,4 @@
-"""PING, statistics, snapshot, cluster metadata, clients (codes 1 to 22)."""
+"""PING, statistics, snapshot, cluster metadata, options, clients (codes 1 to 22)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from headrace.wire.iggy.fields import (
     LoggedInUser,
     Partition,
     Reader,
+    Str8,
     Str32,
     Writer,
     choice,
@@ -254,3 +255,28 @@ class ClientDetails(Body):
         if self.client.groups_count != len(self.groups):
             raise LocalProtocolError("groups_count does not match the groups")
         super(ClientDetails, self).write(writer)
+
+
+class OptionScope(IntEnum):
+    TOPIC = 1
+    STREAM = 2
+    USER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeOptions(Body):
+    scope: Annotated[OptionScope, choice(OptionScope)]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionInfo(Body):
+    key: Str8
+    kind: U8
+    """Of its value: a kind of user headers."""
+    default: Str32
+    description: Str32
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedOptions(Body):
+    options: Annotated[tuple[OptionInfo, ...], counted(nested(OptionInfo))]

@@ -7,23 +7,29 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Annotated, Self
 
-from headrace.wire.iggy.dialects import Dialect
+from headrace.wire.iggy.dialects import CLASSIC, Dialect
 from headrace.wire.iggy.fields import (
     STR8,
-    U8,
     U32,
     U64,
     Body,
     Buffer,
+    ClassicU8,
+    ClassicU64,
+    Codec,
     Id,
     Partition,
     Reader,
     RequestedId,
     Str8,
+    Writer,
     choice,
+    counted,
+    in_dialects,
     nested,
     to_end,
 )
+from headrace.wire.iggy.options import OptionsBlock, OptionsToEnd
 from headrace.wire.iggy.primitives import REFERENCE, Identifier, Reference
 
 SERVER_DEFAULT = 0  # message expiry and topic size: what the server is configured to
@@ -36,6 +42,7 @@ class Compression(IntEnum):
 
 
 _COMPRESSION = choice(Compression)
+_CLASSIC_COMPRESSION = in_dialects(_COMPRESSION, CLASSIC, Compression.NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +55,14 @@ class Topic(Body):
     message_expiry_us: U64
     compression: Annotated[Compression, _COMPRESSION]
     max_size_bytes: U64
-    replication_factor: U8
+    replication_factor: ClassicU8
     size_bytes: U64
     messages_count: U64
     name: Str8
+    options: OptionsBlock = ()
+    """As they were given."""
+    derived: OptionsBlock = ()
+    """Those that nobody gave, as they are in effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +83,23 @@ class TopicDetails(Body):
     partitions: Annotated[tuple[PartitionInfo, ...], to_end(nested(PartitionInfo))] = ()
 
 
+def _read_topics(reader: Reader) -> tuple[Topic, ...]:
+    return (_COUNTED if reader.dialect is Dialect.C else _BACK_TO_BACK).read(reader)
+
+
+def _write_topics(writer: Writer, topics: tuple[Topic, ...]) -> None:
+    (_COUNTED if writer.dialect is Dialect.C else _BACK_TO_BACK).write(writer, topics)
+
+
+_COUNTED, _BACK_TO_BACK = counted(nested(Topic)), to_end(nested(Topic))
+_TOPICS = Codec(_read_topics, _write_topics)
+
+
 @dataclass(frozen=True, slots=True)
 class Topics(Body):
-    topics: Annotated[tuple[Topic, ...], to_end(nested(Topic))]
+    """Dialect C has their count in front."""
+
+    topics: Annotated[tuple[Topic, ...], _TOPICS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +115,7 @@ class GetTopics(Body):
 
 @dataclass(frozen=True, slots=True)
 class CreateTopic(Body):
-    """`replication_factor` 0 means "not given".
+    """`replication_factor` 0 means "not given". In dialect C the next four are options instead.
 
     Dialect A has two forms. No client is known to send the one of the protocol's published
     description, told by its length: `u32 topic id, u32 partitions, str8 name, u32 expiry in seconds
@@ -100,11 +125,12 @@ class CreateTopic(Body):
     stream: Reference
     topic_id: RequestedId = field(default=None, kw_only=True)
     partitions_count: U32
-    compression: Annotated[Compression, _COMPRESSION]
-    message_expiry_us: U64
-    max_size_bytes: U64
-    replication_factor: U8
+    compression: Annotated[Compression, _CLASSIC_COMPRESSION]
+    message_expiry_us: ClassicU64
+    max_size_bytes: ClassicU64
+    replication_factor: ClassicU8
     name: Str8
+    options: OptionsToEnd = ()
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
@@ -156,11 +182,12 @@ class DeleteTopic(Body):
 class UpdateTopic(Body):
     stream: Reference
     topic: Reference
-    compression: Annotated[Compression, _COMPRESSION]
-    message_expiry_us: U64
-    max_size_bytes: U64
-    replication_factor: U8
+    compression: Annotated[Compression, _CLASSIC_COMPRESSION]
+    message_expiry_us: ClassicU64
+    max_size_bytes: ClassicU64
+    replication_factor: ClassicU8
     name: Str8
+    options: OptionsToEnd = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Users, permissions, logins and personal access tokens (codes 31 to 44)."""
+"""Users, permissions, logins and personal access tokens (codes 31 to 45)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 from headrace.wire.iggy.errors import Status
 from headrace.wire.iggy.fields import (
     STR8,
+    U32,
     U32_LAYOUT,
     U64,
     Body,
@@ -25,6 +26,7 @@ from headrace.wire.iggy.fields import (
     optional,
     to_end,
 )
+from headrace.wire.iggy.options import OptionsBlock, OptionsToEnd
 from headrace.wire.iggy.primitives import Reference
 
 
@@ -117,6 +119,7 @@ class User(Body):
     created_at_us: U64
     status: Annotated[UserStatus, _STATUS]
     username: Str8
+    options: OptionsBlock = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,7 @@ class CreateUser(Body):
     password: Str8 = field(repr=False)
     status: Annotated[UserStatus, _STATUS] = UserStatus.ACTIVE
     permissions: OptionalPermissions = None
+    options: OptionsToEnd = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,7 @@ class UpdateUser(Body):
     user: Reference
     username: Annotated[str | None, optional(STR8)] = None
     status: Annotated[UserStatus | None, optional(_STATUS)] = None
+    options: OptionsToEnd = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,3 +237,34 @@ class DeletePersonalAccessToken(Body):
 @dataclass(frozen=True, slots=True)
 class LoginWithPersonalAccessToken(Body):
     token: Str8 = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LoginRegister(Body):
+    """Dialect C's login: begins the session that the client's id names."""
+
+    protocol_version: U32
+    sdk_name: Str8
+    sdk_version: Str8
+    username: Str8
+    password: Str8 = field(repr=False)
+    context: Str32 = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoginRegisterWithToken(Body):
+    protocol_version: U32
+    sdk_name: Str8
+    sdk_version: Str8
+    token: Str8 = field(repr=False)
+    context: Str32 = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered(Body):
+    """The session's number is never 0; requests that change something carry it from now on."""
+
+    user_id: Id
+    session: U64
+    protocol_version: U32
+    server_version: Str8

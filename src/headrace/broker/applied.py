@@ -1,0 +1,180 @@
+"""Which numbered requests were applied (dialect C), so that one that is sent again is not.
+
+A client numbers what changes something, and sends a request whose answer it did not get again:
+over a new connection, after a new login, under the same session and number. Three things
+recognise it:
+
+| What                                   | Knows                          | Lasts                |
+|----------------------------------------|--------------------------------|----------------------|
+| `Answers`, in memory                   | every request, its answer      | this term of leading |
+| `Requests`, in the catalogue's log     | changes of the catalogue       | for ever             |
+| the batch headers of a partition's log | SENDs (`PartitionLog.recover`) | with the messages    |
+
+The second and third are written in one piece with what the request does, so neither a crash nor
+another leader can come between. All are bounded: of the sessions used longest ago and of the
+smallest numbers nothing is known any more. Requests that do no harm when repeated (joining and
+leaving a group, storing an offset after a restart) are simply done again.
+
+A session's number is made of the client's id and its user, not counted: the same client gets the
+same one from any broker, and nobody else does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace.runtime.interfaces import Buffer
+
+ANSWER_BYTES_MAX = 64 * 1024
+"""A longer answer is not kept: its request is known to be applied, but not what was said."""
+NUMBERS_MAX = 64
+"""Requests remembered of one session; a connection has at most 16 under way."""
+
+
+def session_number(secret: bytes, client: bytes, user_uid: int) -> int:
+    """1 to 2^63 - 1."""
+    digest = hashlib.blake2b(
+        client + user_uid.to_bytes(8, "little"), digest_size=8, key=secret[:64], person=b"session"
+    ).digest()
+    return int.from_bytes(digest, "little") >> 1 or 1
+
+
+# --- in memory ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Applying:
+    """One request, from its begin on."""
+
+    fingerprint: bytes
+    pieces: Sequence[Buffer] | None = None
+    """Its answer, once there is one."""
+    done: bool = False
+    waiting: asyncio.Future[None] | None = None
+
+    async def wait(self) -> None:
+        """Until it was applied or failed."""
+        if self.waiting is None:
+            self.waiting = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self.waiting)
+
+
+class Answers:
+    """Requests under way and lately applied, by session and number."""
+
+    def __init__(self, *, sessions_max: int, bytes_max: int) -> None:
+        self._sessions_max = sessions_max
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._sessions: OrderedDict[int, OrderedDict[int, Applying]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._bytes
+
+    def find(self, session: int, number: int) -> Applying | None:
+        numbers = self._sessions.get(session)
+        return None if numbers is None else numbers.get(number)
+
+    def begin(self, session: int, number: int, fingerprint: bytes) -> Applying:
+        numbers = self._sessions.get(session)
+        if numbers is None:
+            numbers = self._sessions[session] = OrderedDict()
+        else:
+            self._sessions.move_to_end(session)
+        applying = numbers[number] = Applying(fingerprint)
+        if len(numbers) > NUMBERS_MAX:
+            self._let_go(numbers.popitem(last=False)[1])
+        if len(self._sessions) > self._sessions_max:
+            self.forget_session(next(iter(self._sessions)))
+        return applying
+
+    def finish(self, applying: Applying, pieces: Sequence[Buffer]) -> None:
+        length = sum(map(len, pieces))
+        if length <= ANSWER_BYTES_MAX:
+            applying.pieces = [bytes(piece) for piece in pieces]
+            self._bytes += length
+        _end(applying)
+        while self._bytes > self._bytes_max and len(self._sessions) > 1:
+            self.forget_session(next(iter(self._sessions)))
+
+    def fail(self, session: int, number: int, applying: Applying) -> None:
+        """It was not applied, or nobody knows: whoever sends it again finds nothing here."""
+        numbers = self._sessions.get(session)
+        if numbers is not None and numbers.get(number) is applying:
+            del numbers[number]
+        _end(applying)
+
+    def forget_session(self, session: int) -> None:
+        for applying in self._sessions.pop(session, {}).values():
+            self._let_go(applying)
+
+    def _let_go(self, applying: Applying) -> None:
+        self._bytes -= sum(map(len, applying.pieces or ()))
+
+
+def _end(applying: Applying) -> None:
+    applying.done = True
+    if applying.waiting is not None and not applying.waiting.done():
+        applying.waiting.set_result(None)
+
+
+# --- in the catalogue's log -----------------------------------------------------------------------
+
+LOGGED_SESSIONS_MAX = 1024
+LOGGED_NUMBERS_MAX = 16
+
+
+class Request(NamedTuple):
+    session: int
+    number: int
+
+
+REQUEST: ContextVar[Request | None] = ContextVar("request", default=None)
+"""The numbered request being applied, for whoever writes its effect down."""
+
+
+class Effect(NamedTuple):
+    """What a request did: the event's kind, and the uid of what it made, or -1."""
+
+    kind: str
+    uid: int
+
+
+class Requests:
+    """Rebuilt by a replay and part of the snapshot; the same events give the same state."""
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[int, OrderedDict[int, Effect]] = OrderedDict()
+
+    def find(self, request: Request) -> Effect | None:
+        numbers = self._sessions.get(request.session)
+        return None if numbers is None else numbers.get(request.number)
+
+    def note(self, request: Request, effect: Effect) -> None:
+        numbers = self._sessions.setdefault(request.session, OrderedDict())
+        self._sessions.move_to_end(request.session)
+        numbers[request.number] = effect
+        if len(numbers) > LOGGED_NUMBERS_MAX:
+            numbers.popitem(last=False)
+        if len(self._sessions) > LOGGED_SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+
+    def rows(self) -> Iterator[tuple[int, int, str, int]]:
+        """For the snapshot, oldest first."""
+        for session, numbers in self._sessions.items():
+            for number, effect in numbers.items():
+                yield (session, number, *effect)
+
+    def restore(self, rows: Iterable[tuple[int, int, str, int]]) -> None:
+        for session, number, kind, uid in rows:
+            self.note(Request(session, number), Effect(kind, uid))

@@ -1,0 +1,155 @@
+"""Requests of a connection in either framing: its first bytes tell which, and it keeps to it.
+
+Both decoders keep at most what arrived, refuse a length above the limit as soon as it is read, and
+hand out each frame in a buffer of its own.
+"""
+
+from __future__ import annotations
+
+from headrace.wire.iggy import vsr
+from headrace.wire.iggy.fields import Buffer
+from headrace.wire.iggy.frames import (
+    FRAME_BYTES_MAX,
+    SEND_FRAME_BYTES_MAX,
+    WITH_MESSAGES,
+    RequestDecoder,
+    RequestEvent,
+    RequestFrame,
+    TooLarge,
+)
+
+_LENGTH_BYTES = 4
+_SIZE_END = 52  # a header's first bytes up to here state the size of its frame
+
+
+class VsrRequestDecoder:
+    """Dialect C. After TooLarge it stays silent: where the next frame begins is not known."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+        self._ended = False
+        self.set_limits(FRAME_BYTES_MAX, SEND_FRAME_BYTES_MAX)
+
+    def set_limits(self, frame_bytes_max: int, send_frame_bytes_max: int) -> None:
+        self._frame_bytes_max = vsr.HEADER_BYTES + frame_bytes_max
+        self._send_frame_bytes_max = vsr.HEADER_BYTES + max(frame_bytes_max, send_frame_bytes_max)
+
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._pending)
+
+    def room(self, least: int, most: int) -> memoryview | None:
+        have = len(self._pending)
+        if self._ended or have < max(least, vsr.HEADER_BYTES):
+            return None
+        total = vsr.frame_bytes(self._pending)
+        if total > most:
+            return None
+        frame = bytearray(total)
+        frame[:have] = self._pending
+        self._pending = frame
+        return memoryview(frame)[have:]
+
+    def complete(self) -> RequestEvent:
+        return self._take()
+
+    def feed(self, data: Buffer) -> list[RequestEvent]:
+        whole = not self._pending and len(data) >= vsr.HEADER_BYTES and not self._ended
+        if whole and len(data) == vsr.frame_bytes(data) <= self._frame_bytes_max:
+            self._pending = bytearray(data)  # one whole frame, as requests mostly come
+            return [self._take()]
+        events: list[RequestEvent] = []
+        view, position = memoryview(data), 0
+        while not self._ended:
+            position += self._fill(view, position, vsr.HEADER_BYTES)
+            if len(self._pending) < _SIZE_END:
+                break
+            size = vsr.frame_bytes(self._pending)
+            if refusal := self._refusal(size):
+                events.append(refusal)
+                self._ended = True
+                break
+            if len(self._pending) < vsr.HEADER_BYTES:
+                break
+            position += self._fill(view, position, size)
+            if len(self._pending) < size:
+                break
+            events.append(self._take())
+        return events
+
+    def _fill(self, view: memoryview, position: int, wanted: int) -> int:
+        count = max(0, min(wanted - len(self._pending), len(view) - position))
+        self._pending += view[position : position + count]
+        return count
+
+    def _refusal(self, size: int) -> TooLarge | None:
+        has_header = len(self._pending) >= vsr.HEADER_BYTES
+        if vsr.HEADER_BYTES <= size <= self._frame_bytes_max:
+            return None
+        if size < vsr.HEADER_BYTES or size > self._send_frame_bytes_max:
+            head = vsr.Head(vsr.READ, 0)
+            return TooLarge(None, size, self._head()[0] if has_header else head)
+        if not has_header:
+            return None
+        head, code = self._head()
+        return None if code in WITH_MESSAGES else TooLarge(code, size, head)
+
+    def _head(self) -> tuple[vsr.Head, int]:
+        return vsr.decode_header(self._pending)
+
+    def _take(self) -> RequestFrame:
+        frame, self._pending = self._pending, bytearray()
+        head, code = vsr.decode_request(frame)
+        return RequestFrame(code, memoryview(frame)[vsr.HEADER_BYTES :], head)
+
+
+class RequestStream:
+    """Bytes in, events out. The events are those of `frames.py`."""
+
+    def __init__(
+        self,
+        *,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        send_frame_bytes_max: int = SEND_FRAME_BYTES_MAX,
+    ) -> None:
+        self._limits = frame_bytes_max, send_frame_bytes_max
+        self._first = bytearray()
+        self._decoder: RequestDecoder | VsrRequestDecoder | None = None
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether the peer speaks dialect C."""
+        return isinstance(self._decoder, VsrRequestDecoder)
+
+    def set_limits(self, frame_bytes_max: int, send_frame_bytes_max: int) -> None:
+        """For the frames whose length is read from now on."""
+        self._limits = frame_bytes_max, send_frame_bytes_max
+        if self._decoder is not None:
+            self._decoder.set_limits(*self._limits)
+
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._first) if self._decoder is None else self._decoder.buffered_bytes
+
+    def room(self, least: int, most: int) -> memoryview | None:
+        return None if self._decoder is None else self._decoder.room(least, most)
+
+    def complete(self) -> RequestEvent:
+        assert self._decoder is not None, "it gave room"
+        return self._decoder.complete()
+
+    def feed(self, data: Buffer) -> list[RequestEvent]:
+        if self._decoder is not None:
+            return self._decoder.feed(data)
+        self._first += data
+        if len(self._first) < _LENGTH_BYTES:
+            return []
+        numbered: bool | None = False
+        if not any(self._first[:_LENGTH_BYTES]):
+            numbered = vsr.starts_here(self._first)
+        if numbered is None:
+            return []
+        self._decoder = VsrRequestDecoder() if numbered else RequestDecoder()
+        self._decoder.set_limits(*self._limits)
+        first, self._first = self._first, bytearray()
+        return self._decoder.feed(first)

@@ -1,0 +1,383 @@
+"""Messages of dialect C, in batches, to the canonical form and back: many at a time.
+
+A batch is a header of 256 bytes, then frames back to back:
+
+| At | Bytes | Batch header                      | At | Bytes | Frame                             |
+|----|-------|-----------------------------------|----|-------|-----------------------------------|
+|  0 |  8    | partition id                      |  0 |  8    | checksum: XXH3-64 of what follows |
+|  8 |  8    | base offset                       |  8 | 16    | id                                |
+| 16 |  8    | base timestamp, µs                | 24 |  4    | offset minus the base             |
+| 24 |  8    | origin timestamp, µs              | 28 |  4    | timestamp minus the base, µs      |
+| 32 |  8    | length of header and frames       | 32 |  4    | length of the user headers        |
+| 40 |  8    | checksum                          | 36 |  4    | length of the payload             |
+| 48 |  4    | count of frames                   | 40 |  8    | zero                              |
+| 52 | 204   | zero                              | 48 |       | payload, user headers             |
+
+The batch's checksum is XXH3-64 of its first five fields, its count and the checksums of all frames.
+A producer leaves the first three fields 0; its frames count their timestamps from the origin
+timestamp. In replies they count from the base timestamp, so there the messages of a batch share
+one origin timestamp, that of the first.
+
+A frame's header is 16 bytes shorter than a canonical one, and the rest is the same bytes in the
+same order: a conversion copies the rest once, for messages of one size by one array operation.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from headrace.wire.iggy import batch
+from headrace.wire.iggy.errors import DecodeError, Status
+from headrace.wire.iggy.fields import Buffer
+from headrace.wire.iggy.userheaders import USER_HEADERS_BYTES_MAX
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from headrace.wire.iggy.batch import Positions, Records
+
+BATCH_HEADER_BYTES = 256
+FRAME_HEADER_BYTES = 48
+
+_HEADER = struct.Struct("<QQQQQQI")
+_COVERED = struct.Struct("<QQQQQI")  # by the batch's checksum, before the frames' checksums
+_FRAME = struct.Struct("<Q16sIIIIQ")
+_MESSAGE = struct.Struct("<Q16sQQQIIQ")
+_LENGTHS = struct.Struct("<II")
+_LENGTHS_AT, _RESERVED_AT = 32, 40
+_PADDING = bytes(BATCH_HEADER_BYTES - _HEADER.size)
+_U32_MAX = 0xFFFF_FFFF
+_U64_MAX = (1 << 64) - 1
+_JOINED_BYTES_MIN = 384
+"""Above, on average, copying bodies one by one is faster than a boolean mask over all bytes."""
+
+
+@cache
+def _frame_dtype() -> np.dtype[np.void]:
+    import numpy as np
+
+    return np.dtype(
+        [
+            ("checksum", "<u8"),
+            ("id", "<u8", (2,)),
+            ("offset_delta", "<u4"),
+            ("timestamp_delta", "<u4"),
+            ("headers_length", "<u4"),
+            ("payload_length", "<u4"),
+            ("reserved", "<u8"),
+        ]
+    )
+
+
+# --- from a SEND ----------------------------------------------------------------------------------
+
+
+def decode_batch(data: memoryview, count: int) -> tuple[memoryview, Positions]:
+    """The messages of a producer's batch in canonical form, in a buffer of their own, checked."""
+    if len(data) < BATCH_HEADER_BYTES:
+        raise DecodeError(Status.INVALID_COMMAND, "batch header cut short", length=len(data))
+    *fields, length, checksum, stated = _HEADER.unpack_from(data)
+    if data[_HEADER.size : BATCH_HEADER_BYTES] != _PADDING:
+        raise DecodeError(Status.INVALID_RESERVED_FIELD)
+    if length != len(data) or stated != count:
+        raise DecodeError(
+            Status.INVALID_COMMAND, "batch length or count", length=length, count=stated
+        )
+    if count == 0:
+        raise DecodeError(Status.INVALID_MESSAGES_COUNT)
+    frames = data[BATCH_HEADER_BYTES:]
+    covered = _COVERED.pack(*fields, length, count)
+    convert = _decode_few if count <= batch.FEW else _decode_many
+    return convert(frames, count, fields[3], covered, checksum)
+
+
+_CHECKSUM_AT = 40
+
+
+def checksum_of_send(payload: Buffer) -> bytes:
+    """The checksum in the batch of a SEND's body, read without a check; empty where none can be."""
+    try:
+        (metadata_bytes,) = struct.unpack_from("<I", payload)
+    except struct.error:
+        return b""
+    at = 4 + metadata_bytes + _CHECKSUM_AT
+    return bytes(payload[at : at + 8])
+
+
+def _decode_few(
+    frames: memoryview, count: int, origin_us: int, covered: bytes, checksum: int
+) -> tuple[memoryview, Positions]:
+    import numpy as np
+    import xxhash
+
+    area, starts, position = bytearray(), [], 0
+    for _ in range(count):
+        if position + FRAME_HEADER_BYTES > len(frames):
+            raise DecodeError(Status.TOO_SMALL_MESSAGE, position=position)
+        found, id_, _, delta, headers_length, payload_length, reserved = _FRAME.unpack_from(
+            frames, position
+        )
+        end = position + FRAME_HEADER_BYTES + headers_length + payload_length
+        if end > len(frames):
+            raise DecodeError(Status.INVALID_MESSAGES_SIZE, expected=end, found=len(frames))
+        _check_frame(headers_length, payload_length, reserved)
+        body = frames[position + 8 : end]
+        if xxhash.xxh3_64_intdigest(body) != found:
+            raise DecodeError(Status.INVALID_MESSAGE_CHECKSUM, position=position)
+        covered += frames[position : position + 8]
+        starts.append(len(area))
+        origin = (origin_us + delta) & _U64_MAX
+        area += _MESSAGE.pack(0, id_, 0, 0, origin, headers_length, payload_length, 0)
+        area += body[FRAME_HEADER_BYTES - 8 :]
+        position = end
+    if position != len(frames):
+        raise DecodeError(Status.INVALID_MESSAGES_SIZE, expected=position, found=len(frames))
+    if xxhash.xxh3_64_intdigest(covered) != checksum:
+        raise DecodeError(Status.INVALID_BATCH_CHECKSUM)
+    return memoryview(area), np.array(starts, np.uint32)
+
+
+def _check_frame(headers_length: int, payload_length: int, reserved: int) -> None:
+    if headers_length > USER_HEADERS_BYTES_MAX:
+        raise DecodeError(Status.TOO_BIG_USER_HEADERS, length=headers_length)
+    if payload_length > batch.PAYLOAD_BYTES_MAX:
+        raise DecodeError(Status.TOO_BIG_MESSAGE_PAYLOAD, length=payload_length)
+    if reserved:
+        raise DecodeError(Status.INVALID_RESERVED_FIELD)
+
+
+def _decode_many(
+    frames: memoryview, count: int, origin_us: int, covered: bytes, checksum: int
+) -> tuple[memoryview, Positions]:
+    import numpy as np
+    import xxhash
+
+    if count * FRAME_HEADER_BYTES > len(frames):
+        raise DecodeError(Status.TOO_SMALL_MESSAGE, count=count, length=len(frames))
+    starts = _locate(frames, count)
+    stride = batch.stride_of(starts, len(frames), FRAME_HEADER_BYTES)
+    found = _gather(frames, starts, stride)
+    headers_length, payload_length = found["headers_length"], found["payload_length"]
+    _check_frame(int(headers_length.max()), int(payload_length.max()), int(found["reserved"].any()))
+    sums = np.ascontiguousarray(found["checksum"])
+    bodies = batch.equal_bodies(frames, stride) if stride else _slices(frames, starts, 8)
+    if (batch.checksums(bodies).view("<u8") != sums).any():
+        raise DecodeError(Status.INVALID_MESSAGE_CHECKSUM)
+    if xxhash.xxh3_64_intdigest(covered + sums.tobytes()) != checksum:
+        raise DecodeError(Status.INVALID_BATCH_CHECKSUM)
+    headers = np.zeros(count, batch.header_dtype())
+    headers["id"] = found["id"]
+    headers["origin_timestamp"] = np.uint64(origin_us) + found["timestamp_delta"].astype("<u8")
+    headers["headers_length"] = headers_length
+    headers["payload_length"] = payload_length
+    return _move(frames, starts, stride, headers, FRAME_HEADER_BYTES)
+
+
+def _locate(frames: memoryview, count: int) -> Positions:
+    """Where each frame starts; those of one size, the usual case in bulk, are not walked."""
+    import numpy as np
+
+    size = FRAME_HEADER_BYTES + sum(_LENGTHS.unpack_from(frames, _LENGTHS_AT))
+    if count * size == len(frames):
+        lengths = batch.column(frames, size, _LENGTHS_AT, "<u4", 2)
+        if (lengths.sum(axis=1, dtype=np.int64) == size - FRAME_HEADER_BYTES).all():
+            return batch.equal_starts(count, size)
+    starts, position, end = [], 0, len(frames)
+    unpack = _LENGTHS.unpack_from
+    for _ in range(count):
+        if position + FRAME_HEADER_BYTES > end:
+            raise DecodeError(Status.TOO_SMALL_MESSAGE, position=position)
+        starts.append(position)
+        headers_length, payload_length = unpack(frames, position + _LENGTHS_AT)
+        position += FRAME_HEADER_BYTES + headers_length + payload_length
+    if position != end:
+        raise DecodeError(Status.INVALID_MESSAGES_SIZE, expected=position, found=end)
+    return np.array(starts, np.uint32)
+
+
+def _gather(frames: Any, starts: Positions, stride: int) -> Records:
+    import numpy as np
+
+    if stride:
+        return np.ndarray(len(starts), _frame_dtype(), frames, 0, (stride,))
+    return batch.items(frames, FRAME_HEADER_BYTES)[starts].view(_frame_dtype())
+
+
+def _slices(area: Buffer, starts: Positions, skip: int) -> Any:
+    """What stands behind the first `skip` bytes of each message."""
+    begins = (starts + skip).tolist()
+    ends = [*starts[1:].tolist(), len(area)]
+    return map(memoryview(area).__getitem__, map(slice, begins, ends))
+
+
+def _move(
+    area: Buffer, starts: Positions, stride: int, headers: Records, before: int, room: int = 0
+) -> tuple[memoryview, Positions]:
+    """Put `headers` in the place of those that the messages had, which took `before` bytes.
+
+    The result begins with `room` bytes for something else, from where its starts do not count.
+    """
+    import numpy as np
+
+    after, count = headers.dtype.itemsize, len(headers)
+    total = len(area) + count * (after - before)
+    if stride:
+        out = np.empty(room + total, np.uint8)
+        rows = out[room:].reshape(count, stride - before + after)
+        rows[:, :after] = headers.view(np.uint8).reshape(count, after)
+        rows[:, after:] = np.frombuffer(area, np.uint8).reshape(count, stride)[:, before:]
+        return out.data, batch.equal_starts(count, stride - before + after)
+    moved = starts.astype(np.int64) + np.arange(count) * (after - before)
+    if len(area) >= _JOINED_BYTES_MIN * count:
+        packed = headers.tobytes()
+        heads = [packed[at : at + after] for at in range(0, len(packed), after)]
+        pieces: list[Buffer] = [bytes(room)]
+        for head, body in zip(heads, _slices(area, starts, before), strict=True):
+            pieces += (head, body)
+        return memoryview(bytearray().join(pieces)), moved.astype(np.uint32)
+    out = np.empty(room + total, np.uint8)
+    messages = out[room:]
+    batch.items(messages, after)[moved] = headers.view(f"V{after}")
+    lengths = np.diff(starts.astype(np.int64), append=len(area)) - before
+    kept = np.frombuffer(area, np.uint8)[_bodies_mask(before, lengths)]
+    messages[_bodies_mask(after, lengths)] = kept
+    return out.data, moved.astype(np.uint32)
+
+
+def _bodies_mask(header_bytes: int, lengths: Any) -> Any:
+    """Over messages of such headers and bodies: which bytes belong to a body."""
+    import numpy as np
+
+    runs = np.empty(2 * len(lengths), np.int64)
+    runs[::2] = header_bytes
+    runs[1::2] = lengths
+    pattern = np.zeros(2 * len(lengths), np.bool_)
+    pattern[1::2] = True
+    return np.repeat(pattern, runs)
+
+
+# --- to a poll's reply ----------------------------------------------------------------------------
+
+
+def encode_batch(area: Buffer, *, partition: int) -> memoryview:
+    """Canonical messages of consecutive offsets, stamped by a server, as one batch."""
+    starts = batch.locate(area)
+    first = _MESSAGE.unpack_from(area, 0)
+    fields = (partition, first[2], first[3], first[4])
+    if len(starts) <= batch.FEW:
+        return _encode_few(area, starts.tolist(), fields)
+    return _encode_many(area, starts, fields)
+
+
+def encode_produced(area: Buffer, starts: Positions) -> memoryview:
+    """As a producer sends them: the timestamps of its frames count from the origin timestamp."""
+    import numpy as np
+
+    headers = batch.gather_headers(area, starts)
+    origins = headers["origin_timestamp"].copy()
+    headers["offset"] = np.arange(len(starts), dtype=np.uint64)
+    headers["timestamp"] = origins - origins[0]
+    return _encode(area, starts, headers, (0, 0, 0, int(origins[0])))
+
+
+def _encode_few(area: Buffer, starts: list[int], fields: tuple[int, ...]) -> memoryview:
+    import xxhash
+
+    view = memoryview(area)
+    out, sums = bytearray(BATCH_HEADER_BYTES), b""
+    for start, end in pairwise([*starts, len(view)]):
+        _, id_, offset, time, _, headers_length, payload_length, _ = _MESSAGE.unpack_from(
+            view, start
+        )
+        delta = min(max(time - fields[2], 0), _U32_MAX)
+        frame = bytearray(
+            _FRAME.pack(
+                0, id_, (offset - fields[1]) & _U32_MAX, delta, headers_length, payload_length, 0
+            )
+        )
+        frame += view[start + batch.HEADER_BYTES : end]
+        frame[:8] = xxhash.xxh3_64_intdigest(memoryview(frame)[8:]).to_bytes(8, "little")
+        sums += frame[:8]
+        out += frame
+    _write_header(out, fields, len(starts), sums)
+    return memoryview(out)
+
+
+def _encode_many(area: Buffer, starts: Positions, fields: tuple[int, ...]) -> memoryview:
+    headers = batch.gather_headers(area, starts)
+    headers["offset"] -= headers["offset"][0]
+    headers["timestamp"] -= headers["timestamp"][0]
+    return _encode(area, starts, headers, fields)
+
+
+def _encode(
+    area: Buffer, starts: Positions, headers: Records, fields: tuple[int, ...]
+) -> memoryview:
+    """`headers` count their offsets and timestamps from the batch's."""
+    import numpy as np
+
+    frames = np.zeros(len(starts), _frame_dtype())
+    frames["id"] = headers["id"]
+    frames["offset_delta"] = headers["offset"]
+    frames["timestamp_delta"] = np.minimum(headers["timestamp"], np.uint64(_U32_MAX))
+    frames["headers_length"] = headers["headers_length"]
+    frames["payload_length"] = headers["payload_length"]
+    stride = batch.stride_of(starts, len(area))
+    out, places = _move(area, starts, stride, frames, batch.HEADER_BYTES, BATCH_HEADER_BYTES)
+    messages = out[BATCH_HEADER_BYTES:]
+    stride -= stride and batch.HEADER_BYTES - FRAME_HEADER_BYTES
+    bodies = batch.equal_bodies(messages, stride) if stride else _slices(messages, places, 8)
+    sums = batch.checksums(bodies)
+    if stride:
+        batch.column(messages, stride, 0, "V8")[:, 0] = sums
+    else:
+        batch.items(messages, 8)[places] = sums
+    _write_header(out, fields, len(starts), sums.tobytes())
+    return out
+
+
+def _write_header(
+    out: bytearray | memoryview, fields: tuple[int, ...], count: int, sums: bytes
+) -> None:
+    import xxhash
+
+    checksum = xxhash.xxh3_64_intdigest(_COVERED.pack(*fields, len(out), count) + sums)
+    _HEADER.pack_into(out, 0, *fields, len(out), checksum, count)
+    out[_HEADER.size : BATCH_HEADER_BYTES] = _PADDING
+
+
+# --- from a poll's reply --------------------------------------------------------------------------
+
+
+def decode_batches(data: memoryview) -> tuple[memoryview, ...]:
+    """The messages of a reply's batches in canonical form: what a client reads."""
+    areas = []
+    while len(data):
+        if len(data) < BATCH_HEADER_BYTES:
+            raise DecodeError(Status.INVALID_COMMAND, "batch header cut short", length=len(data))
+        *_, length, _, count = _HEADER.unpack_from(data)
+        if not BATCH_HEADER_BYTES < length <= len(data):
+            raise DecodeError(Status.INVALID_COMMAND, "batch length", length=length)
+        areas.append(_decode_polled(data[:length], count))
+        data = data[length:]
+    return tuple(areas)
+
+
+def _decode_polled(data: memoryview, count: int) -> memoryview:
+    import numpy as np
+
+    _, base_offset, base_us, origin_us, *_ = _HEADER.unpack_from(data)
+    area, starts = decode_batch(data, count)
+    frames = data[BATCH_HEADER_BYTES:]
+    found = batch.items(frames, FRAME_HEADER_BYTES)[_locate(frames, count)].view(_frame_dtype())
+    stamps = np.empty(count, np.dtype([("offset", "<u8"), ("at", "<u8"), ("origin", "<u8")]))
+    stamps["offset"] = np.uint64(base_offset) + found["offset_delta"].astype("<u8")
+    stamps["at"] = np.uint64(base_us) + found["timestamp_delta"].astype("<u8")
+    stamps["origin"] = origin_us
+    batch.items(area, stamps.itemsize)[starts + np.uint32(24)] = stamps.view(f"V{stamps.itemsize}")
+    bodies = _slices(area, starts, 8)
+    batch.items(area, 8)[starts] = batch.checksums(bodies)
+    return area

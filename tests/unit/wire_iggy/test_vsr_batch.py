@@ -1,0 +1,251 @@
+"""Batches of dialect C against slow code that takes their messages one by one."""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import RemoteProtocolError
+from headrace.wire.iggy import batch, vsr_batch
+from headrace.wire.iggy.dialects import Dialect
+from headrace.wire.iggy.errors import DecodeError, Status
+from headrace.wire.iggy.messages.messages import (
+    Message,
+    PolledMessages,
+    SendMessages,
+    decode_messages,
+    encode_send,
+)
+from headrace.wire.iggy.primitives import Partitioning
+from headrace.wire.iggy.userheaders import UserHeader, encode_headers
+
+FRAME = struct.Struct("<Q16sIIIIQ")
+HEADERS = encode_headers([UserHeader.of("a", 7)])
+
+
+def by_hand(messages: list[Message], *, partition: int = 0, polled: bool = False) -> bytes:
+    """What the reference says, in the plainest way."""
+    first = messages[0]
+    base = (first.offset, first.timestamp_us) if polled else (0, 0)
+    frames, sums = b"", b""
+    for index, message in enumerate(messages):
+        time = message.timestamp_us - base[1] if polled else (
+            message.origin_timestamp_us - first.origin_timestamp_us
+        )  # fmt: skip
+        rest = FRAME.pack(
+            0, message.id.to_bytes(16, "little"), index, time,
+            len(message.headers), len(message.payload), 0,
+        )[8:] + message.payload + message.headers  # fmt: skip
+        checksum = xxhash.xxh3_64_intdigest(rest).to_bytes(8, "little")
+        sums += checksum
+        frames += checksum + rest
+    covered = struct.pack("<QQQQQ", partition, *base, first.origin_timestamp_us, 256 + len(frames))
+    checksum = xxhash.xxh3_64_digest(covered + struct.pack("<I", len(messages)) + sums)[::-1]
+    return covered + checksum + struct.pack("<I", len(messages)) + bytes(204) + frames
+
+
+def area_of(messages: list[Message]) -> tuple[bytearray, np.ndarray]:
+    request = encode_send("s", "t", Partitioning.balanced(), messages)
+    return bytearray(request.area), request.starts
+
+
+def stamped(messages: list[Message], base_offset: int = 1000) -> list[Message]:
+    area, starts = area_of(messages)
+    batch.stamp(
+        area, starts, base_offset=base_offset, timestamp_us=5_000_000,
+        new_ids=lambda n: batch.consecutive_ids(10**30, n),
+    )  # fmt: skip
+    return decode_messages(area)
+
+
+def of(count: int, kind: str) -> list[Message]:
+    sizes = {
+        "equal": lambda n: 100,
+        "equal large": lambda n: 2000,
+        "mixed": lambda n: n * 7 % 90,
+        "mixed large": lambda n: 500 + n * 13 % 900,
+        "empty": lambda n: 0,
+    }[kind]
+    return [
+        Message(
+            bytes([n % 256]) * sizes(n),
+            HEADERS if kind.startswith("mixed") and n % 3 == 0 else b"",
+            id=2**70 + n,
+            origin_timestamp_us=1_700_000_000_000_000 + n // 2,
+        )
+        for n in range(count)
+    ]
+
+
+KINDS = ("equal", "equal large", "mixed", "mixed large", "empty")
+COUNTS = (1, 2, 16, 17, 100, 5000)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_producers_batch(count: int, kind: str) -> None:
+    messages = of(count, kind)
+    data = by_hand(messages)
+    area, starts = vsr_batch.decode_batch(memoryview(data), count)
+    assert decode_messages(area) == messages
+    assert starts.tolist() == batch.walk(area)
+    assert not area.readonly
+    assert bytes(vsr_batch.encode_produced(area, starts)) == data
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_polls_batch(count: int, kind: str) -> None:
+    messages = stamped(of(count, kind))
+    area, _ = area_of(messages)
+    canonical = bytearray(area)
+    for start, message in zip(batch.walk(area), messages, strict=True):
+        struct.pack_into(
+            "<QQ", canonical, start + 24, message.offset, message.timestamp_us
+        )  # encode_send leaves these to the server
+    data = vsr_batch.encode_batch(canonical, partition=3)
+    assert bytes(data) == by_hand(messages, partition=3, polled=True)
+    (read,) = vsr_batch.decode_batches(memoryview(bytes(data)))
+    found = decode_messages(read)
+    assert [(m.payload, m.headers, m.id, m.offset, m.timestamp_us) for m in found] == [
+        (m.payload, m.headers, m.id, m.offset, m.timestamp_us) for m in messages
+    ]
+
+
+def test_a_reply_has_a_batch_for_each_slice() -> None:
+    slices = []
+    for base in (0, 20, 21):
+        area, starts = area_of(of(20 if base == 0 else 1, "mixed"))
+        batch.stamp(area, starts, base_offset=base, timestamp_us=base + 1, new_ids=bytes)
+        slices.append(area)
+    polled = PolledMessages(2, 21, 22, slices)
+    data = polled.encode(Dialect.C)
+    assert struct.unpack_from("<IQI", data) == (2, 21, 22)
+    back = PolledMessages.decode(data, Dialect.C)
+    assert [message.offset for message in back.messages()] == list(range(22))
+    assert len(back.slices) == 3
+    assert PolledMessages(0, 0, 0).encode(Dialect.C) == bytes(16)
+
+
+def changed(data: bytes, at: int, value: bytes, *, sums: bool = False) -> bytes:
+    out = bytearray(data)
+    out[at : at + len(value)] = value
+    if sums:  # everything adds up again but for what was changed
+        frames, count = out[256:], struct.unpack_from("<I", out, 48)[0]
+        starts, position = [], 0
+        for _ in range(count):
+            starts.append(position)
+            position += 48 + sum(struct.unpack_from("<II", frames, position + 32))
+        all_sums = b""
+        for a, b in pairwise([*starts, position]):
+            frames[a : a + 8] = xxhash.xxh3_64_digest(bytes(frames[a + 8 : b]))[::-1]
+            all_sums += frames[a : a + 8]
+        out[256:] = frames
+        covered = bytes(out[:40] + out[48:52]) + all_sums
+        out[40:48] = xxhash.xxh3_64_digest(covered)[::-1]
+    return bytes(out)
+
+
+@pytest.mark.parametrize("count", [3, 30])
+@pytest.mark.parametrize(
+    ("at", "value", "sums", "status"),
+    [
+        (40, b"\1\2\3\4", False, Status.INVALID_BATCH_CHECKSUM),
+        (24, b"\1\2\3\4", False, Status.INVALID_BATCH_CHECKSUM),
+        (256, b"\1\2\3\4", False, Status.INVALID_MESSAGE_CHECKSUM),
+        (256 + 60, b"\xff", False, Status.INVALID_MESSAGE_CHECKSUM),
+        (52, b"\1", False, Status.INVALID_RESERVED_FIELD),
+        (255, b"\1", False, Status.INVALID_RESERVED_FIELD),
+        (256 + 40, b"\1", True, Status.INVALID_RESERVED_FIELD),
+        (32, b"\1\0\0\0", False, Status.INVALID_COMMAND),
+        (48, b"\1\0\0\0", False, Status.INVALID_COMMAND),
+        (256 + 36, b"\x65\0\0\0", False, Status.INVALID_MESSAGES_SIZE),
+        (256 + 36, b"\xff\xff\xff\xff", False, None),
+    ],
+)
+def test_what_is_refused(
+    count: int, at: int, value: bytes, sums: bool, status: Status | None
+) -> None:
+    data = changed(by_hand(of(count, "equal")), at, value, sums=sums)
+    with pytest.raises(DecodeError) as caught:
+        vsr_batch.decode_batch(memoryview(data), count)
+    if status is not None:
+        assert caught.value.code == status
+    assert caught.value.code in (
+        *(Status.INVALID_MESSAGES_SIZE, Status.TOO_SMALL_MESSAGE, Status.INVALID_COMMAND),
+        *(Status.INVALID_BATCH_CHECKSUM, Status.INVALID_MESSAGE_CHECKSUM),
+        Status.INVALID_RESERVED_FIELD,
+    )
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_limits(count: int) -> None:
+    large = [Message(b"x" * (batch.PAYLOAD_BYTES_MAX + 1), id=1), *of(count - 1, "equal")]
+    headers = [Message(b"x", b"h" * 100_001, id=1), *of(count - 1, "equal")]
+    for messages, status in (
+        (large, Status.TOO_BIG_MESSAGE_PAYLOAD),
+        (headers, Status.TOO_BIG_USER_HEADERS),
+    ):
+        with pytest.raises(DecodeError) as caught:
+            vsr_batch.decode_batch(memoryview(by_hand(messages)), count)
+        assert caught.value.code == status
+    with pytest.raises(DecodeError) as caught:
+        vsr_batch.decode_batch(memoryview(bytes(32) + struct.pack("<Q", 256) + bytes(216)), 0)
+    assert caught.value.code == Status.INVALID_MESSAGES_COUNT
+
+
+def test_other_dialects_read_the_same_messages() -> None:
+    messages = of(40, "mixed")
+    request = encode_send("s", "t", Partitioning.to_partition(1), messages)
+    for source in Dialect:
+        read = SendMessages.decode(bytearray(request.encode(source)), source)
+        assert decode_messages(read.area) == messages
+        assert read.partitioning == Partitioning.to_partition(1)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Message,
+            st.binary(max_size=60),
+            st.sampled_from([b"", HEADERS]),
+            st.integers(1, 2**128 - 1),
+            origin_timestamp_us=st.integers(10**15, 10**15 + 10**6),
+        ),
+        min_size=1,
+        max_size=40,
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_any_messages_come_back(messages: list[Message]) -> None:
+    messages.sort(key=lambda message: message.origin_timestamp_us)
+    data = by_hand(messages)
+    area, starts = vsr_batch.decode_batch(memoryview(data), len(messages))
+    assert decode_messages(area) == messages
+    assert bytes(vsr_batch.encode_produced(area, starts)) == data
+
+
+@given(
+    st.integers(1, 30),
+    st.sampled_from(KINDS),
+    st.integers(0, 2**16),
+    st.binary(min_size=1, max_size=9),
+)
+@settings(max_examples=200, deadline=None)
+def test_damage_is_refused_or_read(count: int, kind: str, at: int, value: bytes) -> None:
+    data = bytearray(by_hand(of(count, kind)))
+    at %= len(data)
+    before = bytes(data)
+    data[at : at + len(value)] = value[: len(data) - at]
+    if data == before:
+        return
+    with pytest.raises(RemoteProtocolError):
+        vsr_batch.decode_batch(memoryview(bytes(data)), count)
+    with pytest.raises(RemoteProtocolError):
+        vsr_batch.decode_batches(memoryview(bytes(data)))
