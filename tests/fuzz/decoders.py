@@ -15,10 +15,14 @@ import atheris
 with atheris.instrument_imports(include=["headrace"]):
     from headrace.errors import RemoteProtocolError
     from headrace.wire.iggy import frames as iggy_frames
+    from headrace.wire.iggy import vsr, vsr_batch
     from headrace.wire.iggy.commands import TABLE as COMMANDS
-    from headrace.wire.iggy.dialects import CLASSIC
+    from headrace.wire.iggy.dialects import CLASSIC, Dialect
     from headrace.wire.iggy.messages.messages import decode_messages
+    from headrace.wire.iggy.options import decode_options
+    from headrace.wire.iggy.request_stream import RequestStream
     from headrace.wire.iggy.userheaders import decode_headers
+    from headrace.wire.iggy.vsr_client import VsrReplyDecoder
     from headrace.wire.sbp import era, flat, records
     from headrace.wire.sbp import frames as sbp_frames
     from headrace.wire.sbp.opcodes import TABLE as OPCODES
@@ -37,9 +41,45 @@ def iggy_requests(data: bytes) -> None:
                     COMMANDS[event.code].decode_request(event.payload, dialect)
 
 
+_PREFIX = bytes(48) + (1 << 16).to_bytes(4, "little") + bytes(8) + bytes((vsr.REQUEST,))
+
+
+def iggy_requests_c(data: bytes) -> None:
+    """Bytes as they are; behind the start of a header; and as the body of every command."""
+    for stream in (data, _PREFIX + data):
+        for event in RequestStream().feed(stream):
+            if isinstance(event, iggy_frames.RequestFrame) and event.code in COMMANDS:
+                with suppress(RemoteProtocolError):
+                    COMMANDS[event.code].decode_request(event.payload, Dialect.C)
+    for command in COMMANDS.values():
+        with suppress(RemoteProtocolError):
+            command.decode_request(data, Dialect.C)
+    with suppress(RemoteProtocolError):
+        VsrReplyDecoder().feed(data)
+
+
+def iggy_batches_c(data: bytes) -> None:
+    """Batches whose outermost checksum and lengths are right, so that what is inside is read."""
+    if len(data) < 2:
+        return
+    count = data[0] % 40
+    for body in (data[1:], _batch_of(data[1:], count)):
+        with suppress(RemoteProtocolError):
+            vsr_batch.decode_batch(memoryview(body), count)
+        with suppress(RemoteProtocolError):
+            vsr_batch.decode_batches(memoryview(body))
+    with suppress(RemoteProtocolError):
+        decode_options(data)
+
+
+def _batch_of(frames: bytes, count: int) -> bytes:
+    length = (256 + len(frames)).to_bytes(8, "little")
+    return bytes(32) + length + bytes(8) + count.to_bytes(4, "little") + bytes(204) + frames
+
+
 def iggy_replies(data: bytes) -> None:
     for command in COMMANDS.values():
-        for dialect in CLASSIC:
+        for dialect in Dialect:
             with suppress(RemoteProtocolError):
                 command.decode_response(data, dialect)
 
@@ -95,6 +135,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
         iggy_requests,
+        iggy_requests_c,
+        iggy_batches_c,
         iggy_replies,
         iggy_messages,
         sbp_stream,

@@ -9,6 +9,8 @@ import pytest
 SECONDS = 60
 TARGETS = (
     "iggy_requests",
+    "iggy_requests_c",
+    "iggy_batches_c",
     "iggy_replies",
     "iggy_messages",
     "sbp_stream",

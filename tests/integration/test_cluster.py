@@ -76,7 +76,7 @@ def test_a_cluster_shows_itself(cluster: ClusterProcesses) -> None:
         assert word in shown.stdout
 
 
-@pytest.mark.parametrize("version", ["0.5.0", "0.6.0", "0.7.0", "0.8.0"])
+@pytest.mark.parametrize("version", ["0.5.0", "0.6.0", "0.7.0", "0.8.0", "0.9.0"])
 def test_a_client_of_any_version_may_go_to_any_broker(
     cluster: ClusterProcesses, version: str
 ) -> None:

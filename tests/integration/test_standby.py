@@ -136,7 +136,7 @@ async def test_work_through_the_one_that_stands_by(stack: Stack, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("version", "stays"), [("0.5.0", 1), ("0.6.0", 0), ("0.7.0", 0), ("0.8.0", 0)]
+    ("version", "stays"), [("0.5.0", 1), ("0.6.0", 0), ("0.7.0", 0), ("0.8.0", 0), ("0.9.0", 0)]
 )
 async def test_clients_that_can_go_to_the_leader(
     stack: Stack, tmp_path: Path, version: str, stays: int

@@ -47,7 +47,7 @@ R = TypeVar("R")
 
 BROKER = BrokerSettings(root_username="iggy", root_password="iggy", lease_ms=3000)
 FIRST = Partitioning.to_partition(0)
-REAL_CLIENTS = ("0.6.0", "0.7.0", "0.8.0")  # 0.5.0 has no way to ask for TLS
+REAL_CLIENTS = ("0.6.0", "0.7.0", "0.8.0", "0.9.0")  # 0.5.0 has no way to ask for TLS
 
 
 def settings_of(

@@ -4,6 +4,7 @@ import asyncio
 import sys
 
 from apache_iggy import IggyClient, PollingStrategy, SendMessage
+from polling import poll
 
 
 async def main(address, stream):
@@ -18,8 +19,7 @@ async def main(address, stream):
     except RuntimeError:  # ids from 1 in the oldest
         partition = 1
         await client.send_messages(stream, "t", 1, [SendMessage("first"), SendMessage("second")])
-    first = PollingStrategy.First()
-    polled = await client.poll_messages(stream, "t", partition, first, 10, False)
+    polled = await poll(client, stream, "t", partition, PollingStrategy.First(), 10)
     assert [message.payload() for message in polled] == [b"first", b"second"]
 
 

@@ -2,7 +2,8 @@
 
 Arguments: host:port, stream, topic, the number of the first partition (1 for 0.5.0, else 0).
 Orders come as lines of JSON: ["send", texts] and ["poll"]. The answer to a poll is a line of JSON,
-[payload in hex, id, offset, timestamp, checksum, length] for each message; to a send, null.
+[payload in hex, id, offset, timestamp, checksum, length] for each message, from 0.9.0 also its user
+headers; to a send, null.
 """
 
 import asyncio
@@ -11,6 +12,14 @@ import os
 import sys
 
 from apache_iggy import IggyClient, PollingStrategy, SendMessage
+from polling import poll
+
+
+def headers(message):
+    if not hasattr(message, "user_headers"):
+        return []
+    found = message.user_headers()
+    return [sorted(map(repr, (found or {}).items()))]
 
 
 async def main(address, stream, topic, first):
@@ -26,13 +35,13 @@ async def main(address, stream, topic, first):
             messages = [SendMessage(text) for text in rest[0]]
             await client.send_messages(stream, topic, partition, messages)
         else:
-            found = await client.poll_messages(
-                stream, topic, partition, PollingStrategy.First(), 1000, auto_commit=False
-            )
+            found = await poll(client, stream, topic, partition, PollingStrategy.First(), 1000)
             answer = [
                 [m.payload().hex(), m.id(), m.offset(), m.timestamp(), m.checksum(), m.length()]
                 for m in found
             ]
+            for row, m in zip(answer, found, strict=True):
+                row += headers(m)
         print(json.dumps(answer), flush=True)
 
 

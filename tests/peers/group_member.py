@@ -1,4 +1,4 @@
-"""A member of a consumer group, with any apache-iggy from 0.5.0 to 0.8.0.
+"""A member of a consumer group, with any apache-iggy from 0.5.0 to 0.9.0.
 
 Arguments: host:port, stream, topic, group, seconds without a message after which to stop.
 Prints one line per message, `partition offset payload`, then exits 0. Clients before 0.7.0 do not

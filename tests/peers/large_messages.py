@@ -7,6 +7,7 @@ import asyncio
 import sys
 
 from apache_iggy import IggyClient, PollingStrategy, SendMessage
+from polling import poll
 
 SIZES = [1, 100, 16_383, 16_384, 16_385, 300_000, 3_000_000]
 
@@ -22,14 +23,7 @@ async def main(connection_string, stream):
     await client.create_topic(stream, "sizes", 1)
     for number, size in enumerate(SIZES):
         await client.send_messages(stream, "sizes", 0, [SendMessage(payload(number, size))])
-    polled = await client.poll_messages(
-        stream=stream,
-        topic="sizes",
-        partition_id=0,
-        polling_strategy=PollingStrategy.First(),
-        count=100,
-        auto_commit=False,
-    )
+    polled = await poll(client, stream, "sizes", 0, PollingStrategy.First(), 100)
     assert [message.payload() for message in polled] == [
         payload(number, size) for number, size in enumerate(SIZES)
     ]

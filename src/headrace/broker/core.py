@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from headrace.broker import events
 from headrace.broker.applied import REQUEST, Answers, Effect, Request
+from headrace.broker.converted import Converted
 from headrace.broker.groups import Membership
 from headrace.broker.offsets import Kind, Offsets, OffsetWriter, Place, Reader
 from headrace.broker.partition import PartitionLog
@@ -104,6 +105,7 @@ class Broker:
         self.answers = Answers(
             sessions_max=settings.answers_sessions_max, bytes_max=settings.answers_bytes_max
         )
+        self.converted = Converted(settings.converted_bytes_max)
         self.passwords = Passwords(runtime)
         self.committing = Turns()
         """Polls that commit, by place and reader."""

@@ -19,7 +19,7 @@ from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.messages.messages import (
     POLL_TAIL,
     POLL_TAIL_BYTES,
-    encode_poll_response,
+    PolledMessages,
 )
 from headrace.wire.iggy.primitives import StrategyKind
 
@@ -95,6 +95,9 @@ def answer_at_once(
     broker.counters["requests"] += 1
     broker.counters["polled_messages"] += found.count
     broker.counters["polled_bytes"] += found.bytes
-    return encode_poll_response(
-        known.partition, log.current_offset, found.count, found.pieces, known.dialect
-    )
+    batches = None
+    if known.dialect is Dialect.C:
+        batches = broker.converted.get(log.stream_id, known.partition, found.pieces)
+    return PolledMessages(
+        known.partition, log.current_offset, found.count, found.pieces, batches
+    ).pieces(known.dialect)

@@ -81,6 +81,8 @@ _NEXT = Strategy.next()
 class IggyClient:
     """Made by `connect`; `close` it, or use it in `async with`."""
 
+    _conversation: Conversation | None = None
+
     def __init__(
         self,
         runtime: Runtime,

@@ -103,6 +103,14 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     read_ahead_bytes_max: Annotated[
         int, Meta(ge=0, description="Kept of that for later polls, over all partitions.")
     ] = 64 * MIB
+    converted_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Batches in the form of apache-iggy 0.9.0 kept for its next readers, over"
+            " all partitions.",
+        ),
+    ] = 64 * MIB
     pending_bytes_max: Annotated[
         int, Meta(ge=MIB, description="Bytes of one partition on their way to disk at a time.")
     ] = 32 * MIB

@@ -565,3 +565,22 @@ def test_logged_requests_are_bounded_and_come_back() -> None:
 
 def test_settings_have_defaults() -> None:
     assert BrokerSettings().answers_sessions_max > 0
+
+
+async def test_converted_batches_are_kept_up_to_a_bound() -> None:
+    settings = msgspec.structs.replace(QUICK, converted_bytes_max=100_000)
+    async with opened(settings=settings) as harness:
+        peer = await logged_in(harness)
+        await topic_of(peer)
+        payloads = [bytes([n]) * 1000 for n in range(200)]
+        for start in range(0, 200, 20):
+            await peer.send(*payloads[start : start + 20], first=start + 1)
+        for _ in range(2):
+            assert await peer.payloads() == payloads
+            assert 0 < harness.broker.converted.bytes <= 100_000
+        partial = PollMessages(Consumer.single(), "s", "t", 0, Strategy.offset(5), 30)
+        found = (await peer.call(c.POLL_MESSAGES, partial)).messages()
+        assert [message.offset for message in found] == list(range(5, 35))
+        assert (await peer.call(c.POLL_MESSAGES, partial)).messages() == found
+        classic = await harness.root()
+        assert [m.payload for m in (await classic.poll(count=1000)).messages()] == payloads

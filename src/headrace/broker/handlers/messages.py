@@ -84,7 +84,10 @@ async def poll_messages(
         found = await _read(broker, log, request.strategy, request.count, stored)
     broker.counters["polled_messages"] += found.count
     broker.counters["polled_bytes"] += found.bytes
-    return m.PolledMessages(partition.id, log.current_offset, found.count, found.pieces)
+    batches = None
+    if session.dialect is Dialect.C:
+        batches = broker.converted.get(log.stream_id, partition.id, found.pieces)
+    return m.PolledMessages(partition.id, log.current_offset, found.count, found.pieces, batches)
 
 
 def _polled_partition(

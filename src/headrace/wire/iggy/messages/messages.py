@@ -334,6 +334,8 @@ class PolledMessages:
     count: int
     slices: Sequence[Buffer] = ()
     """Canonical messages; a slice holds whole ones. A decoded reply has one slice."""
+    batches: Sequence[Buffer] | None = None
+    """The same in dialect C's form, where somebody has made them already."""
 
     @classmethod
     def decode(cls, data: Buffer, dialect: Dialect = Dialect.B2) -> PolledMessages:
@@ -351,6 +353,9 @@ class PolledMessages:
         return cls(canonical, current_offset, count, (area,) if len(area) else ())
 
     def pieces(self, dialect: Dialect = Dialect.B2) -> list[Buffer]:
+        if dialect is Dialect.C and self.batches is not None:
+            head = _POLL_HEAD.pack(max(0, self.partition), self.current_offset, self.count)
+            return [head, *self.batches]
         return encode_poll_response(
             self.partition, self.current_offset, self.count, self.slices, dialect
         )
