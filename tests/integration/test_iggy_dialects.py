@@ -159,9 +159,10 @@ async def test_every_method_of_every_generation(stack: Stack) -> None:
 
 EVERY_METHOD = {"0.9.0": "every_method_c.py"}
 EXPOSED = """
-import apache_iggy, json
+import apache_iggy, builtins, json
 kinds = {n: k for n, k in vars(apache_iggy).items() if isinstance(k, type) and n[0] != "_"}
-own = lambda k, a: not any(hasattr(b, a) for b in k.__mro__ if b.__module__ == "builtins")
+python = lambda k: [b for b in k.__mro__ if b is getattr(builtins, b.__name__, None)]
+own = lambda k, a: not any(hasattr(b, a) for b in python(k))
 public = {n: [a for a in dir(k) if a[0] != "_" and own(k, a)] for n, k in kinds.items()}
 print(json.dumps(sorted(x for n, a in public.items() for x in ([f"{n}.{i}" for i in a] or [n]))))
 """

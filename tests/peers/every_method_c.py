@@ -5,6 +5,7 @@ the package exposes, so a method that nobody thought of fails the run. Prints th
 """
 
 import asyncio
+import builtins
 import datetime
 import json
 import os
@@ -19,13 +20,13 @@ STREAM = "every-0.9.0"
 QUICKLY = datetime.timedelta(milliseconds=5)
 MINUTE = datetime.timedelta(minutes=1)
 USED = set()
-PARTS = []  # kinds whose objects are looked at as a whole
 
 
 def public(kind):
     """What a class adds to Python's own that it is made of."""
-    builtin = {name for base in kind.__mro__ if base.__module__ == "builtins" for name in dir(base)}
-    return [name for name in dir(kind) if not name.startswith("_") and name not in builtin]
+    bases = [base for base in kind.__mro__ if base is getattr(builtins, base.__name__, None)]
+    inherited = {name for base in bases for name in dir(base)}
+    return [name for name in dir(kind) if not name.startswith("_") and name not in inherited]
 
 
 class Noted:
@@ -75,7 +76,7 @@ async def refused(expected, awaitable):
         found = str(error)
     else:
         found = "accepted"
-    assert expected in found, (expected, found)
+    assert expected.lower() in found.lower(), (expected, found)
 
 
 Strategy, Commit = noted("PollingStrategy"), noted("AutoCommit")
@@ -117,7 +118,7 @@ async def connections():
     await client.connect()
     await client.ping()
     await refused("Unauthenticated", client.create_stream("too early"))
-    await refused("InvalidCredentials", client.login_user("iggy", "wrong"))
+    await refused("invalid credentials", client.login_user("iggy", "wrong"))
     await client.login_user("iggy", "iggy")
     other = Noted(noted("IggyClient").from_connection_string(f"iggy+tcp://iggy:iggy@{ADDRESS}"))
     await other.connect()
@@ -141,7 +142,7 @@ async def streams_and_topics(client):
     assert await client.get_stream("nothing") is None
     await client.update_stream(stream.id, "renamed", options={"colour": "blue"})
     await client.update_stream("renamed", STREAM)
-    await refused("StreamNameAlreadyExists", client.create_stream(STREAM))
+    await refused("stream with name:  already exists", client.create_stream(STREAM))
 
     await client.create_topic(STREAM, "orders", 2)
     topic = await client.get_topic(STREAM, "orders")
@@ -149,11 +150,11 @@ async def streams_and_topics(client):
     assert [look(partition).id for partition in topic.partitions] == [0, 1]
     assert topic.compression_algorithm.lower() == "none"
     assert await client.get_topic(STREAM, "nothing") is None
-    await refused("TopicNameAlreadyExists", client.create_topic(STREAM, "orders", 1))
-    await refused("StreamIdNotFound", client.create_topic("nothing", "x", 1))
+    await refused("already exists", client.create_topic(STREAM, "orders", 1))
+    await refused("not found", client.create_topic("nothing", "x", 1))
     await client.create_partitions(STREAM, "orders", 3)
     await client.delete_partitions(STREAM, "orders", 3)
-    await refused("PartitionsCount", client.delete_partitions(STREAM, "orders", 30))
+    await refused("partitions count", client.delete_partitions(STREAM, "orders", 30))
     assert (await client.get_topic(STREAM, "orders")).partitions_count == 2
     await topic_options(client)
     await client.purge_stream(STREAM)
@@ -162,6 +163,8 @@ async def streams_and_topics(client):
 async def topic_options(client):
     specs = {spec.key: look(spec) for spec in await client.describe_options("topic")}
     assert {"durability", "message_expiry", "segment_size"} <= specs.keys()
+    assert "1073741824" in str(specs["segment_size"].default_value)
+    assert "replicated" in str(specs["durability"].default_value)
     assert await client.describe_options("stream") == []
     assert await client.describe_options("user") == []
     await client.create_topic(
@@ -269,12 +272,10 @@ async def sending_and_polling(client):
     assert {m.partition_id() for m in got} == {0}
     assert not got[0].user_headers()
     assert dict(got[10].user_headers()) == headers
-    scalars = noted("UserHeaders")
     USED.add("UserHeaders.to_scalar_dict")
     assert sorted(map(str, got[10].user_headers().to_scalar_dict().values())) == sorted(
         map(str, HEADERS.values())
     )
-    del scalars
 
     async def offsets(strategy, count, **options):
         return [m.offset() for m in await poll(strategy, count, **options)]
@@ -290,8 +291,8 @@ async def sending_and_polling(client):
     (only,) = await poll(Strategy.First(), 5, partition=1)
     assert (only.payload(), only.id()) == (b"elsewhere", 77)
     one = [message("x")]
-    await refused("PartitionNotFound", client.send_messages(STREAM, "orders", 99, one))
-    await refused("NotFound", client.send_messages(STREAM, "nothing", 0, one))
+    await refused("partition", client.send_messages(STREAM, "orders", 99, one))
+    await refused("not found", client.send_messages(STREAM, "nothing", 0, one))
     for _ in range(4):
         await client.send_messages(STREAM, "orders", To.balanced(), [message("balanced")])
     keyed = [
@@ -429,8 +430,8 @@ async def stored_offsets(client):
             break
     assert found == [2, 3, 4], found
     await again.delete_offset(0)
-    await refused("ConsumerOffsetNotFound", again.delete_offset(0))
-    await refused("InvalidOffset", again.store_offset(1_000_000, 0))
+    await refused("consumer offset", again.delete_offset(0))
+    await refused("invalid offset", again.store_offset(1_000_000, 0))
 
 
 # --- users, figures, raw requests -----------------------------------------------------------------
@@ -497,7 +498,7 @@ async def figures_and_raw_requests(client):
     assert await client.send_binary_request(120, consumer + place + b"\x01" + bytes(4)) == b""
     archive = await client.send_binary_request(11, bytes([2, 1, 4]))
     assert archive.startswith(b"PK")
-    await refused("InvalidCommand", client.send_binary_request(60_000, b""))
+    await refused("invalid command", client.send_binary_request(60_000, b""))
 
 
 async def main():

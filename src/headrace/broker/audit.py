@@ -16,7 +16,7 @@ from headrace.observability.logging import get_logger
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.errors import Status
-from headrace.wire.iggy.messages.users import LoginUser, Permissions
+from headrace.wire.iggy.messages.users import LoginRegister, LoginUser, Permissions
 
 log = get_logger("headrace.audit")
 
@@ -27,7 +27,12 @@ _ADMINISTRATION = (
     Permission.CREATE_TOPIC,
     Permission.MANAGE_TOPIC,
 )
-_LOGINS = (c.LOGIN_USER, c.LOGIN_WITH_PERSONAL_ACCESS_TOKEN)
+_LOGINS = (
+    c.LOGIN_USER,
+    c.LOGIN_WITH_PERSONAL_ACCESS_TOKEN,
+    c.LOGIN_REGISTER,
+    c.LOGIN_REGISTER_WITH_TOKEN,
+)
 _OTHERS = (
     *_LOGINS,
     c.LOGOUT_USER,
@@ -65,7 +70,7 @@ class Entry:
             "by": _user_name(broker, session),
             **_target(request),
         }
-        if isinstance(request, LoginUser):
+        if isinstance(request, LoginUser | LoginRegister):
             self._fields["by"] = _short(request.username)
             del self._fields["username"]
 

@@ -36,6 +36,10 @@ class Known:
     check: Callable[[str], bool] = lambda _: True
     can_change: bool = False
 
+    @property
+    def default_value(self) -> bytes:
+        return _encode(self.kind, self.default)
+
 
 def _is_durability(value: str) -> bool:
     return value in (REPLICATED, PERSISTED)

@@ -258,7 +258,7 @@ USER_C = replace(USER, options=(GIVEN,))
 CASES_C: list[tuple[AnyCommand, object, bytes]] = [
     (
         c.DESCRIBE_OPTIONS,
-        system.DescribedOptions((system.OptionInfo("k", 2, "none", "what it does"),)),
+        system.DescribedOptions((system.OptionInfo("k", 2, b"none", "what it does"),)),
         b"\1\0\0\0\1k\2\4\0\0\0none\x0c\0\0\0what it does",
     ),
     (

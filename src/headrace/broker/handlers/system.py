@@ -101,7 +101,7 @@ async def describe_options(
     """Streams and users have no options that do anything."""
     known = TOPIC_OPTIONS if request.scope is m.OptionScope.TOPIC else ()
     return m.DescribedOptions(
-        tuple(m.OptionInfo(o.key, o.kind, o.default, o.description) for o in known)
+        tuple(m.OptionInfo(o.key, o.kind, o.default_value, o.description) for o in known)
     )
 
 

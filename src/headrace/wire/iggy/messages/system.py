@@ -257,6 +257,14 @@ class ClientDetails(Body):
         super(ClientDetails, self).write(writer)
 
 
+def _write_bytes(writer: Writer, value: bytes) -> None:
+    writer.number(U32_LAYOUT, len(value))
+    writer += value
+
+
+_BYTES32 = Codec(lambda r: bytes(r.take(r.u32())), _write_bytes)
+
+
 class OptionScope(IntEnum):
     TOPIC = 1
     STREAM = 2
@@ -273,7 +281,8 @@ class OptionInfo(Body):
     key: Str8
     kind: U8
     """Of its value: a kind of user headers."""
-    default: Str32
+    default: Annotated[bytes, _BYTES32]
+    """A value of that kind: 0.9.0 reads nothing else."""
     description: Str32
 
 

@@ -1,0 +1,226 @@
+"""Dialect C on real sockets: connections cut before their answers, restarts, QUIC, its real client.
+
+`Cutter` stands between client and broker, passes requests on, and drops the connection instead of
+answering the ones it is told to: what an unlucky client sees of a network that fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from headrace.client.iggy import IggyClient
+from headrace.errors import UnavailableError
+from headrace.wire.iggy import commands as c
+from headrace.wire.iggy import vsr
+from headrace.wire.iggy.frames import RequestFrame
+from headrace.wire.iggy.messages import streams, topics
+from headrace.wire.iggy.messages.messages import Message, encode_send
+from headrace.wire.iggy.messages.topics import Compression, CreateTopic
+from headrace.wire.iggy.primitives import Partitioning
+from headrace.wire.iggy.request_stream import RequestStream
+from headrace.wire.iggy.vsr_client import Conversation
+from tests.integration.broker_stack import Stack
+from tests.integration.server import PEERS, ROOT
+
+R = TypeVar("R")
+PYTHON = str(ROOT / ".venv/peers/iggy-0.9.0/bin/python")
+FIRST = Partitioning.to_partition(0)
+SECONDS = 60
+
+
+class Cutter:
+    """`should_cut` sees each request; for those it says so, the answer never arrives."""
+
+    def __init__(self, port: int, should_cut: Callable[[RequestFrame], bool]) -> None:
+        self._port = port
+        self._should_cut = should_cut
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.cuts = 0
+        self.requests: list[RequestFrame] = []
+
+    async def __aenter__(self) -> Cutter:
+        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", 0)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _on_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            await self._serve(reader, writer)
+        except (asyncio.CancelledError, ConnectionError, asyncio.IncompleteReadError):
+            return
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        decoder = RequestStream()
+        try:
+            while data := await reader.read(1 << 16):
+                up_writer.write(data)
+                for event in decoder.feed(data):
+                    assert isinstance(event, RequestFrame)
+                    self.requests.append(event)
+                    header = await up_reader.readexactly(vsr.HEADER_BYTES)
+                    rest = vsr.frame_bytes(header) - vsr.HEADER_BYTES
+                    answer = header + await up_reader.readexactly(rest)
+                    if self._should_cut(event):
+                        self.cuts += 1
+                        return
+                    writer.write(answer)
+        finally:
+            up_writer.transport.abort()
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+    running_stack = await Stack(str(tmp_path / "data")).start()
+    try:
+        yield running_stack
+    finally:
+        await running_stack.stop()
+
+
+async def connect(stack: Stack, port: int, talk: Conversation) -> IggyClient:
+    client = await IggyClient.connect(stack.runtime, "127.0.0.1", port, conversation=talk)
+    await client.login("iggy", "iggy")
+    return client
+
+
+class Persistent:
+    """A client as the SDKs are: after a cut it connects again and sends the same request."""
+
+    def __init__(self, stack: Stack, port: int) -> None:
+        self.stack, self.port = stack, port
+        self.talk = Conversation(stack.runtime.random.bytes(16))
+        self.client: IggyClient | None = None
+        self.repeated = 0
+
+    async def call(self, command: c.Command[object, R], request: object) -> R:  # type: ignore[type-var]
+        """Any request of the table; the command says which."""
+        again = False
+        while True:
+            try:
+                if self.client is None:
+                    self.client = await connect(self.stack, self.port, self.talk)
+                if not again:
+                    again = True
+                    return await self.client.call(command, request)
+                self.repeated += 1
+                return await self.client.again(command)
+            except UnavailableError:
+                self.client = None
+
+    async def close(self) -> None:
+        if self.client is not None:
+            await self.client.close()
+
+
+async def test_every_answer_lost_once_and_everything_applied_once(stack: Stack) -> None:
+    seen: set[tuple[int, int]] = set()
+
+    def first_time(frame: RequestFrame) -> bool:
+        assert frame.head is not None
+        key = (frame.head.operation, frame.head.number)
+        is_new = frame.head.operation > vsr.LOGOUT and key not in seen
+        seen.add(key)
+        return is_new
+
+    async with Cutter(stack.port, first_time) as cutter:
+        peer = Persistent(stack, cutter.port)
+        made = await peer.call(c.CREATE_STREAM, streams.CreateStream("s"))  # type: ignore[arg-type]
+        assert made.stream.id == 0  # type: ignore[attr-defined]
+        topic = CreateTopic("s", 1, Compression.NONE, 0, 0, 0, "t")
+        await peer.call(c.CREATE_TOPIC, topic)  # type: ignore[arg-type]
+        await peer.call(c.CREATE_PARTITIONS, topics.CreatePartitions("s", "t", 2))  # type: ignore[arg-type]
+        for n in range(20):
+            messages = [Message(b"%d/%d" % (n, i), id=1 + 100 * n + i) for i in range(n % 3 + 1)]
+            request = encode_send("s", "t", FIRST, messages)
+            sent = await peer.call(c.SEND_MESSAGES, request)  # type: ignore[arg-type]
+            assert isinstance(sent, object)
+        await peer.close()
+        assert cutter.cuts == peer.repeated == 23
+    client = await stack.connect()
+    details = await client.get_topic("s", "t")
+    assert details is not None
+    assert len(details.partitions) == 3
+    found = (await client.poll("s", "t", partition=0, count=1000)).messages()
+    assert [m.payload for m in found] == [
+        b"%d/%d" % (n, i) for n in range(20) for i in range(n % 3 + 1)
+    ]
+    assert stack.broker.statistics()["repeated_requests"] == 23
+    await client.close()
+
+
+@pytest.mark.parametrize("stop", ["clean", "unclean"])
+async def test_a_request_sent_again_to_a_broker_that_started_anew(stack: Stack, stop: str) -> None:
+    talk = Conversation(stack.runtime.random.bytes(16))
+    client = await connect(stack, stack.port, talk)
+    await client.create_stream("s")
+    await client.create_topic("s", "t", partitions_count=1)
+    await client.send("s", "t", [Message(b"one", id=1)], partitioning=FIRST)
+    await client.send("s", "t", [Message(b"two", id=2)], partitioning=FIRST)
+    client._connection.abort()
+    if stop == "unclean":
+        (Path(stack.folder) / "broker/clean").unlink(missing_ok=True)
+    await stack.stop_broker()
+    await stack.start_broker()
+    client = await connect(stack, stack.port, talk)
+    sent = await client.again(c.SEND_MESSAGES)
+    assert sent.placed[0].base_offset == 1
+    await client.send("s", "t", [Message(b"three", id=3)], partitioning=FIRST)
+    found = (await client.poll("s", "t", partition=0, count=10)).messages()
+    assert [m.payload for m in found] == [b"one", b"two", b"three"]
+    await client.purge_topic("s", "t")
+    await stack.stop_broker()
+    await stack.start_broker()
+    other = await stack.connect()
+    await other.send("s", "t", [Message(b"kept")], partitioning=FIRST)
+    again = await connect(stack, stack.port, talk)
+    await again.again(c.PURGE_TOPIC)  # a second time it would purge what came since
+    assert (await again.poll("s", "t", partition=0, count=10)).count == 1
+    for one in (other, again):
+        await one.close()
+    with suppress(UnavailableError):
+        await client.close()
+
+
+# --- the real client ------------------------------------------------------------------------------
+
+
+async def run_peer(script: str, *arguments: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        PYTHON,
+        str(PEERS / "run.py"),
+        str(PEERS / script),
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(SECONDS):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        output, _ = await process.communicate()
+        raise AssertionError(output.decode()) from None
+    assert process.returncode == 0, output.decode()
+    return output.decode()
