@@ -33,8 +33,7 @@ def ok(frame: bytearray) -> bytes:
 
 def reply_c(length: int) -> bytes:
     """The header of a reply of so many bytes, in dialect C's framing."""
-    head = Head(READ, 1, 1, b"c" * 16)
-    return encode_reply(head, 0)[0][:_SIZE_AT] + _LENGTH.pack(256 + length) + OK_C[52:]
+    return OK_C[:_SIZE_AT] + _LENGTH.pack(256 + length) + OK_C[_SIZE_AT + _LENGTH.size :]
 
 
 OK_C = bytes(encode_reply(Head(READ, 1, 1, b"c" * 16), 0)[0])

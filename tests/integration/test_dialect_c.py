@@ -28,6 +28,7 @@ from headrace.wire.iggy.vsr_client import Conversation
 from tests.integration.broker_stack import Stack
 from tests.integration.server import PEERS, ROOT
 
+Q = TypeVar("Q", bound=c.Encodable)
 R = TypeVar("R")
 PYTHON = str(ROOT / ".venv/peers/iggy-0.9.0/bin/python")
 FIRST = Partitioning.to_partition(0)
@@ -114,8 +115,7 @@ class Persistent:
         self.client: IggyClient | None = None
         self.repeated = 0
 
-    async def call(self, command: c.Command[object, R], request: object) -> R:  # type: ignore[type-var]
-        """Any request of the table; the command says which."""
+    async def call(self, command: c.Command[Q, R], request: Q) -> R:
         again = False
         while True:
             try:
@@ -146,16 +146,18 @@ async def test_every_answer_lost_once_and_everything_applied_once(stack: Stack) 
 
     async with Cutter(stack.port, first_time) as cutter:
         peer = Persistent(stack, cutter.port)
-        made = await peer.call(c.CREATE_STREAM, streams.CreateStream("s"))  # type: ignore[arg-type]
-        assert made.stream.id == 0  # type: ignore[attr-defined]
+        made = await peer.call(c.CREATE_STREAM, streams.CreateStream("s"))
+        assert made.stream.id == 0
         topic = CreateTopic("s", 1, Compression.NONE, 0, 0, 0, "t")
-        await peer.call(c.CREATE_TOPIC, topic)  # type: ignore[arg-type]
-        await peer.call(c.CREATE_PARTITIONS, topics.CreatePartitions("s", "t", 2))  # type: ignore[arg-type]
+        await peer.call(c.CREATE_TOPIC, topic)
+        await peer.call(c.CREATE_PARTITIONS, topics.CreatePartitions("s", "t", 2))
+        offset = 0
         for n in range(20):
             messages = [Message(b"%d/%d" % (n, i), id=1 + 100 * n + i) for i in range(n % 3 + 1)]
             request = encode_send("s", "t", FIRST, messages)
-            sent = await peer.call(c.SEND_MESSAGES, request)  # type: ignore[arg-type]
-            assert isinstance(sent, object)
+            sent = await peer.call(c.SEND_MESSAGES, request)
+            assert sent.placed[0].base_offset == offset
+            offset += len(messages)
         await peer.close()
         assert cutter.cuts == peer.repeated == 23
     client = await stack.connect()

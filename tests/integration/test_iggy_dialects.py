@@ -249,8 +249,8 @@ async def test_five_generations_read_each_others_messages(stack: Stack) -> None:
                 await wire.call(c.SEND_MESSAGES, request)
                 sent.append(text)
         async with await connect_c(stack) as newest:
-            first = Partitioning.to_partition(0)
-            await newest.send("s", "t", [Message(b"wire C", HEADERS[0])], partitioning=first)
+            there = Partitioning.to_partition(0)
+            await newest.send("s", "t", [Message(b"wire C", HEADERS[0])], partitioning=there)
             sent.append(b"wire C")
     canonical = (await client.poll("s", "t", partition=0, count=1000)).messages()
     assert [message.payload for message in canonical] == sent

@@ -64,7 +64,9 @@ class PlainServer:
 
     def _open(self, connection: Connection) -> None: ...
 
-    async def _on_request(self, session: None, code: int, payload: memoryview) -> Answer:
+    async def _on_request(
+        self, session: None, code: int, payload: memoryview, head: object = None
+    ) -> Answer:
         command = c.TABLE.get(code)
         handler = self._handlers().get(code)
         if command is None or handler is None:

@@ -66,7 +66,7 @@ class Stored(NamedTuple):
     """What is in the log of a numbered request."""
 
     first: int
-    count: int
+    messages: int
 
 
 class PartitionLog:
@@ -189,9 +189,11 @@ class PartitionLog:
             known = self._requests
             stored = (await self.recover() if known is None else known).get(request)
             if stored is not None:
-                if stored.count >= len(starts):
+                if stored.messages >= len(starts):
                     return stored.first
-                area, starts = batch.subset(area, starts, stored.count, len(starts) - stored.count)
+                area, starts = batch.subset(
+                    area, starts, stored.messages, len(starts) - stored.messages
+                )
         await self._wait_for_room(len(area))
         # Nothing is awaited until every part has its offsets: they are consecutive.
         first = self._owned.next_offset if stored is None else stored.first

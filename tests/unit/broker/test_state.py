@@ -14,7 +14,13 @@ from headrace.broker.state import Catalogue
 from headrace.errors import FormatError, HeadraceError, NotFoundError
 
 NOW = 1_700_000_000_000_000
-TOPIC = {"compression": 1, "expiry": 0, "max_size": 0, "replication": 0, "now_us": NOW}
+TOPIC: dict[str, Any] = {
+    "compression": 1,
+    "expiry": 0,
+    "max_size": 0,
+    "replication": 0,
+    "now_us": NOW,
+}
 
 
 class Recorded:
@@ -303,7 +309,7 @@ def test_topics_are_found_by_their_present_name_only() -> None:
     for stream in ("s", "other"):
         r.stream(stream)
         r.topic(stream, "t")
-    change = {"compression": 1, "expiry": 0, "max_size": 0, "replication": 1}
+    change: dict[str, Any] = {"compression": 1, "expiry": 0, "max_size": 0, "replication": 1}
     r.do(decisions.update_topic(r.state, "s", "t", name="renamed", **change))
     r.do(decisions.rename_stream(r.state, "s", name="stream"))
     version, chunks = r.state.snapshot()

@@ -62,7 +62,9 @@ class FakeServer:
     def _open(self, connection: object) -> None:
         self.connections += 1
 
-    async def on_request(self, session: None, code: int, payload: memoryview) -> Answer:
+    async def on_request(
+        self, session: None, code: int, payload: memoryview, head: object = None
+    ) -> Answer:
         row = TABLE[code]
         self.seen.append((code, row.decode_request(payload)))
         if self.delay_seconds:
@@ -308,7 +310,7 @@ def test_a_server_that_goes_away() -> None:
 
 
 def test_an_undecodable_reply_is_the_servers_fault() -> None:
-    async def broken(session: None, code: int, payload: memoryview) -> Answer:
+    async def broken(session: None, code: int, payload: memoryview, head: object) -> Answer:
         return 0, [b"\xff\xff"]
 
     async def scenario(client: IggyClient, fake: FakeServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -66,13 +67,14 @@ def stamped(messages: list[Message], base_offset: int = 1000) -> list[Message]:
 
 
 def of(count: int, kind: str) -> list[Message]:
-    sizes = {
+    kinds: dict[str, Callable[[int], int]] = {
         "equal": lambda n: 100,
         "equal large": lambda n: 2000,
         "mixed": lambda n: n * 7 % 90,
         "mixed large": lambda n: 500 + n * 13 % 900,
         "empty": lambda n: 0,
-    }[kind]
+    }
+    sizes = kinds[kind]
     return [
         Message(
             bytes([n % 256]) * sizes(n),
