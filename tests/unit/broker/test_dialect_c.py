@@ -411,6 +411,22 @@ async def test_members_ask_for_their_part() -> None:
         assert (later.partitions, later.generation > one.generation) == ((0, 1, 2), True)
 
 
+async def test_what_only_dialect_c_has_needs_rights_too() -> None:
+    async with opened() as harness:
+        peer = await logged_in(harness)
+        await topic_of(peer)
+        await peer.call(c.CREATE_CONSUMER_GROUP, groups.CreateGroup("s", "t", "g"))
+        await peer.call(c.CREATE_USER, users.CreateUser("ann", "secret"))
+        ann = Peer(harness, Conversation(BOB))
+        describe = system.DescribeOptions(system.OptionScope.TOPIC)
+        assert await code_of(ann.call(c.DESCRIBE_OPTIONS, describe)) == Status.UNAUTHENTICATED
+        login = users.LoginRegister(vsr.VERSION, "sdk", "1", "ann", "secret")
+        ann.talk.on_registered((await ann.call(c.LOGIN_REGISTER, login)).session)
+        assert (await ann.call(c.DESCRIBE_OPTIONS, describe)).options
+        sync = groups.SyncGroup("s", "t", "g")
+        assert await code_of(ann.call(c.SYNC_CONSUMER_GROUP, sync)) == Status.UNAUTHORIZED
+
+
 def text(key: str, value: str) -> UserHeader:
     return UserHeader.of(key, value)
 

@@ -177,7 +177,9 @@ def test_every_served_command_has_a_method() -> None:
     expected = [*(code for code, _, _ in CALLS), 100]
     expected.insert(expected.index(44), 9000)  # before a token, a word that tells our dialect
     assert [code for code, _ in fake.seen] == expected
-    assert {code for code, _ in fake.seen} == SERVED.keys()
+    assert {code for code, _ in fake.seen} == {
+        code for code, row in SERVED.items() if not row.only_c
+    }
 
 
 def test_arguments_reach_the_server() -> None:
