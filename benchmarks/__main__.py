@@ -16,7 +16,7 @@ from typing import Any
 
 BENCHMARKS = (
     "iggy_codec", "storage_append", "streams_latency", "log_append", "log_fetch",
-    "broker_send_poll", "spark_read", "spark_json", "spark_sink",
+    "broker_send_poll", "umbilical", "spark_read", "spark_json", "spark_sink",
 )  # fmt: skip
 REPORT = Path(__file__).parent / "report"
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 import atheris
 
 with atheris.instrument_imports(include=["headrace"]):
-    from headrace.errors import RemoteProtocolError
+    from headrace.errors import RemoteProtocolError, UnauthenticatedError
     from headrace.wire.iggy import frames as iggy_frames
     from headrace.wire.iggy import vsr, vsr_batch
     from headrace.wire.iggy.commands import TABLE as COMMANDS
@@ -26,7 +26,7 @@ with atheris.instrument_imports(include=["headrace"]):
     from headrace.wire.sbp import era, flat, records
     from headrace.wire.sbp import frames as sbp_frames
     from headrace.wire.sbp.opcodes import TABLE as OPCODES
-    from headrace.wire.umbilical import codec, rpc
+    from headrace.wire.umbilical import codec, digest, rpc, sasl, tokens
     from headrace.wire.umbilical.messages import FIELD_GROUPS
 
 RSS_MIB_MAX = 1024
@@ -126,9 +126,26 @@ def umbilical_messages(data: bytes) -> None:
 
 
 def umbilical_frames(data: bytes) -> None:
-    decoder = rpc.FrameDecoder()
+    for connection in (rpc.ServerConnection(), rpc.ClientConnection("p", 1, bytes(16))):
+        with suppress(RemoteProtocolError):
+            connection.feed(data)
     with suppress(RemoteProtocolError):
-        decoder.feed(data)
+        rpc.ServerConnection().feed(rpc.PREAMBLE + data)
+
+
+def umbilical_login(data: bytes) -> None:
+    def look_up(identifier: bytes) -> sasl.Credential:
+        return sasl.Credential(tokens.decode_identifier(identifier).owner, b"")
+
+    login = sasl.ServerLogin(look_up, "nonce")
+    with suppress(RemoteProtocolError, UnauthenticatedError):
+        rpc.ServerConnection(login=login).feed(b"hrpc\x09\x00\xdf" + data)
+    with suppress(RemoteProtocolError, UnauthenticatedError):
+        sasl.ClientLogin(tokens.Token(b"", b""), "c").answer(data)
+    with suppress(RemoteProtocolError):
+        digest.parse_directives(data)
+    with suppress(RemoteProtocolError):
+        tokens.parse_token(data.decode("latin-1"))
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
@@ -144,6 +161,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         sbp_batches,
         umbilical_messages,
         umbilical_frames,
+        umbilical_login,
     )
 }
 

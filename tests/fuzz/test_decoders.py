@@ -18,6 +18,7 @@ TARGETS = (
     "sbp_batches",
     "umbilical_messages",
     "umbilical_frames",
+    "umbilical_login",
 )
 
 

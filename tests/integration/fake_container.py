@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from headrace.client.umbilical import BlockingUmbilicalClient
+from headrace.client.umbilical import BlockingUmbilicalClient, load_token
 from headrace.pipeline.windows import WindowGrid
 from headrace.runtime.system import system_runtime
 from headrace.wire.umbilical import messages as m
@@ -15,8 +15,9 @@ from headrace.wire.umbilical import messages as m
 def main() -> int:
     id_ = os.environ["HEADRACE_CONTAINER_ID"]
     print(f"container {id_} runs {os.environ['HEADRACE_ENTRY']}", flush=True)
+    runtime = system_runtime()
     with BlockingUmbilicalClient(
-        system_runtime(), os.environ["HEADRACE_APPLICATION_PATH"]
+        runtime, os.environ["HEADRACE_UMBILICAL_PATH"], load_token(runtime.disk, os.environ)
     ) as client:
         context = client.get_init_context(id_)
         if context is None:

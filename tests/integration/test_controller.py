@@ -40,10 +40,11 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[[], Any]]:
 
     async def make_one() -> Controller:
         runtime = system_runtime()
+        path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
         launcher = LocalLauncher(
             runtime,
             broker="127.0.0.1:1",
-            environment={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd())},
+            environment={"PATH": os.environ["PATH"], "PYTHONPATH": path},
             login={"HEADRACE_USERNAME": "service", "HEADRACE_PASSWORD": "secret"},
             command=(sys.executable, "-m", "tests.integration.fake_container"),
         )

@@ -89,20 +89,20 @@ class ScriptedController:
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
-    async def _get_init_context(self, body: bytes) -> bytes:
+    async def _get_init_context(self, body: bytes, caller: str) -> bytes:
         context = m.StreamingContainerContext(
             start_window_millis=START_MS, attributes={"HEARTBEAT_INTERVAL_MILLIS": 300}
         )
         return codec.encode(m.GetInitContextResponse(context if self.known else None))
 
-    async def _log(self, body: bytes) -> bytes:
+    async def _log(self, body: bytes, caller: str) -> bytes:
         return codec.encode(m.LogResponse())
 
-    async def _report_error(self, body: bytes) -> bytes:
+    async def _report_error(self, body: bytes, caller: str) -> bytes:
         self.errors.append(codec.decode(m.ReportErrorRequest, body))
         return codec.encode(m.ReportErrorResponse())
 
-    async def _process_heartbeat(self, body: bytes) -> bytes:
+    async def _process_heartbeat(self, body: bytes, caller: str) -> bytes:
         heartbeat = codec.decode(m.ContainerHeartbeat, body)
         self.heartbeats.append(heartbeat)
         reported = {one.node_id for one in heartbeat.stats.operators}

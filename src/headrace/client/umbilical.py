@@ -1,8 +1,9 @@
 """A container's side of the umbilical.
 
-Where the controller listens stands in `<application path>/recovery/heartbeatUri`:
+Where the controller listens stands in `<application path>/recovery/heartbeatUri`; the path is
+local or an fsspec address:
 
-    stram://host:port?rpcTimeout=5000&retryDelayMillis=10000&retryTimeoutMillis=30000
+    stram://host:port?rpcTimeout=5000&retryDelayMillis=10000&retryTimeoutMillis=300000
 
 The file is read before the first call and again after every failed one. A changed address
 replaces the connection and starts the retry budget anew: that is how containers follow a
@@ -13,12 +14,13 @@ container is expected to exit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
+from headrace.client.shared_files import read_shared
 from headrace.errors import (
     DeadlineError,
     HeadraceError,
@@ -28,16 +30,21 @@ from headrace.errors import (
 )
 from headrace.net.hadoop_rpc import HadoopRpcConnection
 from headrace.observability.logging import get_logger
-from headrace.runtime.interfaces import Runtime
+from headrace.runtime.interfaces import Disk, Runtime
 from headrace.wire.umbilical import calls, codec, rpc
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.tokens import Token, parse_token
 
 log = get_logger(__name__)
 
 SCHEME = "stram"
 RPC_TIMEOUT_MS = 5_000
 RETRY_DELAY_MS = 10_000
-RETRY_TIMEOUT_MS = 30_000
+RETRY_TIMEOUT_MS = 300_000  # Spark's queries need no controller to make progress
+URI_BYTES_MAX = 4_096
+PATH_VARIABLE = "HEADRACE_UMBILICAL_PATH"  # where the URI file is, if not under the application's
+TOKEN_FILE_VARIABLE = "HEADRACE_UMBILICAL_TOKEN_FILE"
+TOKEN_VARIABLE = "HEADRACE_UMBILICAL_TOKEN"
 _USER = "headrace"
 
 Q = TypeVar("Q", bound=m.Message)
@@ -89,15 +96,25 @@ def parse_heartbeat_uri(text: str) -> HeartbeatUri:
     return HeartbeatUri(host, port, rpc_timeout, retry_delay, retry_timeout)
 
 
+def load_token(disk: Disk, environment: Mapping[str, str]) -> Token | None:
+    """The token that the launcher handed over, by a file that only this user reads or by the
+    variable itself where no file can be shared; None when there is none. Blocks."""
+    path = environment.get(TOKEN_FILE_VARIABLE)
+    text = disk.read(path).decode("ascii", "replace") if path else environment.get(TOKEN_VARIABLE)
+    return parse_token(text) if text else None
+
+
 class UmbilicalClient:
     """The four calls, each retried within the budget of the URI file.
 
     A repeated call keeps its id, so that a controller that took the first one answers the same
-    again. What the controller answers with an exception is not repeated (RpcRemoteError).
+    again. What the controller answers with an exception is not repeated (RpcRemoteError), nor is a
+    call after a login that it refused (UnauthenticatedError): the token was taken back.
     """
 
-    def __init__(self, runtime: Runtime, application_path: str) -> None:
+    def __init__(self, runtime: Runtime, application_path: str, token: Token | None = None) -> None:
         self._runtime = runtime
+        self._token = token
         self._path = heartbeat_uri_path(application_path)
         self._disk = runtime.executor("umbilical", 1)
         self._client_id = runtime.random.bytes(rpc.CLIENT_ID_BYTES)
@@ -175,6 +192,7 @@ class UmbilicalClient:
                 version=calls.PROTOCOL_VERSION,
                 client_id=self._client_id,
                 user=_USER,
+                token=self._token,
                 timeout=timeout,
             )
         return await self._connection.call(
@@ -185,8 +203,8 @@ class UmbilicalClient:
         """Read the file again; whether it names another address than the one that failed."""
         try:
             uri = await self._read_uri()
-        except (NotFoundError, RemoteProtocolError):
-            return False  # the controller is on its way
+        except (NotFoundError, RemoteProtocolError, UnavailableError):
+            return False  # the controller is on its way, or the store is away for a moment
         moved = self._uri is not None and uri != self._uri
         self._uri = uri
         return moved
@@ -197,7 +215,8 @@ class UmbilicalClient:
         return delay_ms / 1000, budget_ms / 1000
 
     async def _read_uri(self) -> HeartbeatUri:
-        data = await self._disk.run(self._runtime.disk.read, self._path)
+        disk = self._runtime.disk
+        data = await self._disk.run(read_shared, disk, self._path, bytes_max=URI_BYTES_MAX)
         return parse_heartbeat_uri(data.decode("utf-8", "replace"))
 
     async def _disconnect(self) -> None:
@@ -213,9 +232,9 @@ class BlockingUmbilicalClient:
     replaced, by the next one.
     """
 
-    def __init__(self, runtime: Runtime, application_path: str) -> None:
+    def __init__(self, runtime: Runtime, application_path: str, token: Token | None = None) -> None:
         self._runner = asyncio.Runner()
-        self._client = self._run(_make(runtime, application_path))
+        self._client = self._run(_make(runtime, application_path, token))
 
     def get_init_context(self, container_id: str) -> m.StreamingContainerContext | None:
         return self._run(self._client.get_init_context(container_id))
@@ -254,5 +273,5 @@ class BlockingUmbilicalClient:
         return self._runner.run(work)
 
 
-async def _make(runtime: Runtime, application_path: str) -> UmbilicalClient:
-    return UmbilicalClient(runtime, application_path)
+async def _make(runtime: Runtime, application_path: str, token: Token | None) -> UmbilicalClient:
+    return UmbilicalClient(runtime, application_path, token)

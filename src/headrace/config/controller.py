@@ -46,6 +46,14 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             description="Largest umbilical request; a longer one ends its connection.",
         ),
     ] = 4 * 1024 * 1024
+    umbilical_path: Annotated[
+        str,
+        Meta(
+            description="Folder or fsspec address (s3://..., hdfs://...) for the files that tell"
+            " containers where the controller is, one folder per application. Empty: in the data"
+            " directory, which containers on other machines cannot read."
+        ),
+    ] = ""
     rpc_timeout_ms: Annotated[
         int, Meta(ge=1, description="Told to containers: how long one umbilical call may take.")
     ] = 5_000
@@ -59,6 +67,14 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             description="Told to containers: how long they go on without a controller, then exit.",
         ),
     ] = 300_000
+    token_lifetime_ms: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="How long a container's umbilical token is good; it ends with the container"
+            " anyway.",
+        ),
+    ] = 10 * 365 * 24 * 60 * 60 * 1000
     describe_timeout_ms: Annotated[
         int, Meta(ge=1, description="How long a submitted script may take to state its plan.")
     ] = 60_000

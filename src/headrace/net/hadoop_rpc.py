@@ -5,6 +5,9 @@ The server answers out of order, one task per call, at most CALLS_IN_FLIGHT_MAX 
 while that is still being worked on, because a client that lost its connection cannot know whether
 its heartbeat was taken. What it remembers is bounded by count and bytes; callers must
 therefore be idempotent all the same.
+
+With a `look_up` every client must log in with a token (SASL DIGEST-MD5) before its first call, and
+a handler is told who it was. What fails to log in is told why, logged and closed.
 """
 
 from __future__ import annotations
@@ -25,16 +28,23 @@ from headrace.errors import (
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Connection, Listener, Runtime
 from headrace.wire.umbilical import rpc
+from headrace.wire.umbilical.frames import FRAME_BYTES_MAX
+from headrace.wire.umbilical.sasl import ClientLogin, LookUp, ServerLogin
+from headrace.wire.umbilical.tokens import Token
 
 log = get_logger(__name__)
 
 CALLS_IN_FLIGHT_MAX = 64
 CONNECTIONS_MAX = 1024
 IDLE_SECONDS_MAX = 300.0  # a Hadoop client pings every minute
-REMEMBERED_CALLS_MAX = 1024
+LOGIN_SECONDS_MAX = 10.0
+REMEMBERED_CALLS_MAX = 8_192
 REMEMBERED_BYTES_MAX = 16 * 1024 * 1024
 
-Handler: TypeAlias = Callable[[bytes], Awaitable[bytes]]
+_NONCE_BYTES = 16
+
+Handler: TypeAlias = Callable[[bytes, str], Awaitable[bytes]]
+"""The request's body and who calls: the owner of the token, empty where none is asked for."""
 
 
 class RpcRemoteError(HeadraceError):
@@ -58,7 +68,8 @@ class HadoopRpcServer:
         version: int,
         handlers: Mapping[str, Handler],
         *,
-        frame_bytes_max: int = rpc.FRAME_BYTES_MAX,
+        look_up: LookUp | None = None,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
         connections_max: int = CONNECTIONS_MAX,
         idle_seconds_max: float = IDLE_SECONDS_MAX,
     ) -> None:
@@ -66,6 +77,7 @@ class HadoopRpcServer:
         self._protocol = protocol
         self._version = version
         self._handlers = dict(handlers)
+        self._look_up = look_up
         self._frame_bytes_max = frame_bytes_max
         self._connections_max = connections_max
         self._idle_seconds_max = idle_seconds_max
@@ -75,6 +87,7 @@ class HadoopRpcServer:
         self._calls: dict[asyncio.Task[None], None] = {}
         self._served = 0
         self._repeated = 0
+        self._refused = 0
 
     async def start(self, host: str, port: int) -> None:
         self._listener = await self._runtime.transport.listen(host, port, self._serve)
@@ -99,6 +112,7 @@ class HadoopRpcServer:
             "calls_in_flight": len(self._calls),
             "calls_served": self._served,
             "calls_repeated": self._repeated,
+            "connections_refused": self._refused,
         }
 
     async def close(self, *, grace_seconds: float = 1.0) -> None:
@@ -120,7 +134,8 @@ class HadoopRpcServer:
 
     async def _serve(self, connection: Connection) -> None:
         if len(self._connections) >= self._connections_max:
-            log.warning("rpc_connection_refused", peer=connection.peer)
+            self._refused += 1
+            log.warning("rpc_connection_refused", peer=connection.peer, reason="too many")
             return
         self._connections[connection] = asyncio.current_task()
         try:
@@ -128,35 +143,56 @@ class HadoopRpcServer:
         except UnavailableError:
             pass  # the peer went away; so do we
         except WireError as error:
-            log.warning("rpc_connection_ended", peer=connection.peer, reason=str(error))
+            self._refused += 1
+            log.warning("rpc_connection_refused", peer=connection.peer, reason=str(error))
         finally:
             del self._connections[connection]
 
     async def _read(self, connection: Connection) -> None:
-        events = rpc.ServerConnection(self._frame_bytes_max)
+        events = rpc.ServerConnection(self._frame_bytes_max, self._make_login())
         slots = asyncio.Semaphore(CALLS_IN_FLIGHT_MAX)
-        while True:
-            try:
+        try:
+            async with asyncio.timeout(LOGIN_SECONDS_MAX):
+                while not events.ready:
+                    if not await self._receive(connection, events, slots):
+                        return
+        except TimeoutError:
+            raise RemoteProtocolError("no login in time") from None
+        try:
+            while True:
                 async with asyncio.timeout(self._idle_seconds_max):
-                    data = await connection.receive()
-            except TimeoutError:
-                return
-            if not data:
-                return
-            for event in events.feed(data):
-                if isinstance(event, rpc.Refusal):
-                    connection.write([event.reply])
-                    raise RemoteProtocolError(event.reason)
-                if isinstance(event, rpc.Request):
-                    await slots.acquire()
-                    self._start_call(connection, event, slots)
+                    if not await self._receive(connection, events, slots):
+                        return
+        except TimeoutError:
+            return
+
+    def _make_login(self) -> ServerLogin | None:
+        if self._look_up is None:
+            return None
+        return ServerLogin(self._look_up, self._runtime.random.bytes(_NONCE_BYTES).hex())
+
+    async def _receive(
+        self, connection: Connection, events: rpc.ServerConnection, slots: asyncio.Semaphore
+    ) -> bool:
+        """Whether there may be more."""
+        data = await connection.receive()
+        for event in events.feed(data):
+            if isinstance(event, rpc.Refusal):
+                connection.write([event.reply])
+                raise RemoteProtocolError(event.reason)
+            if isinstance(event, rpc.LoginReply):
+                connection.write([event.reply])
+            elif isinstance(event, rpc.Request):
+                await slots.acquire()
+                self._start_call(connection, event, events.user, slots)
+        return bool(data)
 
     def _start_call(
-        self, connection: Connection, request: rpc.Request, slots: asyncio.Semaphore
+        self, connection: Connection, request: rpc.Request, caller: str, slots: asyncio.Semaphore
     ) -> None:
         async def call() -> None:
             try:
-                connection.write([await self._answer(request)])
+                connection.write([await self._answer(request, caller)])
                 await connection.drain()
             except UnavailableError:
                 pass  # nobody waits for the answer any more; a repeated call will find it
@@ -167,10 +203,11 @@ class HadoopRpcServer:
         self._calls[task] = None
         task.add_done_callback(lambda done: self._calls.pop(done, None))
 
-    async def _answer(self, request: rpc.Request) -> bytes:
-        key = (request.client_id, request.call_id)
+    async def _answer(self, request: rpc.Request, caller: str) -> bytes:
+        # The caller too: nobody is given an answer that was made for somebody else.
+        key = (caller, request.client_id, request.call_id)
         if len(request.client_id) != rpc.CLIENT_ID_BYTES:
-            return await self._call(request)
+            return _with_retry_count(await self._outcome(request, caller), request)
         known = self._remembered.find(key)
         if known is not None:
             self._repeated += 1
@@ -179,7 +216,7 @@ class HadoopRpcServer:
         answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._remembered.add(key, answer)
         try:
-            result = await self._outcome(request)
+            result = await self._outcome(request, caller)
         except BaseException:
             self._remembered.forget(key)
             answer.cancel()
@@ -188,15 +225,12 @@ class HadoopRpcServer:
         self._remembered.settle(key, result)
         return _with_retry_count(result, request)
 
-    async def _call(self, request: rpc.Request) -> bytes:
-        return _with_retry_count(await self._outcome(request), request)
-
-    async def _outcome(self, request: rpc.Request) -> _Answer:
+    async def _outcome(self, request: rpc.Request, caller: str) -> _Answer:
         self._served += 1
         if refusal := self._check(request):
             return refusal
         try:
-            return await self._handlers[request.method](request.body)
+            return await self._handlers[request.method](request.body, caller)
         except HeadraceError as error:
             return _application_error(str(error))
         except Exception:
@@ -219,7 +253,7 @@ class HadoopRpcServer:
 
 
 _Answer: TypeAlias = bytes | rpc.RpcError
-_Key: TypeAlias = tuple[bytes, int]
+_Key: TypeAlias = tuple[str, bytes, int]
 
 
 def _application_error(text: str) -> rpc.RpcError:
@@ -286,12 +320,25 @@ class HadoopRpcConnection:
         version: int,
         client_id: bytes,
         user: str,
+        token: Token | None = None,
         timeout: float = 5.0,
     ) -> HadoopRpcConnection:
-        """UnavailableError when nobody answers in time."""
+        """UnavailableError when nobody answers in time, UnauthenticatedError when the server does
+        not take the token."""
         connection = await runtime.transport.connect(host, port, timeout=timeout)
         codec = rpc.ClientConnection(protocol, version, client_id)
-        connection.write([codec.greet(user)])
+        if token is None:
+            connection.write([codec.greet(user)])
+        else:
+            login = ClientLogin(token, runtime.random.bytes(_NONCE_BYTES).hex())
+            try:
+                async with asyncio.timeout(timeout):
+                    await _log_in(connection, codec, login)
+            except BaseException as error:
+                connection.abort()
+                if isinstance(error, TimeoutError):
+                    raise UnavailableError("no login in time", peer=connection.peer) from None
+                raise
         return cls(connection, codec)
 
     @property
@@ -353,3 +400,13 @@ class HadoopRpcConnection:
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(self._broken)
+
+
+async def _log_in(connection: Connection, codec: rpc.ClientConnection, login: ClientLogin) -> None:
+    connection.write([codec.start_login(login)])
+    while not login.done:
+        data = await connection.receive()
+        if not data:
+            raise UnavailableError("the server closed the connection", peer=connection.peer)
+        if answer := codec.feed_login(login, data):
+            connection.write([answer])

@@ -18,9 +18,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headrace.client.umbilical import UmbilicalClient
-from headrace.errors import ConfigError
+from headrace.client.umbilical import PATH_VARIABLE, UmbilicalClient, load_token
+from headrace.errors import ConfigError, HeadraceError
 from headrace.observability.logging import configure_logging, get_logger
+from headrace.pipeline.loglevels import set_python_levels
 from headrace.pipeline.workload import Workload
 from headrace.runtime.interfaces import Runtime
 from headrace.runtime.system import run, system_runtime
@@ -31,9 +32,11 @@ from headrace.wire.umbilical.messages import (
     ContainerHeartbeatResponse,
     ContainerStats,
     OperatorDeployInfo,
+    RequestType,
     ShutdownType,
     StreamingContainerContext,
 )
+from headrace.wire.umbilical.tokens import Token
 
 log = get_logger(__name__)
 
@@ -51,6 +54,7 @@ class ContainerSettings:
     master: str = "local[*]"
     available_now: bool = False
     spark_conf: Mapping[str, str] = field(default_factory=dict)
+    umbilical_path: str = ""  # of the controller's address; empty: the application path
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ContainerSettings:
@@ -75,15 +79,19 @@ class ContainerSettings:
                 for name, value in environment.items()
                 if name.startswith(prefix)
             },
+            umbilical_path=environment.get(PATH_VARIABLE, ""),
         )
 
 
 class Container:
-    def __init__(self, runtime: Runtime, settings: ContainerSettings) -> None:
+    def __init__(
+        self, runtime: Runtime, settings: ContainerSettings, token: Token | None = None
+    ) -> None:
         self._runtime = runtime
         self._settings = settings
         self._id = settings.container_id
-        self._umbilical = UmbilicalClient(runtime, settings.application_path)
+        path = settings.umbilical_path or settings.application_path
+        self._umbilical = UmbilicalClient(runtime, path, token)
         self._spark = runtime.executor("spark", SPARK_THREADS)
         self._workload: Workload | None = None
         self._deploying: asyncio.Task[None] | None = None
@@ -173,6 +181,9 @@ class Container:
         if fresh and self._deploying is None:
             workload.expect(fresh)
             self._deploying = asyncio.create_task(self._deploy(workload, fresh))
+        for request in response.node_requests:
+            if request.request_type is RequestType.SET_LOG_LEVEL:
+                set_python_levels(request.target_levels)
         if response.stack_trace_required:
             self._stack_trace = await self._spark.run(workload.stack_trace)
 
@@ -204,8 +215,8 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-async def run_container(settings: ContainerSettings) -> int:
-    container = Container(system_runtime(), settings)
+async def run_container(settings: ContainerSettings, token: Token | None = None) -> int:
+    container = Container(system_runtime(), settings, token)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, container.stop)
@@ -217,10 +228,11 @@ def main() -> int:
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of every callback
     try:
         settings = ContainerSettings.from_environment(os.environ)
-    except ConfigError as error:
+        token = load_token(system_runtime().disk, os.environ)
+    except HeadraceError as error:
         print(error, file=sys.stderr)
         return 2
-    return run(run_container(settings))
+    return run(run_container(settings, token))
 
 
 if __name__ == "__main__":

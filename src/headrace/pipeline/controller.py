@@ -13,13 +13,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from headrace.client.shared_files import write_shared
 from headrace.client.tasks import TaskSet
 from headrace.client.umbilical import HeartbeatUri, format_heartbeat_uri, heartbeat_uri_path
 from headrace.config.controller import ControllerSettings
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.ids import WindowId
+from headrace.net.addresses import format_address
 from headrace.net.hadoop_rpc import HadoopRpcServer
 from headrace.observability.logging import get_logger
 from headrace.pipeline import container_logs, packages
@@ -28,7 +31,7 @@ from headrace.pipeline.events import EventType
 from headrace.pipeline.fleet import Fleet, Running
 from headrace.pipeline.handlers import build_handlers
 from headrace.pipeline.journal import ApplicationRecord, Journal, Log, OpenLog
-from headrace.pipeline.launcher import Launcher, LaunchRequest
+from headrace.pipeline.launcher import Launcher, LaunchRequest, token_path
 from headrace.pipeline.lifecycle import (
     Action,
     ContainerState,
@@ -44,9 +47,11 @@ from headrace.pipeline.physical import PhysicalPlan
 from headrace.pipeline.resources import container_resources
 from headrace.pipeline.state import Application
 from headrace.pipeline.submission import Submission
+from headrace.pipeline.tokens import ContainerTokens
 from headrace.runtime.interfaces import Runtime
 from headrace.wire.umbilical import calls
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.tokens import format_token
 
 log = get_logger(__name__)
 
@@ -64,10 +69,13 @@ class Controller(Operations):
         open_log: OpenLog,
         launcher: Launcher,
         edges: Edges | None = None,
+        secret: bytes = b"",
         broker: tuple[str, int] = ("127.0.0.1", 8090),
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
+        """Containers log in with tokens made from `secret`, the cluster's; without one, those of
+        an earlier controller are not known."""
         self._runtime = runtime
         self._settings = settings
         self._folder = f"{(settings.shared_path or data_dir).rstrip('/')}/applications"
@@ -91,11 +99,18 @@ class Controller(Operations):
         self._closing = False
         self._started = (runtime.clock.now_ms(), runtime.clock.monotonic())
         self.failure: HeadraceError | None = None
+        self._tokens = ContainerTokens(
+            secret or runtime.random.bytes(32),
+            runtime.clock.now_ms,
+            self._fleet.homes.__contains__,
+            settings.token_lifetime_ms,
+        )
         self._server = HadoopRpcServer(
             runtime,
             calls.PROTOCOL_NAME,
             calls.PROTOCOL_VERSION,
             build_handlers(self),
+            look_up=self._tokens.look_up,
             frame_bytes_max=settings.umbilical_frame_bytes_max,
         )
 
@@ -191,11 +206,17 @@ class Controller(Operations):
         if running is None or self.failure is not None:
             return m.ContainerHeartbeatResponse(shutdown=m.ShutdownType.ABORT)
         async with running.lock:
-            outcome = running.application.on_heartbeat(request, self._now_ms())
+            now_ms, known = self._now_ms(), running.application.operators
+            if running.observations.on_heartbeat(request, now_ms, known):
+                log.warning("container_clock_ahead", container=request.stats.id)
+            outcome = running.application.on_heartbeat(request, now_ms)
             await self._perform(running, outcome.actions)
         running.beat.set()
         running.beat = asyncio.Event()
-        return outcome.response
+        response = outcome.response
+        if response.shutdown is None and (more := running.observations.requests(request.stats.id)):
+            response = replace(response, node_requests=(*response.node_requests, *more))
+        return response
 
     # shell
 
@@ -260,6 +281,7 @@ class Controller(Operations):
         application = running.application
         record = application.record
         folder = f"{application.path}/packages/{record.package}"
+        token = self._tokens.issue(action.container_id, format_address(*self.umbilical_address))
         request = LaunchRequest(
             action.container_id,
             application.path,
@@ -267,6 +289,8 @@ class Controller(Operations):
             record.entry,
             record.available_now,
             container_resources(application.plan, action.index, self._settings),
+            format_token(token),
+            self._umbilical_path(application.path),
         )
         self._fleet.homes[action.container_id] = running
         try:
@@ -280,8 +304,11 @@ class Controller(Operations):
             if application.plan.split_streams and running.edges_made != application.plan:
                 await self._edges.make(application.plan)
                 running.edges_made = application.plan
+            await self._disk.run(self._hand_over, request)
             await self._fleet.launch(running, request)
         except HeadraceError as error:
+            self._fleet.homes.pop(action.container_id, None)
+            await self._disk.run(self._runtime.disk.remove, request.token_path)
             log.error("launch_failed", container=action.container_id, reason=str(error))
             now_ms = self._now_ms()
             report = m.ReportErrorRequest(action.container_id, (), f"not started: {error}")
@@ -302,6 +329,12 @@ class Controller(Operations):
             return
         running.edges_made = action.plan
         await self._perform(running, running.application.on_edges_made(self._now_ms()))
+
+    def _hand_over(self, request: LaunchRequest) -> None:
+        """Blocks. The container's token, for the user that runs it alone."""
+        disk = self._runtime.disk
+        disk.make_folder(f"{request.application_path}/tokens")
+        disk.write_atomic(request.token_path, request.token.encode(), mode=0o600)
 
     async def _reset_edges(self, running: Running, action: ResetEdges) -> None:
         application = running.application
@@ -326,6 +359,9 @@ class Controller(Operations):
             log.warning("edges_not_purged", application=running.application.name, reason=str(error))
 
     async def _on_exit(self, running: Running, container_id: str, status: int) -> None:
+        running.observations.on_end(container_id)
+        path = token_path(running.application.path, container_id)
+        await self._disk.run(self._runtime.disk.remove, path)
         if self._closing:
             return  # it ends because we do; the application stays wanted
         async with running.lock:
@@ -394,10 +430,14 @@ class Controller(Operations):
             settings.retry_delay_ms,
             settings.retry_timeout_ms,
         )
-        disk = self._runtime.disk
-        await self._disk.run(disk.make_folder, f"{path}/recovery")
+        file = heartbeat_uri_path(self._umbilical_path(path))
         data = format_heartbeat_uri(uri).encode()
-        await self._disk.run(disk.write_atomic, heartbeat_uri_path(path), data)
+        await self._disk.run(write_shared, self._runtime.disk, file, data)
+
+    def _umbilical_path(self, path: str) -> str:
+        """Under which an application's containers look for our address."""
+        root = self._settings.umbilical_path.rstrip("/")
+        return f"{root}/{path.rpartition('/')[2]}" if root else path
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"

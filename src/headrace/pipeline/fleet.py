@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from headrace.client.tasks import TaskSet
 from headrace.observability.logging import get_logger
 from headrace.pipeline.launcher import Launcher, LaunchRequest
+from headrace.pipeline.observations import Observations
 from headrace.pipeline.physical import PhysicalPlan
 from headrace.pipeline.state import Application
 from headrace.runtime.interfaces import Process
@@ -28,6 +29,7 @@ class Running:
     over: asyncio.Event = field(default_factory=asyncio.Event)
     beat: asyncio.Event = field(default_factory=asyncio.Event)  # a new one after each heartbeat
     edges_made: PhysicalPlan | None = None
+    observations: Observations = field(default_factory=Observations)
 
 
 OnExit = Callable[[Running, str, int], Awaitable[None]]

@@ -1,10 +1,14 @@
-"""The umbilical's calls, bound to a service that knows dataclasses and no transport."""
+"""The umbilical's calls, bound to a service that knows dataclasses and no transport.
+
+Whoever logged in with a container's token speaks for that container alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
+from headrace.errors import UnauthorizedError
 from headrace.net.hadoop_rpc import Handler
 from headrace.wire.umbilical import calls, codec
 from headrace.wire.umbilical import messages as m
@@ -38,7 +42,20 @@ def build_handlers(service: UmbilicalService) -> Mapping[str, Handler]:
 
 
 def _bind(call: calls.Call[Any, Any], method: Callable[[Any], Awaitable[m.Message]]) -> Handler:
-    async def handle(body: bytes) -> bytes:
-        return codec.encode(await method(codec.decode(call.request, body)))
+    async def handle(body: bytes, caller: str) -> bytes:
+        request = codec.decode(call.request, body)
+        container = _container_of(request)
+        if caller and container != caller:
+            raise UnauthorizedError(
+                "a container speaks for itself alone", caller=caller, container=container[:100]
+            )
+        return codec.encode(await method(request))
 
     return handle
+
+
+def _container_of(request: m.Message) -> str:
+    if isinstance(request, m.ContainerHeartbeat):
+        return request.stats.id
+    assert isinstance(request, m.GetInitContextRequest | m.LogRequest | m.ReportErrorRequest)
+    return request.container_id

@@ -5,6 +5,11 @@ Its environment: HEADRACE_CONTAINER_ID, HEADRACE_APPLICATION_PATH, HEADRACE_PACK
 on PYTHONPATH), HEADRACE_ENTRY, HEADRACE_BROKER, HEADRACE_AVAILABLE_NOW, SPARK_LOCAL_IP,
 PYSPARK_PYTHON, what the operator's own environment says, and the broker login. The login travels by
 environment because only this user can read it there and Spark shows it nowhere.
+
+The container's umbilical token is in a file of mode 0600 under the application path, which
+HEADRACE_UMBILICAL_TOKEN_FILE names (`LaunchRequest.login_environment`). A launcher whose containers
+cannot read that path sets HEADRACE_UMBILICAL_TOKEN to `LaunchRequest.token` instead.
+HEADRACE_UMBILICAL_PATH is where the controller's address is published.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from headrace.client.umbilical import PATH_VARIABLE, TOKEN_FILE_VARIABLE
 from headrace.errors import DeadlineError, InvalidArgumentError, NotFoundError
 from headrace.pipeline.resources import Resources
 from headrace.runtime.interfaces import Process, Runtime
@@ -35,10 +41,27 @@ class LaunchRequest:
     entry: str
     available_now: bool
     resources: Resources = field(default_factory=Resources)
+    token: str = field(default="", repr=False)  # for the umbilical; the controller takes it back
+    umbilical_path: str = ""  # where the controller's address is, local or at an fsspec address
+
+    @property
+    def token_path(self) -> str:
+        """Where the controller keeps the token while the container runs."""
+        return token_path(self.application_path, self.container_id)
+
+    @property
+    def login_environment(self) -> dict[str, str]:
+        """What a container needs to find the controller and to log in there."""
+        path = self.umbilical_path or self.application_path
+        return {TOKEN_FILE_VARIABLE: self.token_path, PATH_VARIABLE: path}
 
     @property
     def log_path(self) -> str:
         return f"{self.application_path}/logs/{self.container_id}.log"
+
+
+def token_path(application_path: str, container_id: str) -> str:
+    return f"{application_path}/tokens/{container_id}"
 
 
 class Launcher(Protocol):
@@ -72,6 +95,7 @@ class LocalLauncher:
             f"{SPARK_CONF}spark.driver.memory": f"{resources.heap_mb}m",
             **self._environment(request.package_folder, request.entry, request.application_path),
             **self.login,
+            **request.login_environment,
             "HEADRACE_CONTAINER_ID": request.container_id,
             "HEADRACE_AVAILABLE_NOW": "1" if request.available_now else "",
         }

@@ -26,6 +26,7 @@ from headrace.pipeline.events import EventType
 from headrace.pipeline.fleet import Running
 from headrace.pipeline.journal import ApplicationRecord, Journal
 from headrace.pipeline.lifecycle import Action
+from headrace.pipeline.loglevels import check_levels
 from headrace.pipeline.physical import PhysicalPlan
 from headrace.pipeline.plan import LogicalPlan
 from headrace.pipeline.plan_requests import apply_requests
@@ -187,7 +188,15 @@ class Operations(ABC):
             raise DeadlineError("no stack trace came", seconds=STACK_TRACE_SECONDS) from None
         return container.stack_trace
 
+    async def set_log_levels(self, name: str, levels: Mapping[str, str]) -> None:
+        """By logger name, in every container of the application, later ones included."""
+        observations = self._get(name).observations
+        observations.on_log_levels(check_levels(levels, observations.log_levels))
+
     # looking
+
+    def log_levels(self, name: str) -> dict[str, str]:
+        return dict(self._get(name).observations.log_levels)
 
     def list(self) -> Views:
         now_ms = self._now_ms()
@@ -199,7 +208,8 @@ class Operations(ABC):
         ]
 
     def show(self, name: str) -> dict[str, Any]:
-        return views.details(self._get(name).application, self._now_ms())
+        running, now_ms = self._get(name), self._now_ms()
+        return running.observations.annotate(views.details(running.application, now_ms), now_ms)
 
     def events(self, name: str, *, after: int = 0) -> Views:
         return [one.to_json() for one in self._get(name).application.events.list(after=after)]

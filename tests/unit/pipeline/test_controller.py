@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.client.umbilical import UmbilicalClient
+from headrace.client.umbilical import UmbilicalClient, load_token
 from headrace.config.controller import ControllerSettings
 from headrace.errors import (
     AlreadyExistsError,
@@ -143,7 +143,8 @@ class FakeLauncher:
         return self.described
 
     async def _container(self, request: LaunchRequest) -> int:
-        client = UmbilicalClient(self.runtime, request.application_path)
+        token = load_token(self.runtime.disk, request.login_environment)
+        client = UmbilicalClient(self.runtime, request.application_path, token)
         try:
             return await self._beat(client, request.container_id)
         finally:
@@ -208,6 +209,7 @@ class World:
             data_dir="/data",
             open_log=self.log.open,
             launcher=self.launcher,
+            secret=b"the cluster's",
             host="c",
         )
         await controller.start()

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from headrace.errors import LocalProtocolError, RemoteProtocolError
-from headrace.wire.umbilical import rpc
+from headrace.wire.umbilical import frames, rpc
 from headrace.wire.umbilical._generated import hadoop_rpc_pb2 as pb
 
 CLIENT_ID = b"0123456789abcdef"
@@ -93,7 +93,7 @@ def test_a_promised_frame_takes_no_memory_before_it_arrives() -> None:
     server = rpc.ServerConnection()
     tracemalloc.start()
     try:
-        assert server.feed(rpc.PREAMBLE + rpc.FRAME_BYTES_MAX.to_bytes(4, "big") + b"x") == []
+        assert server.feed(rpc.PREAMBLE + frames.FRAME_BYTES_MAX.to_bytes(4, "big") + b"x") == []
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -131,7 +131,7 @@ def test_an_error_text_is_cut() -> None:
 
 
 def test_our_own_frame_above_the_limit_is_our_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "FRAME_BYTES_MAX", 100)
+    monkeypatch.setattr(frames, "FRAME_BYTES_MAX", 100)
     with pytest.raises(LocalProtocolError):
         client().call(1, "log", bytes(101))
 

@@ -7,27 +7,37 @@
     ping       delimited RpcRequestHeaderProto{callId -4}; no reply
     response   delimited RpcResponseHeaderProto | delimited message, if the status is SUCCESS
 
-"delimited" is a varint length and that many bytes. A response's call id is an unsigned field that
-holds a signed number. Nothing is allocated for a frame before its bytes arrive.
+    login      as request, callId -33, RpcSaslProto alone; answered the same way (see `sasl.py`)
+
+"delimited" is a varint length and that many bytes (see `frames.py`). A response's call id is an
+unsigned field that holds a signed number. A server that asks for a login takes only short frames
+until the client has one.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
-from google.protobuf import message as protobuf
-
-from headrace.errors import LocalProtocolError, RemoteProtocolError
+from headrace.errors import LocalProtocolError, RemoteProtocolError, UnauthenticatedError
 from headrace.wire.umbilical._generated import hadoop_rpc_pb2 as pb
+from headrace.wire.umbilical.frames import (
+    FRAME_BYTES_MAX,
+    FrameDecoder,
+    check_end,
+    encode_frame,
+    read_text,
+    take_delimited,
+    take_message,
+)
+from headrace.wire.umbilical.sasl import ClientLogin, ServerLogin
 
 MAGIC: Final = b"hrpc"
 VERSION: Final = 9
 AUTH_NONE: Final = 0x00
 AUTH_SASL: Final = 0xDF
 PREAMBLE: Final = MAGIC + bytes((VERSION, 0, AUTH_NONE))
+_SASL_PREAMBLE: Final = MAGIC + bytes((VERSION, 0, AUTH_SASL))
 
 CALL_ID_CONTEXT: Final = -3
 CALL_ID_PING: Final = -4
@@ -36,7 +46,7 @@ CALL_ID_INVALID: Final = -2
 CALL_ID_MAX: Final = 2**31 - 1
 CLIENT_ID_BYTES: Final = 16
 
-FRAME_BYTES_MAX = 64 * 1024 * 1024
+LOGIN_FRAME_BYTES_MAX = 16 * 1024  # while nobody has logged in
 TEXT_CHARACTERS_MAX = 8_192  # of an error's text, so that no answer grows with its cause
 
 NO_SUCH_METHOD = "org.apache.hadoop.ipc.RpcNoSuchMethodException"
@@ -44,14 +54,11 @@ NO_SUCH_PROTOCOL = "org.apache.hadoop.ipc.RpcNoSuchProtocolException"
 VERSION_MISMATCH = "org.apache.hadoop.ipc.RPC$VersionMismatch"
 SERVER_EXCEPTION = "org.apache.hadoop.ipc.RpcServerException"
 ACCESS_CONTROL = "org.apache.hadoop.security.AccessControlException"
+INVALID_TOKEN = "org.apache.hadoop.security.token.SecretManager$InvalidToken"
 IO_EXCEPTION = "java.io.IOException"
 
-_LENGTH = struct.Struct(">i")
-_VARINT_BYTES_MAX = 5
 _Status = pb.RpcResponseHeaderProto.RpcStatusProto
 ErrorCode = pb.RpcResponseHeaderProto.RpcErrorCodeProto
-P = TypeVar("P", bound=protobuf.Message)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Ping: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoginReply:
+    """Send `reply`; the login goes on, or is complete when `user` is set."""
+
+    reply: bytes
+    user: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,48 +117,34 @@ class RpcError:
     fatal: bool = False  # the server closes the connection
 
 
-ServerEvent: TypeAlias = Context | Request | Ping | Refusal
-
-
-class FrameDecoder:
-    """Cuts the byte stream into frame bodies."""
-
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        self._frame_bytes_max = frame_bytes_max
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        self._buffer += data
-
-    def take(self, length: int) -> bytes | None:
-        """`length` bytes off the front, or None to ask for more."""
-        if len(self._buffer) < length:
-            return None
-        taken = bytes(self._buffer[:length])
-        del self._buffer[:length]
-        return taken
-
-    def take_frame(self) -> bytes | None:
-        if len(self._buffer) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(self._buffer)
-        if not 0 <= length <= self._frame_bytes_max:
-            raise RemoteProtocolError(f"frame length {length} outside 0..{self._frame_bytes_max}")
-        end = _LENGTH.size + length
-        if len(self._buffer) < end:
-            return None
-        body = bytes(self._buffer[_LENGTH.size : end])
-        del self._buffer[:end]
-        return body
+ServerEvent: TypeAlias = Context | Request | Ping | LoginReply | Refusal
 
 
 class ServerConnection:
-    """Bytes of a client in, events out. After a Refusal everything else is ignored."""
+    """Bytes of a client in, events out. After a Refusal everything else is ignored.
 
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        self._frames = FrameDecoder(frame_bytes_max)
+    With a `login` nothing else is served before it is complete; without one, SASL is refused.
+    """
+
+    def __init__(
+        self, frame_bytes_max: int = FRAME_BYTES_MAX, login: ServerLogin | None = None
+    ) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        before_login = min(frame_bytes_max, LOGIN_FRAME_BYTES_MAX)
+        self._frames = FrameDecoder(frame_bytes_max if login is None else before_login)
+        self._login = login
         self._greeted = False
         self._refused = False
+
+    @property
+    def user(self) -> str:
+        """Who logged in; empty when nobody had to."""
+        return (self._login.user or "") if self._login is not None else ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether calls are served: nobody has to log in, or somebody did."""
+        return self._login is None or self._login.user is not None
 
     def feed(self, data: bytes) -> list[ServerEvent]:
         """RemoteProtocolError when the connection must end without an answer."""
@@ -164,38 +165,63 @@ class ServerConnection:
             preamble = self._frames.take(len(PREAMBLE))
             if preamble is None:
                 return None
-            if refusal := _check_preamble(preamble):
+            if refusal := _check_preamble(preamble, with_login=self._login is not None):
                 return refusal
             self._greeted = True
         body = self._frames.take_frame()
-        return None if body is None else _decode_request(body)
+        if body is None:
+            return None
+        if self._login is not None and not self.ready:
+            return self._log_in(self._login, body)
+        return _decode_request(body)
+
+    def _log_in(self, login: ServerLogin, body: bytes) -> ServerEvent:
+        header, position = take_message(pb.RpcRequestHeaderProto, body, 0)
+        if header.callId != CALL_ID_SASL:
+            text = f"call {header.callId} before the login"
+            return _refuse(ACCESS_CONTROL, text, ErrorCode.FATAL_UNAUTHORIZED)
+        message, position = take_delimited(body, position)
+        check_end(body, position)
+        try:
+            reply = login.answer(message)
+        except UnauthenticatedError as error:
+            # The peer learns what a stranger may know; the reason in full is for our log.
+            code = ErrorCode.FATAL_UNAUTHORIZED
+            return _refuse(INVALID_TOKEN, str(error), code, CALL_ID_SASL)
+        if login.user is not None:
+            self._frames.frame_bytes_max = self._frame_bytes_max
+        return LoginReply(encode_frame(_success_header(CALL_ID_SASL, b"", -1), reply), login.user)
 
 
-def _check_preamble(preamble: bytes) -> Refusal | None:
+def _check_preamble(preamble: bytes, *, with_login: bool) -> Refusal | None:
     if not preamble.startswith(MAGIC):
         raise RemoteProtocolError("not a Hadoop RPC client", found=preamble[: len(MAGIC)])
     version, auth = preamble[4], preamble[6]
     if version != VERSION:
         text = f"this server speaks version {VERSION}, the client {version}"
         return _refuse(VERSION_MISMATCH, text, ErrorCode.FATAL_VERSION_MISMATCH)
+    if auth == (AUTH_SASL if with_login else AUTH_NONE):
+        return None
+    call_id = CALL_ID_INVALID
     if auth == AUTH_SASL:
         # A client takes this for the answer to its NEGOTIATE and shows the text to its user.
+        call_id = CALL_ID_SASL
         text = "this server offers no SASL; connect without a token and with simple authentication"
-        return _refuse(ACCESS_CONTROL, text, ErrorCode.FATAL_UNAUTHORIZED, CALL_ID_SASL)
-    if auth != AUTH_NONE:
+    elif auth == AUTH_NONE:
+        text = "SIMPLE authentication is not enabled; connect with the container's token"
+    else:
         text = f"unknown authentication {auth:#04x}"
-        return _refuse(ACCESS_CONTROL, text, ErrorCode.FATAL_UNAUTHORIZED)
-    return None
+    return _refuse(ACCESS_CONTROL, text, ErrorCode.FATAL_UNAUTHORIZED, call_id)
 
 
 def _decode_request(body: bytes) -> ServerEvent:
-    header, position = _take_message(pb.RpcRequestHeaderProto, body, 0)
+    header, position = take_message(pb.RpcRequestHeaderProto, body, 0)
     if header.callId == CALL_ID_PING:
         return Ping()
     if header.callId == CALL_ID_CONTEXT:
-        context, position = _take_message(pb.IpcConnectionContextProto, body, position)
-        _check_end(body, position)
-        return _read_text(lambda: Context(context.userInfo.effectiveUser, context.protocol))
+        context, position = take_message(pb.IpcConnectionContextProto, body, position)
+        check_end(body, position)
+        return read_text(lambda: Context(context.userInfo.effectiveUser, context.protocol))
     if header.callId == CALL_ID_SASL:
         text = "SASL message on a connection that did not ask for SASL"
         return _refuse(ACCESS_CONTROL, text, ErrorCode.FATAL_UNAUTHORIZED, CALL_ID_SASL)
@@ -211,10 +237,10 @@ def _decode_request(body: bytes) -> ServerEvent:
             ErrorCode.FATAL_INVALID_RPC_HEADER,
             header.callId,
         )
-    method, position = _take_message(pb.RequestHeaderProto, body, position)
-    message, position = _take_delimited(body, position)
-    _check_end(body, position)
-    return _read_text(
+    method, position = take_message(pb.RequestHeaderProto, body, position)
+    message, position = take_delimited(body, position)
+    check_end(body, position)
+    return read_text(
         lambda: Request(
             call_id=header.callId,
             client_id=header.clientId,
@@ -228,18 +254,13 @@ def _decode_request(body: bytes) -> ServerEvent:
 
 
 def encode_success(request: Request, body: bytes) -> bytes:
-    header = pb.RpcResponseHeaderProto(
-        callId=request.call_id,
-        status=_Status.SUCCESS,
-        serverIpcVersionNum=VERSION,
-        clientId=request.client_id,
-        retryCount=request.retry_count,
-    )
-    return _frame(header, body)
+    header = _success_header(request.call_id, request.client_id, request.retry_count)
+    return encode_frame(header, body)
 
 
 def encode_error(request: Request, error: RpcError) -> bytes:
-    return _frame(_error_header(error, request.call_id, request.client_id, request.retry_count))
+    header = _error_header(error, request.call_id, request.client_id, request.retry_count)
+    return encode_frame(header)
 
 
 class ClientConnection:
@@ -256,11 +277,30 @@ class ClientConnection:
         self._frames = FrameDecoder(frame_bytes_max)
 
     def greet(self, user: str) -> bytes:
-        """What goes first: the preamble and who calls."""
-        context = pb.IpcConnectionContextProto(
-            userInfo=pb.UserInformationProto(effectiveUser=user), protocol=self._protocol
-        )
-        return PREAMBLE + _frame(self._header(CALL_ID_CONTEXT), context)
+        """What goes first without a login: the preamble and who calls."""
+        return PREAMBLE + self._context(pb.UserInformationProto(effectiveUser=user))
+
+    def start_login(self, login: ClientLogin) -> bytes:
+        """What goes first with one: the preamble and the login's first word."""
+        return _SASL_PREAMBLE + self._login_frame(login.start())
+
+    def feed_login(self, login: ClientLogin, data: bytes) -> bytes:
+        """What to send next; the last of it, when `login.done`, says what we call.
+
+        UnauthenticatedError when the server refuses the token or does not know it.
+        """
+        self._frames.feed(data)
+        sent = b""
+        while not login.done and (body := self._frames.take_frame()) is not None:
+            reply = _decode_response(body)
+            if reply.error is not None:
+                raise UnauthenticatedError(f"the login was refused: {reply.error.text}")
+            if reply.call_id != CALL_ID_SASL:
+                raise RemoteProtocolError(f"an answer to call {reply.call_id} during the login")
+            answer = login.answer(reply.body)
+            # The token says who we are; a name beside it would have to be the same.
+            sent += self._context(None) if answer is None else self._login_frame(answer)
+        return sent
 
     def call(self, call_id: int, method: str, body: bytes, *, retry_count: int = 0) -> bytes:
         """A repeated call keeps its id and counts up `retry_count`."""
@@ -269,10 +309,10 @@ class ClientConnection:
             declaringClassProtocolName=self._protocol,
             clientProtocolVersion=self._version,
         )
-        return _frame(self._header(call_id, retry_count), named, body)
+        return encode_frame(self._header(call_id, retry_count), named, body)
 
     def ping(self) -> bytes:
-        return _frame(self._header(CALL_ID_PING))
+        return encode_frame(self._header(CALL_ID_PING))
 
     def feed(self, data: bytes) -> list[Response]:
         self._frames.feed(data)
@@ -280,6 +320,13 @@ class ClientConnection:
         while (body := self._frames.take_frame()) is not None:
             responses.append(_decode_response(body))
         return responses
+
+    def _context(self, user: pb.UserInformationProto | None) -> bytes:
+        context = pb.IpcConnectionContextProto(userInfo=user, protocol=self._protocol)
+        return encode_frame(self._header(CALL_ID_CONTEXT), context)
+
+    def _login_frame(self, message: bytes) -> bytes:
+        return encode_frame(self._header(CALL_ID_SASL), message)
 
     def _header(self, call_id: int, retry_count: int = -1) -> pb.RpcRequestHeaderProto:
         return pb.RpcRequestHeaderProto(
@@ -292,14 +339,14 @@ class ClientConnection:
 
 
 def _decode_response(body: bytes) -> Response:
-    header, position = _take_message(pb.RpcResponseHeaderProto, body, 0)
+    header, position = take_message(pb.RpcResponseHeaderProto, body, 0)
     call_id = header.callId - 2**32 if header.callId >> 31 else header.callId
     if header.status == _Status.SUCCESS:
-        message, position = _take_delimited(body, position)
-        _check_end(body, position)
+        message, position = take_delimited(body, position)
+        check_end(body, position)
         return Response(call_id, message)
-    _check_end(body, position)
-    error = _read_text(
+    check_end(body, position)
+    error = read_text(
         lambda: RpcError(
             header.exceptionClassName,
             header.errorMsg,
@@ -312,7 +359,17 @@ def _decode_response(body: bytes) -> Response:
 
 def _refuse(exception_class: str, text: str, code: int, call_id: int = CALL_ID_INVALID) -> Refusal:
     error = RpcError(exception_class, text, code, fatal=True)
-    return Refusal(_frame(_error_header(error, call_id, b"", -1)), text)
+    return Refusal(encode_frame(_error_header(error, call_id, b"", -1)), text)
+
+
+def _success_header(call_id: int, client_id: bytes, retry_count: int) -> pb.RpcResponseHeaderProto:
+    return pb.RpcResponseHeaderProto(
+        callId=call_id & 0xFFFFFFFF,
+        status=_Status.SUCCESS,
+        serverIpcVersionNum=VERSION,
+        clientId=client_id,
+        retryCount=retry_count,
+    )
 
 
 def _error_header(
@@ -328,63 +385,3 @@ def _error_header(
         clientId=client_id,
         retryCount=retry_count,
     )
-
-
-def _frame(*parts: protobuf.Message | bytes) -> bytes:
-    body = bytearray()
-    for part in parts:
-        data = part if isinstance(part, bytes) else part.SerializeToString()
-        body += _encode_varint(len(data))
-        body += data
-    if len(body) > FRAME_BYTES_MAX:
-        raise LocalProtocolError(f"frame of {len(body)} bytes is longer than {FRAME_BYTES_MAX}")
-    return _LENGTH.pack(len(body)) + bytes(body)
-
-
-def _encode_varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-def _take_delimited(body: bytes, position: int) -> tuple[bytes, int]:
-    length = 0
-    for index in range(_VARINT_BYTES_MAX):
-        if position >= len(body):
-            raise RemoteProtocolError("frame ends inside a length")
-        byte = body[position]
-        position += 1
-        length |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            break
-    else:
-        raise RemoteProtocolError("length is longer than five bytes")
-    if length > len(body) - position:
-        raise RemoteProtocolError(f"part of {length} bytes in a frame with fewer")
-    return body[position : position + length], position + length
-
-
-def _take_message(cls: type[P], body: bytes, position: int) -> tuple[P, int]:
-    data, position = _take_delimited(body, position)
-    message = cls()
-    try:
-        message.ParseFromString(data)
-    except (protobuf.DecodeError, ValueError) as error:
-        raise RemoteProtocolError(f"not a {cls.__name__}: {error}") from error
-    return message, position
-
-
-def _check_end(body: bytes, position: int) -> None:
-    if position != len(body):
-        raise RemoteProtocolError(f"{len(body) - position} bytes after the end of a message")
-
-
-def _read_text(read: Callable[[], T]) -> T:
-    """Header texts are decoded when they are read, not when they are parsed."""
-    try:
-        return read()
-    except UnicodeDecodeError as error:
-        raise RemoteProtocolError("a header's text is not UTF-8") from error
