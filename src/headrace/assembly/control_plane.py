@@ -33,7 +33,8 @@ from headrace.pipeline.controller import Controller
 from headrace.pipeline.journal import LOG_NAME, VERSION
 from headrace.pipeline.launcher import LocalLauncher
 from headrace.runtime import Runtime
-from headrace.web.api import Login, create_app
+from headrace.web.api import create_app
+from headrace.web.logins import Login
 from headrace.wire.iggy.errors import IggyError
 
 LEASE_NAME = "controller"
@@ -186,8 +187,9 @@ class ControlPlane:
                 },
             ),
             edges=BrokerEdges(connect_edges),
+            secret=secret,
             broker=iggy_address,
-            # The umbilical knows no TLS and no login yet, and its containers are our children.
+            # The umbilical's login encrypts nothing, and its containers are our children.
             host=settings.host if settings.host in LOOPBACK else LOOPBACK[0],
         )
         await self._controller.start()

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import cluster, demo, messages, pipelines, roles, streams, topics, up
+from headrace.cli import (
+    cluster,
+    demo,
+    messages,
+    pipeline_inspect,
+    pipelines,
+    roles,
+    streams,
+    topics,
+    up,
+)
 
 app = typer.Typer(
     name="headrace",
@@ -27,6 +37,7 @@ app.command("controller")(roles.controller)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(streams.app, name="stream")
 app.add_typer(topics.app, name="topic")
+pipeline_inspect.add_to(pipelines.app)
 app.add_typer(pipelines.app, name="pipeline")
 
 

@@ -7,11 +7,8 @@ user who may manage the server.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hmac
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
@@ -32,12 +29,16 @@ from headrace.errors import (
     UnauthenticatedError,
     UnauthorizedError,
 )
+from headrace.observability.exposition import CONTENT_TYPE
 from headrace.runtime import Runtime
+from headrace.web.logins import Broker, Guarded, Logins
+from headrace.web.metrics import Measured, format_metrics
+from headrace.web.openapi import document
+from headrace.web.stram import Stram
+from headrace.web.stram import routes as stram_routes
 
 PACKAGE_BYTES_MAX = 32 * 1024 * 1024
 PACKAGE_FILES_MAX = 2_000
-LOGIN_CACHE_SECONDS = 60.0
-LOGIN_CACHE_ENTRIES_MAX = 256
 
 
 class SubmittedPackage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,15 +50,7 @@ class SubmittedPackage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     available_now: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Login:
-    """What the broker said about a user."""
-
-    username: str
-    may_manage: bool
-
-
-class Pipelines(Protocol):
+class Pipelines(Stram, Measured, Protocol):
     """What this layer needs of the controller."""
 
     async def submit(self, package: SubmittedPackage) -> dict[str, Any]: ...
@@ -71,55 +64,6 @@ class Pipelines(Protocol):
     async def kill_container(self, name: str, container_id: str) -> None: ...
 
     async def logs(self, name: str, lines: int) -> str: ...
-
-
-class Broker(Protocol):
-    """What this layer needs of the broker."""
-
-    async def login(self, username: str, password: str) -> Login:
-        """UnauthenticatedError when the broker refuses."""
-
-    async def overview(self) -> dict[str, Any]: ...
-
-
-@dataclass(slots=True)
-class Logins:
-    """Remembers good logins for a minute: Argon2 on every poll of a page would be a burden.
-
-    Only a keyed digest of the credentials is kept.
-    """
-
-    runtime: Runtime
-    broker: Broker
-    _key: bytes = b""
-    _known: dict[bytes, tuple[float, Login]] = field(default_factory=dict)
-
-    async def check(self, request: Request) -> Login:
-        username, password = _basic_credentials(request.headers.get("authorization", ""))
-        if not self._key:
-            self._key = self.runtime.random.bytes(32)
-        digest = hmac.digest(self._key, f"{username}\0{password}".encode(), "sha256")
-        now = self.runtime.clock.monotonic()
-        known = self._known.get(digest)
-        if known is not None and known[0] > now:
-            return known[1]
-        login = await self.broker.login(username, password)
-        if len(self._known) >= LOGIN_CACHE_ENTRIES_MAX:
-            self._known.clear()
-        self._known[digest] = (now + LOGIN_CACHE_SECONDS, login)
-        return login
-
-
-def _basic_credentials(header: str) -> tuple[str, str]:
-    scheme, _, encoded = header.partition(" ")
-    try:
-        text = base64.b64decode(encoded, validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError) as error:
-        raise UnauthenticatedError("the Authorization header is not valid") from error
-    username, colon, password = text.partition(":")
-    if scheme.lower() != "basic" or not colon:
-        raise UnauthenticatedError("log in with a user of the broker")
-    return username, password
 
 
 _STATUS: tuple[tuple[type[HeadraceError], int], ...] = (
@@ -177,13 +121,7 @@ def create_app(runtime: Runtime, pipelines: Pipelines, broker: Broker, page: str
         *,
         manage: bool = False,
     ) -> Route:
-        async def endpoint(request: Request) -> Response:
-            login = await logins.check(request)
-            if manage and not login.may_manage:
-                raise UnauthorizedError(f"user {login.username} may not manage pipelines")
-            return await answer(request)
-
-        return Route(path, endpoint, methods=[method])
+        return Route(path, Guarded(logins, answer, manage).serve, methods=[method], name=path)
 
     async def health(_request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -222,6 +160,13 @@ def create_app(runtime: Runtime, pipelines: Pipelines, broker: Broker, page: str
             raise InvalidArgumentError("lines must be 1 to 10000")
         return PlainTextResponse(await pipelines.logs(request.path_params["name"], int(text)))
 
+    async def metrics(_request: Request) -> Response:
+        return PlainTextResponse(format_metrics(pipelines), media_type=CONTENT_TYPE)
+
+    async def openapi(request: Request) -> Response:
+        routes = [one for one in request.app.routes if isinstance(one, Route)]
+        return JSONResponse(document(routes, version("headrace")))
+
     return Starlette(
         routes=[
             Route("/health", health),
@@ -233,6 +178,9 @@ def create_app(runtime: Runtime, pipelines: Pipelines, broker: Broker, page: str
             route("/api/pipelines/{name}/stop", stop, "POST", manage=True),
             route("/api/pipelines/{name}/containers/{container}/kill", kill, "POST", manage=True),
             route("/api/pipelines/{name}/logs", logs),
+            route("/metrics", metrics),
+            route("/openapi.json", openapi),
+            *stram_routes(route, pipelines, runtime.clock.now_ms),
         ],
         exception_handlers={HeadraceError: _error_response},
     )

@@ -1,0 +1,248 @@
+"""Stram's REST interface, for one application each: `/ws/v2/stram/<application>/...`.
+
+In the origin every application had a controller, and with it an address, of its own; here one
+controller has them all, so the application's name stands in the path. What follows it is the
+origin's. Answers are `stram_types`, made by `stram_views` from the same view as the JSON API's.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headrace.errors import InvalidArgumentError, NotFoundError
+from headrace.web import stram_types as t
+from headrace.web import stram_views as views
+
+BASE = "/ws/v2/stram/{application}"
+BODY_BYTES_MAX = 1024 * 1024
+EVENTS_MAX = 1_000
+
+T = TypeVar("T")
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+class Stram(Protocol):
+    """What this layer needs of the controller."""
+
+    def show(self, name: str) -> dict[str, Any]: ...
+
+    def events(self, name: str, *, after: int = 0) -> list[dict[str, Any]]: ...
+
+    async def stop(self, name: str) -> None: ...
+
+    async def kill_container(self, name: str, container_id: str) -> None: ...
+
+    async def stack_trace(self, name: str, container_id: str) -> str: ...
+
+    async def set_log_levels(self, name: str, levels: dict[str, str]) -> None: ...
+
+    def log_levels(self, name: str) -> dict[str, str]: ...
+
+
+class AddRoute(Protocol):
+    """Makes a route that only users who logged in reach; `manage`: only those who may manage."""
+
+    def __call__(
+        self, path: str, answer: Answer, method: str = "GET", *, manage: bool = False
+    ) -> Route: ...
+
+
+def routes(add: AddRoute, stram: Stram, now_ms: Callable[[], int]) -> list[Route]:
+    def view(request: Request) -> dict[str, Any]:
+        return stram.show(request.path_params["application"])
+
+    def get(path: str, make: Callable[[dict[str, Any], Request], Any]) -> Route:
+        async def answer(request: Request) -> Response:
+            return _json(make(view(request), request))
+
+        return add(f"{BASE}{path}", answer)
+
+    def post(path: str, act: Callable[[str, Request], Awaitable[Any]]) -> Route:
+        async def answer(request: Request) -> Response:
+            stram.show(request.path_params["application"])  # NotFoundError comes first
+            return _json(await act(request.path_params["application"], request), 202)
+
+        return add(f"{BASE}{path}", answer, "POST", manage=True)
+
+    async def shutdown(name: str, _request: Request) -> t.Done:
+        await stram.stop(name)
+        return t.Done(detail="it drains and ends")
+
+    async def kill(name: str, request: Request) -> t.Done:
+        await stram.kill_container(name, request.path_params["container"])
+        return t.Done(detail="it is started again")
+
+    async def stack_trace(request: Request) -> Response:
+        name, container = request.path_params["application"], request.path_params["container"]
+        views.container_info(view(request), container)
+        found = msgspec.json.decode(await stram.stack_trace(name, container))
+        return _json(
+            t.StackTrace(
+                container=container, python=found.get("python", []), jvm=found.get("jvm", [])
+            )
+        )
+
+    async def events(request: Request) -> Response:
+        after = _number(request, "offset", 0, 2**63)
+        limit = _number(request, "limit", EVENTS_MAX, EVENTS_MAX)
+        found = stram.events(request.path_params["application"], after=after)
+        return _json(t.Events(events=views.events(found[-limit:] if limit else [])))
+
+    async def set_loggers(name: str, request: Request) -> t.Done:
+        wanted = await _body(request, t.Loggers)
+        await stram.set_log_levels(name, {one.target: one.log_level for one in wanted.loggers})
+        return t.Done(detail=f"{len(wanted.loggers)} loggers")
+
+    def loggers(found: dict[str, Any], request: Request) -> t.Loggers:
+        pattern = request.query_params.get("pattern", "*")
+        levels = stram.log_levels(found["name"])
+        return t.Loggers(
+            loggers=[
+                t.LoggerSetting(target=target, log_level=level)
+                for target, level in levels.items()
+                if fnmatch.fnmatchcase(target, pattern)
+            ]
+        )
+
+    operator, logical = "/physicalPlan/operators/{id:int}", "/logicalPlan/operators/{operator}"
+    return [
+        get("", lambda found, _: views.app_info(found, now_ms())),
+        get("/info", lambda found, _: views.app_info(found, now_ms())),
+        get("/physicalPlan", lambda found, _: views.physical_plan(found)),
+        get(
+            "/physicalPlan/operators",
+            lambda found, _: t.Operators(operators=views.operator_infos(found)),
+        ),
+        get("/physicalPlan/streams", lambda found, _: t.Streams(streams=views.streams(found))),
+        get(operator, lambda found, request: _operator(found, request)),
+        get(
+            f"{operator}/ports",
+            lambda found, request: t.Ports(ports=_operator(found, request).ports),
+        ),
+        get(
+            f"{operator}/ports/{{port}}",
+            lambda found, request: views.port_info(
+                _operator(found, request), request.path_params["port"]
+            ),
+        ),
+        get(
+            f"{operator}/properties",
+            lambda found, request: _properties(found, request, _operator(found, request).name),
+        ),
+        get("/physicalPlan/containers", _containers),
+        get(
+            "/physicalPlan/containers/{container}",
+            lambda found, request: views.container_info(found, request.path_params["container"]),
+        ),
+        add(f"{BASE}/physicalPlan/containers/{{container}}/stackTrace", stack_trace),
+        post("/physicalPlan/containers/{container}/kill", kill),
+        get("/logicalPlan", lambda found, _: found["plan"]),
+        get("/logicalPlan/attributes", lambda found, _: found["plan"].get("attributes", {})),
+        get(
+            "/logicalPlan/operators",
+            lambda found, _: {"operators": found["plan"]["operators"]},
+        ),
+        get(logical, _logical),
+        get(
+            f"{logical}/aggregation",
+            lambda found, request: views.aggregation(found, request.path_params["operator"]),
+        ),
+        get(
+            f"{logical}/attributes",
+            lambda found, request: _logical(found, request).get("attributes", {}),
+        ),
+        get(
+            f"{logical}/ports",
+            lambda found, request: {"ports": _logical(found, request).get("ports", [])},
+        ),
+        get(f"{logical}/ports/{{port}}", _logical_port),
+        get(
+            f"{logical}/ports/{{port}}/attributes",
+            lambda found, request: _logical_port(found, request).get("attributes", {}),
+        ),
+        get(
+            f"{logical}/properties",
+            lambda found, request: _properties(found, request, request.path_params["operator"]),
+        ),
+        get(
+            "/operatorClasses",
+            lambda found, _: t.OperatorClasses(operator_classes=views.operator_classes(found)),
+        ),
+        get("/operatorClasses/{name}", _operator_class),
+        get("/loggers", loggers),
+        get("/loggers/search", loggers),
+        post("/loggers", set_loggers),
+        add(f"{BASE}/events", events),
+        post("/shutdown", shutdown),
+    ]
+
+
+def _operator(found: dict[str, Any], request: Request) -> t.OperatorInfo:
+    return views.operator_info(found, request.path_params["id"])
+
+
+def _logical(found: dict[str, Any], request: Request) -> dict[str, Any]:
+    return views.logical_operator(found, request.path_params["operator"])
+
+
+def _logical_port(found: dict[str, Any], request: Request) -> dict[str, Any]:
+    return views.logical_port(found, request.path_params["operator"], request.path_params["port"])
+
+
+def _containers(found: dict[str, Any], request: Request) -> t.Containers:
+    states = request.query_params.get("states", "")
+    wanted = frozenset(filter(None, states.upper().split(",")))
+    return t.Containers(containers=views.container_infos(found, wanted))
+
+
+def _properties(found: dict[str, Any], request: Request, operator: str) -> dict[str, Any]:
+    """All, or the one that `propertyName` names."""
+    properties: dict[str, Any] = views.logical_operator(found, operator).get("properties", {})
+    wanted = request.query_params.get("propertyName")
+    if wanted is None:
+        return properties
+    if wanted not in properties:
+        raise NotFoundError("no such property", operator=operator, property=wanted)
+    return {wanted: properties[wanted]}
+
+
+def _operator_class(found: dict[str, Any], request: Request) -> dict[str, Any]:
+    name = request.path_params["name"]
+    row = next((one for one in views.operator_classes(found) if one["name"] == name), None)
+    if row is None:
+        raise NotFoundError("no such operator class", name=name)
+    example = views.logical_operator(found, row["operators"][0])
+    return {**row, "ports": example.get("ports", []), "properties": example.get("properties", {})}
+
+
+async def _body(request: Request, kind: type[T]) -> T:
+    # A form cannot send this type, so no foreign page can act with a browser's login.
+    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise InvalidArgumentError("send application/json")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            raise InvalidArgumentError(f"a request is at most {BODY_BYTES_MAX} bytes")
+    try:
+        return msgspec.json.decode(bytes(body), type=kind)
+    except msgspec.DecodeError as error:
+        raise InvalidArgumentError(f"not a {kind.__name__}: {error}") from error
+
+
+def _number(request: Request, name: str, default: int, most: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdigit()) or not 0 <= int(text) <= most:
+        raise InvalidArgumentError(f"{name} must be 0 to {most}")
+    return int(text)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -1,0 +1,125 @@
+"""The web application on a stage: a real application's state, a broker that knows two users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import httpx
+from starlette.applications import Starlette
+
+from headrace.errors import NotFoundError, UnauthenticatedError
+from headrace.pipeline import views
+from headrace.pipeline.observations import Observations
+from headrace.runtime.system import system_runtime
+from headrace.web.api import create_app
+from headrace.web.logins import Login
+from headrace.wire.umbilical import messages as m
+from tests.unit.pipeline.test_state import START, Driver
+
+CONTAINER = "shop.1.1"
+MANAGER, READER = ("root", "secret"), ("reader", "secret")
+
+
+def running() -> Driver:
+    """Both operators ran two windows."""
+    driver = Driver()
+    driver.start()
+    driver.beat(CONTAINER)
+    for count in (1, 2):
+        driver.beat(CONTAINER, report(1, count, driver.now), report(2, count, driver.now), ms=1_000)
+    return driver
+
+
+def report(operator: int, count: int, now_ms: int) -> m.OperatorHeartbeat:
+    window = (START // 1000) << 32 | count
+    name = "orders"
+    port = m.PortStats(name, 100, now_ms + 10 * operator, 2_000, 5)
+    stats = m.OperatorStats(
+        window,
+        checkpoint=m.Checkpoint(window),
+        input_ports=(port,) if operator == 2 else (),
+        output_ports=() if operator == 2 else (m.PortStats("output", 100, now_ms + 10, 0, 5),),
+        cpu_time_used=1_000_000_000,
+        checkpoint_stats=m.CheckpointStats(now_ms, 40),
+        metrics={"rows": 100, "ratio": 0.5, "label": 'a"b\n', "flag": True},
+        batch_id=count,
+        run_id="run",
+    )
+    return m.OperatorHeartbeat(operator, m.DeployState.ACTIVE, window_stats=(stats,))
+
+
+Rows: TypeAlias = list[dict[str, Any]]  # `list` is a method of the class below
+
+
+class Pipelines:
+    """What the web layer asks of a controller, with one application."""
+
+    def __init__(self) -> None:
+        self.driver = running()
+        self.observations = Observations()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def list(self) -> list[dict[str, Any]]:
+        return [views.summary(self.driver.application, self.driver.now)]
+
+    def show(self, name: str) -> dict[str, Any]:
+        if name != "shop":
+            raise NotFoundError("no such application", name=name)
+        view = views.details(self.driver.application, self.driver.now)
+        return self.observations.annotate(view, self.driver.now)
+
+    def events(self, name: str, *, after: int = 0) -> Rows:
+        self.show(name)
+        return [one.to_json() for one in self.driver.application.events.list(after=after)]
+
+    def statistics(self) -> dict[str, Any]:
+        return {"umbilical": {"connections": 1, "calls_served": 3}}
+
+    def log_levels(self, name: str) -> dict[str, str]:
+        return {"headrace.spark": "DEBUG", "py4j": "WARN"}
+
+    async def stack_trace(self, name: str, container_id: str) -> str:
+        return '{"python": [{"name": "main", "stack": []}], "jvm": []}'
+
+    async def logs(self, name: str, lines: int) -> str:
+        return "a line\n"
+
+    def __getattr__(self, method: str) -> Any:
+        """Everything that changes something is only written down."""
+        if method.startswith("_"):
+            raise AttributeError(method)
+
+        async def record(*arguments: Any, **named: Any) -> Any:
+            self.calls.append((method, *arguments, *named.values()))
+
+        return record
+
+
+class Broker:
+    async def login(self, username: str, password: str) -> Login:
+        if (username, password) not in (MANAGER, READER):
+            raise UnauthenticatedError("unknown user or wrong password")
+        return Login(username, may_manage=username == "root")
+
+    async def overview(self) -> dict[str, Any]:
+        return {"topics": []}
+
+
+def make() -> tuple[Starlette, Pipelines]:
+    pipelines = Pipelines()
+    return create_app(system_runtime(), pipelines, Broker(), "<html>"), pipelines
+
+
+async def ask(
+    app: Starlette,
+    path: str,
+    method: str = "GET",
+    *,
+    user: tuple[str, str] | None = MANAGER,
+    headers: Iterable[tuple[str, str]] = (),
+    json: object = None,
+) -> httpx.Response:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://h") as client:
+        return await client.request(method, path, auth=user, headers=list(headers), json=json)
