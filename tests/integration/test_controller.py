@@ -54,6 +54,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[[], Any]]:
             data_dir=str(tmp_path),
             open_log=log.open,
             launcher=launcher,
+            secret=b"the cluster's",
         )
         await controller.start()
         made.append(controller)
