@@ -1,4 +1,4 @@
-"""Writes docs/settings.md and the tables of docs/protocols/*.md; `--check` only compares.
+"""Writes the tables of docs/settings.md, cli.md and protocols/*.md; `--check` only compares.
 
 Every row names the test that proves it. A row without a proof, or a proof that names a test which
 does not exist, is an error: a page may not promise what nothing checks. Settings without a
@@ -157,11 +157,21 @@ def settings_tables() -> dict[str, str]:
     return {"settings": markdown_table(["Setting", "Default", "Meaning"], rows)}
 
 
+def cli_tables() -> dict[str, str]:
+    from tests.cli_page import UndescribedError, rows
+
+    try:
+        return {"commands": markdown_table(["Command", "Does", "Arguments and options"], rows())}
+    except UndescribedError as error:
+        raise ProofError(str(error)) from error
+
+
 GENERATED: Mapping[str, Callable[[], dict[str, str]]] = {
     "protocols/sbp.md": sbp_tables,
     "protocols/iggy.md": iggy_tables,
     "protocols/umbilical.md": umbilical_tables,
     "settings.md": settings_tables,
+    "cli.md": cli_tables,
 }
 
 

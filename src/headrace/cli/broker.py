@@ -1,11 +1,20 @@
-"""One connection to the broker for one command."""
+"""One connection to the broker for one command: the options that say where, and the connection.
+
+An option wins over its environment variable, that over the profile, that over what
+`headrace up --dev` serves.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from headrace.cli.options import TLS
+import typer
+
+from headrace.cli.options import TLS, TLS_DEFAULTS, TLS_OPTIONS, Tls, with_options
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
@@ -13,21 +22,111 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ADDRESS = "127.0.0.1:8090"
+USERNAME = "iggy"
+PASSWORD = "iggy"  # what `headrace up --dev` sets; any other server refuses it
 
-def with_broker(
-    address: str, username: str, password: str, work: Callable[[IggyClient], Awaitable[T]]
-) -> T:
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a command goes, and as whom."""
+
+    address: str = ADDRESS
+    username: str = USERNAME
+    password: str = PASSWORD
+    token: str = ""
+
+
+TARGET: ContextVar[Target] = ContextVar("target", default=Target())  # noqa: B039  # frozen
+
+OPTIONS: dict[str, Any] = {
+    "address": Annotated[
+        str | None,
+        typer.Option(
+            "--address", envvar="HEADRACE_ADDRESS", help=f"The broker's Iggy port. [{ADDRESS}]"
+        ),
+    ],
+    "username": Annotated[str | None, typer.Option("--username", envvar="HEADRACE_USERNAME")],
+    "password": Annotated[str | None, typer.Option("--password", envvar="HEADRACE_PASSWORD")],
+    "token": Annotated[
+        str | None,
+        typer.Option("--token", envvar="HEADRACE_TOKEN", help="Instead of user and password."),
+    ],
+    "profile": Annotated[
+        str | None, typer.Option("--profile", help="Of `headrace profile`, not the current one.")
+    ],
+    **TLS_OPTIONS,
+}
+DEFAULTS: dict[str, Any] = {
+    "address": None, "username": None, "password": None, "token": None, "profile": None,
+    **TLS_DEFAULTS,
+}  # fmt: skip
+
+
+def connects(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options that say which broker; `with_broker` looks at them."""
+
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        given = {name: arguments.pop(name) for name in OPTIONS}
+        target, tls = resolve(given)
+        tokens = TARGET.set(target), TLS.set(tls)
+        try:
+            command(**arguments)
+        finally:
+            TARGET.reset(tokens[0])
+            TLS.reset(tokens[1])
+
+    return with_options(run, command, OPTIONS, DEFAULTS)
+
+
+def resolve(given: dict[str, Any]) -> tuple[Target, Tls]:
+    """What the options say, and where they say nothing the profile."""
+    from headrace.cli import profiles
+
+    profile = profiles.chosen(given["profile"])
+    value = functools.partial(_value, given, profile)
+    # Whoever names a user on the command line does not mean the profile's token, nor its password.
+    named = given["username"] is not None or given["password"] is not None
+    token = "" if named else value("token", "")
+    ca = value("tls_ca", "")
+    wanted = bool(given["tls"] or profile.get("tls") or ca or given["tls_insecure"])
+    return (
+        Target(
+            value("address", ADDRESS), value("username", USERNAME),
+            value("password", PASSWORD), token,
+        ),
+        Tls(wanted, ca, value("tls_server_name", ""), given["tls_insecure"]),
+    )  # fmt: skip
+
+
+def _value(given: dict[str, Any], profile: dict[str, Any], name: str, default: str) -> str:
+    if given[name]:
+        return str(given[name])
+    found = str(profile.get(name, ""))
+    if name in ("password", "token") and found:
+        from headrace.cli.secret import read_reference
+
+        return read_reference(found, f"the profile's {name}")
+    return found or default
+
+
+def with_broker(work: Callable[[IggyClient], Awaitable[T]]) -> T:
     """Connect, log in, run `work`, close. Errors leave as HeadraceError."""
     from headrace.client.iggy import IggyClient
     from headrace.net.addresses import parse_address
     from headrace.runtime.system import run, system_runtime
 
-    host, port = parse_address(address)
+    target = TARGET.get()
+    host, port = parse_address(target.address)
     tls = client_tls()
 
     async def main() -> T:
         async with await IggyClient.connect(system_runtime(), host, port, tls=tls) as client:
-            await client.login(username, password)
+            if target.token:
+                await client.login_with_token(target.token)
+            else:
+                await client.login(target.username, target.password)
             return await work(client)
 
     return run(main())

@@ -8,15 +8,20 @@ from typing import Annotated
 import typer
 
 from headrace.cli import (
+    clients,
     cluster,
     demo,
+    groups,
     messages,
+    partitions,
     pipeline_inspect,
     pipelines,
+    profiles,
     roles,
     streams,
     topics,
     up,
+    users,
 )
 
 app = typer.Typer(
@@ -38,6 +43,15 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(streams.app, name="stream")
 app.add_typer(topics.app, name="topic")
 pipeline_inspect.add_to(pipelines.app)
+app.add_typer(partitions.app, name="partition")
+app.add_typer(partitions.segments, name="segment")
+app.add_typer(groups.app, name="group")
+app.add_typer(groups.offsets, name="offset")
+app.add_typer(users.app, name="user")
+app.add_typer(users.tokens, name="token")
+app.add_typer(clients.app, name="client")
+app.add_typer(clients.server, name="server")
+app.add_typer(profiles.app, name="profile")
 app.add_typer(pipelines.app, name="pipeline")
 
 

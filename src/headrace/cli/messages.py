@@ -13,19 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from headrace.cli.broker import with_broker
-from headrace.cli.options import (
-    ADDRESS,
-    PASSWORD,
-    USERNAME,
-    Address,
-    AsJson,
-    Password,
-    TopicName,
-    Username,
-    split_topic,
-    takes_tls,
-)
+from headrace.cli.broker import connects, with_broker
+from headrace.cli.options import AsJson, TopicName, split_topic
 from headrace.cli.output import note
 
 if TYPE_CHECKING:
@@ -40,7 +29,7 @@ FOLLOW_SECONDS = 0.2
 LINES_WAITING_MAX = 10_000
 
 
-@takes_tls
+@connects
 def produce(
     name: TopicName,
     file: Annotated[
@@ -50,9 +39,6 @@ def produce(
     partition: Annotated[
         int, typer.Option("--partition", min=-1, help="Send to this partition; -1 = balanced.")
     ] = -1,
-    address: Address = ADDRESS,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
 ) -> None:
     """Send each line as a message. What is reported as sent is on the server's disk."""
     stream, topic = split_topic(name)
@@ -70,7 +56,7 @@ def produce(
             sent += len(messages)
         return sent
 
-    note(f"sent {with_broker(address, username, password, work)} messages to {name}")
+    note(f"sent {with_broker(work)} messages to {name}")
 
 
 def _partitioning(key: str, partition: int) -> Partitioning:
@@ -125,7 +111,7 @@ def _collect(source: BinaryIO) -> Iterator[list[bytes]]:
             yield batch
 
 
-@takes_tls
+@connects
 def consume(
     name: TopicName,
     start: Annotated[
@@ -139,9 +125,6 @@ def consume(
     ] = 0,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for new messages.")] = False,
     as_json: AsJson = False,
-    address: Address = ADDRESS,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
 ) -> None:
     """Print messages, partition by partition in offset order; stores no offsets."""
     stream, topic = split_topic(name)
@@ -172,7 +155,7 @@ def consume(
                 await asyncio.sleep(FOLLOW_SECONDS)
 
     try:
-        with_broker(address, username, password, work)
+        with_broker(work)
     except KeyboardInterrupt:
         raise typer.Exit from None
 

@@ -44,7 +44,7 @@ class Tls:
 
 TLS: ContextVar[Tls] = ContextVar("tls", default=Tls())  # noqa: B039  # frozen
 
-_TLS_OPTIONS: dict[str, Any] = {
+TLS_OPTIONS: dict[str, Any] = {
     "tls": Annotated[bool, typer.Option("--tls", envvar="HEADRACE_TLS", help="Connect over TLS.")],
     "tls_ca": Annotated[
         str,
@@ -66,7 +66,7 @@ _TLS_OPTIONS: dict[str, Any] = {
         bool, typer.Option("--tls-insecure", help="Trust any certificate: development only.")
     ],
 }
-_TLS_DEFAULTS = {"tls": False, "tls_ca": "", "tls_server_name": "", "tls_insecure": False}
+TLS_DEFAULTS = {"tls": False, "tls_ca": "", "tls_server_name": "", "tls_insecure": False}
 
 
 def takes_tls(command: Callable[..., None]) -> Callable[..., None]:
@@ -74,30 +74,33 @@ def takes_tls(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
-        wanted, ca, name, insecure = (arguments.pop(option) for option in _TLS_OPTIONS)
+        wanted, ca, name, insecure = (arguments.pop(option) for option in TLS_OPTIONS)
         token = TLS.set(Tls(wanted or bool(ca) or insecure, ca, name, insecure))
         try:
             command(**arguments)
         finally:
             TLS.reset(token)
 
+    return with_options(run, command, TLS_OPTIONS, TLS_DEFAULTS)
+
+
+def with_options(
+    run: Callable[..., None],
+    command: Callable[..., None],
+    options: dict[str, Any],
+    defaults: dict[str, Any],
+) -> Callable[..., None]:
+    """`run` with the parameters of `command` and these options, as typer reads them."""
     signature = inspect.signature(command, eval_str=True)
     added = [
         inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=_TLS_DEFAULTS[name],
-            annotation=annotation,
+            name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation
         )
-        for name, annotation in _TLS_OPTIONS.items()
+        for name, annotation in options.items()
     ]
-    run.__signature__ = signature.replace(  # type: ignore[attr-defined]  # read by typer
-        parameters=[*signature.parameters.values(), *added]
-    )
-    run.__annotations__ = {
-        each.name: each.annotation
-        for each in run.__signature__.parameters.values()  # type: ignore[attr-defined]  # set above
-    }
+    whole = signature.replace(parameters=[*signature.parameters.values(), *added])
+    run.__signature__ = whole  # type: ignore[attr-defined]  # read by typer
+    run.__annotations__ = {each.name: each.annotation for each in whole.parameters.values()}
     return run
 
 

@@ -1,4 +1,4 @@
-"""headrace stream create|list|show|delete"""
+"""headrace stream create|list|show|rename|purge|delete"""
 
 from __future__ import annotations
 
@@ -6,17 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.broker import with_broker
-from headrace.cli.options import (
-    ADDRESS,
-    PASSWORD,
-    USERNAME,
-    Address,
-    AsJson,
-    Password,
-    Username,
-    takes_tls,
-)
+from headrace.cli.broker import connects, with_broker
+from headrace.cli.options import AsJson
 from headrace.cli.output import note, print_fields, print_rows
 
 if TYPE_CHECKING:
@@ -40,41 +31,23 @@ def _row(stream: Stream) -> dict[str, Any]:
 
 
 @app.command("create")
-@takes_tls
-def create(
-    name: Name,
-    address: Address = ADDRESS,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
-    as_json: AsJson = False,
-) -> None:
+@connects
+def create(name: Name, as_json: AsJson = False) -> None:
     """Make a stream."""
-    details = with_broker(address, username, password, lambda c: c.create_stream(name))
+    details = with_broker(lambda c: c.create_stream(name))
     print_fields(_row(details.stream), as_json=as_json)
 
 
 @app.command("list")
-@takes_tls
-def list_streams(
-    address: Address = ADDRESS,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
-    as_json: AsJson = False,
-) -> None:
+@connects
+def list_streams(as_json: AsJson = False) -> None:
     """List the streams."""
-    found = with_broker(address, username, password, lambda c: c.get_streams())
-    print_rows(map(_row, found), COLUMNS, as_json=as_json)
+    print_rows(map(_row, with_broker(lambda c: c.get_streams())), COLUMNS, as_json=as_json)
 
 
 @app.command("show")
-@takes_tls
-def show(
-    name: Name,
-    address: Address = ADDRESS,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
-    as_json: AsJson = False,
-) -> None:
+@connects
+def show(name: Name, as_json: AsJson = False) -> None:
     """Show a stream and its topics."""
 
     async def work(client: IggyClient) -> dict[str, Any]:
@@ -85,17 +58,28 @@ def show(
             raise NotFoundError(f"there is no stream {name!r}")
         return {**_row(details.stream), "topic_names": [t.name for t in details.topics]}
 
-    print_fields(with_broker(address, username, password, work), as_json=as_json)
+    print_fields(with_broker(work), as_json=as_json)
+
+
+@app.command("rename")
+@connects
+def rename(name: Name, new: Annotated[str, typer.Argument(metavar="NEW_NAME")]) -> None:
+    """Give a stream another name; its topics and their messages stay."""
+    with_broker(lambda c: c.update_stream(name, new))
+    note(f"renamed {name} to {new}")
+
+
+@app.command("purge")
+@connects
+def purge(name: Name) -> None:
+    """Remove all messages of a stream; its topics stay."""
+    with_broker(lambda c: c.purge_stream(name))
+    note(f"purged {name}")
 
 
 @app.command("delete")
-@takes_tls
-def delete(
-    name: Name,
-    address: Address = ADDRESS,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
-) -> None:
+@connects
+def delete(name: Name) -> None:
     """Delete a stream with its topics and their messages."""
-    with_broker(address, username, password, lambda c: c.delete_stream(name))
+    with_broker(lambda c: c.delete_stream(name))
     note(f"deleted {name}")

@@ -1,4 +1,4 @@
-"""headrace topic create|list|show|delete"""
+"""headrace topic create|list|show|update|purge|delete"""
 
 from __future__ import annotations
 
@@ -6,28 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.broker import with_broker
-from headrace.cli.options import (
-    ADDRESS,
-    PASSWORD,
-    USERNAME,
-    Address,
-    AsJson,
-    Password,
-    TopicName,
-    Username,
-    split_topic,
-    takes_tls,
-)
+from headrace.cli.broker import connects, with_broker
+from headrace.cli.options import AsJson, TopicName, split_topic
 from headrace.cli.output import note, print_fields, print_json, print_rows
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
-    from headrace.wire.iggy.messages.topics import Topic
+    from headrace.wire.iggy.messages.topics import Topic, TopicDetails
 
 app = typer.Typer(help="Topics: what messages are sent to.", no_args_is_help=True)
 
-COLUMNS = ("name", "id", "partitions", "messages", "bytes", "expiry", "max_bytes")
+COLUMNS = ("name", "id", "partitions", "replicas", "messages", "bytes", "expiry", "max_bytes")
 PARTITION_COLUMNS = ("partition", "messages", "next_offset", "bytes", "segments")
 _NEVER = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -39,6 +28,7 @@ def _row(topic: Topic) -> dict[str, Any]:
         "name": topic.name,
         "id": topic.id,
         "partitions": topic.partitions_count,
+        "replicas": topic.replication_factor,
         "messages": topic.messages_count,
         "bytes": topic.size_bytes,
         "expiry": "never" if never else f"{topic.message_expiry_us / 1e6:g} s",
@@ -46,8 +36,17 @@ def _row(topic: Topic) -> dict[str, Any]:
     }
 
 
+async def _details(client: IggyClient, stream: str, topic: str) -> TopicDetails:
+    from headrace.errors import NotFoundError
+
+    details = await client.get_topic(stream, topic)
+    if details is None:
+        raise NotFoundError(f"there is no topic {stream}/{topic}")
+    return details
+
+
 @app.command("create")
-@takes_tls
+@connects
 def create(
     name: TopicName,
     partitions: Annotated[int, typer.Option("--partitions", min=0, max=1000)] = 1,
@@ -57,60 +56,48 @@ def create(
     max_bytes: Annotated[
         int, typer.Option("--max-bytes", help="Size cap; 0 = the server's default.")
     ] = 0,
-    address: Address = ADDRESS,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
+    replicas: Annotated[
+        int, typer.Option("--replicas", min=0, max=3, help="Data nodes that keep it; 0 = default.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Make a topic in an existing stream."""
     stream, topic = split_topic(name)
     details = with_broker(
-        address,
-        username,
-        password,
         lambda c: c.create_topic(
             stream,
             topic,
             partitions_count=partitions,
             message_expiry_us=int(expiry_seconds * 1_000_000),
             max_size_bytes=max_bytes,
+            replication_factor=replicas,
         ),
     )
     print_fields(_row(details.topic), as_json=as_json)
 
 
 @app.command("list")
-@takes_tls
+@connects
 def list_topics(
     stream: Annotated[str, typer.Argument(metavar="STREAM")],
-    address: Address = ADDRESS,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
     as_json: AsJson = False,
 ) -> None:
     """List the topics of a stream."""
-    found = with_broker(address, username, password, lambda c: c.get_topics(stream))
+    found = with_broker(lambda c: c.get_topics(stream))
     print_rows(map(_row, found), COLUMNS, as_json=as_json)
 
 
 @app.command("show")
-@takes_tls
+@connects
 def show(
     name: TopicName,
-    address: Address = ADDRESS,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
     as_json: AsJson = False,
 ) -> None:
     """Show a topic and its partitions."""
     stream, topic = split_topic(name)
 
     async def work(client: IggyClient) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        from headrace.errors import NotFoundError
-
-        details = await client.get_topic(stream, topic)
-        if details is None:
-            raise NotFoundError(f"there is no topic {name!r}")
+        details = await _details(client, stream, topic)
         rows = [
             {
                 "partition": p.id,
@@ -123,7 +110,7 @@ def show(
         ]
         return _row(details.topic), rows
 
-    fields, rows = with_broker(address, username, password, work)
+    fields, rows = with_broker(work)
     if as_json:
         print_json({**fields, "partitions": rows})
         return
@@ -131,15 +118,55 @@ def show(
     print_rows(rows, PARTITION_COLUMNS, as_json=False)
 
 
+@app.command("update")
+@connects
+def update(
+    name: TopicName,
+    new_name: Annotated[str, typer.Option("--name", help="Another name.")] = "",
+    expiry_seconds: Annotated[
+        float | None, typer.Option("--expiry", help="Seconds a message is kept; 0 = never expires.")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", help="Size cap; 0 = unlimited.")
+    ] = None,
+    replicas: Annotated[
+        int, typer.Option("--replicas", min=0, max=3, help="Data nodes that keep it; 0 = as it is.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Change a topic; what is not named stays as it is."""
+    stream, topic = split_topic(name)
+
+    async def work(client: IggyClient) -> dict[str, Any]:
+        old = (await _details(client, stream, topic)).topic
+        expiry = old.message_expiry_us
+        if expiry_seconds is not None:
+            expiry = int(expiry_seconds * 1_000_000) or _NEVER
+        size = old.max_size_bytes if max_bytes is None else max_bytes or _NEVER
+        await client.update_topic(
+            stream, topic, new_name or old.name, compression=old.compression,
+            message_expiry_us=expiry, max_size_bytes=size, replication_factor=replicas,
+        )  # fmt: skip
+        return _row((await _details(client, stream, new_name or topic)).topic)
+
+    print_fields(with_broker(work), as_json=as_json)
+
+
+@app.command("purge")
+@connects
+def purge(name: TopicName) -> None:
+    """Remove all messages of a topic; offsets start at 0 again."""
+    stream, topic = split_topic(name)
+    with_broker(lambda c: c.purge_topic(stream, topic))
+    note(f"purged {name}")
+
+
 @app.command("delete")
-@takes_tls
+@connects
 def delete(
     name: TopicName,
-    address: Address = ADDRESS,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
 ) -> None:
     """Delete a topic and its messages."""
     stream, topic = split_topic(name)
-    with_broker(address, username, password, lambda c: c.delete_topic(stream, topic))
+    with_broker(lambda c: c.delete_topic(stream, topic))
     note(f"deleted {name}")

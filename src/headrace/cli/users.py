@@ -1,0 +1,208 @@
+"""headrace user and headrace token: who may log in, and what they may do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.broker import connects, with_broker
+from headrace.cli.options import AsJson
+from headrace.cli.output import note, print_fields, print_json, print_rows
+
+if TYPE_CHECKING:
+    from headrace.client.iggy import IggyClient
+    from headrace.wire.iggy.messages.users import Permissions, PersonalAccessToken, User
+
+app = typer.Typer(help="Users and what they may do.", no_args_is_help=True)
+tokens = typer.Typer(help="Personal access tokens of the user you are.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="USER")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        help="A permission, may be given again: NAME, STREAM:NAME or STREAM/TOPIC:NAME;"
+        " `all` for every one.",
+    ),
+]
+COLUMNS = ("name", "id", "active", "created")
+TOKEN_COLUMNS = ("name", "expires")
+
+
+def _time(microseconds: int) -> str:
+    from datetime import UTC, datetime
+
+    moment = datetime.fromtimestamp(microseconds / 1e6, UTC)
+    return moment.isoformat(sep=" ", timespec="seconds")
+
+
+def _row(user: User) -> dict[str, Any]:
+    from headrace.wire.iggy.messages.users import UserStatus
+
+    return {
+        "name": user.username,
+        "id": user.id,
+        "active": user.status is UserStatus.ACTIVE,
+        "created": _time(user.created_at_us),
+    }
+
+
+@app.command("list")
+@connects
+def list_users(as_json: AsJson = False) -> None:
+    """List the users."""
+    print_rows(map(_row, with_broker(lambda c: c.get_users())), COLUMNS, as_json=as_json)
+
+
+@app.command("show")
+@connects
+def show(name: Name, as_json: AsJson = False) -> None:
+    """Show a user and the permissions given to it."""
+
+    async def work(client: IggyClient) -> dict[str, Any]:
+        from headrace.cli.permissions import told
+        from headrace.errors import NotFoundError
+
+        found = await client.get_user(name)
+        if found is None:
+            raise NotFoundError(f"there is no user {name!r}")
+        names = {stream.id: stream.name for stream in await client.get_streams()}
+        return {**_row(found.user), "permissions": told(found.permissions, names)}
+
+    print_fields(with_broker(work), as_json=as_json)
+
+
+@app.command("create")
+@connects
+def create(
+    name: Name,
+    new_password: Annotated[
+        str,
+        typer.Option("--new-password", prompt=True, hide_input=True, confirmation_prompt=True),
+    ],
+    allow: Allow = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a user. Without --allow it may log in and do nothing."""
+
+    async def work(client: IggyClient) -> dict[str, Any]:
+        permissions = await _permissions(client, allow or [])
+        made = await client.create_user(name, new_password, permissions=permissions)
+        return _row(made.user)
+
+    print_fields(with_broker(work), as_json=as_json)
+
+
+@app.command("permit")
+@connects
+def permit(name: Name, allow: Allow = None) -> None:
+    """Replace the permissions of a user; without --allow it keeps none."""
+
+    async def work(client: IggyClient) -> None:
+        await client.update_permissions(name, await _permissions(client, allow or []))
+
+    with_broker(work)
+    note(f"{name} may now: {', '.join(allow or []) or 'nothing'}")
+
+
+async def _permissions(client: IggyClient, allowed: list[str]) -> Permissions | None:
+    from headrace.cli.permissions import Names, build
+
+    streams = {stream.name: stream.id for stream in await client.get_streams()}
+    wanted = {rule.partition("/")[0] for rule in allowed if "/" in rule.partition(":")[0]}
+    topics: dict[tuple[str, str], int] = {}
+    for stream in wanted & streams.keys():
+        topics |= {(stream, topic.name): topic.id for topic in await client.get_topics(stream)}
+    return build(allowed, Names(streams, topics))
+
+
+@app.command("rename")
+@connects
+def rename(name: Name, new: Annotated[str, typer.Argument(metavar="NEW_NAME")]) -> None:
+    """Give a user another name."""
+    with_broker(lambda c: c.update_user(name, username=new))
+    note(f"renamed {name} to {new}")
+
+
+@app.command("enable")
+@connects
+def enable(name: Name) -> None:
+    """Let a user log in again."""
+    _set_active(name, active=True)
+
+
+@app.command("disable")
+@connects
+def disable(name: Name) -> None:
+    """Keep a user from logging in."""
+    _set_active(name, active=False)
+
+
+def _set_active(name: str, *, active: bool) -> None:
+    from headrace.wire.iggy.messages.users import UserStatus
+
+    status = UserStatus.ACTIVE if active else UserStatus.INACTIVE
+    with_broker(lambda c: c.update_user(name, status=status))
+    note(f"{name} is {'active' if active else 'inactive'}")
+
+
+@app.command("password")
+@connects
+def password(
+    name: Name,
+    current: Annotated[str, typer.Option("--current", prompt=True, hide_input=True)],
+    new: Annotated[
+        str, typer.Option("--new", prompt=True, hide_input=True, confirmation_prompt=True)
+    ],
+) -> None:
+    """Change a password."""
+    with_broker(lambda c: c.change_password(name, current=current, new=new))
+    note(f"changed the password of {name}")
+
+
+@app.command("delete")
+@connects
+def delete(name: Name) -> None:
+    """Delete a user with its tokens."""
+    with_broker(lambda c: c.delete_user(name))
+    note(f"deleted {name}")
+
+
+def _token_row(token: PersonalAccessToken) -> dict[str, Any]:
+    expiry = token.expires_at_us
+    return {"name": token.name, "expires": _time(expiry) if expiry else "never"}
+
+
+@tokens.command("list")
+@connects
+def list_tokens(as_json: AsJson = False) -> None:
+    """List your tokens."""
+    found = with_broker(lambda c: c.get_tokens())
+    print_rows(map(_token_row, found), TOKEN_COLUMNS, as_json=as_json)
+
+
+@tokens.command("create")
+@connects
+def create_token(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    expiry_seconds: Annotated[
+        float, typer.Option("--expiry", min=0, help="Seconds it is good for; 0 = for ever.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Make a token. It is printed this once: the server keeps only its hash."""
+    expiry_us = int(expiry_seconds * 1_000_000)
+    token = with_broker(lambda c: c.create_token(name, expiry_us=expiry_us))
+    if as_json:
+        print_json({"name": name, "token": token})
+    else:
+        print(token)
+
+
+@tokens.command("delete")
+@connects
+def delete_token(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+    """Delete a token; whoever is logged in with it stays so."""
+    with_broker(lambda c: c.delete_token(name))
+    note(f"deleted {name}")

@@ -1,0 +1,59 @@
+"""The tables of docs/cli.md, from the commands themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from headrace.cli.broker import OPTIONS as CONNECTION
+from headrace.cli.main import app
+
+
+class UndescribedError(Exception):
+    """A command without a sentence that says what it does."""
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command with its whole name, in the order of `--help`."""
+    root = typer.main.get_command(app)
+    yield from _walk("headrace", root)
+
+
+def _walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield name, command
+        return
+    for each, found in inner.items():
+        yield from _walk(f"{name} {each}", found)
+
+
+def connects(command: Any) -> bool:
+    return CONNECTION.keys() <= {parameter.name for parameter in command.params}
+
+
+def parameters(command: Any) -> Iterator[str]:
+    common = CONNECTION.keys() if connects(command) else frozenset()
+    for parameter in command.params:
+        if parameter.name in common or parameter.name == "help":
+            continue
+        if parameter.param_type_name == "argument":
+            yield f"`{parameter.metavar or parameter.name.upper()}`"
+            continue
+        text = f"`{'`, `'.join(parameter.opts)}`"
+        described = getattr(parameter, "help", "") or ""
+        yield f"{text}: {described}" if described else text
+
+
+def rows() -> list[list[str]]:
+    found = []
+    for name, command in commands():
+        text = (command.help or "").split("\n\n")[0].replace("\n", " ")
+        if not text:
+            raise UndescribedError(f"{name}: no description")
+        mark = " ¹" if connects(command) else ""
+        listed = "<br>".join(each.replace("|", "\\|") for each in parameters(command))
+        found.append([f"`{name}`{mark}", text, listed])
+    return found

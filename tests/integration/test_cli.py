@@ -1,0 +1,189 @@
+"""Every noun and verb of the command line that speaks to the broker, against a real server."""
+
+from __future__ import annotations
+
+import json
+import stat
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from headrace.cli import profiles
+from headrace.cli.main import app
+from tests.integration.server import Server, running
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("cli") / "server") as started:
+        yield started
+
+
+class Shell:
+    """Runs commands in this process, each with a connection of its own."""
+
+    def __init__(self, server: Server, home: Path) -> None:
+        self.environment = {
+            "HEADRACE_ADDRESS": server.addresses["iggy"], "XDG_CONFIG_HOME": str(home),
+        }  # fmt: skip
+        self._runner = CliRunner()
+
+    def __call__(self, *arguments: str, input: str | None = None) -> Result:
+        return self._runner.invoke(app, arguments, input=input, env=self.environment)
+
+    def ok(self, *arguments: str, input: str | None = None) -> str:
+        done = self(*arguments, input=input)
+        assert done.exit_code == 0, (arguments, done.output, done.exception)
+        return done.stdout
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.ok(*arguments, "--json"))
+
+
+@pytest.fixture
+def shell(server: Server, tmp_path: Path) -> Shell:
+    return Shell(server, tmp_path / "config")
+
+
+def test_a_topic_is_changed_and_grown(shell: Shell) -> None:
+    shell.ok("stream", "create", "works")
+    shell.ok("stream", "rename", "works", "plant")
+    made = shell.json("topic", "create", "plant/raw", "--partitions", "2", "--replicas", "1")
+    assert (made["partitions"], made["replicas"]) == (2, 1)
+    changed = shell.json(
+        "topic", "update", "plant/raw", "--name", "fine", "--expiry", "60",
+        "--max-bytes", "5000000000",
+    )  # fmt: skip
+    assert (changed["name"], changed["expiry"], changed["max_bytes"]) == ("fine", "60 s", 5 * 10**9)
+    kept = shell.json("topic", "update", "plant/fine", "--expiry", "0")
+    assert (kept["name"], kept["expiry"], kept["max_bytes"]) == ("fine", "never", 5 * 10**9)
+    shell.ok("partition", "add", "plant/fine", "3")
+    shell.ok("partition", "remove", "plant/fine", "1")
+    shell.ok("produce", "plant/fine", "--partition", "3", input="a\nb\n")
+    assert shell.json("topic", "show", "plant/fine")["partitions"][3]["messages"] == 2
+    shell.ok("segment", "delete", "plant/fine", "--partition", "0")
+    shell.ok("topic", "purge", "plant/fine")
+    assert shell.json("topic", "show", "plant/fine")["messages"] == 0
+    shell.ok("produce", "plant/fine", input="c\n")
+    shell.ok("stream", "purge", "plant")
+    assert shell.json("stream", "show", "plant")["messages"] == 0
+    shell.ok("stream", "delete", "plant")
+
+
+def test_groups_tell_their_lag_and_offsets_can_be_moved(shell: Shell) -> None:
+    shell.ok("stream", "create", "lagging")
+    shell.ok("topic", "create", "lagging/t", "--partitions", "2")
+    shell.ok("produce", "lagging/t", "--partition", "1", input="".join(f"{n}\n" for n in range(10)))
+    shell.ok("group", "create", "lagging/t", "readers")
+    (listed,) = shell.json("group", "list", "lagging/t")
+    assert (listed["name"], listed["partitions"], listed["members"]) == ("readers", 2, 0)
+    assert shell.json("group", "show", "lagging/t", "readers")["lag"] == 10
+    place = ("lagging/t", "readers", "--group", "--partition", "1")
+    shell.ok("offset", "set", *place, "--offset", "6")
+    shown = shell.json("group", "show", "lagging/t", "readers")
+    assert shown["lag"] == 3
+    assert shown["partitions"][1] == {
+        "partition": 1, "member": None, "stored": 6, "next": 10, "lag": 3,
+    }  # fmt: skip
+    assert [row["stored"] for row in shell.json("offset", "get", *place[:3])] == [None, 6]
+    shell.ok("offset", "delete", *place)
+    assert shell.json("group", "show", "lagging/t", "readers")["lag"] == 10
+    shell.ok("offset", "set", "lagging/t", "7", "--partition", "1", "--offset", "9")
+    assert shell.json("offset", "get", "lagging/t", "7")[1]["lag"] == 0
+    shell.ok("group", "delete", "lagging/t", "readers")
+    assert shell.json("group", "list", "lagging/t") == []
+
+
+def test_a_user_may_do_what_it_was_permitted(shell: Shell) -> None:
+    shell.ok("stream", "create", "guarded")
+    shell.ok("topic", "create", "guarded/in")
+    shell.ok("topic", "create", "guarded/out")
+    shell.ok("user", "create", "ann", "--new-password", "secret one")
+    ann = ("--username", "ann", "--password", "secret one")
+    assert shell("topic", "show", "guarded/in", *ann).exit_code != 0
+    shell.ok("user", "permit", "ann", "--allow", "guarded/in:all", "--allow", "guarded:read_stream")
+    assert shell.json("topic", "show", "guarded/in", *ann)["messages"] == 0
+    shell.ok("produce", "guarded/in", *ann, input="x\n")
+    assert shell("produce", "guarded/out", *ann, input="x\n").exit_code != 0
+    shown = shell.json("user", "show", "ann")
+    assert "guarded:read_stream" in shown["permissions"]
+    assert shown["active"]
+    shell.ok("user", "password", "ann", "--current", "secret one", "--new", "secret two")
+    assert shell("stream", "list", *ann).exit_code != 0
+    shell.ok("user", "disable", "ann")
+    ann = ("--username", "ann", "--password", "secret two")
+    assert shell("client", "me", *ann).exit_code != 0
+    shell.ok("user", "enable", "ann")
+    shell.ok("user", "rename", "ann", "anna")
+    assert [u["name"] for u in shell.json("user", "list")] == ["iggy", "anna"]
+    shell.ok("user", "delete", "anna")
+    unknown = shell("user", "permit", "iggy", "--allow", "fly")
+    assert (unknown.exit_code, "manage_servers" in unknown.output) == (2, True)
+    nowhere = shell("user", "permit", "iggy", "--allow", "nowhere:read_stream")
+    assert (nowhere.exit_code, "no stream" in nowhere.output) == (2, True)
+
+
+def test_a_token_stands_for_its_user(shell: Shell) -> None:
+    token = shell.json("token", "create", "robot", "--expiry", "3600")["token"]
+    assert shell.ok("token", "create", "for-ever").strip()
+    expires = {row["name"]: row["expires"] for row in shell.json("token", "list")}
+    assert expires["for-ever"] == "never"
+    assert expires["robot"].startswith("20")
+    assert shell.json("client", "me", "--token", token)["transport"] == "tcp"
+    shell.ok("token", "delete", "robot")
+    assert shell("client", "me", "--token", token).exit_code != 0
+
+
+def test_clients_and_the_server_are_told(shell: Shell, tmp_path: Path) -> None:
+    me = shell.json("client", "me")
+    assert me["address"].startswith("127.0.0.1:")
+    (other,) = shell.json("client", "list")
+    assert other["user"] == me["user"]
+    gone = shell("client", "show", str(me["id"]))
+    assert (gone.exit_code, "client list" in str(gone.exception)) == (1, True)
+    assert shell.json("server", "ping")["milliseconds"] > 0
+    stats = shell.json("server", "stats")
+    assert stats["server_version"]
+    assert stats["total_disk_space"] > 0
+    (node,) = shell.json("server", "nodes")
+    assert (node["role"], node["address"]) == ("leader", shell.environment["HEADRACE_ADDRESS"])
+    archive = tmp_path / "snapshot.zip"
+    shell.ok("server", "snapshot", "-o", str(archive))
+    assert zipfile.ZipFile(archive).testzip() is None
+    assert "process id" in shell.ok("server", "stats")
+
+
+def test_a_profile_says_where_to_go_and_keeps_no_secret(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = Shell(server, tmp_path / "config")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    address = shell.environment.pop("HEADRACE_ADDRESS")
+    monkeypatch.delenv("HEADRACE_ADDRESS", raising=False)
+    refused = shell("profile", "set", "here", "--password", "iggy")
+    assert (refused.exit_code, "env:NAME" in refused.output) == (2, True)
+    shell.ok("profile", "set", "here", "--address", address, "--username", "iggy",
+             "--password", "env:CLI_TEST_PASSWORD")  # fmt: skip
+    shell.ok("profile", "set", "elsewhere", "--address", "127.0.0.1:1")
+    assert stat.S_IMODE(profiles.path().stat().st_mode) == 0o600
+    assert 'iggy"' not in profiles.path().read_text().replace('"username": "iggy"', "")
+    shell.environment["CLI_TEST_PASSWORD"] = "iggy"
+    assert shell.json("stream", "list") is not None, "the first one is the current one"
+    assert shell("stream", "list", "--profile", "elsewhere").exit_code == 1
+    shell.ok("profile", "use", "elsewhere")
+    assert shell("stream", "list").exit_code == 1
+    shell.ok("stream", "list", "--profile", "here")
+    shell.ok("stream", "list", "--address", address)
+    unknown = shell("stream", "list", "--profile", "nowhere")
+    assert "here" in str(unknown.exception)
+    listed = {row["name"]: row["current"] for row in shell.json("profile", "list")}
+    assert listed == {"elsewhere": True, "here": False}
+    assert shell.json("profile", "show")["name"] == "elsewhere"
+    shell.ok("profile", "delete", "elsewhere")
+    shell.environment["CLI_TEST_PASSWORD"] = ""
+    missing = shell("stream", "list", "--profile", "here")
+    assert "CLI_TEST_PASSWORD" in str(missing.exception)
