@@ -43,6 +43,30 @@ def headrace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeadraceServe
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def trimming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeadraceServer]:
+    """Its segments are small and its retention is quick."""
+    server = HeadraceServer(
+        tmp_path_factory.mktemp("trimming") / "data",
+        broker={"retention_interval_ms": 100},
+        storage={"segment_bytes_max": 64 << 10},
+    )
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def unextended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeadraceServer]:
+    """Our own server without the commands that Iggy does not have."""
+    server = HeadraceServer(
+        tmp_path_factory.mktemp("unextended") / "data", broker={"extensions": False}
+    )
+    server.start()
+    yield server
+    server.stop()
+
+
 @pytest.fixture(params=["headrace", "plain"])
 def server(request: pytest.FixtureRequest) -> AnyServer:
     found: AnyServer = request.getfixturevalue(request.param)

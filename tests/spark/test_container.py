@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -136,8 +137,8 @@ def orders(first: int, count: int) -> list[dict[str, object]]:
 def produce(target: Target, rows: list[dict[str, object]]) -> None:
     server = connect(target)
     messages = [Message(json.dumps(row).encode()) for row in rows]
-    server._loop.run(
-        server._call(
+    server.run(
+        server.remote.call(
             lambda client: client.send(
                 target.stream, target.topic, messages, partitioning=Partitioning.to_partition(0)
             )
@@ -148,15 +149,17 @@ def produce(target: Target, rows: list[dict[str, object]]) -> None:
 def published(address: str) -> dict[tuple[str, str], tuple[int, float]]:
     """(window start, category): (orders, revenue); a row that came twice must say the same."""
     target = parse_sink({"address": address, "topic": "shop/revenue"}).target
-    reading = connect(target).reading
+    server = connect(target)
+    reading = server.remote.reading
     try:
-        state, access = reading.describe(target, Topics((target.topic,)))
+        state, access = server.run(reading.describe(target, Topics((target.topic,))))
     except NotFoundError:
         return {}
     found: dict[tuple[str, str], tuple[int, float]] = {}
     for place, topic, each in state.partitions():
         span = Span(topic.topic, place, each.generation, each.start, each.end)
-        for area, _ in reading.read(target, access, span):
+        runs = server.iterate(reading.read(target, access, span))
+        for area, _ in chain.from_iterable(runs):
             for message in decode_messages(area):
                 row = json.loads(message.payload)
                 assert message.key == row["category"].encode()

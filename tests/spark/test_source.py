@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from time import monotonic, time
+from time import monotonic, sleep, time
 from typing import Any
 
 import pytest
@@ -16,19 +16,20 @@ from pyspark.sql.types import StructType
 from headrace.client.iggy import IggyClient
 from headrace.errors import NotFoundError, OffsetOutOfRangeError, UnavailableError
 from headrace.spark import reading as reading_module
+from headrace.spark.arrow import Area
 from headrace.spark.losses import DataLossError, OtherTopicError
-from headrace.spark.options import Target
-from headrace.spark.positions import Topics
+from headrace.spark.options import ReadFrom, Target
 from headrace.spark.reading import Reading
 from headrace.spark.server import connect
 from headrace.spark.source import TopicReader, TopicStreamReader
 from headrace.spark.splits import Span
+from headrace.spark.tickets import Access
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Consumer, Partitioning
 from tests.spark.conftest import AnyServer
 from tests.spark.headrace_server import HeadraceServer
 from tests.spark.plain_server import PlainServer
-from tests.spark.test_topics import ask, made
+from tests.spark.test_topics import ask, describe, made
 
 ALL = ReadAllAvailable()
 
@@ -177,6 +178,86 @@ def test_retention_under_a_running_query(
     assert read_all(TopicReader({**explicit, "onDataLoss": "skip"}, StructType())) == ["f"]
 
 
+def fill(target: Target, first: int, count: int) -> None:
+    """Messages that take a quarter of a segment each."""
+    for number in range(first, first + count):
+        send(target, f"{number:016000}")
+
+
+def start_of(target: Target) -> int:
+    ((_, _, partition),) = describe(target)[0].partitions()
+    return partition.start
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = monotonic() + 20
+    while not condition():
+        assert monotonic() < deadline, "not in time"
+        sleep(0.05)
+
+
+def test_what_retention_itself_removes(
+    trimming: HeadraceServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = made(trimming, "expiring", partitions=1)
+    fill(target, 0, 12)
+    source, skipping = (
+        stream(trimming, "expiring", onDataLoss=each, columns="offset") for each in ("fail", "skip")
+    )
+    start = source.initialOffset()
+    end = source.latestOffset(start, ReadMaxRows(2))
+    (task,) = source.partitions(start, end)
+    ask(target, lambda c: c.update_topic("s", "expiring", "expiring", message_expiry_us=1))
+    wait_until(lambda: start_of(target) > 2)
+    kept = start_of(target)
+    with pytest.raises(DataLossError, match="retention removed partition 0 of s/expiring"):
+        source.latestOffset(end, ALL)
+    with pytest.raises(DataLossError, match="retention removed"):
+        source.partitions(start, end)
+    with pytest.raises(OffsetOutOfRangeError):
+        list(source.read(task))  # from the data nodes, with a ticket from before
+    with caplog.at_level(logging.WARNING, logger="headrace"):
+        later = skipping.latestOffset(end, ALL)
+    assert f"kind='trimmed' what='partition 0 of s/expiring' position=2 resumed={kept}" in (
+        caplog.text
+    )
+    read = [row["offset"] for row in rows(skipping, skipping.partitions(end, later))]
+    assert read == list(range(kept, 12))
+
+
+def test_retention_waits_for_a_query_with_a_group(trimming: HeadraceServer) -> None:
+    target = made(trimming, "awaited", partitions=1)
+    fill(target, 0, 8)
+    source = stream(trimming, "awaited", consumerGroup="g", columns="offset")
+    start = source.initialOffset()
+    end = source.latestOffset(start, ReadMaxRows(6))
+    source.commit(end)
+    connect(target).run(source.following._group.on_idle())
+    fill(target, 8, 8)
+    ask(target, lambda c: c.update_topic("s", "awaited", "awaited", message_expiry_us=1))
+    wait_until(lambda: start_of(target) > 0)
+    sleep(0.5)  # some more rounds
+    assert start_of(target) <= 6, "what was read may go, the rest stays"
+    last = source.latestOffset(end, ALL)
+    read = [row["offset"] for row in rows(source, source.partitions(end, last))]
+    assert read == list(range(6, 16))
+
+
+def test_the_first_batch_keeps_its_beginning(server: AnyServer) -> None:
+    """Spark asks for the initial offset again when it runs the batch, and after a crash."""
+    target = made(server, "began", partitions=1)
+    send(target, "before")
+    source = stream(server, "began", startingOffsets="latest")
+    start = source.initialOffset()
+    send(target, "a", "b")
+    end = source.latestOffset(start, ALL)
+    send(target, "c")
+    assert payloads(source, source.initialOffset(), end) == ["a", "b"]
+    again = stream(server, "began", startingOffsets="latest")
+    assert payloads(again, again.initialOffset(), end) == ["a", "b"]
+    assert payloads(again, end, again.latestOffset(end, ALL)) == ["c"]
+
+
 def test_purged_recreated_and_deleted_topics(headrace: HeadraceServer) -> None:
     target = made(headrace, "lives", partitions=1)
     send(target, "old")
@@ -231,13 +312,19 @@ def reading(headrace: HeadraceServer) -> Iterator[tuple[Target, Reading]]:
     target = made(headrace, "places", partitions=1)
     ask(target, lambda c: c.purge_topic("s", "places"))
     send(target, "a", "b", "c")
-    reading = connect(target).reading
+    reading = connect(target).remote.reading
     yield target, reading
     reading._avoided_until = 0.0
 
 
-def span_of(target: Target, reading: Reading) -> tuple[Span, Any]:
-    state, access = reading.describe(target, Topics((target.topic,)))
+def read(target: Target, access: Access, span: Span, read_from: ReadFrom = "auto") -> list[Area]:
+    server = connect(target)
+    runs = server.iterate(server.remote.reading.read(target, access, span, read_from))
+    return [area for areas in runs for area in areas]
+
+
+def span_of(target: Target) -> tuple[Span, Any]:
+    state, access = describe(target)
     ((key, topic, each),) = state.partitions()
     return Span(topic.topic, key, each.generation, each.start, each.end), access
 
@@ -248,8 +335,8 @@ def test_data_nodes_out_of_reach_are_told_once_and_the_broker_asked(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     target, reader = reading
-    span, access = span_of(target, reader)
-    assert len(list(reader.read(target, access, span, "data-nodes"))) == 1
+    span, access = span_of(target)
+    assert len(read(target, access, span, "data-nodes")) == 1
     assert not caplog.records
     monkeypatch.setattr(reading_module, "FALLBACK_SECONDS", 0.1)
     monkeypatch.setattr(reading_module, "SECONDS", 0.1)
@@ -258,37 +345,37 @@ def test_data_nodes_out_of_reach_are_told_once_and_the_broker_asked(
     away = replace(access, ticket=access.ticket + b"x", placement="127.0.0.1:1,127.0.0.1:2")
     with caplog.at_level(logging.WARNING, logger="headrace"):
         for _ in range(3):
-            ((_, starts),) = reader.read(target, away, span)
+            ((_, starts),) = read(target, away, span)
             assert len(starts) == 3
     assert [record.name for record in caplog.records] == ["headrace.spark.reading"]
     assert caplog.records[0].getMessage().startswith("data nodes are out of reach")
     closed = replace(away, placement="127.0.0.1:1", ticket=access.ticket + b"y")
     with pytest.raises(UnavailableError):
-        list(reader.read(target, closed, span, "data-nodes"))
+        read(target, closed, span, "data-nodes")
     # Any of several placement managers will do.
     several = replace(access, placement=f"127.0.0.1:1, {access.placement}", ticket=access.ticket)
     reader._reader._clients.clear()
-    assert len(list(reader.read(target, several, span, "data-nodes"))) == 1
+    assert len(read(target, several, span, "data-nodes")) == 1
 
 
 def test_a_ticket_is_renewed_before_it_ends(reading: tuple[Target, Reading]) -> None:
-    target, reader = reading
-    span, access = span_of(target, reader)
+    target, _ = reading
+    span, access = span_of(target)
     ended = replace(access, ticket=b"no longer good", expires_ms=int(time() * 1000))
-    ((_, starts),) = reader.read(target, ended, span, "data-nodes")
+    ((_, starts),) = read(target, ended, span, "data-nodes")
     assert len(starts) == 3
     ask(target, lambda c: c.purge_topic("s", "places"))
     with pytest.raises(OtherTopicError, match="deleted or purged"):
-        list(reader.read(target, ended, span, "data-nodes"))
+        read(target, ended, span, "data-nodes")
 
 
 def test_the_broker_never_gives_messages_of_another_life(reading: tuple[Target, Reading]) -> None:
-    target, reader = reading
-    span, _ = span_of(target, reader)
+    target, _ = reading
+    span, access = span_of(target)
     ask(target, lambda c: c.purge_topic("s", "places"))
     send(target, "x", "y", "z")
     with pytest.raises(OtherTopicError, match="deleted or purged"):
-        list(reader.read(target, replace(_, ticket=b""), span, "broker"))
+        read(target, replace(access, ticket=b""), span, "broker")
 
 
 # --- waiting, and group offsets
@@ -298,9 +385,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     calls: list[float] = []
     describe = Reading.describe
 
-    def count(self: Reading, *args: Any, **options: Any) -> Any:
+    async def count(self: Reading, *args: Any, **options: Any) -> Any:
         calls.append(monotonic())
-        return describe(self, *args, **options)
+        return await describe(self, *args, **options)
 
     monkeypatch.setattr(Reading, "describe", count)
     return calls
@@ -313,16 +400,16 @@ def test_an_idle_source_waits_at_the_data_nodes(
     send(target, "a")
     source = stream(headrace, "idle")
     end = source.latestOffset(source.initialOffset(), ALL)
-    source._pace.on_asked(monotonic())
-    source._pace._wait = 0.6
-    source._pace._answered = monotonic()
+    source.following._pace.on_asked(monotonic())
+    source.following._pace._wait = 0.6
+    source.following._pace._answered = monotonic()
     calls = counted(monkeypatch)
     begun = monotonic()
     assert source.latestOffset(end, ALL) == end
     assert monotonic() - begun >= 0.6
     assert len(calls) <= 3, "a wait, not a loop"
-    source._pace._wait = 20.0
-    source._pace._answered = monotonic()
+    source.following._pace._wait = 20.0
+    source.following._pace._answered = monotonic()
     soon = threading.Timer(0.2, lambda: send(target, "b", partition=1))
     soon.start()
     begun = monotonic()
@@ -366,7 +453,7 @@ def test_finished_batches_are_stored_for_the_group(
     assert begin == start
     end = other.latestOffset(begin, ReadMaxRows(2))
     other.commit(end)
-    other._group.on_idle()
+    connect(target).run(other.following._group.on_idle())
     assert stored() == 1
     assert source.latestOffset(last, ALL) == last
     assert not caplog.records

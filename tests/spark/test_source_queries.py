@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
+import json
+import threading
 
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+
+from headrace.spark.losses import skipped
 from headrace.spark.server import connect
 from tests.spark.headrace_server import HeadraceServer
 from tests.spark.plain_server import PlainServer
-from tests.spark.test_source import group_offset
-from tests.spark.test_topics import ask, follow, made, numbered, reader, run, write
+from tests.spark.test_source import fill, group_offset, send, start_of, wait_until
+from tests.spark.test_topics import ask, describe, follow, made, numbered, reader, run, write
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
@@ -65,7 +72,6 @@ def test_a_query_over_several_topics_that_grow(
     assert sorted(again) == sorted(seen)
     second = made(headrace, "many-b", partitions=1)
     ask(target, lambda client: client.create_partitions("s", "many-a", 2))
-    connect(target)._counts.clear()
     write(numbered(spark, 50, start=100), target)
     write(numbered(spark, 10, start=150), second)
     more, _ = run(stream, checkpoint)
@@ -81,3 +87,80 @@ def test_plain_servers_have_groups_and_patterns_too(
     seen, _ = run(follow(spark, target, topic="plain-*", consumerGroup="g"), checkpoint)
     assert len(seen) == 20
     assert plain.known_topics["s", "plain-a"].groups == {"g": {0: 19}}
+
+
+def test_what_happens_to_a_topic_under_a_running_query(
+    spark: SparkSession, trimming: HeadraceServer, checkpoint: str
+) -> None:
+    target = made(trimming, "living", partitions=1)
+    fill(target, 0, 12)
+    seen: list[tuple[int, int]] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def on_batch(frame: DataFrame, batch_id: int) -> None:
+        seen.extend((row.partition, row.offset) for row in frame.collect())
+        begun.set()
+        assert go_on.wait(60)
+
+    def start(on_data_loss: str) -> StreamingQuery:
+        options = {"columns": "partition,offset", "onDataLoss": on_data_loss}
+        stream = follow(spark, target, maxMessagesPerTrigger=2, **options)
+        writer = stream.writeStream.foreachBatch(on_batch)
+        return writer.option("checkpointLocation", checkpoint).start()
+
+    # Trimmed while the first batch runs; the query fails when it plans the next.
+    query = start("fail")
+    assert begun.wait(60)
+    ask(target, lambda client: client.delete_segments("s", "living", partition=0, count=2))
+    kept = start_of(target)
+    assert kept > 2
+    go_on.set()
+    with pytest.raises(StreamingQueryException, match="DataLossError: data loss: retention"):
+        query.awaitTermination(60)
+    assert seen == [(0, 0), (0, 1)]
+
+    # It goes on with what is left, and tells of it; new partitions are read as they come.
+    query = start("skip")
+    wait_until(lambda: (0, 11) in seen)
+    assert sorted(seen) == [(0, 0), (0, 1), *((0, offset) for offset in range(kept, 12))]
+    told = [text for each in query.recentProgress for text in skipped(json.loads(each.json))]
+    assert len(told) == 1
+    assert f"was read up to 2 and went on at {kept}" in told[0]
+    ask(target, lambda client: client.create_partitions("s", "living", 1))
+    send(target, "new", partition=1)
+    wait_until(lambda: (1, 0) in seen)
+    ask(target, lambda client: client.purge_topic("s", "living"))
+    send(target, "another life", partition=1)
+    wait_until(lambda: seen.count((1, 0)) == 2)
+    assert len(seen) == 2 + 12 - kept + 2
+
+    # Without a topic there is nothing to go on with.
+    ask(target, lambda client: client.delete_topic("s", "living"))
+    with pytest.raises(StreamingQueryException, match="there is no topic s/living"):
+        query.awaitTermination(60)
+
+
+def test_our_own_server_without_its_own_commands(
+    spark: SparkSession, unextended: HeadraceServer, checkpoint: str
+) -> None:
+    source, target = made(unextended, "bare-in"), made(unextended, "bare-out")
+    assert not connect(target).publishes_windows()
+    write(numbered(spark, 300), source)
+    stream = follow(spark, source, maxMessagesPerTrigger=100, consumerGroup="g")
+    query = (
+        stream.select("key", "payload")
+        .writeStream.format("headrace")
+        .option("address", target.address)
+        .option("topic", "s/bare-out")
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(60)
+    rows = reader(spark, target, columns="payload", payloadFormat="string").load().collect()
+    assert sorted(row.payload for row in rows) == sorted(f"payload-{i}" for i in range(300))
+    state, access = describe(source)
+    assert state.cluster == ""
+    assert not access.ticket
+    ((_, _, first), _) = state.partitions()
+    assert group_offset(source, "g") == first.end - 1

@@ -14,9 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.client.iggy import IggyClient
+from headrace.spark.offsets import SourceState
 from headrace.spark.options import Target, parse_sink
 from headrace.spark.positions import Topics
 from headrace.spark.server import connect
+from headrace.spark.tickets import Access
 from tests.spark.conftest import AnyServer
 from tests.spark.headrace_server import HeadraceServer
 
@@ -29,7 +31,12 @@ def made(server: AnyServer, topic: str, *, partitions: int = 2) -> Target:
 
 def ask(target: Target, call: Callable[[IggyClient], Awaitable[None]]) -> None:
     server = connect(target)
-    server._loop.run(server._call(call))
+    server.run(server.remote.call(call))
+
+
+def describe(target: Target) -> tuple[SourceState, Access]:
+    server = connect(target)
+    return server.run(server.remote.reading.describe(target, Topics((target.topic,))))
 
 
 def reader(spark: SparkSession, target: Target, **options: object) -> Any:
@@ -172,9 +179,12 @@ def test_a_stream_keeps_to_its_limits_and_continues_where_it_was(
     assert sorted(seen) == sorted(f"payload-{i}" for i in range(100, 120))
     offset = Path(checkpoint, "offsets", "0").read_text().split("\n")[2]
     parsed = json.loads(offset)
-    state, _ = connect(target).reading.describe(target, Topics((target.topic,)))
+    state, _ = describe(target)
     (topic,) = state.topics
-    assert list(parsed) == ["v", "c", "p"]
+    assert list(parsed) == ["v", "c", "p", "b"], "the first batch says where it begins"
+    assert set(parsed["b"].values()) == {0}
+    second = json.loads(Path(checkpoint, "offsets", "1").read_text().split("\n")[2])
+    assert list(second) == ["v", "c", "p"]
     assert (parsed["v"], parsed["c"]) == (1, state.cluster)
     assert list(parsed["p"]) == [f"{topic.uid}/0", f"{topic.uid}/1"]
     assert sum(at[1] for at in parsed["p"].values()) == 30
@@ -267,7 +277,7 @@ def test_a_purged_topic_is_an_error(
 def test_both_ways_of_reading_agree(spark: SparkSession, headrace: HeadraceServer) -> None:
     target = made(headrace, "both")
     write(numbered(spark, 5000), target)
-    state, access = connect(target).reading.describe(target, Topics((target.topic,)))
+    state, access = describe(target)
     assert access.ticket, "the default reads from the data nodes"
     assert access.ticket not in repr(access).encode()
     frames = [reader(spark, target, readFrom=way).load() for way in ("data-nodes", "broker")]

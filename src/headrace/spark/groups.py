@@ -7,8 +7,8 @@ ended at `start` is in its commit log, so that is when the batch counts as finis
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
@@ -40,50 +40,60 @@ def due(finished: Offsets, state: SourceState, stored: dict[Key, int]) -> dict[K
 class GroupOffsets:
     """Stores in the background. A failure is told in the log once, and never ends a query."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, reading: Reading) -> None:
         self._options = options
+        self._reading = reading
         self._stored: dict[Key, int] = {}
-        self._pending: tuple[Future[None], dict[Key, int]] | None = None
-        self._latest: tuple[Reading, Offsets, SourceState] | None = None
+        self._pending: tuple[asyncio.Task[None], dict[Key, int]] | None = None
+        self._latest: tuple[Offsets, SourceState] | None = None
         self._told = ""
 
-    def on_finished(self, reading: Reading, finished: Offsets, state: SourceState) -> None:
+    async def on_finished(self, finished: Offsets, state: SourceState) -> None:
         if self._options.consumer_group:
-            self._latest = (reading, finished, state)
-            self._settle(wait=False)
+            self._latest = (finished, state)
+            if self._pending is not None and self._pending[0].done():
+                await self._settle()
             self._store()
 
-    def on_idle(self) -> None:
+    async def on_idle(self) -> None:
         """Spark may end this process as soon as it learns that there is nothing new."""
-        if self._settle(wait=True):
+        if await self._settle():
             self._store()
-            self._settle(wait=True)
+            await self._settle()
 
     def _store(self) -> None:
         """One at a time, and then the latest."""
         if self._latest is None or self._pending is not None:
             return
-        reading, finished, state = self._latest
+        finished, state = self._latest
         wanted = due(finished, state, self._stored)
         if wanted:
             names = {topic.uid: topic.topic for topic in state.topics}
             offsets = {(names[uid], partition): at for (uid, partition), at in wanted.items()}
             target, group = self._options.target, self._options.consumer_group
-            self._pending = (reading.store_soon(target, group, offsets), wanted)
+            work = self._reading.store(target, group, offsets)
+            self._pending = (asyncio.get_running_loop().create_task(work), wanted)
 
-    def _settle(self, *, wait: bool) -> bool:
-        """Whether something was stored."""
-        if self._pending is None or not (wait or self._pending[0].done()):
+    async def _settle(self) -> bool:
+        """Whether something was stored; what takes longer than one waits for goes on."""
+        if self._pending is None:
             return False
-        (future, wanted), self._pending = self._pending, None
+        task, wanted = self._pending
+        done, _ = await asyncio.wait({task}, timeout=STORE_SECONDS)
+        if not done:
+            return self._tell("no answer in time")
+        self._pending = None
         try:
-            future.result(STORE_SECONDS)
-            self._stored.update(wanted)
-            return True
-        except (HeadraceError, TimeoutError) as error:
-            if str(error) != self._told:
-                self._told = str(error)
-                log.warning(
-                    "offsets of group %s are not stored: %s", self._options.consumer_group, error
-                )
-            return False
+            task.result()
+        except HeadraceError as error:
+            return self._tell(str(error))
+        self._stored.update(wanted)
+        return True
+
+    def _tell(self, reason: str) -> bool:
+        if reason != self._told:
+            self._told = reason
+            log.warning(
+                "offsets of group %s are not stored: %s", self._options.consumer_group, reason
+            )
+        return False

@@ -168,8 +168,10 @@ def _offsets(value: Any) -> Offsets | None:
 def _between(start: Offsets, end: Offsets) -> list[str]:
     found = []
     for (uid, partition), at in sorted(end.begins.items()):
-        if (uid, partition) in start.positions:
-            position = start.positions[uid, partition][1]
+        generation, _ = end.positions[uid, partition]
+        before = start.positions.get((uid, partition), (generation, at))
+        if before != (generation, at):
+            position = before[1]
             found.append(
                 f"messages lost: partition {partition} of the topic with uid {uid} "
                 f"was read up to {position} and went on at {at}"

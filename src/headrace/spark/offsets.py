@@ -7,9 +7,11 @@
 generation, so a deleted and recreated topic, a purged one or another cluster is told apart from the
 one that was read before (`losses` says what is done about it). `b` is there only for partitions
 whose part of the batch that ends here does not begin where the batch before ended, because messages
-were lost or because a partition is new and no longer holds its first ones: the same two offsets
-always mean the same messages. Spark compares offsets as text, so the same position always gives
-the same text: keys are sorted, and nothing else is stored.
+were lost or because a partition is new and no longer holds its first ones; and for all partitions
+of a query's first batch, which begins where nothing ended: Spark stores no initial offset, it asks
+for one again, also when it repeats the batch after a crash. So the same two offsets always mean the
+same messages. Spark compares offsets as text, so the same position always gives the same text: keys
+are sorted, and nothing else is stored.
 """
 
 from __future__ import annotations
@@ -195,6 +197,12 @@ def admit(
     end = Offsets(state.cluster, positions, begins)
     unchanged = not begins and positions == start.positions and state.cluster == start.cluster
     return start if unchanged else end
+
+
+def begun(first: Offsets, end: Offsets) -> Offsets:
+    """`end` of a query's first batch, which itself says where that begins."""
+    begins = {key: first.positions.get(key, (0, 0))[1] for key in end.positions}
+    return replace(end, begins={**begins, **end.begins})
 
 
 def _position(

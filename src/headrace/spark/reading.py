@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from headrace.errors import (
@@ -40,10 +38,10 @@ from headrace.wire.iggy.primitives import Consumer, Strategy
 
 if TYPE_CHECKING:
     from headrace.spark.arrow import Area
-    from headrace.spark.server import Server
+    from headrace.spark.remote import Remote
 
 POLL_MESSAGES_MAX = 20_000
-FETCH_SECONDS = 60.0  # for one run of messages, retries included
+FETCH_SECONDS = 90.0  # for one run of messages, retries included
 FALLBACK_SECONDS = 5.0  # for data nodes that do not answer, before the broker is asked instead
 AVOID_SECONDS = 60.0  # until they are tried again
 TICKET_SECONDS_LEFT_MIN = 120  # a task may be queued a while before it uses its ticket
@@ -65,10 +63,11 @@ class _Task:
 
 
 class Reading:
-    """Belongs to a `Server`; the methods that are not `async` block."""
+    """Belongs to a `Remote`."""
 
-    def __init__(self, server: Server, runtime: Runtime, tls: ClientTls | None) -> None:
-        self._server = server
+    def __init__(self, remote: Remote, runtime: Runtime, tls: ClientTls | None) -> None:
+        self._remote = remote
+        self._clock = runtime.clock
         self._reader = TicketReader(runtime, tls)
         self._cluster: str | None = None  # "" for a plain Iggy server, None before we asked
         self._tickets: dict[tuple[str, ...], Access] = {}
@@ -76,55 +75,21 @@ class Reading:
         self._avoided_until = 0.0  # they are out of reach from here
         self._groups: set[tuple[str, str, str]] = set()
 
-    def describe(
-        self, target: Target, topics: Topics, *, sizes: bool = False
-    ) -> tuple[SourceState, Access]:
-        """What the topics hold now, and what tasks need to read them. NotFoundError, too."""
-        return self._server.run(self._describe(target, topics, sizes=sizes))
-
-    def offsets_at(self, target: Target, state: SourceState, timestamp_us: int) -> dict[Key, int]:
-        """The first message of each partition that is not older; absent where there is none."""
-        return self._server.run(self._offsets_at(target, state, timestamp_us))
-
-    def wait(self, access: Access, ends: Mapping[Key, int], seconds: float) -> None:
-        """Until a partition may have grown past its end, or that long."""
-        self._server.run(self._wait(access, ends, seconds))
-
-    def read(
-        self, target: Target, access: Access, span: Span, read_from: ReadFrom = "auto"
-    ) -> Iterator[Area]:
-        """The messages of a span, the next run fetched ahead of its use."""
-        task = _Task(target, span, access, read_from)
-        at = span.start
-        ahead = self._server.submit(self._fetch(task, at))
-        try:
-            while at < span.end:
-                areas, at = ahead.result(FETCH_SECONDS + SECONDS)
-                if at < span.end:
-                    ahead = self._server.submit(self._fetch(task, at))
-                elif task.polled:
-                    self._server.run(self._verify(task))
-                yield from areas
-        finally:
-            ahead.cancel()
-
-    def store_soon(
-        self, target: Target, group: str, offsets: Mapping[tuple[str, int], int]
-    ) -> Future[None]:
-        """The last message that was read, by (topic, partition), as offsets of a group."""
-        return self._server.submit(self._store(target, group, offsets))
+    async def close(self) -> None:
+        await self._reader.close()
 
     # -- what topics hold
 
-    async def _describe(
-        self, target: Target, topics: Topics, *, sizes: bool
+    async def describe(
+        self, target: Target, topics: Topics, *, sizes: bool = False
     ) -> tuple[SourceState, Access]:
+        """What the topics hold now, and what tasks need to read them. NotFoundError, too."""
         if await self._cluster_uuid() == "":
             return await self._plain_state(target, topics), Access()
         held: dict[str, float] = {}
         names: Sequence[str] = topics.names
         if topics.pattern or sizes:
-            listed = await self._server.call(lambda client: client.get_topics(target.stream))
+            listed = await self._remote.call(lambda client: client.get_topics(target.stream))
             held = {each.name: each.size_bytes / max(1, each.messages_count) for each in listed}
             names = names or topics.matching(held)
         ticket = await self._ticket(target, names, topics)
@@ -139,7 +104,7 @@ class Reading:
 
     async def _cluster_uuid(self) -> str:
         if self._cluster is None:
-            hello = await self._server.call(lambda client: client.hello())
+            hello = await self._remote.call(lambda client: client.hello())
             self._cluster = hello.cluster if hello is not None else ""
         return self._cluster
 
@@ -147,7 +112,7 @@ class Reading:
         if not names:
             raise NotFoundError(f"no topic of {target.stream} matches {topics.pattern}")
         try:
-            return await self._server.call(
+            return await self._remote.call(
                 lambda client: client.read_ticket([(target.stream, name) for name in names])
             )
         except NotFoundError:
@@ -156,7 +121,7 @@ class Reading:
             raise
 
     async def _details(self, stream: str, topic: str) -> TopicDetails:
-        details = await self._server.call(lambda client: client.get_topic(stream, topic))
+        details = await self._remote.call(lambda client: client.get_topic(stream, topic))
         if details is None:
             raise NotFoundError(f"there is no topic {stream}/{topic}")
         return details
@@ -164,7 +129,7 @@ class Reading:
     async def _plain_state(self, target: Target, topics: Topics) -> SourceState:
         names: Sequence[str] = topics.names
         if topics.pattern:
-            listed = await self._server.call(lambda client: client.get_topics(target.stream))
+            listed = await self._remote.call(lambda client: client.get_topics(target.stream))
             names = topics.matching(each.name for each in listed)
             if not names:
                 raise NotFoundError(f"no topic of {target.stream} matches {topics.pattern}")
@@ -177,14 +142,15 @@ class Reading:
         if (
             kept is None
             or replace(kept, ticket=b"", expires_ms=0) != replace(fresh, ticket=b"", expires_ms=0)
-            or kept.expires_within(TICKET_SECONDS_LEFT_MIN, time() * 1000)
+            or kept.expires_within(TICKET_SECONDS_LEFT_MIN, self._clock.now_ms())
         ):
             kept = self._tickets[names] = fresh
         return kept
 
-    async def _offsets_at(
+    async def offsets_at(
         self, target: Target, state: SourceState, timestamp_us: int
     ) -> dict[Key, int]:
+        """The first message of each partition that is not older; absent where there is none."""
         from headrace.wire.iggy.batch import locate
         from headrace.wire.iggy.columns import columns
 
@@ -192,7 +158,7 @@ class Reading:
         for key, topic, each in state.partitions():
             if each.start == each.end:
                 continue
-            polled = await self._server.call(
+            polled = await self._remote.call(
                 lambda client, topic=topic, each=each: client.poll(  # type: ignore[misc]  # defaults bind the loop's values
                     target.stream,
                     topic.topic,
@@ -206,8 +172,9 @@ class Reading:
                 found[key] = int(columns(area, locate(area)).offset[0])
         return found
 
-    async def _wait(self, access: Access, ends: Mapping[Key, int], seconds: float) -> None:
-        begun = monotonic()
+    async def wait(self, access: Access, ends: Mapping[Key, int], seconds: float) -> None:
+        """Until a partition may have grown past its end, or that long."""
+        begun = self._clock.monotonic()
         wanted = {key: end for key, end in ends.items() if key in access.streams}
         if access.ticket and wanted and begun >= self._avoided_until:
             try:
@@ -216,25 +183,46 @@ class Reading:
                         return
             except (HeadraceError, TimeoutError) as error:
                 self._avoid(error)
-        left = seconds - (monotonic() - begun)
+        left = seconds - (self._clock.monotonic() - begun)
         if left > 0:
-            await asyncio.sleep(min(left, ASK_AGAIN_SECONDS))
+            await self._clock.sleep(min(left, ASK_AGAIN_SECONDS))
 
     def _avoid(self, error: Exception) -> None:
-        if monotonic() >= self._avoided_until:
+        now = self._clock.monotonic()
+        if now >= self._avoided_until:
             log.warning(
                 "data nodes are out of reach, asking the broker instead: %s",
                 error or "no answer in time",
             )
-        self._avoided_until = monotonic() + AVOID_SECONDS
+        self._avoided_until = now + AVOID_SECONDS
 
     # -- messages
 
+    async def read(
+        self, target: Target, access: Access, span: Span, read_from: ReadFrom = "auto"
+    ) -> AsyncGenerator[list[Area], None]:
+        """The messages of a span in runs, the next one fetched ahead of its use."""
+        task = _Task(target, span, access, read_from)
+        at = span.start
+        ahead = asyncio.ensure_future(self._fetch(task, at))
+        try:
+            while at < span.end:
+                async with asyncio.timeout(FETCH_SECONDS):
+                    areas, at = await ahead
+                if at < span.end:
+                    ahead = asyncio.ensure_future(self._fetch(task, at))
+                elif task.polled:
+                    await self._verify(task)
+                yield areas
+        except TimeoutError as error:
+            raise DeadlineError("no messages in time", topic=span.topic, offset=at) from error
+        finally:
+            ahead.cancel()
+
     async def _fetch(self, task: _Task, start: int) -> tuple[list[Area], int]:
         span = task.span
-        if not task.access.ticket or (
-            task.read_from == "auto" and monotonic() < self._avoided_until
-        ):
+        avoided = self._clock.monotonic() < self._avoided_until
+        if not task.access.ticket or (task.read_from == "auto" and avoided):
             return await self._poll(task, start)
         await self._renew(task)
         # Where they answered once, a slow answer is no reason to leave them.
@@ -243,6 +231,7 @@ class Reading:
             async with asyncio.timeout(FALLBACK_SECONDS if doubted else None):
                 fetched = await retry(
                     lambda: self._reader.fetch(task.access, span.key, start, span.end),
+                    self._clock,
                     FALLBACK_SECONDS if task.read_from == "auto" else SECONDS,
                 )
             self._reached = True
@@ -256,11 +245,11 @@ class Reading:
 
     async def _renew(self, task: _Task) -> None:
         """A ticket that soon ends for a fresh one; the same partition must still be there."""
-        if not task.access.expires_within(TICKET_SECONDS_RENEWED, time() * 1000):
+        if not task.access.expires_within(TICKET_SECONDS_RENEWED, self._clock.now_ms()):
             return
         target, span = task.target, task.span
         try:
-            state, access = await self._describe(target, Topics((span.topic,)), sizes=False)
+            state, access = await self.describe(target, Topics((span.topic,)))
         except (ConfigError, UnavailableError, DeadlineError) as error:
             log.warning("a read ticket ends and cannot be renewed from here: %s", error)
             return
@@ -274,7 +263,7 @@ class Reading:
 
         task.polled = True
         span = task.span
-        polled = await self._server.call(
+        polled = await self._remote.call(
             lambda client: client.poll(
                 task.target.stream,
                 span.topic,
@@ -305,24 +294,25 @@ class Reading:
         return areas, min(at, span.end)
 
     async def _verify(self, task: _Task) -> None:
-        state, _ = await self._describe(task.target, Topics((task.span.topic,)), sizes=False)
+        state, _ = await self.describe(task.target, Topics((task.span.topic,)))
         _check_same(state, task.span)
 
     # -- group offsets
 
-    async def _store(
+    async def store(
         self, target: Target, group: str, offsets: Mapping[tuple[str, int], int]
     ) -> None:
+        """The last message that was read, by (topic, partition), as offsets of a group."""
         for (topic, partition), offset in sorted(offsets.items()):
             place = (target.stream, topic, group)
             if place not in self._groups:
                 with suppress(AlreadyExistsError):
-                    await self._server.call(
+                    await self._remote.call(
                         lambda client, place=place: client.create_group(*place)  # type: ignore[misc]  # as above
                     )
                 self._groups.add(place)
             try:
-                await self._server.call(
+                await self._remote.call(
                     lambda client, topic=topic, partition=partition, offset=offset: (  # type: ignore[misc]  # as above
                         client.store_consumer_offset(
                             Consumer.group(group),

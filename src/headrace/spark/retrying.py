@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from time import monotonic
 from typing import TypeVar
 
 from headrace.errors import DeadlineError, NotLeaderError, UnavailableError
+from headrace.runtime.interfaces import Clock
 
 T = TypeVar("T")
 
@@ -16,12 +15,12 @@ PAUSE_SECONDS = 0.2
 TRANSIENT = (UnavailableError, DeadlineError, NotLeaderError)
 
 
-async def retry(attempt: Callable[[], Awaitable[T]], seconds: float = SECONDS) -> T:
-    deadline = monotonic() + seconds
+async def retry(attempt: Callable[[], Awaitable[T]], clock: Clock, seconds: float = SECONDS) -> T:
+    deadline = clock.monotonic() + seconds
     while True:
         try:
             return await attempt()
         except TRANSIENT:
-            if monotonic() > deadline:
+            if clock.monotonic() > deadline:
                 raise
-        await asyncio.sleep(PAUSE_SECONDS)
+        await clock.sleep(PAUSE_SECONDS)

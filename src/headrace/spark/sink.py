@@ -10,8 +10,9 @@ when the batch commits (`windows.py`). A plain Iggy server gets every row at lea
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,8 +33,9 @@ from headrace.errors import ConfigError, InvalidArgumentError, UnavailableError
 from headrace.spark.arrow import to_area
 from headrace.spark.formats.encoding import RowEncoder
 from headrace.spark.options import SinkOptions, Target, parse_sink
-from headrace.spark.server import Server, connect
-from headrace.spark.windows import Delivered, Piece, Window, check_delivery, close, deliver
+from headrace.spark.remote import Remote
+from headrace.spark.server import connect
+from headrace.spark.windows import Delivered, Delivering, Piece, Window, close, publishes_windows
 from headrace.wire.iggy.batch import split
 
 if TYPE_CHECKING:
@@ -47,6 +49,9 @@ _TYPES = {
     "partition": ("int", "bigint", "smallint", "tinyint"),
     "headers": ("map<string,binary>",),
 }
+
+log = logging.getLogger(__name__)
+_told: set[str] = set()
 
 
 @dataclass
@@ -94,10 +99,14 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # p
 
 
 def _window_of_task(target: Target) -> Window:
-    """Spark plans a writer more than once for a batch: what a run is, its tasks alone know."""
     context = TaskContext.get()
+    return window_of(target, lambda name: context and context.getLocalProperty(name))
+
+
+def window_of(target: Target, local_property: Callable[[str], str | None]) -> Window:
+    """Spark plans a writer more than once for a batch: what a run is, its tasks alone know."""
     query, run, batch = (
-        None if context is None else context.getLocalProperty(name)
+        local_property(name)
         for name in ("sql.streaming.queryId", "spark.jobGroup.id", "streaming.sql.batchId")
     )
     if query is None or run is None or batch is None:
@@ -113,15 +122,40 @@ def publisher_name(query: str, target: Target) -> str:
 def write(options: SinkOptions, batches: Iterator[pa.RecordBatch], window: Window) -> Delivered:
     """A task's part: stage its rows for the window, or send them where that cannot be."""
     server = connect(options.target)
-    if not check_delivery(server, options.target, options.delivery):
-        return deliver(server, options.target, _pieces(server, options, batches), None)
-    return deliver(server, options.target, _pieces(server, options, batches), window)
+    delivering = server.run(begin(server.remote, options, window))
+    try:
+        for piece in pieces(options, batches, lambda: server.partition_count(options.target)):
+            server.run(delivering.add(piece))
+        return server.run(delivering.finish())
+    except BaseException:
+        server.submit(delivering.cancel())
+        raise
+
+
+async def begin(remote: Remote, options: SinkOptions, window: Window) -> Delivering:
+    exactly_once = await publishes_windows(remote, options.target, options.delivery)
+    return Delivering(remote, options.target, window if exactly_once else None)
 
 
 def commit(options: SinkOptions, delivered: Sequence[Delivered]) -> None:
     """The driver's part."""
-    if delivered:
-        close(connect(options.target), delivered)
+    if not delivered:
+        return
+    server = connect(options.target)
+    server.run(close(server.remote, delivered))
+    if options.delivery == "auto" and delivered[0].window is None:
+        _tell_at_least_once(options.target)
+
+
+def _tell_at_least_once(target: Target) -> None:
+    """Once per process: Spark commits the batches of a query in one that lives as long."""
+    if target.address not in _told:
+        _told.add(target.address)
+        log.warning(
+            "the server at %s is a plain Iggy server: rows are written at least once, a task that "
+            "is run again writes its rows again (delivery=at-least-once says that you know)",
+            target.address,
+        )
 
 
 def check_schema(schema: StructType, options: SinkOptions | None = None) -> None:
@@ -147,10 +181,12 @@ def check_schema(schema: StructType, options: SinkOptions | None = None) -> None
         )
 
 
-def _pieces(
-    server: Server, options: SinkOptions, batches: Iterator[pa.RecordBatch]
+def pieces(
+    options: SinkOptions, batches: Iterable[pa.RecordBatch], count: Callable[[], int]
 ) -> Iterator[Piece]:
+    """The messages of a task; `count` says how many partitions there are, where that matters."""
     encoder = None
+    homes = Homes(count)
     for batch in batches:
         if not batch.num_rows:
             continue
@@ -158,7 +194,7 @@ def _pieces(
             encoder = RowEncoder(options.value_format or "json", batch.schema, options.avro_schema)
         if encoder is not None and not encoder.joins_rows:
             batch = encoder.encode(batch)
-        for partition, part in _by_partition(batch, server, options.target):
+        for partition, part in _by_partition(batch, homes):
             if encoder is not None and encoder.joins_rows:
                 part = encoder.encode(part)
             columns = {name: part.column(name) for name in part.schema.names}
@@ -173,14 +209,37 @@ def _all(messages: list[WriterCommitMessage | None]) -> list[Delivered]:
     return [message.delivered for message in messages if isinstance(message, Sent)]
 
 
+class Homes:
+    """The partitions that keys belong to, as any Iggy client works them out."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._ask = count
+        self._count = 0
+
+    def of(self, keys: pa.Array) -> NDArray[np.int64]:
+        """XXH32 of the key, modulo the partitions, once per distinct key; -1 for no key."""
+        if not self._count:
+            self._count = self._ask()
+        if self._count < 1:
+            raise InvalidArgumentError("the topic has no partitions")
+        encoded = pc.dictionary_encode(keys.cast(pa.binary()))
+        homes = [
+            xxhash.xxh32_intdigest(key) % self._count if key else -1
+            for key in encoded.dictionary.to_pylist()
+        ]
+        table = np.array([*homes, -1], np.int64)
+        indices: NDArray[np.int32] = encoded.indices.fill_null(len(homes)).to_numpy()
+        return table[indices]
+
+
 def _by_partition(
-    batch: pa.RecordBatch, server: Server, target: Target
+    batch: pa.RecordBatch, homes: Homes
 ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
     """Rows by the partition they belong to; None leaves the choice to the server."""
     names = batch.schema.names
     chosen = np.full(batch.num_rows, -1, np.int64)
     if "key" in names and batch.column("key").null_count < batch.num_rows:
-        chosen = _partitions_of(batch.column("key"), server.partition_count(target))
+        chosen = homes.of(batch.column("key"))
     if "partition" in names:
         column = batch.column("partition").cast(pa.int64())
         stated = column.fill_null(-1).to_numpy(zero_copy_only=False)
@@ -189,16 +248,3 @@ def _by_partition(
         rows = chosen == partition
         part = batch if rows.all() else batch.filter(pa.array(rows))
         yield (None if partition < 0 else int(partition)), part
-
-
-def _partitions_of(keys: pa.Array, count: int) -> NDArray[np.int64]:
-    """XXH32 of the key, modulo the partitions, worked out once per distinct key; -1 for no key."""
-    if count < 1:
-        raise InvalidArgumentError("the topic has no partitions")
-    encoded = pc.dictionary_encode(keys.cast(pa.binary()))
-    homes = [
-        xxhash.xxh32_intdigest(key) % count if key else -1 for key in encoded.dictionary.to_pylist()
-    ]
-    table = np.array([*homes, -1], np.int64)
-    indices: NDArray[np.int32] = encoded.indices.fill_null(len(homes)).to_numpy()
-    return table[indices]

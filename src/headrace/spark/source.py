@@ -2,16 +2,16 @@
 
 Readers and partitions are small picklable values; sockets are opened where they are used and kept
 per process. A task returns exactly the messages of its span, or it fails. What is done about
-messages that are gone is decided here, on the driver, and recorded in the offset.
+messages that are gone is decided on the driver (`following`) and recorded in the offset.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import (
     DataSourceReader,
@@ -30,17 +30,15 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from headrace.errors import ConfigError, CorruptionError
+from headrace.runtime.system import system_runtime
 from headrace.spark.filters import FOREVER, Bounds, bounds_of
+from headrace.spark.following import NO_LIMITS, Following, Limits, resolve_position, tasks
 from headrace.spark.formats.options import RAW_FORMATS
-from headrace.spark.groups import GroupOffsets
-from headrace.spark.idle import IdlePace
-from headrace.spark.losses import decide, find_losses, surviving
-from headrace.spark.offsets import Key, Offsets, SourceState, admit, limited, resolve
+from headrace.spark.offsets import Key, SourceState
 from headrace.spark.options import SourceOptions, parse_source
-from headrace.spark.positions import AtTime, Position
 from headrace.spark.reading import Reading
 from headrace.spark.server import connect
-from headrace.spark.splits import Span, plan, split
+from headrace.spark.splits import Span, plan
 from headrace.spark.tickets import Access
 
 if TYPE_CHECKING:
@@ -48,6 +46,8 @@ if TYPE_CHECKING:
 
     from headrace.spark.arrow import Area
     from headrace.spark.formats.typed import TypedRows
+
+T = TypeVar("T")
 
 BATCH_ROWS_MIN = 20_000  # join fetched runs until a record batch has this many rows,
 BATCH_BYTES_MIN = 8 << 20  # or this many bytes
@@ -106,27 +106,34 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark's classes 
         _check_format(self._options, schema)
 
     def partitions(self) -> list[InputPartition]:
+        server = connect(self._options.target)
+        return [TopicPartition(*task) for task in server.run(self._plan(server.remote.reading))]
+
+    async def _plan(self, reading: Reading) -> list[tuple[Span, Access]]:
         options = self._options
-        reading = connect(options.target).reading
-        state, access = reading.describe(options.target, options.topics, sizes=True)
+        state, access = await reading.describe(options.target, options.topics, sizes=True)
         clamp = options.on_data_loss == "skip"
-        start = _resolve(reading, options, state, options.starting, clamp=clamp)
-        end = _resolve(reading, options, state, options.ending, rest="latest", clamp=clamp)
+        start = await resolve_position(reading, options, state, options.starting, clamp=clamp)
+        end = await resolve_position(
+            reading, options, state, options.ending, rest="latest", clamp=clamp
+        )
         spans = plan(start, end, state, options.on_data_loss)
-        return _tasks(self._narrowed(reading, state, spans), state, access, options)
+        return tasks(await self._narrowed(reading, state, spans), state, access, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._schema, partition)
 
-    def _narrowed(self, reading: Reading, state: SourceState, spans: list[Span]) -> list[Span]:
+    async def _narrowed(
+        self, reading: Reading, state: SourceState, spans: list[Span]
+    ) -> list[Span]:
         bounds, target = self._bounds, self._options.target
         first: dict[Key, int] = {}
         last: dict[Key, int] = {}
         if bounds.time_start > 0:
             ends = {key: each.end for key, _, each in state.partitions()}
-            first = ends | reading.offsets_at(target, state, bounds.time_start)
+            first = ends | await reading.offsets_at(target, state, bounds.time_start)
         if bounds.time_end < FOREVER:
-            last = reading.offsets_at(target, state, max(0, bounds.time_end))
+            last = await reading.offsets_at(target, state, max(0, bounds.time_end))
         return [
             narrowed
             for span in spans
@@ -160,22 +167,16 @@ def topic_reader(options: Mapping[str, str], schema: StructType) -> TopicReader:
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # pyspark's classes are untyped
+    """Spark's calls, handed on to `following`."""
+
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = parse_source(options, streaming=True)
         self._schema = schema
+        self._following: Following | None = None  # made in the process that plans batches
         _check_format(self._options, schema)
-        self._last: SourceState | None = None  # AvailableNow: where this run ends
-        self._seen: SourceState | None = None
-        self._access = Access()
-        self._initial: dict[str, Any] | None = None
-        self._group = GroupOffsets(self._options)
-        self._pace = IdlePace()
 
     def initialOffset(self) -> dict[str, Any]:
-        state = self._describe()
-        resolved = _resolve(self._reading, self._options, state, self._options.starting)
-        self._initial = resolved.to_json()
-        return self._initial
+        return self._run(self.following.initial_offset())
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.messages_max is not None:
@@ -185,93 +186,46 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._last = self._describe()
+        self._run(self.following.end_at_latest())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch, or `start` when there was nothing for a while."""
-        begin = Offsets.from_json(start)
-        deadline = monotonic() + self._pace.on_asked(monotonic())
-        finished = start != self._initial
-        while True:
-            state = self._describe()
-            if finished:
-                finished = False
-                self._group.on_finished(self._reading, begin, state)
-            end = self._admit(begin, state, limit)
-            left = deadline - monotonic()
-            if end is not begin or self._last is not None or left <= 0:
-                break
-            ends = {key: each.end for key, _, each in state.partitions()}
-            self._reading.wait(self._access, ends, left)
-        if end is begin:
-            self._group.on_idle()
-        self._pace.on_answered(monotonic(), idle=end is begin)
-        return start if end is begin else end.to_json()
+        return self._run(self.following.latest_offset(start, self._limits(limit)))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return None if self._seen is None else resolve(self._seen, "latest").to_json()
+        return self.following.reported_offset()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        state = self._describe(sizes=True)
-        begin, finish = Offsets.from_json(start), Offsets.from_json(end)
-        spans = plan(begin, finish, state, self._options.on_data_loss)
-        return _tasks(spans, state, self._access, self._options)
+        return [TopicPartition(*task) for task in self._run(self.following.plan(start, end))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark calls this when it plans the next batch; the last one never gets it."""
-        if self._seen is not None:
-            self._group.on_finished(self._reading, Offsets.from_json(end), self._seen)
+        self._run(self.following.commit(end))
 
     def stop(self) -> None: ...
 
     @property
-    def _reading(self) -> Reading:
-        return connect(self._options.target).reading
+    def following(self) -> Following:
+        if self._following is None:
+            reading = connect(self._options.target).remote.reading
+            self._following = Following(reading, self._options, system_runtime().clock)
+        return self._following
 
-    def _describe(self, *, sizes: bool = False) -> SourceState:
-        options = self._options
-        self._seen, self._access = self._reading.describe(
-            options.target, options.topics, sizes=sizes or options.bytes_max is not None
-        )
-        return self._seen
+    def _run(self, work: Awaitable[T]) -> T:
+        return connect(self._options.target).run(work)
 
-    def _admit(self, begin: Offsets, state: SourceState, limit: ReadLimit) -> Offsets:
-        """`begin` itself when there is nothing new."""
-        by_name = not self._options.topics.pattern
-        losses = find_losses(begin, state, by_name=by_name)
-        resumed = decide(losses, self._options.on_data_loss)
-        if self._last is not None:
-            state = limited(state, self._last)
-        start = surviving(begin, losses, state)
-        return admit(start, state, resumed=resumed, **self._limits(limit))
-
-    def _limits(self, limit: ReadLimit) -> dict[str, int | None]:
+    def _limits(self, limit: ReadLimit) -> Limits:
         if isinstance(limit, ReadAllAvailable):
-            return {}
+            return NO_LIMITS
         rows, size = self._options.messages_max, self._options.bytes_max
         if isinstance(limit, ReadMaxRows):
             rows = limit.max_rows
         elif isinstance(limit, ReadMaxBytes):
             size = limit.max_bytes
-        return {"messages_max": rows, "bytes_max": size}
-
-
-def _resolve(
-    reading: Reading,
-    options: SourceOptions,
-    state: SourceState,
-    position: Position,
-    *,
-    rest: Literal["earliest", "latest"] = "earliest",
-    clamp: bool = False,
-) -> Offsets:
-    times = None
-    if isinstance(position, AtTime):
-        times = reading.offsets_at(options.target, state, position.timestamp_us)
-    return resolve(state, position, rest=rest, times=times, clamp=clamp)
+        return Limits(rows, size)
 
 
 def _narrow(span: Span, bounds: Bounds, first: int | None, last: int | None) -> Span | None:
@@ -283,30 +237,32 @@ def _narrow(span: Span, bounds: Bounds, first: int | None, last: int | None) -> 
     return replace(span, start=start, end=end) if start < end else None
 
 
-def _tasks(
-    spans: list[Span], state: SourceState, access: Access, options: SourceOptions
-) -> list[InputPartition]:
-    if options.read_from == "broker":
-        access = Access()
-    return [
-        TopicPartition(span, access.only(span.key))
-        for span in split(spans, state, options.partition_bytes)
-    ]
-
-
 def _read(
     options: SourceOptions, schema: StructType, partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, TopicPartition):
         return  # Spark's stand-in for "no partitions"
+    server = connect(options.target)
+    runs = server.iterate(
+        server.remote.reading.read(
+            options.target, partition.access, partition.span, options.read_from
+        )
+    )
+    yield from record_batches(options, schema, partition.span, runs)
+
+
+def record_batches(
+    options: SourceOptions, schema: StructType, span: Span, runs: Iterable[list[Area]]
+) -> Iterator[pa.RecordBatch]:
+    """What Spark gets for the messages of a span, which come in these runs."""
     from headrace.spark.arrow import join, to_record_batch
     from headrace.spark.kafka_style import raw_names, to_kafka
 
     kafka = options.column_style == "kafka"
     typed = None
     if options.payload_format not in RAW_FORMATS:
-        typed = typed_rows(options, schema, partition.span.topic, partition.span.partition)
-    for areas in _gathered(options, partition):
+        typed = typed_rows(options, schema, span.topic, span.partition)
+    for areas in _gathered(options, span, runs):
         area, starts = join(areas)
         if typed is not None:
             yield typed.read(area, starts)
@@ -315,8 +271,8 @@ def _read(
             area,
             starts,
             stream=options.target.stream,
-            topic=partition.span.topic,
-            partition=partition.span.partition,
+            topic=span.topic,
+            partition=span.partition,
             names=raw_names(options.columns) if kafka else options.columns,
             payload_format=options.payload_format,
         )
@@ -349,16 +305,14 @@ def _check_format(options: SourceOptions, schema: StructType) -> None:
         typed_rows(options, schema, options.target.topic, 0)
 
 
-def _gathered(options: SourceOptions, partition: TopicPartition) -> Iterator[list[Area]]:
+def _gathered(
+    options: SourceOptions, span: Span, runs: Iterable[list[Area]]
+) -> Iterator[list[Area]]:
     """Fetched runs, joined to what makes a good record batch; the whole of them is checked."""
     areas: list[Area] = []
     rows = size = 0
-    span = partition.span
     read = span.start
-    messages = connect(options.target).reading.read(
-        options.target, partition.access, span, options.read_from
-    )
-    for area, starts in messages:
+    for area, starts in chain.from_iterable(runs):
         areas.append((area, starts))
         rows, size, read = rows + len(starts), size + len(area), read + len(starts)
         if rows >= BATCH_ROWS_MIN or size >= BATCH_BYTES_MIN:

@@ -56,6 +56,11 @@ class TicketReader:
         self._tls = tls
         self._clients: dict[bytes, SbpClient] = {}
 
+    async def close(self) -> None:
+        while self._clients:
+            _, client = self._clients.popitem()
+            await client.close()
+
     async def fetch(self, access: Access, key: Key, start: int, end: int) -> tuple[list[Area], int]:
         """Messages from `start` on, at most up to `end`, and the offset after them."""
         from headrace.spark.arrow import unpack

@@ -8,11 +8,11 @@ gets the rows directly, at least once.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -20,13 +20,10 @@ from headrace.errors import ConfigError
 from headrace.wire.iggy.messages.extensions import StagedSpan
 
 if TYPE_CHECKING:
-    from headrace.spark.options import Target
-    from headrace.spark.server import Server
+    from headrace.spark.options import Delivery, Target
+    from headrace.spark.remote import Remote
     from headrace.wire.iggy.batch import Positions
 
-T = TypeVar("T")
-
-CALL_SECONDS = 60.0  # nothing here takes longer, retries included
 IN_FLIGHT_MAX = 4  # requests of one task: the next is made while the server syncs the last
 
 Piece = tuple[int | None, memoryview, "Positions"]
@@ -54,11 +51,11 @@ class Delivered:
     digest: bytes = b""
 
 
-def check_delivery(server: Server, target: Target, delivery: str) -> bool:
-    """Whether windows are published exactly once; ConfigError if they must and cannot be."""
+async def publishes_windows(remote: Remote, target: Target, delivery: Delivery) -> bool:
+    """Whether rows are delivered exactly once; ConfigError if they must be and cannot."""
     if delivery == "at-least-once":
         return False
-    if server.publishes_windows():
+    if await remote.publishes_windows():
         return True
     if delivery == "exactly-once":
         raise ConfigError(
@@ -68,27 +65,55 @@ def check_delivery(server: Server, target: Target, delivery: str) -> bool:
     return False
 
 
-def deliver(
-    server: Server, target: Target, pieces: Iterable[Piece], window: Window | None
-) -> Delivered:
-    """Stage the pieces for a window, or send them; acknowledged on return."""
-    if window is None:
-        return Delivered(sum(_in_flight(server.send_soon(target, *piece) for piece in pieces)))
-    digest = xxhash.xxh3_128()
-    rows = 0
+class Delivering:
+    """One task's rows on their way: staged for a window, or sent where that cannot be."""
 
-    def staged() -> Iterator[Future[StagedSpan]]:
-        nonlocal rows
-        for partition, area, starts in pieces:
-            digest.update(area)
-            rows += len(starts)
-            yield server.stage_soon(target, window, partition, area, starts)
+    def __init__(self, remote: Remote, target: Target, window: Window | None) -> None:
+        self._remote = remote
+        self._target = target
+        self._window = window
+        self._digest = xxhash.xxh3_128()
+        self._rows = 0
+        self._spans: list[StagedSpan] = []
+        self._under_way: deque[asyncio.Task[StagedSpan | int]] = deque()
 
-    spans = tuple(_in_flight(staged()))
-    return Delivered(rows, window, spans, digest.digest())
+    async def add(self, piece: Piece) -> None:
+        """Returns while it is under way, unless too much is."""
+        partition, area, starts = piece
+        self._rows += len(starts)
+        work: Coroutine[Any, Any, StagedSpan | int]
+        if self._window is None:
+            work = self._remote.send(self._target, partition, area, starts)
+        else:
+            self._digest.update(area)
+            work = self._remote.stage(self._target, self._window, partition, area, starts)
+        self._under_way.append(asyncio.get_running_loop().create_task(work))
+        if len(self._under_way) >= IN_FLIGHT_MAX:
+            await self._settle()
+
+    async def finish(self) -> Delivered:
+        """Acknowledged on return."""
+        while self._under_way:
+            await self._settle()
+        if self._window is None:
+            return Delivered(self._rows)
+        return Delivered(self._rows, self._window, tuple(self._spans), self._digest.digest())
+
+    async def cancel(self) -> None:
+        """What was staged is never named to anyone; what was sent stays sent."""
+        left, self._under_way = self._under_way, deque()
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    async def _settle(self) -> None:
+        done = await self._under_way[0]
+        self._under_way.popleft()
+        if isinstance(done, StagedSpan):
+            self._spans.append(done)
 
 
-def close(server: Server, delivered: Sequence[Delivered]) -> bool:
+async def close(remote: Remote, delivered: Sequence[Delivered]) -> bool:
     """Publish what the tasks staged, in their order; False if the window was closed before."""
     windows = {each.window for each in delivered}
     if len(windows) != 1:
@@ -98,15 +123,4 @@ def close(server: Server, delivered: Sequence[Delivered]) -> bool:
         return True
     spans = [span for each in delivered for span in each.spans]
     digest = xxhash.xxh3_128(b"".join(each.digest for each in delivered)).digest()
-    return server.close_window(window, spans, digest)
-
-
-def _in_flight(futures: Iterator[Future[T]]) -> Iterator[T]:
-    """Their results in order, with a few under way at a time."""
-    waiting: deque[Future[T]] = deque()
-    for future in futures:
-        waiting.append(future)
-        if len(waiting) >= IN_FLIGHT_MAX:
-            yield waiting.popleft().result(CALL_SECONDS)
-    while waiting:
-        yield waiting.popleft().result(CALL_SECONDS)
+    return await remote.close_window(window, spans, digest)

@@ -1,13 +1,14 @@
 """Group offsets: what is due, and that storing them never ends a query."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import cast
 
 import pytest
 
-from headrace.errors import UnavailableError
+from headrace.errors import HeadraceError, UnavailableError
+from headrace.spark import groups
 from headrace.spark.groups import GroupOffsets, due
 from headrace.spark.offsets import Offsets, PartitionState, SourceState, TopicState
 from headrace.spark.options import Target, parse_source
@@ -30,68 +31,101 @@ def test_what_is_due() -> None:
 
 
 class Stub:
+    """Answers when it is told to."""
+
     def __init__(self) -> None:
         self.calls: list[Mapping[tuple[str, int], int]] = []
-        self.future: Future[None] = Future()
-        self.at_once = False
+        self.answers: list[asyncio.Future[None]] = []
 
-    def store_soon(
+    async def store(
         self, target: Target, group: str, offsets: Mapping[tuple[str, int], int]
-    ) -> Future[None]:
+    ) -> None:
         assert group == "g"
         self.calls.append(offsets)
-        self.future = Future()
-        if self.at_once:
-            self.future.set_result(None)
-        return self.future
+        self.answers.append(asyncio.get_running_loop().create_future())
+        await self.answers[-1]
 
 
 def at(offset: int) -> Offsets:
     return Offsets("here", {("12", 0): (0, offset)})
 
 
-def test_a_position_is_stored_once_and_again_after_a_failure(
+def make(**options: str) -> tuple[GroupOffsets, Stub]:
+    stub = Stub()
+    parsed = parse_source({"topic": "s/t", **options}, streaming=True)
+    return GroupOffsets(parsed, cast(Reading, stub)), stub
+
+
+async def answered(stub: Stub, error: HeadraceError | None = None) -> None:
+    await asyncio.sleep(0)  # the store begins
+    if error is None:
+        stub.answers[-1].set_result(None)
+    else:
+        stub.answers[-1].set_exception(error)
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_a_position_is_stored_once_and_again_after_a_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    options = parse_source({"topic": "s/t", "consumerGroup": "g"}, streaming=True)
-    group, stub = GroupOffsets(options), Stub()
-    reading = cast(Reading, stub)
-    group.on_finished(reading, at(10), STATE)
-    group.on_finished(reading, at(20), STATE)
+    group, stub = make(consumerGroup="g")
+    await group.on_finished(at(10), STATE)
+    await asyncio.sleep(0)
+    await group.on_finished(at(20), STATE)
+    await asyncio.sleep(0)
     assert stub.calls == [{("t", 0): 9}], "one at a time"
-    stub.future.set_result(None)
-    group.on_finished(reading, at(20), STATE)
-    assert stub.calls == [{("t", 0): 9}, {("t", 0): 19}]
-    stub.future.set_exception(UnavailableError("gone"))
+    await answered(stub)
     with caplog.at_level(logging.WARNING):
-        group.on_idle()
-        group.on_finished(reading, at(20), STATE)
-        stub.future.set_exception(UnavailableError("gone"))
-        group.on_idle()
+        for _ in range(2):
+            await group.on_finished(at(20), STATE)
+            await answered(stub, UnavailableError("gone"))
+            await group.on_idle()
     assert [record.getMessage() for record in caplog.records] == [
         "offsets of group g are not stored: gone"
     ]
-    group.on_finished(reading, at(20), STATE)
-    stub.future.set_result(None)
-    group.on_idle()
-    group.on_finished(reading, at(20), STATE)
+    await group.on_finished(at(20), STATE)
+    await answered(stub)
+    await group.on_idle()
+    await group.on_finished(at(20), STATE)
+    await asyncio.sleep(0)
     assert stub.calls == [{("t", 0): 9}, *[{("t", 0): 19}] * 3]
 
 
-def test_an_idle_query_has_stored_its_latest_position() -> None:
-    options = parse_source({"topic": "s/t", "consumerGroup": "g"}, streaming=True)
-    group, stub = GroupOffsets(options), Stub()
-    reading = cast(Reading, stub)
-    group.on_finished(reading, at(10), STATE)
-    group.on_finished(reading, at(20), STATE)
-    stub.at_once = True
-    stub.future.set_result(None)
-    group.on_idle()
+async def test_an_idle_query_has_stored_its_latest_position() -> None:
+    group, stub = make(consumerGroup="g")
+    await group.on_finished(at(10), STATE)
+    await group.on_finished(at(20), STATE)
+    idle = asyncio.create_task(group.on_idle())
+    await answered(stub)
+    await answered(stub)
+    await idle
     assert stub.calls == [{("t", 0): 9}, {("t", 0): 19}]
 
 
-def test_without_a_group_nothing_is_stored() -> None:
-    group, stub = GroupOffsets(parse_source({"topic": "s/t"}, streaming=True)), Stub()
-    group.on_finished(cast(Reading, stub), at(10), STATE)
-    group.on_idle()
+async def test_a_slow_broker_delays_an_idle_query_for_a_moment_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(groups, "STORE_SECONDS", 0.01)
+    group, stub = make(consumerGroup="g")
+    await group.on_finished(at(10), STATE)
+    with caplog.at_level(logging.WARNING):
+        await group.on_idle()
+        await group.on_finished(at(20), STATE)
+        await group.on_idle()
+    assert [record.getMessage() for record in caplog.records] == [
+        "offsets of group g are not stored: no answer in time"
+    ]
+    assert stub.calls == [{("t", 0): 9}], "still one at a time"
+    await answered(stub)
+    await group.on_finished(at(20), STATE)
+    await answered(stub)
+    assert stub.calls == [{("t", 0): 9}, {("t", 0): 19}]
+
+
+async def test_without_a_group_nothing_is_stored() -> None:
+    group, stub = make()
+    await group.on_finished(at(10), STATE)
+    await group.on_idle()
+    await asyncio.sleep(0)
     assert not stub.calls

@@ -110,4 +110,6 @@ def test_a_pipeline_learns_of_what_was_skipped_from_two_offsets() -> None:
     (gone,) = told(start, Offsets("here", {}).to_json())
     assert "uid 12 is gone" in gone
     assert told(None, start) == [], "the first batch"
+    first = Offsets("here", {KEY: (0, 105)}, {KEY: 60})
+    assert told(start, first.to_json()) == [], "which says where it begins"
     assert told(7, '{"shard": 1}') == [], "another kind of source"

@@ -15,6 +15,7 @@ from headrace.spark.offsets import (
     SourceState,
     TopicState,
     admit,
+    begun,
     limited,
     resolve,
 )
@@ -178,3 +179,13 @@ def test_a_limit_is_kept_and_used_up(lags: list[tuple[int, int]], limit: int) ->
     took = [end.positions["12", i][1] - at for i, (at, _) in enumerate(lags)]
     assert sum(took) == min(limit, sum(lag for _, lag in lags))
     assert all(0 <= one <= lag for one, (_, lag) in zip(took, lags, strict=True))
+
+
+def test_the_first_batch_says_itself_where_it_begins() -> None:
+    """Its start is asked for again, and may be another one by then."""
+    first = Offsets("here", {("12", 0): (0, 5), ("12", 1): (0, 0)})
+    end = Offsets("here", {("12", 0): (0, 9), ("12", 1): (0, 2), ("12", 2): (0, 3)}, {("12", 2): 1})
+    written = begun(first, end)
+    assert written.begins == {("12", 0): 5, ("12", 1): 0, ("12", 2): 1}
+    assert written.positions == end.positions
+    assert Offsets.from_json(written.to_json()) == written

@@ -1,0 +1,176 @@
+"""A server as the connector sees it: the calls it makes, on a connection that is kept.
+
+All of it is asynchronous and takes time and sockets from a Runtime, so that source and sink run in
+the simulator as they are; `server.py` is the blocking face that Spark's processes use. A broken
+connection is made again (`retrying`): a broker that restarts costs a pause, not a query.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from headrace.client.iggy import IggyClient
+from headrace.client.tls_options import TlsOptions
+from headrace.errors import AlreadyExistsError, NotFoundError
+from headrace.net.addresses import parse_address
+from headrace.runtime.interfaces import Runtime
+from headrace.spark.options import Credentials, Target
+from headrace.spark.reading import Reading
+from headrace.spark.retrying import TRANSIENT, retry
+from headrace.wire.iggy import commands as c
+from headrace.wire.iggy.messages.extensions import PublisherOpened, StagedSpan
+from headrace.wire.iggy.messages.messages import SendMessages
+from headrace.wire.iggy.primitives import Partitioning
+
+if TYPE_CHECKING:
+    from headrace.spark.windows import Window
+    from headrace.wire.iggy.batch import Positions
+
+T = TypeVar("T")
+
+PUBLISHERS_KEPT = 64
+
+
+class Remote:
+    """One server under one identity. Nothing is opened before the first call."""
+
+    def __init__(
+        self, runtime: Runtime, address: str, credentials: Credentials, tls: TlsOptions
+    ) -> None:
+        self._runtime = runtime
+        self._address = address
+        self._credentials = credentials
+        self._tls = tls.client()
+        self._client: IggyClient | None = None
+        self._connecting = asyncio.Lock()
+        self.reading = Reading(self, runtime, self._tls)
+        self._features: frozenset[str] | None = None
+        self._publishers: dict[tuple[str, str], PublisherOpened] = {}
+
+    async def close(self) -> None:
+        await self.reading.close()
+        if self._client is not None:
+            await self._disconnect(self._client)
+
+    async def call(self, call: Callable[[IggyClient], Awaitable[T]]) -> T:
+        """Make the call on a connection that works, again after failures that pass."""
+
+        async def attempt() -> T:
+            client = await self._connected()
+            try:
+                return await call(client)
+            except TRANSIENT:
+                await self._disconnect(client)
+                raise
+
+        return await retry(attempt, self._runtime.clock)
+
+    # -- topics
+
+    async def partition_count(self, target: Target) -> int:
+        """Asked anew for every task: topics grow, and a key's partition follows from it."""
+        details = await self.call(lambda client: client.get_topic(target.stream, target.topic))
+        if details is None:
+            raise NotFoundError(f"there is no topic {target.stream}/{target.topic}")
+        return len(details.partitions)
+
+    async def create_topic(self, target: Target, *, partitions: int = 1) -> None:
+        """Make the topic, and its stream, unless they are there."""
+        stream, topic = target.stream, target.topic
+        for create in (
+            lambda client: client.create_stream(stream),
+            lambda client: client.create_topic(stream, topic, partitions_count=partitions),
+        ):
+            try:
+                await self.call(create)
+            except AlreadyExistsError:
+                continue
+
+    async def send(
+        self, target: Target, partition: int | None, area: memoryview, starts: Positions
+    ) -> int:
+        """To a partition, or to one of the server's choice; how many, once acknowledged."""
+        request = _request(target, partition, area, starts)
+        await self.call(lambda client: client.send_batch(request))
+        return len(starts)
+
+    # -- publishing windows
+
+    async def publishes_windows(self) -> bool:
+        if self._features is None:
+            hello = await self.call(lambda client: client.hello())
+            self._features = frozenset(hello.features) if hello is not None else frozenset()
+        return c.CLOSE.name in self._features
+
+    async def stage(
+        self,
+        target: Target,
+        window: Window,
+        partition: int | None,
+        area: memoryview,
+        starts: Positions,
+    ) -> StagedSpan:
+        """A repeated request stages twice; only what the driver names is published."""
+        request = _request(target, partition, area, starts)
+        opened = await self._opened(window)
+        return await self.call(lambda client: client.stage(opened, window.number, request))
+
+    async def close_window(
+        self, window: Window, spans: Sequence[StagedSpan], digest: bytes
+    ) -> bool:
+        """False if it was closed before."""
+        # Asked anew: the last closed window is what this one follows.
+        opened = await self.call(lambda client: client.open_publisher(window.publisher, window.run))
+        closed = await self.call(
+            lambda client: client.close_window(
+                opened,
+                previous=opened.last_window,
+                window=window.number,
+                manifest=spans,
+                digest=digest,
+                last=window.last,
+            )
+        )
+        return not closed.already
+
+    async def _opened(self, window: Window) -> PublisherOpened:
+        key = (window.publisher, window.run)
+        if key not in self._publishers:
+            opened = await self.call(lambda client: client.open_publisher(*key))
+            while len(self._publishers) >= PUBLISHERS_KEPT:
+                del self._publishers[next(iter(self._publishers))]
+            self._publishers[key] = opened
+        return self._publishers[key]
+
+    # -- the connection
+
+    async def _connected(self) -> IggyClient:
+        async with self._connecting:
+            if self._client is None or not self._client.usable:
+                host, port = parse_address(self._address)
+                username, password, token = self._credentials.resolve()
+                client = await IggyClient.connect(self._runtime, host, port, tls=self._tls)
+                try:
+                    if token:
+                        await client.login_with_token(token)
+                    else:
+                        await client.login(username, password)
+                except BaseException:
+                    await client.close()
+                    raise
+                self._client = client
+            return self._client
+
+    async def _disconnect(self, client: IggyClient) -> None:
+        if self._client is client:
+            self._client = None
+            await client.close()
+
+
+def _request(
+    target: Target, partition: int | None, area: memoryview, starts: Positions
+) -> SendMessages:
+    where = Partitioning.balanced() if partition is None else Partitioning.to_partition(partition)
+    return SendMessages(target.stream, target.topic, where, starts, area)
