@@ -6,6 +6,7 @@ import json
 import stat
 import zipfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,51 @@ def test_a_topic_is_changed_and_grown(shell: Shell) -> None:
     shell.ok("stream", "purge", "plant")
     assert shell.json("stream", "show", "plant")["messages"] == 0
     shell.ok("stream", "delete", "plant")
+
+
+def test_json_lines_carry_keys_and_headers_both_ways(shell: Shell, tmp_path: Path) -> None:
+    shell.ok("stream", "create", "lines")
+    shell.ok("topic", "create", "lines/t", "--partitions", "3")
+    given = [
+        {"key": f"k{n % 4}", "payload": {"n": n}, "headers": {"kind": "test", "n": n}}
+        for n in range(40)
+    ]
+    given.append({"payload_base64": "/w==", "key": "binary"})
+    file = tmp_path / "in.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in given))
+    sending = ("produce", "lines/t", "--file", str(file), "--format", "jsonl", "--header", "by=cli")
+    shell.ok(*sending)
+    rows = [json.loads(line) for line in shell.ok("consume", "lines/t", "--json").splitlines()]
+    (binary,) = [row for row in rows if row["key"] == "binary"]
+    assert binary["payload_base64"] == "/w=="
+    for key in range(4):
+        mine = [row for row in rows if row["key"] == f"k{key}"]
+        assert [json.loads(row["payload"])["n"] for row in mine] == list(range(key, 40, 4))
+        assert len({row["partition"] for row in mine}) == 1
+        assert mine[0]["headers"] == {"by": "cli", "kind": "test", "n": str(key)}
+    again = tmp_path / "again.jsonl"
+    again.write_text(shell.ok("consume", "lines/t", "--json"))
+    shell.ok("produce", "lines/t", "--file", str(again), "--format", "jsonl")
+    assert shell.json("topic", "show", "lines/t")["messages"] == 82
+    bad = shell("produce", "lines/t", "--format", "jsonl", input='{"payload": "x"}\n{"pay": 1}\n')
+    assert "line 2 has no payload" in str(bad.exception)
+
+
+def test_reading_starts_at_a_time(shell: Shell) -> None:
+    shell.ok("stream", "create", "timed")
+    shell.ok("topic", "create", "timed/t")
+    shell.ok("produce", "timed/t", "--rate", "50", input="".join(f"{n}\n" for n in range(20)))
+    rows = [json.loads(line) for line in shell.ok("consume", "timed/t", "--json").splitlines()]
+    assert rows[-1]["timestamp_us"] - rows[0]["timestamp_us"] > 200_000, "50 a second"
+    middle = datetime.fromtimestamp(rows[10]["timestamp_us"] / 1e6, UTC).isoformat()
+    later = [
+        json.loads(x)
+        for x in shell.ok("consume", "timed/t", "--json", "--from", middle).splitlines()
+    ]
+    assert later == [row for row in rows if row["timestamp_us"] >= rows[10]["timestamp_us"]]
+    assert shell.ok("consume", "timed/t", "--from", "1h").split() == [str(n) for n in range(20)]
+    assert shell.ok("consume", "timed/t", "--from", "latest") == ""
+    assert shell("consume", "timed/t", "--from", "yesterday").exit_code == 2
 
 
 def test_groups_tell_their_lag_and_offsets_can_be_moved(shell: Shell) -> None:

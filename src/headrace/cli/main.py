@@ -10,12 +10,13 @@ import typer
 from headrace.cli import (
     clients,
     cluster,
+    consume,
     demo,
     groups,
-    messages,
     partitions,
     pipeline_inspect,
     pipelines,
+    produce,
     profiles,
     roles,
     streams,
@@ -33,8 +34,8 @@ app = typer.Typer(
 )
 app.command("up")(up.up)
 app.command("demo")(demo.demo)
-app.command("produce")(messages.produce)
-app.command("consume")(messages.consume)
+app.command("produce")(produce.produce)
+app.command("consume")(consume.consume)
 app.command("placement-manager")(roles.placement_manager)
 app.command("data-node")(roles.data_node)
 app.command("broker")(roles.broker)
