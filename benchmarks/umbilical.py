@@ -23,6 +23,7 @@ from headrace.pipeline.launcher import LaunchRequest
 from headrace.pipeline.packages import PackageSpec
 from headrace.pipeline.windows import WindowGrid
 from headrace.runtime.interfaces import Process
+from headrace.runtime.system import run as run_loop
 from headrace.runtime.system import system_runtime
 from headrace.wire.umbilical import messages as m
 from headrace.wire.umbilical.tokens import parse_token
@@ -54,7 +55,7 @@ _PLAN = {
 
 
 def run() -> Iterator[dict[str, Any]]:
-    percent, heartbeats = asyncio.run(_measure())
+    percent, heartbeats = run_loop(_measure())
     yield {
         "name": f"controller, {CONTAINERS} containers",
         "value": percent,
@@ -70,7 +71,8 @@ async def _measure() -> tuple[float, int]:
         launcher = _Launcher()
         controller = Controller(
             system_runtime(),
-            ControllerSettings(),
+            # Nothing is started; a cluster's memory, unlike this machine's, is not checked.
+            ControllerSettings(master="spark://nobody:7077", shared_path=folder),
             data_dir=folder,
             open_log=_MemoryLog().open,
             launcher=launcher,

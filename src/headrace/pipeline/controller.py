@@ -273,7 +273,8 @@ class Controller(Operations):
             await self._append("event", {"application": application.name, "event": event.to_json()})
         if application.finished:
             running.over.set()
-        self._wake.set()
+        if actions:  # a heartbeat that changed nothing makes nothing due
+            self._wake.set()
 
     async def _launch(self, running: Running, action: Launch) -> None:
         if self._closing:

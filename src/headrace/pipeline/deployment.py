@@ -37,6 +37,8 @@ class Outcome:
     actions: list[Action]
 
 
+SMALL_PLAN = 16  # operators; the committed window is computed over all of them
+
 _ABORT = m.ContainerHeartbeatResponse(shutdown=m.ShutdownType.ABORT)
 
 
@@ -78,7 +80,8 @@ class Deployment(Supervision):
         for operator in container.operators:
             if operator.physical.id not in reported:
                 actions += self._step(operator, None, undeploy, deploy, now_ms)
-        self.checkpoints.update(self._frozen())
+        if len(self.operators) <= SMALL_PLAN:  # the others wait for the next tick, as in the origin
+            self.checkpoints.update(self._frozen())
         return Outcome(self._respond(container, undeploy, deploy, bool(reported)), actions)
 
     def _greet(

@@ -61,7 +61,8 @@ def decode(cls: type[M], data: bytes) -> M:
         target.ParseFromString(data)
     except (protobuf.DecodeError, ValueError) as error:
         raise RemoteProtocolError(f"not a {cls.__name__}: {error}") from error
-    _count_records(target, RECORDS_MAX)
+    if len(data) > RECORDS_MAX:  # a record takes a byte or more: shorter messages cannot have more
+        _count_records(target, RECORDS_MAX)
     return from_protobuf(cls, target)
 
 
