@@ -14,6 +14,7 @@ from headrace.cli import (
     demo,
     groups,
     partitions,
+    pipeline_change,
     pipeline_inspect,
     pipelines,
     produce,
@@ -53,6 +54,7 @@ app.add_typer(users.tokens, name="token")
 app.add_typer(clients.app, name="client")
 app.add_typer(clients.server, name="server")
 app.add_typer(profiles.app, name="profile")
+pipeline_change.add_to(pipelines.app)
 app.add_typer(pipelines.app, name="pipeline")
 
 

@@ -67,6 +67,30 @@ DETAILS: Mapping[tuple[str, str], Detail] = {
     ("POST", f"{_CONTAINERS}/{{container}}/kill"): Detail(
         "Kill a container; it is started again.", t.Done
     ),
+    ("POST", f"{_OPERATOR}/{{id}}/properties"): Detail(
+        "Set properties, by name; of an operator that has one instance.", t.Done
+    ),
+    ("POST", f"{_OPERATOR}/{{id}}/recordings/start"): Detail(
+        "Keep sample rows of the next windows.", t.Recording, t.RecordingStart
+    ),
+    ("POST", f"{_OPERATOR}/{{id}}/recordings/stop"): Detail("Record no more.", t.Done),
+    ("POST", f"{_OPERATOR}/{{id}}/ports/{{port}}/recordings/start"): Detail(
+        "The same; an operator's recording has all its ports.", t.Recording, t.RecordingStart
+    ),
+    ("POST", f"{_OPERATOR}/{{id}}/ports/{{port}}/recordings/stop"): Detail(
+        "Record no more.", t.Done
+    ),
+    ("GET", f"{BASE}/recordings/{{recording}}"): Detail("What was recorded.", t.Recorded),
+    ("POST", f"{BASE}/logicalPlan"): Detail(
+        "Change operators and streams, all requests or none.", t.Done, t.PlanChange
+    ),
+    ("POST", f"{_LOGICAL}/{{operator}}/properties"): Detail("Set properties, by name.", t.Done),
+    ("POST", f"{_LOGICAL}/{{operator}}/instances"): Detail(
+        "Run a stateless operator in so many containers.", t.Done, t.Instances
+    ),
+    ("POST", f"{BASE}/resume"): Detail("Start a stopped application again.", t.Done),
+    ("POST", f"{BASE}/rollBack"): Detail("Go back to a window.", t.Done, t.RollBack),
+    ("POST", f"{BASE}/replay"): Detail("Read a topic again from a point.", t.Done, t.Replay),
     ("GET", f"{BASE}/logicalPlan"): Detail("The plan as it was declared."),
     ("GET", f"{BASE}/logicalPlan/attributes"): Detail("The application's attributes."),
     ("GET", _LOGICAL): Detail("Operators as they were declared."),

@@ -8,7 +8,7 @@ origin's. Answers are `stram_types`, made by `stram_views` from the same view as
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -41,7 +41,25 @@ class Stram(Protocol):
 
     async def stack_trace(self, name: str, container_id: str) -> str: ...
 
-    async def set_log_levels(self, name: str, levels: dict[str, str]) -> None: ...
+    async def set_log_levels(self, name: str, levels: Mapping[str, str]) -> None: ...
+
+    async def set_property(self, name: str, operator: str, values: Mapping[str, Any]) -> None: ...
+
+    async def set_instances(self, name: str, operator: str, instances: int) -> None: ...
+
+    async def change_plan(self, name: str, requests: Sequence[Mapping[str, Any]]) -> None: ...
+
+    async def start_recording(self, name: str, operator: str, windows: int = 100) -> str: ...
+
+    async def stop_recording(self, name: str, operator: str) -> None: ...
+
+    async def recorded(self, name: str, recording: str) -> list[dict[str, Any]]: ...
+
+    async def resume(self, name: str) -> dict[str, Any]: ...
+
+    async def roll_back(self, name: str, window: str, operators: Sequence[str] = ()) -> None: ...
+
+    async def replay(self, name: str, topic: str, starting: str) -> None: ...
 
     def log_levels(self, name: str) -> dict[str, str]: ...
 
@@ -100,6 +118,59 @@ def routes(add: AddRoute, stram: Stram, now_ms: Callable[[], int]) -> list[Route
         await stram.set_log_levels(name, {one.target: one.log_level for one in wanted.loggers})
         return t.Done(detail=f"{len(wanted.loggers)} loggers")
 
+    async def change_plan(name: str, request: Request) -> t.Done:
+        wanted = await _body(request, t.PlanChange)
+        await stram.change_plan(name, wanted.requests)
+        return t.Done(detail=f"{len(wanted.requests)} changes")
+
+    async def set_logical(name: str, request: Request) -> t.Done:
+        values = await _body(request, dict[str, Any])
+        views.logical_operator(stram.show(name), request.path_params["operator"])
+        await stram.set_property(name, request.path_params["operator"], values)
+        return t.Done(detail=f"{len(values)} properties")
+
+    async def set_physical(name: str, request: Request) -> t.Done:
+        values = await _body(request, dict[str, Any])
+        found = stram.show(name)
+        operator = _operator(found, request).name
+        if sum(one["name"] == operator for one in found["operators"]) > 1:
+            raise InvalidArgumentError("an instance has no properties of its own; set them on all")
+        await stram.set_property(name, operator, values)
+        return t.Done(detail=f"{len(values)} properties")
+
+    async def set_instances(name: str, request: Request) -> t.Done:
+        wanted = await _body(request, t.Instances)
+        await stram.set_instances(name, request.path_params["operator"], wanted.instances)
+        return t.Done(detail="at a committed window")
+
+    async def record(name: str, request: Request) -> t.Recording:
+        operator = _recorded(stram.show(name), request)
+        wanted = await _body(request, t.RecordingStart, t.RecordingStart())
+        return t.Recording(id=await stram.start_recording(name, operator, wanted.num_windows))
+
+    async def stop_recording(name: str, request: Request) -> t.Done:
+        await stram.stop_recording(name, _recorded(stram.show(name), request))
+        return t.Done(detail="what was recorded stays")
+
+    async def recording(request: Request) -> Response:
+        name = request.path_params["application"]
+        rows = await stram.recorded(name, request.path_params["recording"])
+        return _json(t.Recorded(windows=rows))
+
+    async def resume(name: str, _request: Request) -> t.Done:
+        await stram.resume(name)
+        return t.Done(detail="from its checkpoints")
+
+    async def roll_back(name: str, request: Request) -> t.Done:
+        wanted = await _body(request, t.RollBack)
+        await stram.roll_back(name, wanted.window_id, wanted.operators)
+        return t.Done(detail=f"to {wanted.window_id}")
+
+    async def replay(name: str, request: Request) -> t.Done:
+        wanted = await _body(request, t.Replay)
+        await stram.replay(name, wanted.topic, wanted.starting)
+        return t.Done(detail=f"{wanted.topic} from {wanted.starting}")
+
     def loggers(found: dict[str, Any], request: Request) -> t.Loggers:
         pattern = request.query_params.get("pattern", "*")
         levels = stram.log_levels(found["name"])
@@ -143,6 +214,15 @@ def routes(add: AddRoute, stram: Stram, now_ms: Callable[[], int]) -> list[Route
         ),
         add(f"{BASE}/physicalPlan/containers/{{container}}/stackTrace", stack_trace),
         post("/physicalPlan/containers/{container}/kill", kill),
+        post(f"{operator}/properties", set_physical),
+        post(f"{operator}/recordings/start", record),
+        post(f"{operator}/recordings/stop", stop_recording),
+        post(f"{operator}/ports/{{port}}/recordings/start", record),
+        post(f"{operator}/ports/{{port}}/recordings/stop", stop_recording),
+        add(f"{BASE}/recordings/{{recording}}", recording),
+        post("/logicalPlan", change_plan),
+        post(f"{logical}/properties", set_logical),
+        post(f"{logical}/instances", set_instances),
         get("/logicalPlan", lambda found, _: found["plan"]),
         get("/logicalPlan/attributes", lambda found, _: found["plan"].get("attributes", {})),
         get(
@@ -181,11 +261,22 @@ def routes(add: AddRoute, stram: Stram, now_ms: Callable[[], int]) -> list[Route
         post("/loggers", set_loggers),
         add(f"{BASE}/events", events),
         post("/shutdown", shutdown),
+        post("/resume", resume),
+        post("/rollBack", roll_back),
+        post("/replay", replay),
     ]
 
 
 def _operator(found: dict[str, Any], request: Request) -> t.OperatorInfo:
     return views.operator_info(found, request.path_params["id"])
+
+
+def _recorded(found: dict[str, Any], request: Request) -> str:
+    """The operator that a recording is of; with a port in the path, one that it has."""
+    operator = _operator(found, request)
+    if "port" in request.path_params:
+        views.port_info(operator, request.path_params["port"])
+    return operator.name
 
 
 def _logical(found: dict[str, Any], request: Request) -> dict[str, Any]:
@@ -222,19 +313,27 @@ def _operator_class(found: dict[str, Any], request: Request) -> dict[str, Any]:
     return {**row, "ports": example.get("ports", []), "properties": example.get("properties", {})}
 
 
-async def _body(request: Request, kind: type[T]) -> T:
+async def _body(request: Request, kind: type[T], default: T | None = None) -> T:
+    """What was sent, as `kind`; nothing at all is the default where there is one."""
+    body = await _read(request)
+    if not body and default is not None:
+        return default
     # A form cannot send this type, so no foreign page can act with a browser's login.
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise InvalidArgumentError("send application/json")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise InvalidArgumentError(f"not what this path takes: {error}") from error
+
+
+async def _read(request: Request) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > BODY_BYTES_MAX:
             raise InvalidArgumentError(f"a request is at most {BODY_BYTES_MAX} bytes")
-    try:
-        return msgspec.json.decode(bytes(body), type=kind)
-    except msgspec.DecodeError as error:
-        raise InvalidArgumentError(f"not a {kind.__name__}: {error}") from error
+    return bytes(body)
 
 
 def _number(request: Request, name: str, default: int, most: int) -> int:

@@ -124,7 +124,33 @@ class PlanChange(Info, frozen=True, forbid_unknown_fields=True):
 
 
 class RecordingStart(Info, frozen=True, forbid_unknown_fields=True):
-    num_windows: int = 0
+    num_windows: int = 100
+
+
+class Recording(Info, frozen=True):
+    id: str
+
+
+class Recorded(Info, frozen=True):
+    windows: list[dict[str, Any]]
+
+
+class Instances(Info, frozen=True, forbid_unknown_fields=True):
+    instances: int
+
+
+class RollBack(Info, frozen=True, forbid_unknown_fields=True):
+    """No operators are all of them."""
+
+    window_id: str
+    operators: list[str] = []
+
+
+class Replay(Info, frozen=True, forbid_unknown_fields=True):
+    """`starting`: earliest, latest, offsets as JSON, or a time."""
+
+    topic: str
+    starting: str
 
 
 class Containers(Info, frozen=True):

@@ -79,6 +79,14 @@ class Pipelines:
     def log_levels(self, name: str) -> dict[str, str]:
         return {"headrace.spark": "DEBUG", "py4j": "WARN"}
 
+    async def recorded(self, name: str, recording: str) -> Rows:
+        self.show(name)
+        return [{"window": "1", "rows": []}]
+
+    async def start_recording(self, name: str, operator: str, windows: int = 100) -> str:
+        self.calls.append(("start_recording", name, operator, windows))
+        return f"{operator}-1"
+
     async def stack_trace(self, name: str, container_id: str) -> str:
         return '{"python": [{"name": "main", "stack": []}], "jvm": []}'
 

@@ -18,7 +18,7 @@ VALUES = {
     "operator": "revenue",
     "container": CONTAINER,
     "name": "shop",
-    "hash": "0",
+    "recording": "revenue-1",
 }
 HERE = "/ws/v2/stram/shop"
 
@@ -212,3 +212,62 @@ async def test_shutdown_and_kill() -> None:
     path = f"{HERE}/physicalPlan/containers/{CONTAINER}/kill"
     assert (await ask(app, path, "POST")).status_code == 202
     assert pipelines.calls == [("stop", "shop"), ("kill_container", "shop", CONTAINER)]
+
+
+R = f"{HERE}/physicalPlan/operators/2"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "call"),
+    [
+        (f"{HERE}/logicalPlan", {"requests": [{"a": 1}]}, ("change_plan", "shop", [{"a": 1}])),
+        (
+            f"{HERE}/logicalPlan/operators/revenue/properties",
+            {"limit": 3},
+            ("set_property", "shop", "revenue", {"limit": 3}),
+        ),
+        (f"{R}/properties", {"limit": 3}, ("set_property", "shop", "revenue", {"limit": 3})),
+        (
+            f"{HERE}/logicalPlan/operators/revenue/instances",
+            {"instances": 2},
+            ("set_instances", "shop", "revenue", 2),
+        ),
+        (f"{R}/recordings/start", None, ("start_recording", "shop", "revenue", 100)),
+        (
+            f"{R}/ports/orders/recordings/start",
+            {"numWindows": 5},
+            ("start_recording", "shop", "revenue", 5),
+        ),
+        (f"{R}/recordings/stop", None, ("stop_recording", "shop", "revenue")),
+        (f"{R}/ports/orders/recordings/stop", None, ("stop_recording", "shop", "revenue")),
+        (f"{HERE}/resume", None, ("resume", "shop")),
+        (f"{HERE}/rollBack", {"windowId": "a1"}, ("roll_back", "shop", "a1", [])),
+        (
+            f"{HERE}/replay",
+            {"topic": "orders", "starting": "earliest"},
+            ("replay", "shop", "orders", "earliest"),
+        ),
+    ],
+)
+async def test_changes_reach_the_controller(path: str, body: Any, call: tuple[Any, ...]) -> None:
+    app, pipelines = make()
+    answer = await ask(app, path, "POST", json=body)
+    assert answer.status_code == 202, answer.text
+    assert pipelines.calls == [call]
+    wrong = await ask(app, path, "POST", json=[1])
+    if body is not None:
+        assert wrong.status_code == 400
+    missing = await ask(app, path.replace("/shop/", "/none/"), "POST", json=body)
+    assert missing.status_code == 404
+    assert pipelines.calls == [call] or body is None
+
+
+async def test_changes_of_what_is_not_there() -> None:
+    app, pipelines = make()
+    for path in (
+        f"{HERE}/physicalPlan/operators/9/recordings/start",
+        f"{R}/ports/none/recordings/start",
+        f"{HERE}/logicalPlan/operators/none/properties",
+    ):
+        assert (await ask(app, path, "POST", json={})).status_code == 404
+    assert pipelines.calls == []

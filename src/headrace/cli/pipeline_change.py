@@ -1,0 +1,180 @@
+"""headrace pipeline resume|set|scale|change|roll-back|replay|record|recording
+
+Changes while a pipeline runs, over the REST paths of /openapi.json.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headrace.cli.options import (
+    HTTP,
+    PASSWORD,
+    USERNAME,
+    AsJson,
+    Http,
+    Password,
+    Username,
+    takes_tls,
+)
+from headrace.cli.output import note, print_json
+from headrace.cli.pipeline_inspect import StramApi
+
+Name = Annotated[str, typer.Argument(metavar="NAME")]
+Operator = Annotated[str, typer.Argument(metavar="OPERATOR")]
+
+
+def resume(
+    name: Name,
+    http: Http = HTTP,
+    username: Username = USERNAME,
+    password: Password = PASSWORD,
+) -> None:
+    """Start a pipeline that was stopped, or failed, again: from its checkpoints."""
+    StramApi(http, username, password).post(f"/{name}/resume")
+    note(f"{name} goes on")
+
+
+def set_properties(
+    name: Name,
+    operator: Operator,
+    values: Annotated[list[str], typer.Argument(metavar="PROPERTY=VALUE...")],
+    http: Http = HTTP,
+    username: Username = USERNAME,
+    password: Password = PASSWORD,
+) -> None:
+    """Set properties of an operator; a value is JSON, anything else is text."""
+    body = dict(_property(one) for one in values)
+    path = f"/{name}/logicalPlan/operators/{operator}/properties"
+    StramApi(http, username, password).post(path, body)
+    note(f"{operator}: {', '.join(body)} set")
+
+
+def scale(
+    name: Name,
+    operator: Operator,
+    instances: Annotated[int, typer.Argument(metavar="INSTANCES", min=1)],
+    http: Http = HTTP,
+    username: Username = USERNAME,
+    password: Password = PASSWORD,
+) -> None:
+    """Run a stateless operator in so many containers, from a committed window on."""
+    path = f"/{name}/logicalPlan/operators/{operator}/instances"
+    StramApi(http, username, password).post(path, {"instances": instances})
+    note(f"{operator}: {instances} instances at a committed window")
+
+
+def change(
+    name: Name,
+    file: Annotated[Path, typer.Argument(metavar="REQUESTS.json", exists=True, dir_okay=False)],
+    http: Http = HTTP,
+    username: Username = USERNAME,
+    password: Password = PASSWORD,
+) -> None:
+    """Add and remove operators and streams: a JSON list of requests, all of them or none."""
+    from headrace.errors import ConfigError
+
+    try:
+        requests = json.loads(file.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{file} is not JSON: {error}") from error
+    body = requests if isinstance(requests, dict) else {"requests": requests}
+    StramApi(http, username, password).post(f"/{name}/logicalPlan", body)
+    note(f"{name}: {len(body.get('requests', []))} changes")
+
+
+def roll_back(
+    name: Name,
+    window: Annotated[str, typer.Argument(metavar="WINDOW", help="Its id, as `show` has it.")],
+    operators: Annotated[
+        list[str] | None, typer.Option("--operator", help="Only these and what reads them.")
+    ] = None,
+    http: Http = HTTP,
+    username: Username = USERNAME,
+    password: Password = PASSWORD,
+) -> None:
+    """Take a pipeline back to a window."""
+    body = {"windowId": window, "operators": operators or []}
+    StramApi(http, username, password).post(f"/{name}/rollBack", body)
+    note(f"{name} goes back to {window}")
+
+
+def replay(
+    name: Name,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The pipeline's name of it.")],
+    starting: Annotated[
+        str, typer.Argument(metavar="FROM", help="earliest, latest, a time, or offsets as JSON")
+    ],
+    http: Http = HTTP,
+    username: Username = USERNAME,
+    password: Password = PASSWORD,
+) -> None:
+    """Read a topic again from a point."""
+    body = {"topic": topic, "starting": starting}
+    StramApi(http, username, password).post(f"/{name}/replay", body)
+    note(f"{name} reads {topic} from {starting}")
+
+
+def record(
+    name: Name,
+    operator: Annotated[int, typer.Argument(metavar="OPERATOR-ID", help="See `operators`.")],
+    windows: Annotated[int, typer.Option("--windows", min=1, help="How many.")] = 100,
+    stop: Annotated[bool, typer.Option("--stop", help="Record no more.")] = False,
+    http: Http = HTTP,
+    username: Username = USERNAME,
+    password: Password = PASSWORD,
+) -> None:
+    """Keep sample rows of an operator's next windows; prints the recording's id."""
+    api = StramApi(http, username, password)
+    path = f"/{name}/physicalPlan/operators/{operator}/recordings"
+    if stop:
+        api.post(f"{path}/stop")
+    else:
+        print(api.post(f"{path}/start", {"numWindows": windows})["id"])
+
+
+def recording(
+    name: Name,
+    id_: Annotated[str, typer.Argument(metavar="RECORDING")],
+    http: Http = HTTP,
+    username: Username = USERNAME,
+    password: Password = PASSWORD,
+    as_json: AsJson = False,
+) -> None:
+    """Print what a recording has so far, a line of JSON per window."""
+    windows = StramApi(http, username, password).get(f"/{name}/recordings/{id_}")["windows"]
+    if as_json:
+        print_json(windows)
+        return
+    for one in windows:
+        print(json.dumps(one, default=str))
+
+
+def _property(text: str) -> tuple[str, Any]:
+    from headrace.errors import ConfigError
+
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"write PROPERTY=VALUE, not {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def add_to(app: typer.Typer) -> None:
+    for name, command in (
+        ("resume", resume),
+        ("set", set_properties),
+        ("scale", scale),
+        ("change", change),
+        ("roll-back", roll_back),
+        ("replay", replay),
+        ("record", record),
+        ("recording", recording),
+    ):
+        app.command(name)(takes_tls(command))

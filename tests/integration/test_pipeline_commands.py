@@ -1,0 +1,98 @@
+"""`headrace pipeline ...` against the web application on a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.assembly.web_server import WebServer
+from headrace.cli.main import app as commands
+from headrace.errors import HeadraceError
+from tests.unit.web.stage import CONTAINER, MANAGER, READER, Pipelines, make
+
+
+@dataclass
+class Served:
+    pipelines: Pipelines
+    address: str
+
+    async def run(self, *arguments: str, user: tuple[str, str] = MANAGER) -> str:
+        """What the command prints; its error is raised."""
+        options = ["--http", self.address, "--username", user[0], "--password", user[1]]
+        command = ["pipeline", *arguments, *options]
+        result = await asyncio.to_thread(CliRunner().invoke, commands, command)
+        if isinstance(result.exception, HeadraceError):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    web, pipelines = make()
+    server = WebServer(web)
+    await server.start("127.0.0.1", 0)
+    host, port = server.address
+    yield Served(pipelines, f"{host}:{port}")
+    await server.close()
+
+
+async def test_looking(served: Served) -> None:
+    assert CONTAINER in await served.run("containers", "shop", user=READER)
+    rows = json.loads(await served.run("operators", "shop", "--json", user=READER))
+    assert [one["name"] for one in rows] == ["orders", "revenue"]
+    (first, *_), after = json.loads(await served.run("events", "shop", "--json")), "1"
+    assert first["type"] == "StartContainer"
+    assert "StartContainer" not in await served.run("events", "shop", "--after", after)
+    assert "python main" in await served.run("stack-trace", "shop", CONTAINER)
+    assert json.loads(await served.run("recording", "shop", "revenue-1"))["window"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call"),
+    [
+        (["kill-container", "shop", CONTAINER], ("kill_container", "shop", CONTAINER)),
+        (["log-level", "shop", "py4j", "info"], ("set_log_levels", "shop", {"py4j": "info"})),
+        (["resume", "shop"], ("resume", "shop")),
+        (
+            ["set", "shop", "revenue", "limit=3", "label=abc"],
+            ("set_property", "shop", "revenue", {"limit": 3, "label": "abc"}),
+        ),
+        (["scale", "shop", "revenue", "2"], ("set_instances", "shop", "revenue", 2)),
+        (
+            ["roll-back", "shop", "a1", "--operator", "revenue"],
+            ("roll_back", "shop", "a1", ["revenue"]),
+        ),
+        (["replay", "shop", "orders", "earliest"], ("replay", "shop", "orders", "earliest")),
+        (
+            ["record", "shop", "2", "--windows", "7"],
+            ("start_recording", "shop", "revenue", 7),
+        ),
+        (["record", "shop", "2", "--stop"], ("stop_recording", "shop", "revenue")),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+async def test_changing(served: Served, arguments: list[str], call: tuple[Any, ...]) -> None:
+    with pytest.raises(HeadraceError, match="may not manage"):
+        await served.run(*arguments, user=READER)
+    assert served.pipelines.calls == []
+    await served.run(*arguments)
+    assert served.pipelines.calls == [call]
+
+
+async def test_changing_the_plan(served: Served, tmp_path: Path) -> None:
+    file = tmp_path / "requests.json"
+    requests = [{"requestType": "RemoveOperatorRequest", "operatorName": "late"}]
+    file.write_text(json.dumps(requests))
+    await served.run("change", "shop", str(file))
+    assert served.pipelines.calls == [("change_plan", "shop", requests)]
+    file.write_text("not json")
+    with pytest.raises(HeadraceError, match="not JSON"):
+        await served.run("change", "shop", str(file))
