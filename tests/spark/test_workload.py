@@ -121,7 +121,7 @@ def test_what_is_there_is_processed_then_it_ends(
     sources = [stats for beat in beats if beat.node_id == 1 for stats in beat.window_stats]
     assert [stats.output_ports[0].tuple_count for stats in sources] == [4, 4, 2]
     assert [stats.output_ports[0].queue_size for stats in sources] == [6, 2, 0]
-    assert sources[0].metrics["events_output.bad_rows"] == 0
+    assert sources[0].metrics["bad_rows"] == 0
 
 
 def test_a_failed_query_is_told_and_its_batch_comes_again(

@@ -6,7 +6,8 @@ This module imports neither pyspark nor numpy; `stages.py` turns an application 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from headrace.errors import ConfigError
@@ -15,22 +16,29 @@ from headrace.pipeline.declarations import (
     OUTPUT_PORT,
     SPARK,
     Batch,
+    Hook,
+    Metric,
     Stage,
+    StreamOptions,
     TopicInput,
+    check_attributes,
     check_name,
-    read_signature,
+    feed_of,
+    make_stage,
 )
+from headrace.pipeline.properties import Properties
+from headrace.wire.umbilical import attributes as origin
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
+
+    from headrace.pipeline.preview import Preview
 
 __all__ = ["Application", "Batch"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Payload = Mapping[str, Any] | str  # an object, or the text of a payload, right or wrong
-Properties = Mapping[str, Mapping[str, Any]]
 
-READ_TOPIC = "headrace.pipeline.stages:read_topic"  # `class` of a topic port in the plan
 _TRIGGER = re.compile(r"\d+(\.\d+)? (millisecond|second|minute|hour|day)s?\Z")
 
 
@@ -48,12 +56,14 @@ class Application:
             raise ConfigError(
                 f"trigger {trigger!r}: write it like '1 second' or '500 milliseconds'"
             )
-        _check_attributes(attributes)
+        check_attributes(f"application {name}", attributes, origin.DAG)
         self.name = name
         self.trigger = trigger
         self.attributes = attributes
         self.topics: dict[str, TopicInput] = {}
         self.stages: dict[str, Stage] = {}
+        self.streams: dict[str, StreamOptions] = {}  # by feed
+        self.hooks: list[Hook] = []
 
     def topic(
         self,
@@ -64,17 +74,20 @@ class Application:
         on_bad_row: str = "drop",
         starting: str = "earliest",
         messages_max: int | None = None,
+        columns: Sequence[str] = (),
     ) -> None:
         """Declare `topic` ("stream/topic") as the input port `port`.
 
-        With a `schema` (Spark's DDL text) payloads are JSON objects and the port has its columns;
-        without one it has the source's raw columns. `on_bad_row` says what happens to a payload
-        that does not fit: "drop" counts it, "dead_letter" publishes it to `<topic>.dead_letter`,
-        "fail" stops the query. `starting` matters once, at the first start; `messages_max`
+        With a `schema` (Spark's DDL text) payloads are JSON objects and the port has its columns,
+        and of the message itself those that `columns` names; without one it has all of the
+        message's. `on_bad_row` says what happens to a payload that does not fit: "drop" counts it,
+        "dead_letter" publishes it to `<topic>.dead_letter`, "fail" stops the query. `starting`
+        (earliest, latest, a time or offsets) matters once, at the first start; `messages_max`
         bounds a micro-batch.
         """
-        self._claim(port)
-        self.topics[port] = TopicInput(port, topic, schema, on_bad_row, starting, messages_max)
+        self.add_topic(
+            TopicInput(port, topic, schema, on_bad_row, starting, messages_max, tuple(columns))
+        )
 
     @overload
     def operator(self, function: F, /) -> F: ...
@@ -90,46 +103,28 @@ class Application:
         expect: Mapping[str, str] | None = None,
         to: str | None = None,
         key: str | None = None,
-        output_mode: str = "append",
+        output_mode: str | None = None,
+        live: bool | Sequence[str] = False,
+        isolate: bool = False,
+        instances: int = 1,
+        renamed_from: str | None = None,
+        ports: Mapping[str, Mapping[str, Any]] | None = None,
         **attributes: Any,
     ) -> Callable[[F], F]: ...
-    def operator(
-        self,
-        function: Any = None,
-        /,
-        *,
-        name: str | None = None,
-        inputs: Mapping[str, str] | None = None,
-        outputs: Sequence[str] = (),
-        expect: Mapping[str, str] | None = None,
-        to: str | None = None,
-        key: str | None = None,
-        output_mode: str = "append",
-        **attributes: Any,
-    ) -> Any:
+    def operator(self, function: Any = None, /, **options: Any) -> Any:
         """Declare a function of DataFrames; its parameters are input ports, its result the output.
 
-        `to` publishes the result to a topic under the column `key`. With `outputs=("ok", "late")`
-        it returns a dict of them, wired as `inputs={"rows": "split.ok"}`. `expect` maps a SQL
-        condition to what happens to rows that break it.
+        `to` publishes the result to a topic under the column `key`; a result that aggregates states
+        its `output_mode`. With `outputs=("ok", "late")` the function returns a dict of them, wired
+        as `inputs={"rows": "split.ok"}`. `expect` maps a SQL condition to what happens to rows that
+        break it. Properties are keyword-only parameters; those that `live` names (True: all) are
+        read again for every batch. `isolate` and `instances` give the operator containers of its
+        own, `renamed_from` keeps the checkpoint of its old name. What is written in capitals are
+        attributes (MEMORY_MB=2048); `ports` has those of its ports.
         """
-        _check_attributes(attributes)
 
         def declare(function: F) -> F:
-            ports, properties = read_signature(function, sink=False)
-            stage = Stage(
-                name=name or function.__name__,
-                function=function,
-                ports=_wire(name or function.__name__, ports, inputs or {}),
-                outputs=tuple(outputs) or (OUTPUT_PORT,),
-                properties=properties,
-                expect=dict(expect or {}),
-                to=to,
-                key=key,
-                output_mode=output_mode,
-                attributes=attributes,
-            )
-            self._add(stage)
+            self.add_stage(make_stage(function, sink=False, **options))
             return function
 
         return declare if function is None else declare(function)
@@ -144,43 +139,94 @@ class Application:
         *,
         name: str | None = None,
         inputs: Mapping[str, str] | None = None,
-        output_mode: str = "append",
+        output_mode: str | None = None,
+        live: bool | Sequence[str] = False,
+        isolate: bool = False,
+        instances: int = 1,
+        renamed_from: str | None = None,
+        ports: Mapping[str, Mapping[str, Any]] | None = None,
         **attributes: Any,
     ) -> Callable[[F], F]: ...
-    def sink(
-        self,
-        function: Any = None,
-        /,
-        *,
-        name: str | None = None,
-        inputs: Mapping[str, str] | None = None,
-        output_mode: str = "append",
-        **attributes: Any,
-    ) -> Any:
+    def sink(self, function: Any = None, /, **options: Any) -> Any:
         """Declare a function that receives one *batch* DataFrame and `batch` (see `Batch`)."""
-        _check_attributes(attributes)
 
         def declare(function: F) -> F:
-            ports, properties = read_signature(function, sink=True)
-            if len(ports) != 1:
-                raise ConfigError(
-                    f"sink {function.__name__} has {len(ports)} inputs {ports}; it takes one "
-                    "(and, if it likes, `batch` and `spark`): join them in an operator first"
-                )
-            stage = Stage(
-                name=name or function.__name__,
-                function=function,
-                ports=_wire(name or function.__name__, ports, inputs or {}),
-                sink=True,
-                outputs=(),
-                properties=properties,
-                output_mode=output_mode,
-                attributes=attributes,
-            )
-            self._add(stage)
+            self.add_stage(make_stage(function, sink=True, **options))
             return function
 
         return declare if function is None else declare(function)
+
+    def metric(
+        self,
+        operator: str | Callable[..., Any],
+        *,
+        port: str = OUTPUT_PORT,
+        aggregate: str = "sum",
+        **expressions: str,
+    ) -> None:
+        """Count something about every window of an output: `app.metric(valid, units="sum(qty)")`.
+
+        The expressions are SQL aggregates over the port's rows. `aggregate` (sum, min, max, avg,
+        last) makes one value out of those of several instances.
+        """
+        name = operator if isinstance(operator, str) else operator.__name__
+        stage = self.stages.get(name)
+        if stage is None or stage.sink:
+            raise ConfigError(f"a metric belongs to an operator; {name!r} is none")
+        if port not in stage.outputs:
+            raise ConfigError(f"{name} has no output {port!r}; it has {', '.join(stage.outputs)}")
+        if not expressions:
+            raise ConfigError('name the metric: app.metric("valid", units="sum(qty)")')
+        added = [Metric(each, sql, port, aggregate) for each, sql in expressions.items()]
+        taken = {each.name for each in stage.metrics if each.port == port}
+        if twice := sorted(taken & {each.name for each in added}):
+            raise ConfigError(f"{name} has the metric {', '.join(twice)} already")
+        self.stages[name] = replace(stage, metrics=(*stage.metrics, *added))
+
+    def stream(
+        self,
+        source: str,
+        *,
+        name: str | None = None,
+        locality: str | None = None,
+        remote: bool = False,
+    ) -> None:
+        """Name or place the stream of an output: `app.stream("valid", locality="NODE_LOCAL")`.
+
+        Streams fuse the operators at their ends unless they are NODE_LOCAL, RACK_LOCAL or remote.
+        """
+        if source in self.streams:
+            raise ConfigError(f"the stream of {source} is declared twice")
+        self.streams[source] = StreamOptions(source, name, locality, remote)
+
+    @overload
+    def committed(self, function: F, /) -> F: ...
+    @overload
+    def committed(self, operator: str | None = None, /) -> Callable[[F], F]: ...
+    def committed(self, what: Any = None, /) -> Any:
+        """Declare a function that is told of every window that all operators have checkpointed.
+
+        It gets the window id, and `spark` if it asks for it, in every container, or with
+        `@app.committed("store")` where that operator runs. Windows may be skipped, never repeated
+        in one container's life; after a restart the last one may come again.
+        """
+        if callable(what):
+            self.hooks.append(Hook(what))
+            return what
+
+        def declare(function: F) -> F:
+            self.hooks.append(Hook(function, what))
+            return function
+
+        return declare
+
+    def add_topic(self, topic: TopicInput) -> None:
+        self._claim(topic.name)
+        self.topics[topic.name] = topic
+
+    def add_stage(self, stage: Stage) -> None:
+        self._claim(stage.name)
+        self.stages[stage.name] = stage
 
     def ordered(self) -> list[Stage]:
         """Stages with every stage after those that feed it; checks all the wiring."""
@@ -203,6 +249,13 @@ class Application:
 
         for stage in self.stages.values():
             visit(stage)
+        known = self._available("")
+        for feed in self.streams:
+            if feed not in known:
+                raise ConfigError(f"stream of {feed!r}: there is {', '.join(known)}")
+        for hook in self.hooks:
+            if hook.operator is not None and hook.operator not in {*self.stages, *self.topics}:
+                raise ConfigError(f"committed({hook.operator!r}): there is no such operator")
         return list(done.values())
 
     def terminals(self) -> list[Stage]:
@@ -217,39 +270,21 @@ class Application:
 
     def plan(self) -> dict[str, Any]:
         """The logical plan, Apex-shaped: operators with ports, and the streams between them."""
-        self.terminals()
-        stages = self.ordered()
-        streams = [
-            {
-                "name": feed if port == OUTPUT_PORT else feed.replace(".", "_"),
-                "source": {"operatorName": feed.partition(".")[0], "portName": port},
-                "sinks": sinks,
-                "locality": None,
-            }
-            for feed, port, sinks in self._feeds(stages)
-        ]
-        return {
-            "name": self.name,
-            "attributes": {"APPLICATION_NAME": self.name, "TRIGGER": self.trigger}
-            | self.attributes,
-            "operators": [_topic_plan(topic) for topic in self.topics.values()]
-            + [_stage_plan(stage) for stage in stages],
-            "streams": streams,
-            "topics": [
-                {"name": each.name, "topic": each.topic, "schema": each.schema}
-                for each in self.topics.values()
-            ],
-            "outputs": [
-                {
-                    "operator": stage.name,
-                    "port": OUTPUT_PORT,
-                    "topic": stage.to,
-                    "key": stage.key,
-                    "mode": stage.output_mode,
-                }
-                for stage in self.terminals()
-            ],
-        }
+        from headrace.pipeline.plans import to_plan
+
+        return to_plan(self)
+
+    @classmethod
+    def from_plan(
+        cls, plan: Mapping[str, Any], *, resolve: Callable[[str], Callable[..., Any]] | None = None
+    ) -> Application:
+        """The application of a plan; `resolve` finds functions by `module:function`.
+
+        Without it they are imported: only for plans that you trust as you trust code.
+        """
+        from headrace.pipeline.plans import from_plan
+
+        return from_plan(plan, resolve=resolve)
 
     def test(
         self,
@@ -268,14 +303,49 @@ class Application:
 
         return emulate(self, spark, rows, close=close, properties=properties or {})
 
-    def _feeds(self, stages: Sequence[Stage]) -> Iterator[tuple[str, str, list[dict[str, str]]]]:
-        """Each output that someone reads: (feed, its port, the input ports on it)."""
-        feeds: dict[str, list[dict[str, str]]] = {}
-        for stage in stages:
-            for port, feed in stage.ports.items():
-                feeds.setdefault(feed, []).append({"operatorName": stage.name, "portName": port})
-        for feed, sinks in feeds.items():
-            yield feed, feed.partition(".")[2] or OUTPUT_PORT, sinks
+    def validate(
+        self,
+        spark: SparkSession | None = None,
+        *,
+        properties: Properties | None = None,
+        master: str | None = None,
+        application_path: str | None = None,
+    ) -> dict[str, str]:
+        """Build everything on empty streams; the schema of every stream, as DDL by its name.
+
+        ConfigError lists all that is wrong: schemas, columns, modes, wiring. With `master` also
+        whether checkpoints under `application_path` are where the whole cluster sees them. A
+        session is started for the time being if none is given.
+        """
+        from headrace.pipeline.validation import validate
+
+        return validate(
+            self,
+            spark,
+            properties=properties or {},
+            master=master,
+            application_path=application_path,
+        )
+
+    def preview(
+        self,
+        spark: SparkSession,
+        *,
+        limit: int = 20,
+        address: str | None = None,
+        properties: Properties | None = None,
+        **rows: Sequence[Payload],
+    ) -> Preview:
+        """The first rows of every topic and operator, as tables a notebook shows.
+
+        Rows come from the broker (up to `limit` messages of each topic, as a batch), or from
+        what is given by port. Nothing is published and no sink is called.
+        """
+        from headrace.pipeline.preview import preview
+
+        return preview(
+            self, spark, rows, limit=limit, address=address, properties=properties or {}
+        )
 
     def _check_feed(self, stage: Stage, port: str, feed: str) -> None:
         name, _, output = feed.partition(".")
@@ -294,10 +364,7 @@ class Application:
         names = list(self.topics)
         for stage in self.stages.values():
             if stage.name != but and not stage.sink:
-                several = stage.outputs != (OUTPUT_PORT,)
-                names += (
-                    [f"{stage.name}.{port}" for port in stage.outputs] if several else [stage.name]
-                )
+                names += [feed_of(stage, port) for port in stage.outputs]
         return names
 
     def _claim(self, name: str) -> None:
@@ -307,70 +374,6 @@ class Application:
         if name in (SPARK, BATCH):
             raise ConfigError(f"{name!r} is a parameter that functions are given; rename it")
 
-    def _add(self, stage: Stage) -> None:
-        self._claim(stage.name)
-        self.stages[stage.name] = stage
-
 
 def available_of(stage: Stage) -> str:
     return " or ".join(repr(f"{stage.name}.{port}") for port in stage.outputs)
-
-
-def _wire(name: str, ports: tuple[str, ...], inputs: Mapping[str, str]) -> dict[str, str]:
-    if not ports:
-        raise ConfigError(f"{name} has no input; its parameters name the topics it reads")
-    unknown = sorted(set(inputs) - set(ports))
-    if unknown:
-        raise ConfigError(
-            f"inputs= of {name} names {', '.join(unknown)}; its ports are {', '.join(ports)}"
-        )
-    return {port: inputs.get(port, port) for port in ports}
-
-
-def _check_attributes(attributes: Mapping[str, Any]) -> None:
-    wrong = [name for name in attributes if not name.isupper()]
-    if wrong:
-        raise ConfigError(
-            f"unknown argument {', '.join(wrong)}; attributes are written in capitals, "
-            "like MEMORY_MB=2048"
-        )
-
-
-def _topic_plan(topic: TopicInput) -> dict[str, Any]:
-    properties = {
-        "topic": topic.topic,
-        "schema": topic.schema,
-        "on_bad_row": topic.on_bad_row,
-        "starting": topic.starting,
-        "messages_max": topic.messages_max,
-    }
-    return _operator_plan(topic.name, READ_TOPIC, properties, {}, (), (OUTPUT_PORT,))
-
-
-def _stage_plan(stage: Stage) -> dict[str, Any]:
-    return _operator_plan(
-        stage.name,
-        stage.reference,
-        stage.properties,
-        stage.attributes,
-        tuple(stage.ports),
-        stage.outputs,
-    )
-
-
-def _operator_plan(
-    name: str,
-    function: str,
-    properties: Mapping[str, Any],
-    attributes: Mapping[str, Any],
-    inputs: tuple[str, ...],
-    outputs: tuple[str, ...],
-) -> dict[str, Any]:
-    kinds = [(port, "input") for port in inputs] + [(port, "output") for port in outputs]
-    return {
-        "name": name,
-        "class": function,
-        "properties": dict(properties),
-        "attributes": dict(attributes),
-        "ports": [{"name": port, "kind": kind, "attributes": {}} for port, kind in kinds],
-    }

@@ -7,18 +7,28 @@ parameters are properties: they have a default and may be set per deployment.
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from headrace.errors import ConfigError
+from headrace.wire.umbilical import attributes as origin
+from headrace.wire.umbilical.messages import Locality
 
 OUTPUT_PORT = "output"  # of an operator that declares no outputs
 SPARK, BATCH = "spark", "batch"  # parameters that are given, not wired
 OUTPUT_MODES = ("append", "update", "complete")
 ON_BAD_ROW = ("dead_letter", "drop", "fail")
+MESSAGE_COLUMNS = (
+    *("stream", "topic", "partition", "offset", "timestamp", "origin_timestamp"),
+    *("id", "key", "headers", "payload"),
+)
+AGGREGATES = ("sum", "min", "max", "avg", "last")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _TOPIC = re.compile(r"[^/\s]+/[^/\s]+\Z")
@@ -47,13 +57,42 @@ class TopicInput:
     on_bad_row: str = "drop"
     starting: str = "earliest"
     messages_max: int | None = None
+    columns: tuple[str, ...] = ()  # of the message itself, beside those of the schema
+    ending: str | None = None  # of a backfill: the first position that is not read
 
     def __post_init__(self) -> None:
         check_name(self.name, "topic port")
         check_topic(self.topic)
         _check_choice("on_bad_row", self.on_bad_row, ON_BAD_ROW)
-        if self.starting not in ("earliest", "latest") and not self.starting.startswith("{"):
-            raise ConfigError(f"starting is earliest, latest or JSON offsets: {self.starting!r}")
+        if self.columns and self.schema is None:
+            raise ConfigError(
+                f"topic port {self.name} has no schema and so every column of the message; "
+                "columns= adds some of them to a schema"
+            )
+        for column in self.columns:
+            _check_choice("columns", column, MESSAGE_COLUMNS)
+        for what, position in (("starting", self.starting), ("ending", self.ending)):
+            if position is not None:
+                check_position(what, position)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number of every window: an SQL aggregate over the rows of an output port.
+
+    `aggregate` says how the values of several instances become one.
+    """
+
+    name: str
+    expression: str
+    port: str = OUTPUT_PORT
+    aggregate: str = "sum"
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "metric")
+        _check_choice("aggregate", self.aggregate, AGGREGATES)
+        if self.name in ("rows", "bad_rows"):
+            raise ConfigError(f"metric {self.name!r} is counted by itself; choose another name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +108,28 @@ class Stage:
     expect: Mapping[str, str] = field(default_factory=dict)  # SQL condition: what else happens
     to: str | None = None
     key: str | None = None
-    output_mode: str = "append"
+    output_mode: str | None = None  # None: not stated, which an aggregation may not leave open
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    port_attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    live: tuple[str, ...] = ()  # properties that are read again for every batch
+    metrics: tuple[Metric, ...] = ()
+    isolate: bool = False
+    instances: int = 1
+    renamed_from: str | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name, "operator")
-        _check_choice("output_mode", self.output_mode, OUTPUT_MODES)
+        if self.output_mode is not None:
+            _check_choice("output_mode", self.output_mode, OUTPUT_MODES)
+        if unknown := sorted(set(self.live) - set(self.properties)):
+            raise ConfigError(
+                f"live= of {self.name} names {', '.join(unknown)}; its properties are "
+                f"{', '.join(self.properties) or 'none'} (keyword-only parameters)"
+            )
+        if unknown := sorted(set(self.port_attributes) - {*self.ports, *self.outputs}):
+            raise ConfigError(f"{self.name} has no port {', '.join(unknown)}")
+        if self.instances < 1:
+            raise ConfigError(f"instances of {self.name} must be 1 or more: {self.instances}")
         for name in self.outputs:
             check_name(name, "output port")
         for action in self.expect.values():
@@ -94,6 +149,128 @@ class Stage:
     def reference(self) -> str:
         """How a deployment names the function: `module:function`, never code."""
         return f"{self.function.__module__}:{self.function.__qualname__}"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What is said about the stream of an output besides who reads it."""
+
+    feed: str
+    name: str | None = None
+    locality: str | None = None
+    remote: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_name(self.name, "stream")
+        if self.locality is not None:
+            _check_choice("locality", self.locality, tuple(Locality.__members__))
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A function that is told of committed windows, where `operator` runs or everywhere."""
+
+    function: Callable[..., Any]
+    operator: str | None = None
+
+    def __post_init__(self) -> None:
+        names = list(inspect.signature(self.function).parameters)
+        if len([name for name in names if name != SPARK]) != 1:
+            raise ConfigError(
+                f"{self.function.__qualname__}: a committed() hook takes the window id"
+                f" (and, if it likes, `spark`), not {', '.join(names) or 'nothing'}"
+            )
+
+
+def make_stage(
+    function: Callable[..., Any],
+    *,
+    sink: bool,
+    name: str | None = None,
+    inputs: Mapping[str, str] | None = None,
+    outputs: Sequence[str] = (),
+    expect: Mapping[str, str] | None = None,
+    to: str | None = None,
+    key: str | None = None,
+    output_mode: str | None = None,
+    live: bool | Sequence[str] = False,
+    isolate: bool = False,
+    instances: int = 1,
+    renamed_from: str | None = None,
+    ports: Mapping[str, Mapping[str, Any]] | None = None,
+    **attributes: Any,
+) -> Stage:
+    """A stage out of a function and what its declaration says."""
+    name = name or function.__name__
+    check_attributes(name, attributes, origin.OPERATOR)
+    for port, values in (ports or {}).items():
+        check_attributes(f"port {port} of {name}", values, origin.PORT)
+    inlets, properties = read_signature(function, sink=sink)
+    if sink and len(inlets) != 1:
+        raise ConfigError(
+            f"sink {name} has {len(inlets)} inputs {inlets}; it takes one "
+            "(and, if it likes, `batch` and `spark`): join them in an operator first"
+        )
+    return Stage(
+        name=name,
+        function=function,
+        ports=_wire(name, inlets, inputs or {}),
+        sink=sink,
+        outputs=() if sink else tuple(outputs) or (OUTPUT_PORT,),
+        properties=properties,
+        expect=dict(expect or {}),
+        to=to,
+        key=key,
+        output_mode=output_mode,
+        attributes=attributes,
+        port_attributes={port: dict(values) for port, values in (ports or {}).items()},
+        live=_live(live, properties),
+        isolate=isolate,
+        instances=instances,
+        renamed_from=renamed_from,
+    )
+
+
+def _live(live: bool | Sequence[str], properties: Mapping[str, Any]) -> tuple[str, ...]:
+    if isinstance(live, bool):
+        return tuple(properties) if live else ()
+    return (live,) if isinstance(live, str) else tuple(live)
+
+
+def _wire(name: str, ports: tuple[str, ...], inputs: Mapping[str, str]) -> dict[str, str]:
+    if not ports:
+        raise ConfigError(f"{name} has no input; its parameters name the topics it reads")
+    unknown = sorted(set(inputs) - set(ports))
+    if unknown:
+        raise ConfigError(
+            f"inputs= of {name} names {', '.join(unknown)}; its ports are {', '.join(ports)}"
+        )
+    return {port: inputs.get(port, port) for port in ports}
+
+
+def check_attributes(owner: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Names and types are the origin's (`headrace.wire.umbilical.attributes`)."""
+    if wrong := [name for name in given if not name.isupper()]:
+        raise ConfigError(
+            f"unknown argument {', '.join(wrong)}; attributes are written in capitals, "
+            "like MEMORY_MB=2048"
+        )
+    for name, value in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; there is {', '.join(sorted(known))}"
+            raise ConfigError(f"{owner} has no attribute {name}{hint}")
+        default = known[name]
+        number = type(default) is float and type(value) is int
+        if default is not None and type(value) is not type(default) and not number:
+            kind = type(default).__name__
+            raise ConfigError(f"attribute {name} of {owner} is {kind}, like {default!r}: {value!r}")
+
+
+def feed_of(stage: Stage, port: str) -> str:
+    """What others call this output: `split.ok`, or just `valid` for the only one."""
+    return stage.name if stage.outputs == (OUTPUT_PORT,) else f"{stage.name}.{port}"
 
 
 def read_signature(
@@ -133,6 +310,22 @@ def check_name(name: str, what: str) -> None:
 def check_topic(topic: str) -> None:
     if not _TOPIC.match(topic):
         raise ConfigError(f"topic {topic!r}: write stream/topic, like 'shop/orders'")
+
+
+def check_position(what: str, text: str) -> None:
+    """As the connector reads it; told here, before a container runs into it."""
+    if text in ("earliest", "latest") or text.isdigit():
+        return
+    try:
+        if text.lstrip().startswith("{"):
+            json.loads(text)
+        else:
+            datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{what} is earliest, latest, a time like 2026-01-31T12:00:00Z, or offsets like "
+            f'{{"0": 100}}: {text!r}'
+        ) from None
 
 
 def _check_choice(what: str, value: str, values: tuple[str, ...]) -> None:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
 
 from headrace.errors import ConfigError
-from headrace.pipeline.application import Application, Properties
+from headrace.pipeline.application import Application
 from headrace.pipeline.declarations import Batch, TopicInput
+from headrace.pipeline.properties import Properties
+from headrace.pipeline.samples import read_windows, windows_of, write_window
 from headrace.pipeline.stages import Query, build_queries, give
 
 END_OF_INPUT = 999_999  # number of the empty window that lets a finished query run once more
@@ -27,17 +27,6 @@ END_OF_TIME_MS = 253_402_300_799_000  # the last second of the year 9999
 TIMEOUT_SECONDS = 120
 
 _CHECKSUMS = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
-_RAW = {
-    "stream": "string",
-    "topic": "string",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-    "origin_timestamp": "timestamp",
-    "id": "string",
-    "key": "binary",
-    "headers": "map<string,binary>",
-}
 
 
 def emulate(
@@ -55,10 +44,13 @@ def emulate(
         )
     with tempfile.TemporaryDirectory(prefix="headrace-test-") as folder, _no_checksums(spark):
         for name in app.topics:
-            _write_windows(Path(folder, "in", name), rows.get(name, ()))
+            source = Path(folder, "in", name)
+            source.mkdir(parents=True)
+            for index, window in enumerate(windows_of(rows.get(name, ()))):
+                write_window(source, index, window)
 
         def read_topic(topic: TopicInput, columns: tuple[str, ...]) -> DataFrame:
-            return _read(spark, Path(folder, "in", topic.name), topic, columns)
+            return read_windows(spark, Path(folder, "in", topic.name), topic, columns)
 
         queries = [
             (query, Path(folder, "checkpoints", query.name))
@@ -67,47 +59,11 @@ def emulate(
         results = {query.name: _run(query, checkpoint) for query, checkpoint in queries}
         if close:
             for name in app.topics:
-                _write_window(Path(folder, "in", name), END_OF_INPUT, ())
+                write_window(Path(folder, "in", name), END_OF_INPUT, ())
             for query, checkpoint in queries:
                 _end_event_time(checkpoint)
                 results[query.name] += _run(query, checkpoint)
         return results
-
-
-def _write_windows(folder: Path, rows: Sequence[Any]) -> None:
-    folder.mkdir(parents=True)
-    several = bool(rows) and isinstance(rows[0], list | tuple)
-    for index, window in enumerate(rows if several else [rows]):
-        _write_window(folder, index, window)
-
-
-def _write_window(folder: Path, index: int, window: Sequence[Any]) -> None:
-    path = folder / f"{index:06}.txt"
-    path.write_text("".join(f"{_payload(row)}\n" for row in window))
-    os.utime(path, (index + 1, index + 1))  # Spark reads the oldest file first
-
-
-def _payload(row: Any) -> str:
-    text = row if isinstance(row, str) else json.dumps(row, default=str)
-    if "\n" in text:
-        raise ConfigError(f"a payload given to test() is one line: {text!r}")
-    return text
-
-
-def _read(
-    spark: SparkSession, folder: Path, topic: TopicInput, columns: tuple[str, ...]
-) -> DataFrame:
-    lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(folder))
-    stream, name = topic.topic.split("/")
-    known: dict[str, Any] = {"stream": stream, "topic": name, "partition": 0}
-    return lines.select(
-        *(
-            F.lit(known.get(column)).cast(_RAW[column]).alias(column)
-            for column in columns
-            if column != "payload"
-        ),
-        F.col("value").cast("binary").alias("payload"),
-    )
 
 
 def _run(query: Query, checkpoint: Path) -> list[Row]:
@@ -115,6 +71,7 @@ def _run(query: Query, checkpoint: Path) -> list[Row]:
     collected: list[Row] = []
 
     def on_batch(frame: DataFrame, batch_id: int) -> None:
+        frame = query.finish(frame)
         collected.extend(frame.collect())
         if query.stage is not None:
             give(query, frame, Batch(window_id=batch_id, batch_id=batch_id, replay=False))

@@ -35,7 +35,8 @@ class BatchReport:
     duration_ms: int
     ended_ms: int
     checkpoint_ms: int
-    metrics: Mapping[str, Value]
+    observed: Mapping[str, Mapping[str, Value]]  # by `operator.port`
+    state: Mapping[str, Value]  # rows that Spark keeps, and those that came too late to count
 
 
 def read_progress(progress: Mapping[str, Any], window: BatchWindow, rows_out: int) -> BatchReport:
@@ -54,37 +55,58 @@ def read_progress(progress: Mapping[str, Any], window: BatchWindow, rows_out: in
         duration_ms=duration_ms,
         ended_ms=started_ms + duration_ms,
         checkpoint_ms=durations.get("walCommit", 0) + durations.get("commitOffsets", 0) + state_ms,
-        metrics=_metrics(progress),
+        observed=_observed(progress),
+        state=_state(progress),
     )
 
 
-def operator_stats(
-    report: BatchReport, grid: WindowGrid, *, inputs: Sequence[str], first: bool, last: bool
-) -> OperatorStats:
-    """The record of one operator: rows are known where they enter the query and where they leave.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an operator stands in its query: rows are known where they enter it, where they leave
+    it, and at every port that somebody observes."""
 
-    `inputs` are its input ports; `first` marks a topic port, `last` the operator that publishes.
-    """
+    operator: str
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = (OUTPUT_PORT,)
+    topic: bool = False  # rows enter here
+    first: bool = False  # of the query; a query has one lag, whatever it reads
+    last: bool = False  # rows leave here
+    stateful: bool = False  # late rows are dropped here
+
+
+def operator_stats(report: BatchReport, grid: WindowGrid, place: Place) -> OperatorStats:
+    """The record of one operator for one window."""
     window = report.window
-    ports = tuple(PortStats(id=port, end_window_timestamp=report.ended_ms) for port in inputs)
-    rows = report.rows_in if first else report.rows_out if last else 0
-    output = PortStats(
-        id=OUTPUT_PORT,
-        tuple_count=rows,
-        end_window_timestamp=report.ended_ms,
-        queue_size=report.lag_messages if first else 0,
-    )
+    inputs = tuple(PortStats(id=port, end_window_timestamp=report.ended_ms) for port in place.inputs)
+    rows = report.rows_in if place.topic else report.rows_out if place.last else 0
     metrics: dict[str, Value] = {"batch_duration_ms": report.duration_ms}
-    if first:
-        metrics |= {"rows": report.rows_in, "lag_messages": report.lag_messages}
-        metrics |= report.metrics
-    if last:
+    if place.topic:
+        metrics["rows"] = rows
+    if place.first:
+        metrics["lag_messages"] = report.lag_messages
+    if place.last:
         metrics["rows_published"] = report.rows_out
+    if place.stateful:
+        metrics |= report.state
+    outputs = []
+    for index, port in enumerate(place.outputs or (OUTPUT_PORT,)):
+        seen = report.observed.get(f"{place.operator}.{port}", {})
+        prefix = "" if port == OUTPUT_PORT else f"{port}."
+        metrics |= {f"{prefix}{name}": value for name, value in seen.items()}
+        count = seen.get("rows", rows)
+        outputs.append(
+            PortStats(
+                id=port,
+                tuple_count=count if isinstance(count, int) else rows,
+                end_window_timestamp=report.ended_ms,
+                queue_size=report.lag_messages if place.first and index == 0 else 0,
+            )
+        )
     return OperatorStats(
         window_id=window.window,
         checkpoint=Checkpoint(window_id=window.window),
-        input_ports=ports,
-        output_ports=(output,),
+        input_ports=inputs,
+        output_ports=tuple(outputs),
         checkpoint_stats=CheckpointStats(
             checkpoint_start_time=report.ended_ms - report.checkpoint_ms,
             checkpoint_time=report.checkpoint_ms,
@@ -119,16 +141,22 @@ def _positions(offset: Any) -> dict[str, int]:
     return {str(key): int(at[1]) for key, at in offset["p"].items()}
 
 
-def _metrics(progress: Mapping[str, Any]) -> dict[str, Value]:
-    """Observed metrics as `<name>.<field>`, and what the operators of state hold."""
-    metrics: dict[str, Value] = {}
-    for name, row in (progress.get("observedMetrics") or {}).items():
-        for key, value in row.items():
-            if isinstance(value, bool | int | float | str):
-                metrics[f"{name}.{key}"] = value
+def _observed(progress: Mapping[str, Any]) -> dict[str, dict[str, Value]]:
+    return {
+        str(name): {
+            key: value
+            for key, value in row.items()
+            if isinstance(value, bool | int | float | str)
+        }
+        for name, row in (progress.get("observedMetrics") or {}).items()
+    }
+
+
+def _state(progress: Mapping[str, Any]) -> dict[str, Value]:
     states = progress.get("stateOperators") or []
-    if states:
-        metrics["state_rows"] = sum(int(each.get("numRowsTotal", 0)) for each in states)
-        late = sum(int(each.get("numRowsDroppedByWatermark", 0)) for each in states)
-        metrics[ROWS_LATE] = late
-    return metrics
+    if not states:
+        return {}
+    return {
+        "state_rows": sum(int(each.get("numRowsTotal", 0)) for each in states),
+        ROWS_LATE: sum(int(each.get("numRowsDroppedByWatermark", 0)) for each in states),
+    }

@@ -2,250 +2,309 @@
 becomes one streaming query in which everything above it is fused.
 
 Where the rows come from is the caller's: the container passes the headrace source, a test passes
-files. So a test runs the same parsing, the same conditions and the same operators.
+files, validation passes nothing at all. So all of them run the same parsing, the same conditions
+and the same operators. A part of an application is built by naming what it publishes (`outlets`)
+and giving it what other parts made (`given`).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.errors import ConfigError
-from headrace.pipeline.application import Application, Properties
+from headrace.errors import ConfigError, HeadraceError
+from headrace.pipeline.application import Application
+from headrace.pipeline.bad_rows import split_expected, split_payloads
 from headrace.pipeline.declarations import (
     BATCH,
     OUTPUT_PORT,
     SPARK,
     Batch,
+    Metric,
     Stage,
     TopicInput,
+    feed_of,
 )
-from headrace.spark.options import COLUMNS
+from headrace.pipeline.inspection import (
+    check_query,
+    check_stated_mode,
+    is_stateful,
+    stateful_parts,
+    streaming_nodes,
+)
+from headrace.pipeline.properties import Properties, PropertyValues
+from headrace.pipeline.queries import Query
+from headrace.pipeline.topics import message_columns
 
-ReadTopic = Callable[[TopicInput, tuple[str, ...]], DataFrame]
-"""Raw rows of a topic, with at least these columns of the source's raw schema."""
+if TYPE_CHECKING:
+    from headrace.pipeline.topics import ReadTopic
 
-_BAD = "_corrupt"  # where Spark's JSON parser leaves a payload that does not fit the schema
+__all__ = ["Builder", "Query", "build_queries", "give"]
 
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """One streaming query: a terminal stage with all that feeds it."""
-
-    name: str
-    frame: DataFrame
-    mode: str
-    topic: str | None = None  # where the rows go, or
-    key: str | None = None
-    stage: Stage | None = None  # the sink function they are given to, with its
-    properties: Mapping[str, Any] = field(default_factory=dict)
-    operators: tuple[str, ...] = ()  # fused in it, upstream first
+T = TypeVar("T")
 
 
 def build_queries(
     app: Application,
     spark: SparkSession,
     read_topic: ReadTopic,
-    properties: Properties | None = None,
+    properties: Properties | PropertyValues | None = None,
+    *,
+    terminals: Collection[str] | None = None,
+    given: Mapping[str, DataFrame] | None = None,
+    outlets: Mapping[str, str] | None = None,
 ) -> list[Query]:
-    """Call every operator; ConfigError with the remedy for what Spark cannot run."""
-    terminals = app.terminals()
-    used = _upstream(app, terminals)
-    frames: dict[str, DataFrame] = {}
-    queries: list[Query] = []
-    for topic in app.topics.values():
-        if topic.name in used:
-            frames[topic.name], rejected = _parse(topic, read_topic)
-            queries += rejected
-    for stage in app.ordered():
-        if stage.name not in used:
-            continue
-        inputs = {port: frames[feed] for port, feed in stage.ports.items()}
-        values = _properties(stage, (properties or {}).get(stage.name, {}))
-        if stage.sink:
-            (frame,) = inputs.values()
-            queries.append(_query(app, stage, frame, values))
-            continue
-        results = _call(stage, inputs, spark, values)
-        for port, result in results.items():
-            frame, rejected = _expect(app, stage, port, result)
-            queries += rejected
-            frames[stage.name if port == OUTPUT_PORT else f"{stage.name}.{port}"] = frame
-        if stage.to is not None:
-            queries.append(_query(app, stage, frames[stage.name], values))
+    """Call every operator that is needed; ConfigError with the remedy for what Spark cannot run.
+
+    `terminals` narrows the queries to these stages; `given` are streams that were made elsewhere,
+    by feed ("split.ok"); `outlets` maps feeds to topics that others read them from, each of which
+    becomes a query of its own, named after the feed.
+    """
+    builder = Builder(app, spark, read_topic, properties, given=given)
+    wanted = [each for each in app.terminals() if terminals is None or each.name in terminals]
+    feeds = outlets or {}
+    builder.build([*(each.name for each in wanted), *(feed.partition(".")[0] for feed in feeds)])
+    if builder.problems:
+        raise ConfigError(builder.problems[0])
+    queries = [*builder.rejected, *(builder.query(stage) for stage in wanted)]
+    queries += [builder.outlet(feed, topic) for feed, topic in feeds.items()]
     for query in queries:
         check_query(query, spark)
     return queries
 
 
+class Builder:
+    """DataFrames of an application, by feed: `name`, or `name.port` of several outputs."""
+
+    def __init__(
+        self,
+        app: Application,
+        spark: SparkSession,
+        read_topic: ReadTopic,
+        properties: Properties | PropertyValues | None = None,
+        *,
+        given: Mapping[str, DataFrame] | None = None,
+    ) -> None:
+        self._app = app
+        self._spark = spark
+        self._read_topic = read_topic
+        known = isinstance(properties, PropertyValues)
+        self.values = properties if known else PropertyValues(app, properties)
+        self.given = dict(given or {})
+        self.frames: dict[str, DataFrame] = dict(self.given)
+        self.rejected: list[Query] = []  # dead letters
+        self.problems: list[str] = []
+        self._stateful: dict[str, bool] = {}  # whether a feed's rows went through state
+
+    def build(self, names: Collection[str] | None = None) -> None:
+        """Make the frames of these stages and all above them; what fails is in `problems`."""
+        used = self.upstream(self._app.stages if names is None else names)
+        for topic in self._app.topics.values():
+            if topic.name in used:
+                self._attempt(topic.name, self._read, topic)
+        for stage in self._app.ordered():
+            fed = all(feed in self.frames for feed in stage.ports.values())
+            if stage.name in used and not stage.sink and fed:
+                self._attempt(stage.name, self._run, stage)
+
+    def upstream(self, names: Collection[str]) -> dict[str, None]:
+        """All that is needed for these, upstream first, up to what is given."""
+        found: dict[str, None] = {}
+
+        def visit(name: str) -> None:
+            stage = self._app.stages.get(name)
+            for feed in stage.ports.values() if stage is not None else ():
+                if feed not in self.given:
+                    visit(feed.partition(".")[0])
+            found[name] = None
+
+        for name in names:
+            visit(name)
+        return found
+
+    def query(self, stage: Stage) -> Query:
+        """The query of a terminal stage."""
+        feed = next(iter(stage.ports.values())) if stage.sink else stage.name
+        query = self._query(feed, stage, stage.name)
+        if stage.key is not None and stage.key not in self.frames[feed].columns:
+            columns = ", ".join(self.frames[feed].columns)
+            raise ConfigError(
+                f"key {stage.key!r} of {stage.name} is not among its columns {columns}"
+            )
+        return replace(
+            query,
+            topic=stage.to,
+            key=stage.key,
+            stage=stage if stage.sink else None,
+            values=self.values,
+        )
+
+    def outlet(self, feed: str, topic: str) -> Query:
+        """The query that publishes a stream for other containers."""
+        stage = self._app.stages.get(feed.partition(".")[0])
+        return replace(self._query(feed, stage, feed), topic=topic)
+
+    def _query(self, feed: str, stage: Stage | None, name: str) -> Query:
+        frame = self.frames[feed]
+        nodes = streaming_nodes(frame)
+        stated = stage.output_mode if stage is not None else None
+        check_stated_mode(name, stated, nodes)
+        names = tuple(self.upstream([stage.name if stage is not None else feed]))
+        query = Query(
+            name=name,
+            frame=frame,
+            mode=stated or "append",
+            operators=names,
+            stateful=next((each for each in names if self._stateful.get(each)), ""),
+        )
+        called = [each for each in self._called_per_batch(names) if not each.sink]
+        return query if not called else self._with_tail(query, feed, called)
+
+    # live properties
+
+    def _called_per_batch(self, names: Collection[str]) -> list[Stage]:
+        """Operators with live properties, and everything below them."""
+        found: dict[str, Stage] = {}
+        for stage in self._app.ordered():
+            below = any(feed.partition(".")[0] in found for feed in stage.ports.values())
+            if stage.name in names and (stage.live or below):
+                found[stage.name] = stage
+        return list(found.values())
+
+    def _with_tail(self, query: Query, feed: str, called: list[Stage]) -> Query:
+        """Cut the query where the first live property is read: what follows runs per batch."""
+        names = {stage.name for stage in called}
+        live = next(stage.name for stage in called if stage.live)
+        above = {
+            each: None
+            for stage in called
+            for each in stage.ports.values()
+            if each.partition(".")[0] not in names
+        }
+        if len(above) != 1:
+            raise ConfigError(
+                f"{live} has a live property, so it and what follows it run batch by batch, and a "
+                f"batch has one input, not {', '.join(above)}: join them in an operator above it"
+            )
+        (start,) = above
+        added = stateful_parts(streaming_nodes(query.frame)) - stateful_parts(
+            streaming_nodes(self.frames[start])
+        )
+        if added:
+            raise ConfigError(
+                f"{live} has a live property, so it and what follows it run batch by batch and "
+                f"cannot keep state ({', '.join(sorted(added))}): aggregate in an operator above it"
+            )
+        for stage in called:
+            if stage.metrics or "dead_letter" in stage.expect.values():
+                raise ConfigError(
+                    f"{stage.name} runs batch by batch because a property of {live} is live; "
+                    "declare its metrics and dead letters on an operator above it"
+                )
+
+        def tail(batch: DataFrame) -> DataFrame:
+            frames = {start: batch}
+            for stage in called:
+                for port, frame in self._call(stage, frames).items():
+                    frames[feed_of(stage, port)] = self._expect(stage, port, frame)[0]
+            return frames[feed]
+
+        return replace(query, frame=self.frames[start], tail=tail)
+
+    # one stage
+
+    def _attempt(self, name: str, make: Callable[[T], None], what: T) -> None:
+        try:
+            make(what)
+        except ConfigError as error:
+            self.problems.append(str(error))
+        except PySparkException as error:
+            text = str(error).split("\n", 1)[0]
+            self.problems.append(f"{name}: {text}")
+
+    def _read(self, topic: TopicInput) -> None:
+        if topic.name in self.given:
+            return
+        rows = self._read_topic(topic, message_columns(topic))
+        rejected: list[Query] = []
+        if topic.schema is not None:
+            rows, rejected = split_payloads(topic, rows)
+        self.frames[topic.name] = rows
+        self.rejected += rejected
+
+    def _run(self, stage: Stage) -> None:
+        if all(feed_of(stage, port) in self.given for port in stage.outputs):
+            return
+        inputs = {feed: self.frames[feed] for feed in stage.ports.values()}
+        above = [streaming_nodes(frame) for frame in inputs.values()]
+        for port, result in self._call(stage, inputs).items():
+            frame, rejected = self._expect(stage, port, result)
+            self.rejected += rejected
+            nodes = streaming_nodes(frame)
+            first = is_stateful(nodes) and not any(map(is_stateful, above))
+            self._stateful[stage.name] = self._stateful.get(stage.name, False) or first
+            feed = feed_of(stage, port)
+            metrics = [metric for metric in stage.metrics if metric.port == port]
+            self.frames[feed] = _observe(frame, f"{stage.name}.{port}", metrics)
+
+    def _expect(self, stage: Stage, port: str, frame: DataFrame) -> tuple[DataFrame, list[Query]]:
+        stream = next(iter(self._app.topics.values())).topic.split("/")[0]
+        operators = tuple(self.upstream([stage.name]))
+        return split_expected(stage, port, frame, stream=stream, operators=operators)
+
+    def _call(self, stage: Stage, frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+        """The stage's outputs by port. The function runs now; Spark runs what it returned."""
+        inputs = {port: frames[feed] for port, feed in stage.ports.items()}
+        arguments: dict[str, Any] = {**inputs, **self.values.of(stage)}
+        if SPARK in inspect.signature(stage.function).parameters:
+            arguments[SPARK] = self._spark
+        result = _call(stage, arguments)
+        results = {OUTPUT_PORT: result} if stage.outputs == (OUTPUT_PORT,) else result
+        if not isinstance(results, dict) or set(results) != set(stage.outputs):
+            raise ConfigError(f"{stage.name} must return a dict with {', '.join(stage.outputs)}")
+        for port, frame in results.items():
+            if not isinstance(frame, DataFrame):
+                raise ConfigError(
+                    f"{stage.name} returned {type(frame).__name__} for {port}, not a DataFrame; "
+                    "is a `return` missing?"
+                )
+        return {port: results[port] for port in stage.outputs}
+
+
+def _call(stage: Stage, arguments: Mapping[str, Any]) -> Any:
+    try:
+        return stage.function(**arguments)
+    except (HeadraceError, PySparkException):
+        raise
+    except Exception as error:  # the user's code: its author needs to know what and where
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(last.filename).name}:{last.lineno}"
+        raise ConfigError(f"{stage.name}: {type(error).__name__}: {error} ({place})") from error
+
+
+def _observe(frame: DataFrame, name: str, metrics: list[Metric]) -> DataFrame:
+    """Spark counts while the rows pass; one observation per port."""
+    if not metrics:
+        return frame
+    columns = [F.expr(metric.expression).alias(metric.name) for metric in metrics]
+    return frame.observe(name, F.count(F.lit(1)).alias("rows"), *columns)
+
+
 def give(query: Query, frame: DataFrame, batch: Batch) -> None:
     """Call a sink function with its one input and what else it asks for."""
-    assert query.stage is not None
-    (port,) = query.stage.ports
+    stage, values = query.stage, query.values
+    assert stage is not None
+    assert values is not None
+    (port,) = stage.ports
     extra = {BATCH: batch, SPARK: frame.sparkSession}
-    wanted = inspect.signature(query.stage.function).parameters
+    wanted = inspect.signature(stage.function).parameters
     arguments = {name: value for name, value in extra.items() if name in wanted}
-    query.stage.function(**{port: frame}, **query.properties, **arguments)
-
-
-def check_query(query: Query, spark: SparkSession) -> None:
-    """What Spark would refuse at start, refused before anything has started."""
-    jvm: Any = spark.sparkContext._jvm
-    modes = jvm.org.apache.spark.sql.streaming.OutputMode
-    mode = getattr(modes, query.mode.capitalize())()
-    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-    try:
-        checker.checkForStreaming(query.frame._jdf.queryExecution().analyzed(), mode)
-    except AnalysisException as error:
-        raise ConfigError(f"{query.name} cannot run: {_remedy(query, error)}") from error
-
-
-def _remedy(query: Query, error: AnalysisException) -> str:
-    text = str(error).split("\n", 1)[0]
-    if query.mode == "append" and "watermark" in text.lower():
-        return (
-            "it aggregates in append mode without a watermark, so Spark never knows when a group "
-            'is complete. Add .withWatermark("<event time column>", "2 minutes") before the '
-            'aggregation, or declare output_mode="update" to publish every change'
-        )
-    if query.mode == "complete":
-        return f'{text}. output_mode="complete" needs an aggregation; use "append"'
-    return text
-
-
-def _upstream(app: Application, terminals: list[Stage]) -> dict[str, None]:
-    """Names of all that the terminals need, upstream first; the rest is never read."""
-    names: dict[str, None] = {}
-
-    def visit(stage: Stage) -> None:
-        for feed in stage.ports.values():
-            source = feed.partition(".")[0]
-            if source in app.stages:
-                visit(app.stages[source])
-            else:
-                names[source] = None
-        names[stage.name] = None
-
-    for stage in terminals:
-        visit(stage)
-    return names
-
-
-def _query(
-    app: Application, stage: Stage, frame: DataFrame, properties: Mapping[str, Any]
-) -> Query:
-    if stage.key is not None and stage.key not in frame.columns:
-        raise ConfigError(
-            f"key {stage.key!r} of {stage.name} is not among its columns {', '.join(frame.columns)}"
-        )
-    return Query(
-        name=stage.name,
-        frame=frame,
-        mode=stage.output_mode,
-        topic=stage.to,
-        key=stage.key,
-        stage=stage if stage.sink else None,
-        properties=properties,
-        operators=tuple(_upstream(app, [stage])),
-    )
-
-
-def _properties(stage: Stage, given: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = sorted(set(given) - set(stage.properties))
-    if unknown:
-        raise ConfigError(
-            f"{stage.name} has no property {', '.join(unknown)}; it has "
-            f"{', '.join(stage.properties) or 'none'}"
-        )
-    return {**stage.properties, **given}
-
-
-def _call(
-    stage: Stage, inputs: Mapping[str, DataFrame], spark: SparkSession, values: Mapping[str, Any]
-) -> dict[str, DataFrame]:
-    """The stage's outputs by port. The function runs now, once; Spark runs what it returned."""
-    arguments: dict[str, Any] = {**inputs, **values}
-    if SPARK in inspect.signature(stage.function).parameters:
-        arguments[SPARK] = spark
-    result = stage.function(**arguments)
-    results = {OUTPUT_PORT: result} if stage.outputs == (OUTPUT_PORT,) else result
-    if not isinstance(results, dict) or set(results) != set(stage.outputs):
-        raise ConfigError(f"{stage.name} must return a dict with {', '.join(stage.outputs)}")
-    for port, frame in results.items():
-        if not isinstance(frame, DataFrame):
-            raise ConfigError(
-                f"{stage.name} returned {type(frame).__name__} for {port}, not a DataFrame; "
-                "is a `return` missing?"
-            )
-    return {port: results[port] for port in stage.outputs}
-
-
-def _parse(topic: TopicInput, read_topic: ReadTopic) -> tuple[DataFrame, list[Query]]:
-    """The port's rows, and the query of those that do not fit its schema, if it has one."""
-    if topic.schema is None:
-        return read_topic(topic, COLUMNS), []
-    raw = read_topic(topic, ("payload",))
-    row = F.from_json(
-        F.col("payload").cast("string"),
-        f"{topic.schema}, {_BAD} string",
-        {"columnNameOfCorruptRecord": _BAD},
-    )
-    # A payload that is not an object at all gives no row; one that does not fit leaves its text.
-    bad = F.col("row").isNull() | F.col(f"row.{_BAD}").isNotNull()
-    parsed = raw.select("payload", row.alias("row")).withColumn("bad", bad)
-    if topic.on_bad_row == "fail":
-        message = F.concat(F.lit(f"bad row in {topic.topic}: "), F.col("payload").cast("string"))
-        parsed = parsed.withColumn("bad", F.when(bad, F.raise_error(message)).otherwise(bad))
-    observed = parsed.observe(
-        f"{topic.name}_{OUTPUT_PORT}",
-        F.count(F.lit(1)).alias("rows"),
-        F.count_if(F.col("bad")).alias("bad_rows"),
-    )
-    good = observed.filter(~F.col("bad")).select("row.*").drop(_BAD)
-    if topic.on_bad_row != "dead_letter":
-        return good, []
-    rejected = parsed.filter(F.col("bad")).select("payload")
-    return good, [
-        Query(
-            name=f"{topic.name}_dead_letter",
-            frame=rejected,
-            mode="append",
-            topic=f"{topic.topic}.dead_letter",
-            operators=(topic.name,),
-        )
-    ]
-
-
-def _expect(
-    app: Application, stage: Stage, port: str, frame: DataFrame
-) -> tuple[DataFrame, list[Query]]:
-    """Rows that meet every condition, and the query of those that break one set to dead_letter."""
-    rejected: list[Query] = []
-    for condition, action in stage.expect.items():
-        # A condition that is NULL did not hold: a missing quantity is not a positive one.
-        holds = F.coalesce(F.expr(condition), F.lit(False))
-        if action == "fail":
-            message = F.lit(f"{stage.name} expects {condition}")
-            frame = frame.filter(F.when(holds, F.lit(True)).otherwise(F.raise_error(message)))
-            continue
-        if action == "dead_letter":
-            stream = next(iter(app.topics.values())).topic.split("/")[0]
-            number = f"_{len(rejected) + 1}" if rejected else ""
-            suffix = "" if port == OUTPUT_PORT else f"_{port}"
-            rejected.append(
-                Query(
-                    name=f"{stage.name}{suffix}_dead_letter{number}",
-                    frame=frame.filter(~holds),
-                    mode="append",
-                    topic=f"{stream}/{stage.name}.dead_letter",
-                    operators=tuple(_upstream(app, [stage])),
-                )
-            )
-        frame = frame.filter(holds)
-    return frame, rejected
+    stage.function(**{port: frame}, **values.of(stage), **arguments)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import ConfigError
 from headrace.pipeline.application import Application
-from headrace.pipeline.declarations import Batch, TopicInput
-from headrace.pipeline.reports import BatchReport, operator_stats, read_progress
+from headrace.pipeline.declarations import OUTPUT_PORT, Batch, TopicInput
+from headrace.pipeline.reports import BatchReport, Place, operator_stats, read_progress
 from headrace.pipeline.windowlog import BatchWindow, WindowLog
 from headrace.pipeline.windows import WindowGrid
 from headrace.runtime.interfaces import Lock, Runtime
@@ -84,6 +84,7 @@ class _Run:
         from headrace.spark.windows import Window
 
         window = self.windows.enter(batch_id)  # on disk before anything is published
+        frame = self.query.finish(frame)
         rows = -1
         if self.sink is not None:
             publisher = publisher_name(identity.id, self.sink.target)
@@ -247,17 +248,10 @@ class Workload:
         return self._spark
 
     def _read_topic(self, topic: TopicInput, columns: tuple[str, ...]) -> DataFrame:
+        from headrace.pipeline.topics import read_stream
+
         assert self._spark is not None
-        reader = (
-            self._spark.readStream.format("headrace")
-            .option("address", self._settings.broker)
-            .option("topic", topic.topic)
-            .option("startingOffsets", topic.starting)
-            .option("columns", ",".join(columns))
-        )
-        if topic.messages_max is not None:
-            reader = reader.option("maxMessagesPerTrigger", topic.messages_max)
-        return reader.load()
+        return read_stream(self._spark, topic, columns, address=self._settings.broker)
 
     def _prepare(self, query: Query, checkpoint: str) -> _Run:
         from headrace.spark.options import parse_sink
@@ -306,15 +300,18 @@ class Workload:
         return tuple(id_ for id_, info in self._operators.items() if info.name in names)
 
     def _stats(self, report: BatchReport, run: _Run, operator: str) -> OperatorStats:
-        app = self._load()
-        stage = app.stages.get(operator)
-        return operator_stats(
-            report,
-            self._grid,
+        stage = self._load().stages.get(operator)
+        query = run.query
+        place = Place(
+            operator,
             inputs=tuple(stage.ports) if stage is not None else (),
-            first=stage is None,
-            last=operator == run.query.operators[-1],
+            outputs=stage.outputs if stage is not None else (OUTPUT_PORT,),
+            topic=stage is None,
+            first=operator == query.operators[0],
+            last=operator == query.operators[-1],
+            stateful=operator == (query.stateful or query.operators[-1]),
         )
+        return operator_stats(report, self._grid, place)
 
     def _end(self, run: _Run) -> None:
         if run.running is not None:

@@ -46,25 +46,32 @@ def test_the_plan_has_apexs_shape() -> None:
         ("ok", "output"),
         ("late", "output"),
     ]
-    assert operators["revenue"]["attributes"] == {"MEMORY_MB": 512}
+    assert operators["revenue"]["attributes"] == {
+        "MEMORY_MB": 512,
+        "OUTPUT_TOPIC": "shop/revenue",
+        "OUTPUT_KEY": "sku",
+    }
     assert plan["streams"] == [
         {
             "name": "orders",
             "source": {"operatorName": "orders", "portName": "output"},
             "sinks": [{"operatorName": "split", "portName": "orders"}],
             "locality": None,
+            "remote": False,
         },
         {
             "name": "split_ok",
             "source": {"operatorName": "split", "portName": "ok"},
             "sinks": [{"operatorName": "revenue", "portName": "rows"}],
             "locality": None,
+            "remote": False,
         },
         {
             "name": "split_late",
             "source": {"operatorName": "split", "portName": "late"},
             "sinks": [{"operatorName": "store", "portName": "rows"}],
             "locality": None,
+            "remote": False,
         },
     ]
     assert plan["outputs"][0] == {

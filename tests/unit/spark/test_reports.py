@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from headrace.ids import WindowId
-from headrace.pipeline.reports import operator_stats, read_progress
+from headrace.pipeline.reports import Place, operator_stats, read_progress
 from headrace.pipeline.windowlog import BatchWindow
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid
 
@@ -28,7 +28,10 @@ PROGRESS = {
     "numInputRows": 120,
     "durationMs": {"addBatch": 600, "walCommit": 20, "commitOffsets": 30},
     "stateOperators": [{"commitTimeMs": 11, "numRowsTotal": 5, "numRowsDroppedByWatermark": 2}],
-    "observedMetrics": {"orders_output": {"rows": 120, "bad_rows": 1}},
+    "observedMetrics": {
+        "orders.output": {"rows": 110, "bad_rows": 1},
+        "valid.ok": {"rows": 90, "units": 2.5},
+    },
     "sources": [{"endOffset": offset(60, 60), "latestOffset": offset(90, 61)}],
 }
 
@@ -39,23 +42,25 @@ def test_a_progress_record_becomes_a_report() -> None:
     assert report.lag_messages == 31
     assert report.ended_ms == 1_700_000_005_800
     assert report.checkpoint_ms == 61
-    assert report.metrics == {
-        "orders_output.rows": 120,
-        "orders_output.bad_rows": 1,
-        "state_rows": 5,
-        "rows_late": 2,
-    }
+    assert report.observed["orders.output"] == {"rows": 110, "bad_rows": 1}
+    assert report.state == {"state_rows": 5, "rows_late": 2}
 
 
 def test_rows_stand_where_they_enter_and_where_they_leave() -> None:
     report = read_progress(PROGRESS, BatchWindow(window(12), window(9), replay=False), 6)
-    first = operator_stats(report, GRID, inputs=(), first=True, last=False)
-    middle = operator_stats(report, GRID, inputs=("orders",), first=False, last=False)
-    last = operator_stats(report, GRID, inputs=("enriched",), first=False, last=True)
-    assert [stats.output_ports[0].tuple_count for stats in (first, middle, last)] == [120, 0, 6]
+    first = operator_stats(report, GRID, Place("orders", topic=True, first=True))
+    second = operator_stats(report, GRID, Place("returns", topic=True))
+    middle = operator_stats(report, GRID, Place("valid", ("orders",), ("ok", "late")))
+    last = operator_stats(report, GRID, Place("sums", ("enriched",), last=True, stateful=True))
+    assert [stats.output_ports[0].tuple_count for stats in (first, middle, last)] == [110, 90, 6]
     assert first.output_ports[0].queue_size == 31
-    assert first.metrics["orders_output.bad_rows"] == 1
+    assert second.output_ports[0].queue_size == 0, "a query has one lag"
+    assert first.metrics["bad_rows"] == 1
+    assert "rows_late" not in first.metrics
+    assert middle.metrics["ok.units"] == 2.5
+    assert [port.tuple_count for port in middle.output_ports] == [90, 0]
     assert last.metrics["rows_published"] == 6
+    assert last.metrics["rows_late"] == 2
     assert [port.id for port in last.input_ports] == ["enriched"]
     for stats in (first, middle, last):
         assert stats.window_id == window(12)
@@ -69,4 +74,4 @@ def test_a_source_that_is_not_ours_and_a_first_window_do_no_harm() -> None:
     bare = {**PROGRESS, "sources": [{"endOffset": "7", "latestOffset": None}], "stateOperators": []}
     report = read_progress(bare, BatchWindow(window(3), NO_WINDOW, replay=True), 0)
     assert report.lag_messages == 0
-    assert operator_stats(report, GRID, inputs=(), first=True, last=True).window_count == 1
+    assert operator_stats(report, GRID, Place("a", topic=True, last=True)).window_count == 1
