@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.pipeline.application import Application, Batch
+    from headrace.pipeline.dag import Dag
 
-__all__ = ["Application", "Batch"]
+__all__ = ["Application", "Batch", "Dag"]
 
 
 def __getattr__(name: str) -> object:
@@ -16,4 +17,8 @@ def __getattr__(name: str) -> object:
         from headrace.pipeline import application
 
         return getattr(application, name)
+    if name == "Dag":
+        from headrace.pipeline.dag import Dag
+
+        return Dag
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import NotFoundError
+from headrace.pipeline.loading import load_application
 from headrace.pipeline.windows import WindowGrid
-from headrace.pipeline.workload import load_application
 from headrace.spark.options import Target, parse_sink
 from headrace.spark.positions import Topics
 from headrace.spark.server import connect

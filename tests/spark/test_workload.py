@@ -13,7 +13,9 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import LockedError
 from headrace.pipeline.container import ContainerSettings
-from headrace.pipeline.workload import Workload, load_application
+from headrace.pipeline.loading import load_application
+from headrace.pipeline.runs import RUN_FILE, Run, format_run
+from headrace.pipeline.workload import Workload
 from headrace.runtime.system import system_runtime
 from headrace.spark.queries import ProgressRings
 from headrace.wire.umbilical import messages as m
@@ -39,19 +41,25 @@ def store(events, batch, *, folder=""):
 """
 
 
+Deploy = Callable[..., tuple[Workload, tuple[m.OperatorDeployInfo, ...]]]
+
+
 @pytest.fixture
-def deployment(
-    spark: SparkSession, headrace: HeadraceServer, tmp_path: Path
-) -> Iterator[Callable[[str, str], tuple[Workload, tuple[m.OperatorDeployInfo, ...]]]]:
+def deployment(spark: SparkSession, headrace: HeadraceServer, tmp_path: Path) -> Iterator[Deploy]:
     """Make a workload over ten messages; `close` would end the session that all tests share."""
     started: list[tuple[Workload, list[int]]] = []
 
-    def deploy(name: str, mode: str) -> tuple[Workload, tuple[m.OperatorDeployInfo, ...]]:
-        (tmp_path / f"{name}.py").write_text(MODULE.format(name=name, mode=mode))
+    def deploy(
+        name: str, mode: str, text: str = MODULE
+    ) -> tuple[Workload, tuple[m.OperatorDeployInfo, ...]]:
+        text = text.format(name=name, mode=mode) if text is MODULE else text
+        (tmp_path / f"{name}.py").write_text(text)
         app = load_application(str(tmp_path), f"{name}.py")
-        infos = deploy_infos(app)
         properties = {"folder": str(tmp_path)}
-        infos = (infos[0], replace(infos[1], properties=properties))
+        infos = tuple(
+            replace(info, properties=properties) if info.name == "store" else info
+            for info in deploy_infos(app)
+        )
         settings = ContainerSettings(
             container_id="c",
             application_path=str(tmp_path / "application"),
@@ -96,9 +104,6 @@ def fill(headrace: HeadraceServer, name: str) -> None:
 
 def stored(tmp_path: Path) -> list[list[object]]:
     return [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
-
-
-Deploy = Callable[[str, str], tuple[Workload, tuple[m.OperatorDeployInfo, ...]]]
 
 
 def test_what_is_there_is_processed_then_it_ends(
@@ -154,3 +159,85 @@ def test_a_failed_query_is_told_and_its_batch_comes_again(
     assert [row[3] for row in rows] == [False, True, False], "the one that failed is a replay"
     windows = [int(str(row[2])) for row in rows]
     assert windows == sorted(set(windows))
+
+
+SUMS = """
+from headrace import Application
+import pyspark.sql.functions as F
+
+app = Application("sums", trigger="200 milliseconds")
+app.topic("events", "s/sums", schema="n int, at timestamp", messages_max=1)
+
+@app.operator(outputs=("small", "large"))
+def split(events):
+    return {"small": events.filter("n < 100"), "large": events.filter("n >= 100")}
+
+app.metric("split", port="small", units="sum(n)")
+app.metric(split, port="small", most="max(n)", aggregate="max")
+
+@app.operator(inputs={"rows": "split.small"}, to="s/sums_out", output_mode="append")
+def sums(rows):
+    marked = rows.withWatermark("at", "1 second")
+    return marked.groupBy(F.window("at", "10 seconds")).agg(F.sum("n").alias("n"))
+
+@app.operator(inputs={"rows": "split.large"}, to="s/large_out")
+def large(rows):
+    return rows
+
+@app.committed("sums")
+def told(window_id, spark):
+    with open("FOLDER/told", "a") as out:
+        out.write(f"{window_id} {spark is not None}\\n")
+"""
+
+
+def events(*seconds: int) -> list[dict[str, object]]:
+    return [{"n": n, "at": f"2026-01-01T00:00:{at:02}Z"} for n, at in enumerate(seconds, start=1)]
+
+
+def test_metrics_late_rows_and_hooks_are_reported_and_a_backfill_keeps_to_itself(
+    spark: SparkSession, headrace: HeadraceServer, deployment: Deploy, tmp_path: Path
+) -> None:
+    # One message per batch; after 50 the watermark is at 49, so 1 and 2 come too late.
+    produce(made(headrace, "sums", partitions=1), events(1, 2, 50, 51, 1, 2))
+    text = SUMS.replace("FOLDER", str(tmp_path))
+    workload, infos = deployment("sums", "ends", text)
+    workload.expect(infos)
+    workload.deploy(infos)
+    beats = run_until(workload, m.DeployState.SHUTDOWN, seconds=120)
+    assert workload.take_failures() == []
+    by_name = {info.id: info.name for info in infos}
+    stats: dict[str, list[m.OperatorStats]] = {}
+    for beat in beats:
+        stats.setdefault(by_name[beat.node_id], []).extend(beat.window_stats)
+    late = [each.metrics.get("rows_late", 0) for each in stats["sums"]]
+    assert sum(int(str(count)) for count in late) == 2, "counted where they were dropped"
+    assert "rows_late" not in stats["events"][0].metrics
+    assert [each.metrics["small.units"] for each in stats["split"][:6]] == [1, 2, 3, 4, 5, 6]
+    assert [each.metrics["small.most"] for each in stats["split"][:6]] == [1, 2, 3, 4, 5, 6]
+    ports = {port.id: port.tuple_count for port in stats["split"][0].output_ports}
+    assert ports["small"] == 1
+    workload.committed(77)
+    assert (tmp_path / "told").read_text() == "77 True\n"
+
+    run = Run(name="b1", starting='{"0": 1}', ending='{"0": 3}')
+    (tmp_path / RUN_FILE).write_bytes(format_run(run))
+    backfill, infos = deployment("sums", "ends", text)
+    assert backfill._load().name == "sums.b1"
+    backfill._settings = replace(
+        backfill._settings,  # type: ignore[type-var]  # the container's settings are a dataclass
+        application_path=str(tmp_path / "application.b1"),
+    )
+    backfill.expect(infos)
+    backfill.deploy(infos)
+    beats = run_until(backfill, m.DeployState.SHUTDOWN, seconds=120)
+    read = [
+        each.output_ports[0].tuple_count
+        for beat in beats
+        if by_name[beat.node_id] == "events"
+        for each in beat.window_stats
+    ]
+    assert sum(read) == 2, "offsets 1 and 2"
+    published = spark.read.format("headrace").option("address", headrace.address)
+    assert published.option("topic", "s/sums_out.b1").load().count() == 0, "no window is over"
+    assert published.option("topic", "s/sums_out").load().count() == 1

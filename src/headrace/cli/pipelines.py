@@ -1,4 +1,4 @@
-"""headrace pipeline run|list|show|stop|logs"""
+"""headrace pipeline run|list|show|stop|logs, and what the modules `pipeline_*` add"""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli import pipeline_plan, pipeline_runs
 from headrace.cli.broker import client_tls
 from headrace.cli.options import (
     HTTP,
@@ -38,6 +39,10 @@ ENDED = ("FINISHED", "FAILED", "STOPPED")
 # What a project folder holds besides code; never part of a package.
 SKIPPED_FOLDERS = {".git", ".venv", "__pycache__", "node_modules", "headrace-data"}
 PACKAGE_FILE_BYTES_MAX = 4 << 20
+
+app.command("dry-run")(pipeline_plan.dry_run)
+app.command("plan")(pipeline_plan.plan)
+app.command("validate")(pipeline_plan.validate)
 
 
 class Api:
@@ -130,15 +135,26 @@ def run(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once the controller has it.")
     ] = False,
+    starting: pipeline_runs.From = None,
+    ending: pipeline_runs.To = None,
+    backfill_name: pipeline_runs.BackfillName = "",
+    settings: pipeline_runs.Set = None,
     http: Http = HTTP,
     username: Username = USERNAME,
     password: Password = PASSWORD,
     as_json: AsJson = False,
 ) -> None:
-    """Hand a pipeline to the controller and show its progress; Ctrl-C leaves it running."""
+    """Hand a pipeline to the controller and show its progress; Ctrl-C leaves it running.
+
+    The file declares an Application (or is a plan, .json), or it is an ordinary PySpark script.
+    With --from or --to it is a backfill: an application of its own, with its own checkpoint and
+    output, that ends when it has read that far.
+    """
     api = Api(http, username, password)
-    package = read_package(script)
-    submitted = api.post("/pipelines", {**package, "available_now": available_now})
+    run_of = pipeline_runs.make_run(starting, ending, backfill_name, settings)
+    package = pipeline_runs.add_run(read_package(script), run_of)
+    ends = available_now or run_of.backfill
+    submitted = api.post("/pipelines", {**package, "available_now": ends})
     if detach:
         print_fields({name: submitted.get(name) for name in COLUMNS}, as_json=as_json)
         return

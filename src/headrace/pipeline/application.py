@@ -336,16 +336,14 @@ class Application:
         properties: Properties | None = None,
         **rows: Sequence[Payload],
     ) -> Preview:
-        """The first rows of every topic and operator, as tables a notebook shows.
+        """Rows of every topic and operator, as tables a notebook shows.
 
-        Rows come from the broker (up to `limit` messages of each topic, as a batch), or from
-        what is given by port. Nothing is published and no sink is called.
+        They come from the broker (the newest `limit` messages of each partition, as a batch), or
+        from what is given by port. Nothing is published and no sink is called.
         """
         from headrace.pipeline.preview import preview
 
-        return preview(
-            self, spark, rows, limit=limit, address=address, properties=properties or {}
-        )
+        return preview(self, spark, rows, limit=limit, address=address, properties=properties or {})
 
     def _check_feed(self, stage: Stage, port: str, feed: str) -> None:
         name, _, output = feed.partition(".")

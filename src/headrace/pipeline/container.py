@@ -22,7 +22,7 @@ from headrace.client.umbilical import PATH_VARIABLE, UmbilicalClient, load_token
 from headrace.errors import ConfigError, HeadraceError
 from headrace.observability.logging import configure_logging, get_logger
 from headrace.pipeline.loglevels import set_python_levels
-from headrace.pipeline.workload import Workload
+from headrace.pipeline.workloads import AnyWorkload, make_workload
 from headrace.runtime.interfaces import Runtime
 from headrace.runtime.system import run, system_runtime
 from headrace.wire.umbilical import attributes
@@ -93,7 +93,7 @@ class Container:
         path = settings.umbilical_path or settings.application_path
         self._umbilical = UmbilicalClient(runtime, path, token)
         self._spark = runtime.executor("spark", SPARK_THREADS)
-        self._workload: Workload | None = None
+        self._workload: AnyWorkload | None = None
         self._deploying: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._failed = False
@@ -107,7 +107,7 @@ class Container:
             if context is None:
                 log.error("container_unknown", container=self._id)
                 return 1
-            self._workload = Workload(self._runtime, self._settings, context)
+            self._workload = make_workload(self._runtime, self._settings, context)
             await self._umbilical.log(self._id, "entering the heartbeat loop")
             await self._heartbeats(self._workload, context)
         except Exception as error:  # the controller out of reach, the JVM gone: nothing is left
@@ -121,7 +121,7 @@ class Container:
         """Stop as after a shutdown request; for signals."""
         self._stop.set()
 
-    async def _heartbeats(self, workload: Workload, context: StreamingContainerContext) -> None:
+    async def _heartbeats(self, workload: AnyWorkload, context: StreamingContainerContext) -> None:
         interval_ms = attributes.look_up(
             "HEARTBEAT_INTERVAL_MILLIS", context.attributes, defaults=attributes.DAG
         )
@@ -148,7 +148,7 @@ class Container:
         for each in pending:
             each.cancel()
 
-    def _collect(self, workload: Workload, interval_ms: int) -> ContainerHeartbeat:
+    def _collect(self, workload: AnyWorkload, interval_ms: int) -> ContainerHeartbeat:
         now_ms = self._runtime.clock.now_ms()
         stack_trace, self._stack_trace = self._stack_trace, None
         free_mb, gc_ms, gc_count = workload.memory()
@@ -162,15 +162,16 @@ class Container:
             stack_trace=stack_trace,
         )
 
-    async def _report_failures(self, workload: Workload) -> None:
+    async def _report_failures(self, workload: AnyWorkload) -> None:
         for operators, message in workload.take_failures():
             log.error("query_failed", operators=operators, reason=message)
             await self._umbilical.report_error(self._id, operators, message)
 
-    async def _obey(self, workload: Workload, response: ContainerHeartbeatResponse) -> None:
+    async def _obey(self, workload: AnyWorkload, response: ContainerHeartbeatResponse) -> None:
         """In the origin's order: undeploy, shutdown, deploy, the rest."""
         if response.committed_window_id != self._committed:
             self._committed = response.committed_window_id
+            await self._tell_committed(workload, self._committed)
         if response.undeploy_request:
             await self._spark.run(workload.undeploy, response.undeploy_request)
         if response.shutdown is not None:
@@ -187,7 +188,18 @@ class Container:
         if response.stack_trace_required:
             self._stack_trace = await self._spark.run(workload.stack_trace)
 
-    async def _deploy(self, workload: Workload, infos: tuple[OperatorDeployInfo, ...]) -> None:
+    async def _tell_committed(self, workload: AnyWorkload, window: int) -> None:
+        """A hook is the user's code: what it raises is told, and the container lives on."""
+        if window == NO_WINDOW:
+            return
+        try:
+            await self._spark.run(workload.committed, window)
+        except Exception as error:
+            text = f"committed() hook at window {window:x}: {_text(error)}"
+            log.error("committed_hook_failed", reason=text)
+            await self._umbilical.report_error(self._id, (), text)
+
+    async def _deploy(self, workload: AnyWorkload, infos: tuple[OperatorDeployInfo, ...]) -> None:
         try:
             await self._spark.run(workload.deploy, infos)
         except Exception as error:  # whatever the user's code raises ends the container

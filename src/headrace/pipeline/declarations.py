@@ -259,7 +259,9 @@ def check_attributes(owner: str, given: Mapping[str, Any], known: Mapping[str, A
     for name, value in given.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; there is {', '.join(sorted(known))}"
+            hint = (
+                f"; did you mean {near[0]}?" if near else f"; there is {', '.join(sorted(known))}"
+            )
             raise ConfigError(f"{owner} has no attribute {name}{hint}")
         default = known[name]
         number = type(default) is float and type(value) is int

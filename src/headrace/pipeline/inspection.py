@@ -77,7 +77,7 @@ def check_stated_mode(name: str, mode: str | None, nodes: Counter[str]) -> None:
     """An aggregation means three different things in the three modes: nobody should guess."""
     if mode is None and AGGREGATE in nodes:
         raise ConfigError(
-            f"{name} aggregates: state output_mode=\"append\" (each group once, when the "
+            f'{name} aggregates: state output_mode="append" (each group once, when the '
             'watermark has passed it), "update" (a group whenever it changes) or "complete" '
             "(all groups, every time)"
         )

@@ -6,7 +6,6 @@ Any other value is fixed when the query starts.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +19,18 @@ Properties = Mapping[str, Mapping[str, Any]]
 
 
 class PropertyValues:
-    """What every property is set to. Batches read it while a heartbeat changes it."""
+    """What every property is set to. Batches read it while a heartbeat changes it, so an operator's
+    values are replaced as a whole and never changed."""
 
     def __init__(self, app: Application, given: Properties | None = None) -> None:
         self._app = app
-        self._lock = threading.Lock()
         self._values = {name: dict(stage.properties) for name, stage in app.stages.items()}
         for operator, values in (given or {}).items():
-            for name, value in values.items():
-                self._values[operator][name] = check_property(app, operator, name, value)
+            checked = {name: check_property(app, operator, name, values[name]) for name in values}
+            self._values[operator] = {**self._values[operator], **checked}
 
     def of(self, stage: Stage) -> dict[str, Any]:
-        with self._lock:
-            return dict(self._values[stage.name])
+        return dict(self._values[stage.name])
 
     def set(self, operator: str, name: str, value: Any) -> None:
         """Of a live property; ConfigError says why another one cannot change."""
@@ -42,8 +40,7 @@ class PropertyValues:
                 f"property {name} of {operator} is not live: it is fixed when the query starts. "
                 f"Declare it with live=({name!r},), or deploy with the new value"
             )
-        with self._lock:
-            self._values[operator][name] = checked
+        self._values[operator] = {**self._values[operator], name: checked}
 
 
 def check_property(app: Application, operator: str, name: str, value: Any) -> Any:

@@ -77,7 +77,9 @@ class Place:
 def operator_stats(report: BatchReport, grid: WindowGrid, place: Place) -> OperatorStats:
     """The record of one operator for one window."""
     window = report.window
-    inputs = tuple(PortStats(id=port, end_window_timestamp=report.ended_ms) for port in place.inputs)
+    inputs = tuple(
+        PortStats(id=port, end_window_timestamp=report.ended_ms) for port in place.inputs
+    )
     rows = report.rows_in if place.topic else report.rows_out if place.last else 0
     metrics: dict[str, Value] = {"batch_duration_ms": report.duration_ms}
     if place.topic:
@@ -144,9 +146,7 @@ def _positions(offset: Any) -> dict[str, int]:
 def _observed(progress: Mapping[str, Any]) -> dict[str, dict[str, Value]]:
     return {
         str(name): {
-            key: value
-            for key, value in row.items()
-            if isinstance(value, bool | int | float | str)
+            key: value for key, value in row.items() if isinstance(value, bool | int | float | str)
         }
         for name, row in (progress.get("observedMetrics") or {}).items()
     }

@@ -66,6 +66,8 @@ def read_stream(
         .option("startingOffsets", topic.starting)
         .options(**source_options(topic, columns))
     )
+    if topic.ending is not None:
+        reader = reader.option("endingOffsets", topic.ending)
     if topic.messages_max is not None:
         reader = reader.option("maxMessagesPerTrigger", topic.messages_max)
     if topic.schema is not None:

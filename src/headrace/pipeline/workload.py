@@ -8,11 +8,7 @@ Spark's fastest checkpoint files do not guard against a second writer.
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headrace.errors import ConfigError
 from headrace.pipeline.application import Application
 from headrace.pipeline.declarations import OUTPUT_PORT, Batch, TopicInput
+from headrace.pipeline.hooks import call_hook
+from headrace.pipeline.loading import load_application
 from headrace.pipeline.reports import BatchReport, Place, operator_stats, read_progress
+from headrace.pipeline.stack_traces import stack_traces
 from headrace.pipeline.windowlog import BatchWindow, WindowLog
 from headrace.pipeline.windows import WindowGrid
 from headrace.runtime.interfaces import Lock, Runtime
@@ -198,17 +197,14 @@ class Workload:
         return memory(self._spark)
 
     def stack_trace(self) -> str:
-        """Threads of Python and of the JVM, as JSON."""
-        python = [
-            {"name": str(identity), "stack": traceback.format_stack(frame)}
-            for identity, frame in sys._current_frames().items()
-        ]
-        jvm: list[dict[str, Any]] = []
-        if self._spark is not None:
-            from headrace.spark.queries import thread_dump
+        return stack_traces(self._spark)
 
-            jvm = thread_dump(self._spark)
-        return json.dumps({"python": python, "jvm": jvm})
+    def committed(self, window: int) -> None:
+        """Tell the application's hooks, those of operators that run here."""
+        here = {info.name for info in self._operators.values()}
+        for hook in self._app.hooks if self._app is not None else ():
+            if hook.operator is None or hook.operator in here:
+                call_hook(hook, window, self._spark)
 
     def close(self) -> None:
         for run in self._runs.values():
@@ -317,34 +313,6 @@ class Workload:
         if run.running is not None:
             run.running.stop()
         run.lock.release()
-
-
-def load_application(package: str, entry: str) -> Application:
-    """The one Application of a module: `shop.py`, `shop`, `folder/shop.py` or `shop:app`."""
-    path, _, attribute = entry.partition(":")
-    name = path.removesuffix(".py").strip("/").replace("/", ".")
-    if package not in sys.path:
-        sys.path.insert(0, package)
-        inherited = os.environ.get("PYTHONPATH")
-        # Spark's Python workers import the same code: they inherit this through the JVM.
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (package, inherited)))
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise ConfigError(f"there is no {name} in the package") from error
-    if attribute:
-        found = [getattr(module, attribute, None)]
-    else:
-        found = [each for each in vars(module).values() if isinstance(each, Application)]
-    if not found:
-        raise ConfigError(f'{name} declares no Application; write app = Application("{name}")')
-    if len(found) > 1:
-        raise ConfigError(f"{name} declares {len(found)} Applications; name one: {name}:app")
-    if not isinstance(found[0], Application):
-        raise ConfigError(f"{name}:{attribute} is no Application")
-    return found[0]
 
 
 def _values(properties: Any) -> dict[str, Any]:

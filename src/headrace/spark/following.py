@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from headrace.errors import ConfigError
 from headrace.runtime.interfaces import Clock
 from headrace.spark.groups import GroupOffsets
 from headrace.spark.idle import IdlePace
 from headrace.spark.losses import decide, find_losses, surviving
-from headrace.spark.offsets import Offsets, SourceState, admit, begun, limited, resolve
+from headrace.spark.offsets import Offsets, SourceState, admit, begun, ended, limited, resolve
 from headrace.spark.options import SourceOptions
 from headrace.spark.positions import AtTime, Position
 from headrace.spark.reading import Reading
@@ -60,13 +61,19 @@ class Following:
         return self._initial
 
     async def end_at_latest(self) -> None:
-        """AvailableNow: what is there now is all that this run reads."""
-        self._last = await self._describe()
+        """AvailableNow: this run reads what is there now, or what lies before `endingOffsets`."""
+        state, options = await self._describe(), self._options
+        end = await resolve_position(
+            self._reading, options, state, options.ending, rest="latest", clamp=True
+        )
+        self._last = ended(state, end)
 
     async def latest_offset(
         self, start: dict[str, Any], limits: Limits = NO_LIMITS
     ) -> dict[str, Any]:
         """The end of the next batch, or `start` when there was nothing for a while."""
+        if self._last is None and self._options.ending != "latest":
+            raise ConfigError("endingOffsets of a stream is for .trigger(availableNow=True)")
         begin = Offsets.from_json(start)
         now = self._clock.monotonic()
         deadline = now + self._pace.on_asked(now)

@@ -230,6 +230,23 @@ def limited(state: SourceState, last: SourceState) -> SourceState:
     return replace(state, topics=tuple(topic for topic in topics if topic.uid in known))
 
 
+def ended(state: SourceState, end: Offsets) -> SourceState:
+    """The topics as they are now, without what comes after `end`."""
+    return replace(
+        state,
+        topics=tuple(
+            replace(
+                topic,
+                partitions=tuple(
+                    replace(each, end=end.positions[topic.uid, each.partition][1])
+                    for each in topic.partitions
+                ),
+            )
+            for topic in state.topics
+        ),
+    )
+
+
 def mean_bytes(state: SourceState) -> float:
     """Of a message, over everything that is kept; 1 when nothing is known."""
     messages = sum(each.end - each.start for _, _, each in state.partitions())

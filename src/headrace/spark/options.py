@@ -163,8 +163,6 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
     first = given.get("startingoffsets", "latest" if streaming else "earliest")
     starting = parse_position("startingOffsets", first, topics)
     ending = parse_position("endingOffsets", given.get("endingoffsets", "latest"), topics)
-    if streaming and "endingoffsets" in given:
-        raise ConfigError("endingOffsets is for batch reads; a stream has no end")
     if not streaming and starting == "latest":
         raise ConfigError("startingOffsets=latest reads nothing in a batch; use earliest or JSON")
     if ending == "earliest":

@@ -54,20 +54,25 @@ def session(
     app_name: str, *, master: str = "local[*]", conf: Mapping[str, str] | None = None
 ) -> SparkSession:
     """Start Spark, also on a machine without Java on its PATH. `conf` wins over RECOMMENDED."""
-    _prepare_environment()
+    prepare_environment()
     from pyspark.sql import SparkSession
 
-    settings = {**RECOMMENDED, **(conf or {})}
-    options = f"-Dlog4j2.configurationFile={_logging_file()}"
-    key = "spark.driver.extraJavaOptions"
-    settings[key] = f"{options} {settings.get(key, '')}".strip()
     builder = SparkSession.builder.appName(app_name).master(master)
-    for name, value in settings.items():
+    for name, value in settings_for(conf or {}).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
-def _prepare_environment() -> None:
+def settings_for(conf: Mapping[str, str]) -> dict[str, str]:
+    """What a session is started with."""
+    settings = {**RECOMMENDED, **conf}
+    options = f"-Dlog4j2.configurationFile={_logging_file()}"
+    key = "spark.driver.extraJavaOptions"
+    settings[key] = f"{options} {settings.get(key, '')}".strip()
+    return settings
+
+
+def prepare_environment() -> None:
     """What the JVM and its Python workers inherit; it must stand before the JVM starts."""
     # Through the shim in any case: without the vector module Java starts without a warning.
     os.environ["JAVA_HOME"] = str(shim_home(Path(java_home())))
