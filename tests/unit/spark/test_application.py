@@ -173,6 +173,55 @@ def test_declarations_are_checked_where_they_are_made() -> None:
         app.operator(outputs=("a", "b"), to="s/t")(lambda_operator)
     with refused("MEMORY_MB"):
         app.operator(memory_mb=5)(lambda_operator)
+    with refused("lambda_operator has no attribute MEMORY_GB; did you mean MEMORY_MB"):
+        app.operator(MEMORY_GB=5)(lambda_operator)
+    with refused("attribute MEMORY_MB of lambda_operator is int, like 1024: '5'"):
+        app.operator(MEMORY_MB="5")(lambda_operator)
+    with refused("application a has no attribute HEARTBEAT_INTERVAL; did you mean"):
+        Application("a", HEARTBEAT_INTERVAL=1)
+    with refused("port events of lambda_operator has no attribute MEMORY_MB"):
+        app.operator(ports={"events": {"MEMORY_MB": 1}})(lambda_operator)
+    with refused("lambda_operator has no port other"):
+        app.operator(ports={"other": {"BUFFER_MEMORY_MB": 1}})(lambda_operator)
+    with refused(r"live= of lambda_operator names limit; its properties are none"):
+        app.operator(live=("limit",))(lambda_operator)
+    with refused("instances of lambda_operator must be 1 or more"):
+        app.operator(instances=0)(lambda_operator)
+    with refused("columns= adds some of them to a schema"):
+        app.topic("raw", "s/raw", columns=("offset",))
+    with refused("columns is one of stream, topic"):
+        app.topic("raw", "s/raw", schema="n int", columns=("colour",))
+
+
+def test_metrics_streams_and_hooks_are_checked() -> None:
+    app = shop()
+    with refused("a metric belongs to an operator; 'orders' is none"):
+        app.metric("orders", n="count(1)")
+    with refused("split has no output 'output'; it has ok, late"):
+        app.metric("split", n="count(1)")
+    with refused("name the metric"):
+        app.metric("split", port="ok")
+    with refused("aggregate is one of sum, min"):
+        app.metric("split", port="ok", n="count(1)", aggregate="median")
+    with refused("'rows' is counted by itself"):
+        app.metric("split", port="ok", rows="count(1)")
+    app.metric("split", port="ok", n="count(1)")
+    with refused("split has the metric n already"):
+        app.metric("split", port="ok", n="max(1)")
+    with refused("locality is one of"):
+        app.stream("split.ok", locality="MOON_LOCAL")
+    app.stream("split.ok", locality="NODE_LOCAL")
+    with refused("declared twice"):
+        app.stream("split.ok")
+    with refused("takes the window id"):
+        app.committed(lambda: None)
+    app.committed("nobody")(lambda window: None)
+    with refused(r"committed\('nobody'\): there is no such operator"):
+        app.plan()
+    app.hooks.clear()
+    app.stream("split.early")
+    with refused(r"stream of 'split.early': there is orders, split\.ok"):
+        app.plan()
 
 
 def lambda_operator(events: Any) -> Any: ...
