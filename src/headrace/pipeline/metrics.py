@@ -22,7 +22,7 @@ def aggregators(declared: Sequence[Sequence[str]]) -> dict[str, str]:
 def aggregate(
     instances: Sequence[Mapping[str, Any]], declared: Sequence[Sequence[str]] = ()
 ) -> dict[str, Any]:
-    """Numbers are added up unless their metric says otherwise; of anything else the last is kept."""
+    """Numbers are added up unless their metric says otherwise; else the last value is kept."""
     ways = {**_KNOWN, **aggregators(declared)}
     values: dict[str, list[Any]] = {}
     for metrics in instances:
