@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace import Application
 from headrace.errors import ConfigError
+from headrace.pipeline.application import Payload
 from headrace.pipeline.properties import PropertyValues
 from headrace.pipeline.stages import build_queries
 from headrace.pipeline.validation import empty_streams
@@ -66,7 +67,7 @@ def test_validate_tells_schemas_or_everything_that_is_wrong(
 
     @app.operator(to="s/d")
     def fourth(events: DataFrame) -> DataFrame:
-        return events.no_such_column  # type: ignore[return-value]  # wrong on purpose
+        return events.no_such_column
 
     @app.operator(to="s/e", output_mode="update", key="missing")
     def fifth(events: DataFrame) -> DataFrame:
@@ -170,7 +171,7 @@ def test_what_cannot_run_batch_by_batch_is_refused_above_it(spark: SparkSession)
 
 def test_a_preview_shows_every_stream(spark: SparkSession) -> None:
     app = counted(output_mode="append")
-    rows = [
+    rows: list[Payload] = [
         {"kind": "<b>", "at": "2026-01-01T00:00:01Z"},
         {"kind": "<b>", "at": "2026-01-01T00:00:02Z"},
         "no json",

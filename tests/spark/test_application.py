@@ -146,7 +146,7 @@ def test_what_spark_cannot_run_is_refused_with_the_remedy(spark: SparkSession) -
         return app
 
     with pytest.raises(ConfigError, match=r"withWatermark.*output_mode=\"update\""):
-        build(spark, application())
+        build(spark, application(output_mode="append"))
     with pytest.raises(ConfigError, match="key 'colour' of counts is not among its columns kind"):
         build(spark, application(output_mode="update", key="colour"))
     build(spark, application(output_mode="update"))

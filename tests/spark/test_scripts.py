@@ -23,6 +23,7 @@ from tests.spark.test_container import produce
 from tests.spark.test_topics import made
 
 SCRIPT = """
+import json
 import sys
 from pyspark.sql import SparkSession
 
@@ -33,7 +34,7 @@ rows = (
 )
 
 def store(frame, batch_id):
-    values = sorted(int(row.payload) for row in frame.collect())
+    values = sorted(json.loads(row.payload)["n"] for row in frame.collect())
     if {fails} and batch_id == 1:
         raise ValueError("the disk is full")
     with open("{folder}/rows", "a") as out:
@@ -95,6 +96,10 @@ def start(spark: SparkSession, headrace: HeadraceServer, tmp_path: Path) -> Iter
     spark.conf.unset(CHECKPOINTS)
 
 
+def numbers(count: int) -> list[dict[str, object]]:
+    return [{"n": n} for n in range(count)]
+
+
 def beats_until(workload: ScriptWorkload, *states: m.DeployState) -> list[m.OperatorHeartbeat]:
     seen: list[m.OperatorHeartbeat] = []
     deadline = time.monotonic() + 90
@@ -115,7 +120,7 @@ def test_a_script_runs_ends_and_goes_on_from_its_checkpoint(
     headrace: HeadraceServer, start: Start, tmp_path: Path
 ) -> None:
     topic = made(headrace, "script", partitions=1)
-    produce(topic, list(range(10)))
+    produce(topic, numbers(10))
     workload, infos = start("script")
     assert [info.name for info in infos] == ["stored", "query_1"]
     assert [beat.state for beat in workload.heartbeats(1, 1)] == [ACTIVE, ACTIVE]
@@ -136,7 +141,7 @@ def test_a_script_runs_ends_and_goes_on_from_its_checkpoint(
     with pytest.raises(LockedError):
         start("script")[0].deploy(infos)
     workload.undeploy([1, 2])
-    produce(topic, [10])
+    produce(topic, [{"n": 10}])
     again, infos = start("script")
     again.deploy(infos)
     beats_until(again, ENDED, ENDED)
@@ -149,7 +154,7 @@ def test_a_script_runs_ends_and_goes_on_from_its_checkpoint(
 def test_a_query_that_fails_and_a_script_that_ends_badly_are_told(
     headrace: HeadraceServer, start: Start, tmp_path: Path
 ) -> None:
-    produce(made(headrace, "fails2", partitions=1), list(range(10)))
+    produce(made(headrace, "fails2", partitions=1), numbers(10))
     workload, infos = start("fails2", fails=True)
     workload.deploy(infos)
     beats_until(workload, FAILED, FAILED)
@@ -159,7 +164,7 @@ def test_a_query_that_fails_and_a_script_that_ends_badly_are_told(
     assert any(ids == (1, 2) and "job.py:" in text for ids, text in failures)
     workload.undeploy([1, 2])
 
-    produce(made(headrace, "wrong2", partitions=1), list(range(2)))
+    produce(made(headrace, "wrong2", partitions=1), numbers(2))
     (tmp_path / "application").rename(tmp_path / "before")
     workload, infos = start("wrong2", wrong=True)
     workload.deploy(infos)
@@ -168,7 +173,7 @@ def test_a_query_that_fails_and_a_script_that_ends_badly_are_told(
 
 
 def test_a_running_script_is_stopped(headrace: HeadraceServer, start: Start) -> None:
-    produce(made(headrace, "goes_on", partitions=1), list(range(3)))
+    produce(made(headrace, "goes_on", partitions=1), numbers(3))
     workload, infos = start("goes_on", ends=False)
     workload.deploy(infos)
     reported: set[int] = set()

@@ -129,7 +129,7 @@ def _from_plan(plan: Mapping[str, Any], find: Callable[[str], Callable[..., Any]
 
 
 def _topic_to_plan(topic: TopicInput) -> dict[str, Any]:
-    properties = {
+    properties: dict[str, Any] = {
         "topic": topic.topic,
         "schema": topic.schema,
         "on_bad_row": topic.on_bad_row,

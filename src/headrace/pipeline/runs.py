@@ -57,6 +57,8 @@ def format_run(run: Run) -> bytes:
 
 def apply_run(app: Application, run: Run) -> Application:
     """The application as this run wants it. ConfigError for what it does not have."""
+    if run.backfill:
+        _check_backfill(app, run)
     name = f"{app.name}.{run.name}" if run.backfill else app.name
     changed = Application(name, trigger=app.trigger, **app.attributes)
     changed.streams, changed.hooks = dict(app.streams), list(app.hooks)
@@ -71,7 +73,6 @@ def apply_run(app: Application, run: Run) -> Application:
         changed.stages[stage.name] = replace(stage, properties=properties, to=to)
     changed.topics = dict(app.topics)
     if run.backfill:
-        _check_backfill(app, run)
         for port, topic in app.topics.items():
             starting = _position(run.starting, port, app)
             changed.topics[port] = replace(

@@ -96,8 +96,9 @@ class Builder:
         self._app = app
         self._spark = spark
         self._read_topic = read_topic
-        known = isinstance(properties, PropertyValues)
-        self.values = properties if known else PropertyValues(app, properties)
+        if not isinstance(properties, PropertyValues):
+            properties = PropertyValues(app, properties)
+        self.values = properties
         self.given = dict(given or {})
         self.frames: dict[str, DataFrame] = dict(self.given)
         self.rejected: list[Query] = []  # dead letters

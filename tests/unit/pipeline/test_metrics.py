@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from headrace.pipeline.metrics import aggregate
 from tests.unit.pipeline.test_dag import decorated
 
@@ -15,7 +17,7 @@ DECLARED = [
 
 
 def test_each_metric_is_aggregated_in_its_own_way() -> None:
-    instances = [
+    instances: list[dict[str, Any]] = [
         {"units": 1, "ok.most": 5, "mean": 1.0, "least": 3, "newest": 9, "batch_duration_ms": 70},
         {"units": 2, "ok.most": 4, "mean": 2.0, "least": 2, "newest": 8, "batch_duration_ms": 90},
         {"units": 4, "state": "warm", "good": True, "rows": 6},

@@ -69,7 +69,7 @@ def test_sparks_own_options_pass() -> None:
         {**TOPIC, "startingOffsets": '{"a": 1}'},
         {**TOPIC, "startingOffsets": "[1]"},
         {**TOPIC, "startingOffsets": '{"0": true}'},
-        {**TOPIC, "endingOffsets": "latest"},
+        {**TOPIC, "endingOffsets": "earliest"},
         {**TOPIC, "maxMessagesPerTrigger": "0"},
         {**TOPIC, "maxBytesPerTrigger": "1k"},
         {**TOPIC, "columns": "offset,nothing"},
