@@ -36,19 +36,24 @@ def dry_run(
     as_json: AsJson = False,
 ) -> None:
     """Print the physical plan: containers with their operators, streams and memory."""
+    from headrace.config.controller import ControllerSettings
     from headrace.pipeline.dry_run import physical_view
-    from headrace.pipeline.plan import LogicalPlan, make_physical_plan
+    from headrace.pipeline.physical import make_physical_plan
+    from headrace.pipeline.plan import LogicalPlan
 
     run = pipeline_runs.make_run(starting, ending, backfill_name, settings)
     plan = _describe(script, run)
-    view = physical_view(make_physical_plan(LogicalPlan.from_json(plan)))
+    view = physical_view(make_physical_plan(LogicalPlan.from_json(plan)), ControllerSettings())
     if as_json:
         print_json(view)
         return
     print_fields({key: view[key] for key in ("name", "window_ms", "memory_mb")}, as_json=False)
     for container in view["containers"]:
-        print(f"\ncontainer {container['index']}  {container['memory_mb']} MB")
-        columns = ("id", "name", "type", "query", "instance", "memory_mb", "reads", "writes")
+        print(
+            f"\ncontainer {container['index']}: {container['memory_mb']} MB "
+            f"(heap {container['heap_mb']}, Python workers {container['workers_mb']})"
+        )
+        columns = ("id", "name", "type", "query", "instance", "reads", "writes")
         print_rows(container["operators"], columns, as_json=False)
     if view["streams"]:
         print("\nstreams")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.pipeline.plan import PhysicalOperator, PhysicalPlan
-from headrace.wire.umbilical import attributes
+from headrace.config.controller import ControllerSettings
+from headrace.pipeline.physical import PhysicalOperator, PhysicalPlan
+from headrace.pipeline.resources import container_resources, needed_mb
 
 
-def physical_view(plan: PhysicalPlan) -> dict[str, Any]:
-    containers = [
-        _container(plan, index, plan.in_container(index)) for index in range(plan.container_count)
-    ]
+def physical_view(plan: PhysicalPlan, settings: ControllerSettings) -> dict[str, Any]:
+    containers = [_container(plan, index, settings) for index in plan.containers]
     return {
         "name": plan.logical.name,
         "window_ms": plan.logical.attribute("STREAMING_WINDOW_SIZE_MILLIS"),
-        "memory_mb": sum(one["memory_mb"] for one in containers),
+        "memory_mb": needed_mb(plan, settings),
         "containers": containers,
         "streams": [
             {
@@ -23,49 +22,37 @@ def physical_view(plan: PhysicalPlan) -> dict[str, Any]:
                 "source": f"{stream.source.operator}.{stream.source.port}",
                 "sinks": [f"{sink.operator}.{sink.port}" for sink in stream.sinks],
                 "locality": stream.locality.name if stream.locality else None,
-                "fused": not any(
-                    elsewhere
-                    for operator in plan.operators
-                    for _, name, elsewhere in operator.outputs
-                    if name == stream.name
-                ),
+                "fused": stream.name not in plan.split_streams,
             }
             for stream in plan.logical.streams
         ],
     }
 
 
-def _container(
-    plan: PhysicalPlan, index: int, operators: tuple[PhysicalOperator, ...]
-) -> dict[str, Any]:
-    views = [_operator(plan, operator) for operator in operators]
+def _container(plan: PhysicalPlan, index: int, settings: ControllerSettings) -> dict[str, Any]:
+    resources = container_resources(plan, index, settings)
     return {
         "index": index,
-        "memory_mb": sum(view["memory_mb"] + view["buffer_mb"] for view in views),
-        "operators": views,
+        "memory_mb": resources.total_mb,
+        "heap_mb": resources.heap_mb,
+        "workers_mb": resources.workers_mb,
+        "cores": resources.cores or None,  # None: all there are
+        "operators": [_operator(plan, operator) for operator in plan.in_container(index)],
     }
 
 
 def _operator(plan: PhysicalPlan, operator: PhysicalOperator) -> dict[str, Any]:
-    """Its memory is the origin's sum: MEMORY_MB, and BUFFER_MEMORY_MB of outputs that leave."""
     logical = operator.logical
-    memory = plan.attribute(operator, "MEMORY_MB")
-    buffers = [
-        attributes.look_up("BUFFER_MEMORY_MB", port.attributes, defaults=attributes.PORT)
-        for port in logical.outputs
-        if any(name == port.name and elsewhere for name, _, elsewhere in operator.outputs)
-    ]
     return {
         "id": operator.id,
         "name": logical.name,
         "type": operator.type.name,
         "query": operator.query or None,
         "instance": operator.instance,
-        "memory_mb": memory if isinstance(memory, int) else 0,
-        "buffer_mb": sum(size for size in buffers if isinstance(size, int)),
         "reads": [
             f"{plan.by_id[one.source].logical.name}.{one.source_port}" for one in operator.inputs
-        ],
+        ]
+        or logical.properties.get("topic"),
         "writes": logical.attributes.get("OUTPUT_TOPIC"),
         "partition_keys": [list(one.partition_keys) for one in operator.inputs],
     }

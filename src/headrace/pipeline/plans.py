@@ -28,8 +28,8 @@ from headrace.pipeline.declarations import (
     feed_of,
     make_stage,
 )
+from headrace.pipeline.plan import READ_TOPIC
 
-READ_TOPIC = "headrace.pipeline.stages:read_topic"  # `class` of a topic port
 TRIGGER = "TRIGGER"
 HOOKS = "COMMITTED_HOOKS"
 _OWN_DAG = ("APPLICATION_NAME", TRIGGER, HOOKS)

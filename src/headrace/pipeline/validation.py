@@ -14,7 +14,8 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.pipeline.application import Application
 from headrace.pipeline.declarations import TopicInput
 from headrace.pipeline.inspection import check_query
-from headrace.pipeline.plan import LogicalPlan, make_physical_plan
+from headrace.pipeline.physical import make_physical_plan
+from headrace.pipeline.plan import LogicalPlan
 from headrace.pipeline.properties import Properties
 from headrace.pipeline.shared_storage import storage_problem
 from headrace.pipeline.stages import Builder

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from headrace import Application, Dag
 from headrace.errors import ConfigError
-from headrace.pipeline.plan import LogicalPlan, make_physical_plan
+from headrace.pipeline.physical import make_physical_plan
+from headrace.pipeline.plan import LogicalPlan
 from tests.unit.pipeline import shop_functions as functions
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from headrace.config.controller import ControllerSettings
 from headrace.pipeline.dry_run import physical_view
-from headrace.pipeline.plan import LogicalPlan, make_physical_plan
+from headrace.pipeline.physical import make_physical_plan
+from headrace.pipeline.plan import LogicalPlan
 from tests.unit.pipeline.test_dag import decorated
 
 
 def test_containers_operators_streams_and_memory_are_shown() -> None:
-    view = physical_view(make_physical_plan(LogicalPlan.from_json(decorated().plan())))
+    plan = make_physical_plan(LogicalPlan.from_json(decorated().plan()))
+    view = physical_view(plan, ControllerSettings(container_heap_mb=700))
     assert view["name"] == "shop"
     assert view["window_ms"] == 500
     found = [
@@ -17,9 +20,12 @@ def test_containers_operators_streams_and_memory_are_shown() -> None:
         for operator in one["operators"]
     ]
     assert len({place for name, _, place in found if name == "totals"}) == 3
-    split = next(o for c in view["containers"] for o in c["operators"] if o["name"] == "split")
-    assert split["memory_mb"] == 2048
-    assert split["buffer_mb"] == 512 + 64, "both outputs leave the container"
+    heaps = {
+        operator["name"]: one["heap_mb"]
+        for one in view["containers"]
+        for operator in one["operators"]
+    }
+    assert (heaps["split"], heaps["store"]) == (2048, 700)
     assert view["memory_mb"] == sum(one["memory_mb"] for one in view["containers"])
     streams = {one["name"]: one for one in view["streams"]}
     assert streams["late_ones"]["locality"] == "NODE_LOCAL"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,8 @@ def test_the_command_line_says_it_by_port_or_for_all() -> None:
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Any:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # loading adds to it
     before = list(sys.path), dict(sys.modules)
     yield tmp_path
     sys.path[:] = before[0]

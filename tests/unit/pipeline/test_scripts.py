@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.pipeline.plan import LogicalPlan, make_physical_plan
+from headrace.pipeline.physical import make_physical_plan
+from headrace.pipeline.plan import LogicalPlan
 from headrace.pipeline.scripts import RUN_SCRIPT, is_script, query_names, script_plan
 
 JOB = """
