@@ -120,8 +120,9 @@ def _read_newest(
 
     options = source_options(topic, columns) | ({"address": address} if address else {})
     parsed = parse_source(options, streaming=False)
-    reading = connect(parsed.target).reading
-    state, _ = reading.describe(parsed.target, parsed.topics, sizes=False)
+    server = connect(parsed.target)
+    described = server.remote.reading.describe(parsed.target, parsed.topics, sizes=False)
+    state, _ = server.run(described)
     start = {
         str(each.partition): max(each.start, each.end - limit) for _, _, each in state.partitions()
     }
