@@ -203,6 +203,14 @@ def test_clients_and_the_server_are_told(shell: Shell, tmp_path: Path) -> None:
     assert "process id" in shell.ok("server", "stats")
 
 
+def test_the_doctor_finds_the_server_well(shell: Shell, tmp_path: Path) -> None:
+    found = shell.json("doctor", "--data-dir", str(tmp_path))
+    by_check = {each["check"]: each for each in found}
+    assert by_check["server"]["level"] == by_check["clock"]["level"] == "ok"
+    assert "answers in" in by_check["server"]["text"]
+    assert "✓ server" in shell.ok("doctor", "--data-dir", str(tmp_path))
+
+
 def test_a_profile_says_where_to_go_and_keeps_no_secret(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from headrace.cli import (
     cluster,
     consume,
     demo,
+    doctor,
     groups,
     partitions,
     pipeline_change,
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 app.command("up")(up.up)
 app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.command("placement-manager")(roles.placement_manager)

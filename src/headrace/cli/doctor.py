@@ -1,0 +1,230 @@
+"""headrace doctor: what is wrong with this machine or this server, and what to do about it.
+
+Each check is a function that gives findings; a finding that is not good names its fix. Nothing is
+changed. Exit 1 when something is broken, 0 when it is fine or merely could be better.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.cli.broker import TARGET, connects
+from headrace.cli.options import AsJson
+from headrace.cli.output import print_json
+
+PORTS = {"iggy": 8090, "quic": 8080, "placement manager": 12378, "data node": 10911, "http": 3000}
+FREE_BYTES_LOW = 1 << 30
+FILES_LOW = 4096
+MEMORY_LOW = 2 << 30
+CLOCK_SECONDS_MAX = 2.0
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    check: str
+    level: Level
+    text: str
+    fix: str = ""
+
+
+@connects
+def doctor(
+    data_dir: Annotated[
+        str, typer.Option("--data-dir", help="Where the log is, or will be, kept.")
+    ] = "headrace-data",
+    as_json: AsJson = False,
+) -> None:
+    """Look for what would keep Headrace from working here, and say how to mend it."""
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        check_python, check_versions, check_java, check_files, check_memory,
+        lambda: check_disk(Path(data_dir)), check_server,
+    )  # fmt: skip
+    findings = [finding for check in checks for finding in check()]
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        _print(findings)
+    if any(finding.level is Level.BROKEN for finding in findings):
+        raise typer.Exit(1)
+
+
+def _print(findings: list[Finding]) -> None:
+    from rich.console import Console
+
+    signs = {Level.OK: "[green]✓[/]", Level.WARNING: "[yellow]![/]", Level.BROKEN: "[red]✗[/]"}
+    console = Console(highlight=False)
+    for each in findings:
+        console.print(f"{signs[each.level]} {each.check:<9} {each.text}", soft_wrap=True)
+        if each.fix:
+            console.print(f"            → {each.fix}", soft_wrap=True)
+
+
+def check_python() -> Iterator[Finding]:
+    text = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield Finding("python", Level.OK, text)
+
+
+def check_versions() -> Iterator[Finding]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    yield Finding("versions", Level.OK, f"headrace {version('headrace')}")
+    try:
+        spark, arrow = version("pyspark"), version("pyarrow")
+    except PackageNotFoundError as error:
+        yield Finding(
+            "versions", Level.WARNING, f"{error.name} is not installed: no pipelines",
+            "pip install 'headrace[spark]'",
+        )  # fmt: skip
+        return
+    known = tuple(map(int, spark.split(".")[:2])) >= (4, 2)
+    yield Finding(
+        "versions", Level.OK if known else Level.BROKEN, f"pyspark {spark}, pyarrow {arrow}",
+        "" if known else "The connector needs Spark 4.2 or newer.",
+    )  # fmt: skip
+
+
+def check_java() -> Iterator[Finding]:
+    from headrace.errors import ConfigError
+    from headrace.spark.java import java_home, java_version
+
+    try:
+        home = java_home()
+    except ConfigError as error:
+        yield Finding("java", Level.WARNING, "no Java for Spark", str(error))
+        return
+    yield Finding("java", Level.OK, f"Java {java_version(Path(home))} in {home}")
+
+
+def check_files() -> Iterator[Finding]:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{soft} open files allowed"
+    if soft < FILES_LOW:
+        yield Finding(
+            "files", Level.WARNING, f"{text}: each connection needs one",
+            f"ulimit -n {min(hard, 65536) if hard > 0 else 65536}, in the shell that starts it.",
+        )  # fmt: skip
+    else:
+        yield Finding("files", Level.OK, text)
+
+
+def check_memory() -> Iterator[Finding]:
+    try:
+        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # macOS does not tell
+        return
+    text = f"{available / 2**30:.1f} GiB free"
+    if available < MEMORY_LOW:
+        yield Finding(
+            "memory", Level.WARNING, f"{text}: a Spark container asks for more",
+            "End something, or give pipelines a smaller heap (see docs/pipelines.md).",
+        )  # fmt: skip
+    else:
+        yield Finding("memory", Level.OK, text)
+
+
+def check_disk(folder: Path) -> Iterator[Finding]:
+    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not os.access(there, os.W_OK):
+        yield Finding(
+            "disk", Level.BROKEN, f"{there} cannot be written", "Choose another --data-dir."
+        )
+        return
+    free = shutil.disk_usage(there).free
+    text = f"{free / 2**30:.1f} GiB free for {folder}"
+    if free < FREE_BYTES_LOW:
+        yield Finding("disk", Level.WARNING, text, "Free some, or choose another --data-dir.")
+    else:
+        yield Finding("disk", Level.OK, text)
+
+
+def check_server() -> Iterator[Finding]:
+    """The server of the options if it answers; otherwise whether one could be started here."""
+    from headrace.errors import HeadraceError
+
+    address = TARGET.get().address
+    try:
+        yield from _ask_server(address)
+    except HeadraceError as error:
+        from headrace.cli.advice import advice
+
+        local = address.startswith(("127.", "localhost:", "[::1]"))
+        level = Level.WARNING if local else Level.BROKEN
+        yield Finding("server", level, f"{address}: {error}", advice(error))
+        if local:
+            yield from check_ports()
+
+
+def _ask_server(address: str) -> Iterator[Finding]:
+    import time
+
+    from headrace.cli.broker import with_broker
+    from headrace.client.iggy import IggyClient
+    from headrace.wire.iggy.messages.system import Stats
+
+    async def work(client: IggyClient) -> tuple[float, Stats]:
+        started = time.perf_counter()
+        await client.ping()
+        return time.perf_counter() - started, await client.get_stats()
+
+    seconds, stats = with_broker(work)
+    yield Finding(
+        "server", Level.OK,
+        f"{address} answers in {seconds * 1e3:.1f} ms: version {stats.server_version}, "
+        f"{stats.streams_count} streams, {stats.clients_count} clients",
+    )  # fmt: skip
+    now = stats.start_time_us + stats.run_time_us
+    skew = now / 1e6 - time.time()
+    if abs(skew) > CLOCK_SECONDS_MAX:
+        yield Finding(
+            "clock", Level.WARNING, f"the server's clock differs from this one by {skew:+.1f} s",
+            "Keep both in time (chrony, systemd-timesyncd); message times are the server's.",
+        )  # fmt: skip
+    else:
+        yield Finding("clock", Level.OK, "the server's clock agrees with this one")
+    if stats.free_disk_space and stats.free_disk_space < FREE_BYTES_LOW:
+        yield Finding(
+            "server", Level.BROKEN, f"only {stats.free_disk_space / 2**20:.0f} MiB free there",
+            "Free space, delete a topic, or lower retention: appends are about to be refused.",
+        )  # fmt: skip
+
+
+def check_ports() -> Iterator[Finding]:
+    """Whether `headrace up` could listen where it does by default."""
+    taken = []
+    for name, port in PORTS.items():
+        kind = socket.SOCK_DGRAM if name == "quic" else socket.SOCK_STREAM
+        with socket.socket(socket.AF_INET, kind) as probe:
+            if kind is socket.SOCK_STREAM:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                taken.append((name, port))
+    if not taken:
+        yield Finding("ports", Level.OK, "the usual ports are free")
+    for name, port in taken:
+        option = name.replace("placement manager", "placement").replace("data node", "node")
+        yield Finding(
+            "ports", Level.WARNING, f"port {port} ({name}) is taken",
+            f"Stop what has it (ss -ltnp), or start with --{option}-port 0.",
+        )  # fmt: skip

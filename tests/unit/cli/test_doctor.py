@@ -1,0 +1,70 @@
+"""What is wrong is found and comes with its fix."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli import doctor
+from headrace.cli.broker import TARGET, Target
+from headrace.cli.doctor import Finding, Level
+
+
+def only(found: Any) -> Finding:
+    (finding,) = found
+    assert isinstance(finding, Finding)
+    return finding
+
+
+def test_this_machine_is_fit_for_the_tests() -> None:
+    assert only(doctor.check_python()).level is Level.OK
+    assert [each.level for each in doctor.check_versions()] == [Level.OK, Level.OK]
+    java = only(doctor.check_java())
+    assert (java.level, java.text.startswith("Java ")) == (Level.OK, True)
+
+
+def test_a_small_disk_and_a_closed_folder_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "not/yet/there"
+    assert only(doctor.check_disk(folder)).level is Level.OK
+    monkeypatch.setattr(doctor, "FREE_BYTES_LOW", 1 << 60)
+    assert only(doctor.check_disk(folder)).level is Level.WARNING
+    monkeypatch.setattr("os.access", lambda *_: False)
+    closed = only(doctor.check_disk(folder))
+    assert (closed.level, "--data-dir" in closed.fix) == (Level.BROKEN, True)
+
+
+def test_few_files_and_little_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "FILES_LOW", 1 << 62)
+    monkeypatch.setattr(doctor, "MEMORY_LOW", 1 << 62)
+    assert "ulimit" in only(doctor.check_files()).fix
+    assert only(doctor.check_memory()).level is Level.WARNING
+
+
+def test_a_taken_port_is_named_with_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(doctor, "PORTS", {"data node": taken.getsockname()[1]})
+        found = only(doctor.check_ports())
+        assert (found.level, "--node-port 0" in found.fix) == (Level.WARNING, True)
+    assert only(doctor.check_ports()).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("address", "level"), [("127.0.0.1:1", Level.WARNING), ("192.0.2.1.invalid:1", Level.BROKEN)]
+)
+def test_no_server_is_broken_only_where_one_was_named(
+    address: str, level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "PORTS", {})
+    token = TARGET.set(Target(address=address))
+    try:
+        first, *rest = doctor.check_server()
+    finally:
+        TARGET.reset(token)
+    assert first.level is level
+    assert "headrace up" in first.fix
+    assert len(rest) == (level is Level.WARNING)
