@@ -30,6 +30,12 @@ class DefaultSource(DataSource):  # type: ignore[misc]  # pyspark's classes are 
         return "headrace"
 
     def schema(self) -> StructType | str:
+        from headrace.spark.edge_options import reads_windows
+
+        if reads_windows(self.options):
+            from headrace.spark.edge_source import edge_schema
+
+            return edge_schema(self.options)
         from headrace.spark.source import raw_schema
 
         return raw_schema(self.options)
@@ -40,6 +46,12 @@ class DefaultSource(DataSource):  # type: ignore[misc]  # pyspark's classes are 
         return topic_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from headrace.spark.edge_options import reads_windows
+
+        if reads_windows(self.options):
+            from headrace.spark.edge_source import EdgeStreamReader
+
+            return EdgeStreamReader(self.options, schema)
         from headrace.spark.source import TopicStreamReader
 
         return TopicStreamReader(self.options, schema)

@@ -117,28 +117,39 @@ class Remote:
         opened = await self._opened(window)
         return await self.call(lambda client: client.stage(opened, window.number, request))
 
+    async def last_closed(self, window: Window) -> int:
+        """Become the window's run, or stay it: the last window that its publisher closed."""
+        return (await self._open(window)).last_window
+
     async def close_window(
-        self, window: Window, spans: Sequence[StagedSpan], digest: bytes
+        self, window: Window, spans: Sequence[StagedSpan], digest: bytes, *, rows: int = 0
     ) -> bool:
         """False if it was closed before."""
         # Asked anew: the last closed window is what this one follows.
-        opened = await self.call(lambda client: client.open_publisher(window.publisher, window.run))
+        opened = await self._open(window)
+        previous = opened.last_window if window.previous is None else window.previous
         closed = await self.call(
             lambda client: client.close_window(
                 opened,
-                previous=opened.last_window,
+                previous=previous,
                 window=window.number,
                 manifest=spans,
                 digest=digest,
                 last=window.last,
+                rows=rows,
             )
         )
         return not closed.already
 
+    async def _open(self, window: Window) -> PublisherOpened:
+        return await self.call(
+            lambda client: client.open_publisher(window.publisher, window.run, epoch=window.epoch)
+        )
+
     async def _opened(self, window: Window) -> PublisherOpened:
         key = (window.publisher, window.run)
         if key not in self._publishers:
-            opened = await self.call(lambda client: client.open_publisher(*key))
+            opened = await self._open(window)
             while len(self._publishers) >= PUBLISHERS_KEPT:
                 del self._publishers[next(iter(self._publishers))]
             self._publishers[key] = opened

@@ -39,6 +39,10 @@ class Window:
     number: int
     last: bool = False
     """The publisher ends with it: a batch job has one window."""
+    epoch: int = 0
+    """The run's number, where somebody counts them; 0: a run is told by its name alone."""
+    previous: int | None = None
+    """The window that must be the last one closed; None: whichever is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,4 +127,5 @@ async def close(remote: Remote, delivered: Sequence[Delivered]) -> bool:
         return True
     spans = [span for each in delivered for span in each.spans]
     digest = xxhash.xxh3_128(b"".join(each.digest for each in delivered)).digest()
-    return await remote.close_window(window, spans, digest)
+    rows = sum(each.rows for each in delivered)
+    return await remote.close_window(window, spans, digest, rows=rows)

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from headrace.errors import CorruptionError, NotFoundError
-from headrace.pipeline.windowlog import BATCHES_KEPT, WindowLog
+from headrace.ids import WindowId
+from headrace.pipeline.windowlog import BATCHES_KEPT, BatchWindow, WindowLog
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid
 from headrace.runtime.interfaces import Disk
 
@@ -36,10 +37,17 @@ class MemoryDisk:
     def remove(self, path: str) -> None:
         self.files.pop(path, None)
 
-    def plan(self, batch_id: int, time_ms: int) -> None:
-        """What Spark writes when it has planned a batch."""
+    def plan(self, batch_id: int, time_ms: int, *edges: int) -> None:
+        """What Spark writes when it has planned a batch; `edges`: up to which window it reads."""
         metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": time_ms, "conf": {}})
-        self.files[f"c/offsets/{batch_id}"] = f"v1\n{metadata}\n{{}}".encode()
+        offsets = [
+            json.dumps({"v": 1, "c": "x", "w": {f"{uid}": w}}) for uid, w in enumerate(edges)
+        ]
+        lines = ["v1", metadata, *(offsets or ["{}"])]
+        self.files[f"c/offsets/{batch_id}"] = "\n".join(lines).encode()
+
+    def commit(self, batch_id: int) -> None:
+        self.files[f"c/commits/{batch_id}"] = b"v1"
 
 
 def make_log(disk: MemoryDisk) -> WindowLog:
@@ -98,3 +106,104 @@ def test_damage_is_an_error() -> None:
     disk.files["c/windows/4"] = b"{"
     with pytest.raises(CorruptionError, match="not a window"):
         make_log(disk).last()
+
+
+def window(ordinal: int) -> WindowId:
+    return GRID.window_at(at(ordinal))
+
+
+def test_a_batch_that_reads_edges_belongs_to_the_lowest_window_it_reads_up_to() -> None:
+    disk = MemoryDisk()
+    log = make_log(disk)
+    disk.plan(0, at(50), window(7), window(5))
+    entered = log.enter(0)
+    assert (entered.window, entered.previous) == (window(5), NO_WINDOW)
+    assert log.inputs() == {"0": window(7), "1": window(5)}
+    disk.plan(1, at(51), window(7), window(5))  # Spark's own batch without data
+    assert log.enter(1).window == window(6)
+
+
+def test_a_source_without_an_offset_yet_names_no_window() -> None:
+    disk = MemoryDisk()
+    disk.plan(0, at(3))
+    disk.files["c/offsets/0"] += b"\n-"
+    assert make_log(disk).enter(0).window == window(3)
+
+
+def test_windows_pass_while_nothing_is_under_way() -> None:
+    disk, closed = MemoryDisk(), []
+    log = make_log(disk)
+    assert log.advance(window(2), closed.append), "before the first batch"
+    disk.plan(0, at(1))
+    assert not log.advance(window(9), closed.append), "a batch is planned"
+    entered = log.enter(0, closed=[window(2)])
+    assert (entered.window, entered.previous) == (window(3), window(2)), "it comes after them"
+    assert not log.advance(window(9), closed.append), "it is not committed"
+    disk.commit(0)
+    assert not log.advance(window(3), closed.append), "that one has passed"
+    assert log.advance(window(9), closed.append)
+    assert closed == [window(2), window(9)]
+    assert log.passed() == make_log(disk).passed() == window(9)
+
+
+def test_a_crash_before_idle_windows_are_closed_costs_nothing() -> None:
+    """One publisher has closed them, the other has not: both are followed from where they are."""
+    disk = MemoryDisk()
+    log = make_log(disk)
+    disk.plan(0, at(1))
+    log.enter(0)
+    disk.commit(0)
+
+    def close(_: WindowId) -> None:
+        raise NotFoundError("killed")
+
+    with pytest.raises(NotFoundError):
+        log.advance(window(5), close)
+    disk.plan(1, at(2))
+    entered = make_log(disk).enter(1, closed=[window(1), window(5)])
+    assert entered.window == window(6)
+    assert make_log(disk).enter(1, closed=[window(6), window(5)]) == BatchWindow(
+        window(6), window(5), replay=True
+    )
+
+
+@pytest.mark.parametrize("closed", [0, 4, 7])
+def test_a_topic_that_does_not_belong_to_the_checkpoint_is_refused(closed: int) -> None:
+    """It lacks what the last batch published, or has what no batch on record did."""
+    disk = MemoryDisk()
+    log = make_log(disk)
+    disk.plan(0, at(1))
+    log.enter(0, closed=[NO_WINDOW])
+    disk.commit(0)
+    disk.plan(1, at(6))
+    with pytest.raises(CorruptionError, match="do not belong together"):
+        log.enter(1, closed=[window(closed)])
+    assert "c/windows/1" not in disk.files
+    assert log.enter(1, closed=[window(1)]).window == window(6)
+
+
+def test_rolling_back_forgets_later_windows_and_goes_on_after_the_target() -> None:
+    disk = MemoryDisk()
+    log = make_log(disk)
+    for batch_id, ordinal in enumerate((1, 4, 8)):
+        disk.plan(batch_id, at(ordinal))
+        log.enter(batch_id)
+        disk.commit(batch_id)
+    log.advance(window(9), lambda _: None)
+    assert log.roll_back(window(6)) == 1, "the batch of window 4 is the newest left"
+    for folder in ("offsets", "commits"):
+        del disk.files[f"c/{folder}/2"]
+    assert log.passed() == window(6)
+    disk.plan(2, at(5))
+    entered = log.enter(2, closed=[window(4)])
+    assert entered.window == window(7), "readers may have passed window 6"
+    assert log.roll_back(NO_WINDOW) == -1
+    assert log.passed() == NO_WINDOW
+
+
+def test_a_fresh_checkpoint_in_the_middle_of_an_application_says_where_it_starts() -> None:
+    disk = MemoryDisk()
+    log = make_log(disk)
+    log.start_after(window(20))
+    disk.plan(0, at(3))
+    assert log.enter(0, closed=[window(20)]).window == window(21)

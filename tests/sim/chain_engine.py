@@ -1,0 +1,237 @@
+"""One run of one container of the chain: Spark's micro-batch loop over our edges, in plain Python.
+
+As in `spark_engine`, with what a container adds: the side log of windows, publishers with the epoch
+that the controller gave the run, and windows that pass while there is nothing to do. Spark's logs
+are files in Spark's own form on storage that outlives everything, because the side log reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import pyarrow as pa
+import xxhash
+from pyspark.sql.types import StructType
+
+from headrace.ids import WindowId
+from headrace.pipeline.windowlog import WindowLog
+from headrace.pipeline.windows import WindowGrid
+from headrace.runtime.interfaces import Clock, Disk
+from headrace.spark.edge_following import EdgeFollowing, quiet_through
+from headrace.spark.edge_options import EdgeOptions
+from headrace.spark.edge_sink import HASH_COLUMN, HASH_MASK, EdgeSink, EdgeStaging, close_window
+from headrace.spark.edge_source import edge_rows
+from headrace.spark.following import Following, Limits
+from headrace.spark.options import SinkOptions, SourceOptions, Target
+from headrace.spark.remote import Remote
+from headrace.spark.sink import begin, pieces
+from headrace.spark.source import record_batches
+from headrace.spark.splits import Span
+from headrace.spark.tickets import Access
+from headrace.spark.windows import Delivered, Window, close
+from tests.sim.spark_engine import OtherWriterError
+
+SCHEMA = pa.schema([("key", pa.binary()), ("n", pa.int64())])
+Step = Callable[[str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a container does: where its rows come from, what becomes of them, where they go."""
+
+    role: str
+    source: SourceOptions | EdgeOptions
+    sink: EdgeSink | SinkOptions
+    """The sink's epoch is the run's."""
+    transform: Callable[[pa.Table], pa.Table]
+    batch: int | None = None
+
+
+class _Source(Protocol):
+    async def initial_offset(self) -> dict[str, Any]: ...
+    async def plan(
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> list[tuple[Span, Access]]: ...
+
+
+class Run:
+    def __init__(
+        self,
+        part: Part,
+        epoch: int,
+        *,
+        remote: Remote,
+        disk: Disk,
+        clock: Clock,
+        grid: WindowGrid,
+        step: Step,
+        report: Callable[[WindowId], None],
+    ) -> None:
+        self._part = part
+        self._epoch = epoch
+        self._remote = remote
+        self._disk = disk
+        self._clock = clock
+        self._grid = grid
+        self._step = step
+        self._report = report
+        self._folder = f"/checkpoints/{part.role}"
+        for name in ("offsets", "commits"):
+            disk.make_folder(f"{self._folder}/{name}")
+        self._windows = WindowLog(disk, self._folder, grid)
+        self._sink = (
+            replace(part.sink, epoch=epoch) if isinstance(part.sink, EdgeSink) else part.sink
+        )
+        self._topic: Following | None = None
+        self._edge: EdgeFollowing | None = None
+        if isinstance(part.source, EdgeOptions):
+            self._edge = EdgeFollowing(remote, part.source, clock)
+        else:
+            self._topic = Following(remote.reading, part.source, clock)
+
+    @property
+    def _source(self) -> _Source:
+        found = self._edge or self._topic
+        assert found is not None
+        return found
+
+    async def run(self) -> None:
+        """Until it fails or is killed."""
+        batch = self._newest("offsets")
+        if batch < 0 or self._exists("commits", batch):
+            batch += 1
+        while True:
+            if not self._exists("offsets", batch) and not await self._plan(batch):
+                await self._pass_idle()
+                continue
+            await self._run_batch(batch)
+            batch += 1
+
+    # -- Spark's logs
+
+    def _path(self, folder: str, batch: int) -> str:
+        return f"{self._folder}/{folder}/{batch}"
+
+    def _exists(self, folder: str, batch: int) -> bool:
+        return self._disk.exists(self._path(folder, batch))
+
+    def _newest(self, folder: str) -> int:
+        names = self._disk.list(f"{self._folder}/{folder}")
+        return max((int(name) for name in names), default=-1)
+
+    def _write(self, folder: str, batch: int, text: str) -> None:
+        if self._exists(folder, batch):
+            raise OtherWriterError("another run wrote this batch", batch=batch)
+        self._disk.write_atomic(self._path(folder, batch), text.encode())
+
+    async def _end(self, batch: int) -> dict[str, Any]:
+        """Where a batch ended; before the first one: where the query begins."""
+        if batch < 0:
+            return await self._source.initial_offset()
+        found: dict[str, Any] = json.loads(
+            self._disk.read(self._path("offsets", batch)).decode().split("\n")[2]
+        )
+        return found
+
+    # -- a batch
+
+    async def _plan(self, batch: int) -> bool:
+        start = await self._end(batch - 1)
+        if self._edge is not None:
+            end = await self._edge.latest_offset(start)
+        else:
+            assert self._topic is not None
+            end = await self._topic.latest_offset(start, Limits(self._part.batch))
+        if end is None or end == start:
+            return False
+        await self._step("before offset log")
+        metadata = json.dumps({"batchTimestampMs": self._clock.now_ms()})
+        self._write("offsets", batch, "\n".join(("v1", metadata, json.dumps(end))))
+        await self._step("after offset log")
+        if batch and self._topic is not None:
+            await self._topic.commit(start)
+        await self._step("after source commit")
+        return True
+
+    async def _run_batch(self, batch: int) -> None:
+        planned = await self._source.plan(await self._end(batch - 1), await self._end(batch))
+        window = await self._enter(batch)
+        await self._step("before stage")
+        parts = [await self._task(span, access, window) for span, access in planned]
+        await self._step("after stage")
+        if isinstance(self._sink, EdgeSink):
+            await close_window(self._remote, window, parts)
+        elif parts:
+            await close(self._remote, parts)
+        await self._step("after close")
+        self._write("commits", batch, "v1\n{}")
+        self._report(self._windows.last())
+        await self._step("after commit log")
+
+    async def _enter(self, batch: int) -> Window:
+        if isinstance(self._sink, EdgeSink):
+            last = await self._remote.last_closed(self._sink.window(0))
+            entered = self._windows.enter(batch, [last])
+            return self._sink.window(entered.window, last)
+        self._windows.enter(batch)
+        return Window(f"chain/{self._part.role}", str(self._epoch), batch, epoch=self._epoch)
+
+    async def _task(self, span: Span, access: Access, window: Window) -> Delivered:
+        source = self._part.source
+        read_from = "auto" if isinstance(source, EdgeOptions) else source.read_from
+        runs = [
+            run async for run in self._remote.reading.read(source.target, access, span, read_from)
+        ]
+        if isinstance(source, EdgeOptions):
+            batches = list(edge_rows(SCHEMA, source.share, span, runs))
+        else:
+            batches = list(record_batches(source, StructType(), span, runs))
+        table = self._part.transform(pa.Table.from_batches(batches)) if batches else None
+        if isinstance(self._sink, EdgeSink):
+            staging = EdgeStaging(self._remote, self._sink, window)
+            for each in table.to_batches() if table is not None else ():
+                for piece in staging.pieces(each):
+                    await staging.delivering.add(piece)
+            return await staging.finish()
+        delivering = await begin(self._remote, self._sink, window)
+        for piece in pieces(self._sink, table.to_batches() if table is not None else (), _one):
+            await delivering.add(piece)
+        return await delivering.finish()
+
+    # -- nothing to do
+
+    async def _pass_idle(self) -> None:
+        """What `pipeline.idle_windows` does in blocking calls."""
+        if not isinstance(self._sink, EdgeSink):
+            return
+        window = self._grid.previous(self._grid.window_at(self._clock.now_ms()))
+        if isinstance(self._part.source, EdgeOptions):
+            edges = [self._part.source.target]
+            through = await quiet_through(self._remote, edges, self._windows.inputs())
+            if through is None:
+                return
+            window = WindowId(through)
+        last = await self._remote.last_closed(self._sink.window(0))
+        if self._windows.pass_idle(window):
+            await self._step("before idle close")
+            if window > last:
+                await close_window(self._remote, self._sink.window(window, last), ())
+            self._report(window)
+            await self._step("after idle close")
+
+
+def _one() -> int:
+    return 1
+
+
+def hashed(table: pa.Table) -> pa.Table:
+    """With the hash by which the instances of a reader share rows."""
+    hashes = [xxhash.xxh64_intdigest(key) & HASH_MASK for key in table.column("key").to_pylist()]
+    return table.append_column(HASH_COLUMN, pa.array(hashes, pa.int32()))
+
+
+def edge_target(target: Target, stream: str, topic: str) -> Target:
+    return replace(target, stream=stream, topic=topic)
