@@ -21,6 +21,7 @@ from headrace.spark.tickets import Access
 from headrace.wire.iggy.messages.extensions import WindowsListed
 from headrace.wire.umbilical.windows import NO_WINDOW
 
+_LAST = (1 << 63) - 1  # no window is later
 END_SECONDS = 20.0  # of one question while a run waits for its publishers' end
 
 
@@ -37,7 +38,7 @@ class EdgeFollowing:
         self._batch_at = clock.monotonic()
 
     async def initial_offset(self) -> dict[str, Any]:
-        listed = await self._list(self._options.target, after=1 << 62)
+        listed = await self._list(self._options.target, after=_LAST)
         starting = self._options.starting
         window = listed.purged if starting is None else max(starting, listed.purged)
         return EdgeOffset(listed.cluster, str(listed.uid), window).to_json()
