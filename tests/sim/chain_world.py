@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -110,7 +111,7 @@ class ChainWorld(World):
         epoch = self._remembered("epoch", 0)
         self.committed = WindowId(self._remembered("committed", NO_WINDOW))
         for edge in (self.first_edge, self.second_edge):
-            await remote.call(lambda client, edge=edge: make_edge(client, edge))
+            await remote.call(partial(make_edge, edge=edge))
             await self.step("controller after edge", CONTROLLER)
         while True:
             if self.rolling_back:
@@ -148,7 +149,7 @@ class ChainWorld(World):
             await self.step("controller rolled back", CONTROLLER)
         for edge in (self.first_edge, self.second_edge):
             await self.remote(CONTROLLER).call(
-                lambda client, edge=edge: reset_edge(client, edge, window=target, epoch=epoch)
+                partial(reset_edge, edge=edge, window=target, epoch=epoch)
             )
             await self.step("controller after reset", CONTROLLER)
         self.rolling_back = False
@@ -210,9 +211,7 @@ class ChainWorld(World):
         if window > self.purged:
             for edge in (self.first_edge, self.second_edge):
                 await self.step("controller before purge", CONTROLLER)
-                await self.remote(CONTROLLER).call(
-                    lambda client, edge=edge: purge_edge(client, edge, window=window)
-                )
+                await self.remote(CONTROLLER).call(partial(purge_edge, edge=edge, window=window))
             self.purged = window
 
     def _compute_committed(self) -> WindowId:

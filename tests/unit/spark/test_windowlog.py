@@ -131,7 +131,8 @@ def test_a_source_without_an_offset_yet_names_no_window() -> None:
 
 
 def test_windows_pass_while_nothing_is_under_way() -> None:
-    disk, closed = MemoryDisk(), []
+    disk = MemoryDisk()
+    closed: list[WindowId] = []
     log = make_log(disk)
     assert log.advance(window(2), closed.append), "before the first batch"
     disk.plan(0, at(1))
