@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -142,9 +144,9 @@ def test_the_side_log_reads_what_spark_writes_and_lets_idle_windows_pass(
     entered = []
 
     def on_batch(batch: DataFrame, batch_id: int) -> None:
-        last = last_closed(onward)
-        entered.append(log.enter(batch_id, [last]))
-        publish_window(batch, onward, window=entered[-1].window, previous=last)
+        found = log.enter(batch_id, lambda: [last_closed(onward)])
+        entered.append(found)
+        publish_window(batch, onward, window=found.window, previous=found.closed[0])
 
     frame = (
         spark.readStream.format("headrace")
@@ -190,10 +192,8 @@ def test_the_side_log_reads_what_spark_writes_and_lets_idle_windows_pass(
     assert sorted(row.qty for batch in found for row in batch) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def _until(reached: object, seconds: float = 60.0) -> None:
-    import time
-
+def _until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
-    while not reached():  # type: ignore[operator]  # a function without arguments
+    while not reached():
         assert time.monotonic() < deadline, "it never came to it"
         time.sleep(0.1)

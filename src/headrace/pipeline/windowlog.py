@@ -38,6 +38,11 @@ class BatchWindow:
     window: WindowId
     previous: WindowId
     replay: bool
+    closed: tuple[int, ...] = ()
+    """The last window that each publisher of the query had closed."""
+
+
+Closed = Sequence[int] | Callable[[], Sequence[int]]
 
 
 class WindowLog:
@@ -60,25 +65,26 @@ class WindowLog:
         """The newest window that a batch or idleness has reached."""
         return max(self.last(), self._idle())
 
-    def enter(self, batch_id: int, closed: Sequence[int] = ()) -> BatchWindow:
+    def enter(self, batch_id: int, closed: Closed = ()) -> BatchWindow:
         """The batch's window, decided now unless it was decided before.
 
-        `closed` is the last window closed by each publisher that the batch writes to
+        `closed` tells the last window closed by each publisher that the batch writes to
         (`edge_sink.last_closed`): CorruptionError when one has closed what this checkpoint knows
         nothing of, or lacks what it should have. The caller publishes the window behind the one
-        that each has closed.
+        that each has closed. A function is asked when no idle window is being closed.
         """
         with self._turn:
+            closed = tuple(closed() if callable(closed) else closed)
             batches = self._batches()
             earlier = [batch for batch in batches if batch < batch_id]
             before = self._read(earlier[-1])[0] if earlier else NO_WINDOW
             if batch_id in batches:
-                entered = BatchWindow(*self._read(batch_id), replay=True)
+                entered = BatchWindow(*self._read(batch_id), replay=True, closed=closed)
             else:
                 previous = max(before, self._idle())
                 window = max(self._grid.next(previous), self._planned(batch_id))
-                entered = BatchWindow(window, previous, replay=False)
-            self._check(entered, before, closed)
+                entered = BatchWindow(window, previous, replay=False, closed=closed)
+            self._check(entered, before)
             if not entered.replay:
                 self._write(str(batch_id), window=entered.window, previous=entered.previous)
             if batch_id % _PRUNE_EVERY == 0:
@@ -134,8 +140,8 @@ class WindowLog:
         planned = self._newest("offsets")
         return {} if planned < 0 else self._offsets(planned)[1]
 
-    def _check(self, entered: BatchWindow, before: WindowId, closed: Sequence[int]) -> None:
-        for each in closed:
+    def _check(self, entered: BatchWindow, before: WindowId) -> None:
+        for each in entered.closed:
             if each != entered.window and not before <= each <= entered.previous:
                 raise CorruptionError(
                     f"a publisher of this query has closed window {format_window(each)}, but the "

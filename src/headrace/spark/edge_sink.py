@@ -1,14 +1,15 @@
 """Publishing a micro-batch to an edge between queries: rows as Arrow, one window a batch.
 
     sink = EdgeSink(target, publisher="pipeline/shop/valid/0", partition=0, epoch=7, key=("sku",))
-    last = last_closed(sink)                # from now on every run with a lower epoch is refused
-    entered = windows.enter(batch_id, [last])               # the side log, with all sinks' windows
-    publish_window(frame, sink, window=entered.window, previous=last)       # once, whatever happens
+    entered = windows.enter(batch_id, lambda: [last_closed(sink)])      # the side log of the query
+    publish_window(frame, sink, window=entered.window, previous=entered.closed[0])
 
-`previous` is a compare-and-set: a window that does not follow it is refused. Publishing a window
-again does nothing, whatever its rows are now, but the frame is evaluated all the same: a stateful
-query needs that. `advance` lets windows pass in which there is nothing to publish. With key columns
-each row carries a hash (`HASH_COLUMN`), by which the instances of a reader share the rows.
+Whoever asks for the last closed window becomes the publisher: every run with a lower epoch is
+refused from then on. `previous` is a compare-and-set: a window that does not follow it is refused.
+Publishing a window again does nothing, whatever its rows are now, but the frame is evaluated all
+the same: a stateful query needs that. `advance` lets windows pass in which there is nothing to
+publish. With key columns each row carries a hash (`HASH_COLUMN`), by which the instances of a
+reader share the rows.
 
 What is `async` here runs in the simulator as it is; the rest is for Spark's processes.
 """
