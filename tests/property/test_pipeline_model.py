@@ -3,6 +3,7 @@ application under random events."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.config.controller import ControllerSettings
+from headrace.errors import InvalidArgumentError, UnavailableError
 from headrace.ids import OperatorId, WindowId
 from headrace.pipeline.checkpoints import Checkpoints
 from headrace.pipeline.journal import ApplicationRecord, Journal
-from headrace.pipeline.lifecycle import Action, Kill, Launch, Record
+from headrace.pipeline.lifecycle import Action, Kill, Launch, PurgeEdges, Record, ResetEdges
 from headrace.pipeline.physical import PhysicalPlan, make_physical_plan
 from headrace.pipeline.plan import Endpoint, LogicalPlan, Operator, Port, Stream
 from headrace.pipeline.state import Application
@@ -165,7 +167,8 @@ START = 1_700_000_000_000
 
 def _operator(name: str, *inputs: str) -> dict[str, Any]:
     ports = [{"name": one, "kind": "input"} for one in inputs]
-    return {"name": name, "ports": [*ports, {"name": "output", "kind": "output"}]}
+    ports.append({"name": "output", "kind": "output"})
+    return {"name": name, "ports": ports, "properties": {"p": 0}}
 
 
 PLAN: dict[str, Any] = {
@@ -192,8 +195,9 @@ class ApplicationMachine(RuleBasedStateMachine):
     """Containers that do anything at any time; a model of them is kept here.
 
     Holds throughout: a run id is journalled before a container hears of it and never given out
-    twice; the committed window never goes back; one process per container; the journal, replayed,
-    is where the application is; once ended it stays ended.
+    twice; the committed window never goes back; a purge never passes a recovery point, nor a
+    rollback a purge; nothing runs while what it published is voided; one process per container; the
+    journal, replayed, is where the application is; once ended it stays ended.
     """
 
     def __init__(self) -> None:
@@ -205,14 +209,15 @@ class ApplicationMachine(RuleBasedStateMachine):
         self.alive: dict[str, dict[int, m.DeployState]] = {}  # container: its operators
         self.killing: set[str] = set()
         self.runs: dict[int, str] = {}
-        self.committed = -1
+        self.committed = self.purged = -1
         self.window = 0
         self.application = self.make()
         self.perform(self.application.on_start(self.now))
 
     def make(self) -> Application:
         record = self.journal.applications["shop"]
-        return Application(record, ControllerSettings(committed_interval_ms=0), path="/a")
+        settings = ControllerSettings(committed_interval_ms=0, rollback_retention_ms=2_000)
+        return Application(record, settings, path="/a")
 
     def record(self, kind: str, body: dict[str, Any]) -> None:
         self.log.append((kind, body))
@@ -224,7 +229,7 @@ class ApplicationMachine(RuleBasedStateMachine):
                 self.record(action.kind, action.body)
             elif isinstance(action, Launch):
                 run = int(action.container_id.rpartition(".")[2])
-                assert run == self.journal.applications["shop"].run
+                assert run <= self.journal.applications["shop"].run
                 assert run not in self.runs
                 self.runs[run] = action.container_id
                 others = {one.rpartition(".")[0] for one in self.alive if one not in self.killing}
@@ -232,6 +237,21 @@ class ApplicationMachine(RuleBasedStateMachine):
                 self.alive[action.container_id] = {}
             elif isinstance(action, Kill):
                 self.killing.add(action.container_id)
+            elif isinstance(action, PurgeEdges):
+                checkpoints = self.application.checkpoints
+                assert action.window < checkpoints.committed
+                for id_ in self.application.operators:
+                    assert action.window <= checkpoints.recovery(id_)
+                self.purged = max(self.purged, action.window)
+            elif isinstance(action, ResetEdges):
+                assert action.window >= self.purged
+                for id_, operator in self.application.operators.items():
+                    reset = operator.roll_back_to is not None
+                    running = [
+                        one for one in self.alive.values() if one.get(id_) is m.DeployState.ACTIVE
+                    ]
+                    assert not (reset and running), "what is voided may not go on"
+                self.perform(self.application.on_edges_reset())
 
     @rule(ms=st.sampled_from([0, 100, 1_000, 4_000, 30_000]))
     def tick(self, ms: int) -> None:
@@ -283,6 +303,22 @@ class ApplicationMachine(RuleBasedStateMachine):
     def stop(self, data: st.DataObject) -> None:
         if data.draw(st.integers(0, 9)) == 0:
             self.perform(self.application.on_stop(self.now))
+
+    @precondition(lambda self: not self.application.finished)
+    @rule(back=st.integers(0, 20), name=st.sampled_from("abc"))
+    def roll_back(self, back: int, name: str) -> None:
+        window = WindowGrid(START, 500).window_at(self.now - 500 * back)
+        try:
+            actions = self.application.on_rollback(window, self.now, [name])
+        except (InvalidArgumentError, UnavailableError):
+            return  # stopping, purged, or another one is under way
+        self.perform(actions)
+
+    @precondition(lambda self: not self.application.finished)
+    @rule(name=st.sampled_from("bc"))
+    def restart_queries(self, name: str) -> None:
+        with contextlib.suppress(InvalidArgumentError):
+            self.perform(self.application.on_property(name, {"p": 1}, self.now)[1])
 
     @rule(adopt=st.booleans())
     def restart_the_controller(self, adopt: bool) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 from headrace.errors import InvalidArgumentError, UnavailableError
 from headrace.ids import WindowId
 from headrace.pipeline.deployment import Deployment
+from headrace.pipeline.edges import purge_window
 from headrace.pipeline.events import EventType
 from headrace.pipeline.lifecycle import (
     Action,
     Operator,
-    OperatorState,
     Phase,
     ResetEdges,
 )
@@ -29,7 +29,6 @@ from headrace.pipeline.windows import NO_WINDOW, format_window
 from headrace.wire.umbilical import messages as m
 
 SET_PROPERTY = "setProperty"
-_STARTED = (OperatorState.ACTIVE, OperatorState.PENDING_UNDEPLOY)
 
 
 class Changes(Deployment):
@@ -69,6 +68,7 @@ class Changes(Deployment):
             self.grid.ordinal(window)
         if window > self.grid.window_at(now_ms):
             raise InvalidArgumentError("this window is yet to come", window=format_window(window))
+        self._check_kept(window, now_ms)
         chosen = list(names) or [one.name for one in self.plan.logical.operators]
         for name in chosen:
             self.named(name)
@@ -133,9 +133,8 @@ class Changes(Deployment):
         """Undeploy what runs these operators; the deployment that follows has the new values."""
         fused = {below for name in names for below in self._fused_below(name)}
         for operator in self.operators.values():
-            known = operator.physical.logical.name in fused
-            if known and operator.state is OperatorState.ACTIVE:
-                operator.state = OperatorState.PENDING_UNDEPLOY
+            if operator.physical.logical.name in fused:
+                operator.take_down()
         return []
 
     def _fused_below(self, name: str) -> set[str]:
@@ -151,8 +150,7 @@ class Changes(Deployment):
         for operator in affected:
             operator.roll_back_to = window
             operator.statistics.rewind(WindowId(window))
-            if operator.state is OperatorState.ACTIVE:
-                operator.state = OperatorState.PENDING_UNDEPLOY
+            operator.take_down()
         self.checkpoints.rewind({one.physical.id for one in affected}, WindowId(window))
         self._deploy_held = self._reset_due = True
 
@@ -162,7 +160,7 @@ class Changes(Deployment):
         if rollback is None or not self._reset_due:
             return []
         affected = [one for one in self.operators.values() if _name(one) in rollback.operators]
-        if any(one.state in _STARTED for one in affected):
+        if any(one.may_run for one in affected):
             return []
         self._reset_due = False
         names = set(rollback.operators)
@@ -182,6 +180,22 @@ class Changes(Deployment):
         if any(one.roll_back_to is not None for one in self.operators.values()):
             return []
         return [self._journal("rollback", window=None, operators=[])]
+
+    def _check_kept(self, window: WindowId, now_ms: int) -> None:
+        """What was purged cannot be read again."""
+        purged = purge_window(
+            self.grid,
+            self.checkpoints.committed,
+            now_ms=now_ms,
+            rollback_retention_ms=self._settings.rollback_retention_ms,
+        )
+        if self.plan.split_streams and window < purged:
+            raise InvalidArgumentError(
+                "topics between containers keep windows for controller.rollback_retention_ms, and "
+                "this one is older",
+                window=format_window(window),
+                oldest=format_window(purged),
+            )
 
     def _ask(self, operator: Operator, cmd: str, arguments: Mapping[str, Any]) -> int:
         self._request_id += 1

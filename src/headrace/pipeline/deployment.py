@@ -115,6 +115,10 @@ class Deployment(Supervision):
         id_ = operator.physical.id
         if step is Step.STARTED:
             operator.progress_ms = now_ms
+            if operator.stale:
+                operator.state, operator.stale = OperatorState.PENDING_UNDEPLOY, False
+                undeploy.add(id_)
+                return []
             operator.roll_back_to = None
             self._operator_event(operator, EventType.START_OPERATOR, now_ms)
             return self._on_started(now_ms)
@@ -152,6 +156,7 @@ class Deployment(Supervision):
 
     def _redeploy(self, operator: Operator, deploy: list[Operator], now_ms: int) -> list[Action]:
         """The container undeployed it as asked: again, as the next run."""
+        operator.sent = False
         if self.phase is Phase.STOPPING:
             operator.state = OperatorState.INACTIVE
             return []
@@ -173,6 +178,8 @@ class Deployment(Supervision):
             pending = self._first_start or self._undeploying() or self._deploy_held
             if not pending:
                 infos = tuple(self._deploy_info(operator) for operator in deploy)
+                for operator in deploy:
+                    operator.sent = True
         for operator in container.operators:
             if operator.state is OperatorState.ACTIVE and operator.requests:
                 requests += operator.requests

@@ -137,11 +137,25 @@ class Operator:
     roll_back_to: int | None = None  # with its next deployment
     until: int | None = None  # likewise: end when everything up to this window is read
     held: bool = False  # not to be deployed for now
+    sent: bool = False  # its deployment is on its way, or done
+    stale: bool = False  # what is on its way is out of date: undeploy it when it has started
     last_error: str = ""
     progress_ms: int = 0  # when it last did something, or had nothing to do
     tasks_finished: int = -1  # of the batch it is in, as last reported
     statistics: OperatorStatistics = field(default_factory=OperatorStatistics)
     requests: list[m.StramToNodeRequest] = field(default_factory=list)
+
+    @property
+    def may_run(self) -> bool:
+        running = self.state in (OperatorState.ACTIVE, OperatorState.PENDING_UNDEPLOY)
+        return running or (self.state is OperatorState.PENDING_DEPLOY and self.sent)
+
+    def take_down(self) -> None:
+        """Undeploy it, as soon as it can be; a deployment with what holds then will follow."""
+        if self.state is OperatorState.ACTIVE:
+            self.state = OperatorState.PENDING_UNDEPLOY
+        elif self.state is OperatorState.PENDING_DEPLOY and self.sent:
+            self.stale = True
 
 
 @dataclass(slots=True)

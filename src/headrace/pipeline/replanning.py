@@ -29,8 +29,6 @@ from headrace.pipeline.physical import PhysicalOperator, PhysicalPlan, make_phys
 from headrace.pipeline.plan import LogicalPlan
 from headrace.pipeline.plan import Operator as LogicalOperator
 
-_STARTED = (OperatorState.ACTIVE, OperatorState.PENDING_UNDEPLOY)
-
 
 class Replanning(Changes):
     def plan_with(self, plan: LogicalPlan) -> PhysicalPlan:
@@ -127,8 +125,7 @@ class Replanning(Changes):
         self._scaling_done = False
         for operator in self.named(name):
             operator.held = True
-            if operator.state is OperatorState.ACTIVE:
-                operator.state = OperatorState.PENDING_UNDEPLOY
+            operator.take_down()
 
     def _continue_scaling(self, now_ms: int) -> list[Action]:
         """Called with every tick: what the next step is, if the last one is done."""
@@ -138,7 +135,7 @@ class Replanning(Changes):
             return []
         operators = self.named(scaling.operator)
         if scaling.window is None:
-            if any(one.state in _STARTED for one in operators):
+            if any(one.may_run for one in operators):
                 return []
             window = max(self.checkpoints.newest(one.physical.id) for one in operators)
             self._let_catch_up(operators, window)

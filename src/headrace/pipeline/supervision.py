@@ -47,6 +47,7 @@ class Supervision(Roster):
         record = self._record(container)
         for operator in container.operators:
             operator.state = OperatorState.INACTIVE
+            operator.sent = operator.stale = False
         if self.finished:
             return [record]
         if status == 0 or self.phase is Phase.STOPPING:
@@ -86,6 +87,7 @@ class Supervision(Roster):
             operator.run = run
             operator.deploy_after_ms = now_ms  # the container itself waited
             operator.progress_ms, operator.tasks_finished = now_ms, -1
+            operator.sent = operator.stale = False
 
     def _check_heartbeat(self, container: Container, now_ms: int) -> list[Action]:
         if container.kill_deadline_ms is not None:
