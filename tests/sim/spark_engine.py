@@ -30,7 +30,7 @@ from headrace.spark.sink import begin, pieces, window_of
 from headrace.spark.source import record_batches
 from headrace.spark.splits import Span
 from headrace.spark.tickets import Access
-from headrace.spark.windows import Delivered, close
+from headrace.spark.windows import Delivered, Window, close
 from tests.sim.spark_world import DRIVER, EXECUTORS, RUNS_MAX, World, transformed
 
 ATTEMPTS_MAX = 4
@@ -109,16 +109,7 @@ class Engine:
         planned = await self._source.plan(start, json.loads(log.offsets[batch]))
         await world.step("driver before tasks")
         properties = Properties(log.query, self._run, batch)
-        running = [
-            asyncio.create_task(self._task(number, *each, properties))
-            for number, each in enumerate(planned)
-        ]
-        try:
-            delivered = await asyncio.gather(*running)
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+        delivered = await self._tasks(planned, window_of(world.sink.target, properties.get))
         await world.step("driver before close")
         if delivered:
             await close(world.remote(self._host, "sink"), delivered)
@@ -130,9 +121,21 @@ class Engine:
 
     # -- tasks
 
-    async def _task(
-        self, number: int, span: Span, access: Access, properties: Properties
-    ) -> Delivered:
+    async def _tasks(
+        self, planned: Sequence[tuple[Span, Access]], window: Window
+    ) -> list[Delivered]:
+        running = [
+            asyncio.create_task(self._task(number, *each, window))
+            for number, each in enumerate(planned)
+        ]
+        try:
+            return await asyncio.gather(*running)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _task(self, number: int, span: Span, access: Access, window: Window) -> Delivered:
         """One task, until an attempt succeeds."""
         errors: list[str] = []
         while len(errors) < ATTEMPTS_MAX:
@@ -140,21 +143,21 @@ class Engine:
             if self._world.plan.speculative and self._world.random.uniform() < 0.7:
                 hosts.append(EXECUTORS[(number + len(errors) + 1) % len(EXECUTORS)])
             try:
-                return await self._attempts(hosts, span, access, properties)
+                return await self._attempts(hosts, span, access, window)
             except HeadraceError as error:
                 errors.append(repr(error))
                 await asyncio.sleep(0.05)
         raise TaskFailedError("; ".join(errors))
 
     async def _attempts(
-        self, hosts: Sequence[str], span: Span, access: Access, properties: Properties
+        self, hosts: Sequence[str], span: Span, access: Access, window: Window
     ) -> Delivered:
         """The first that succeeds. The other one is killed, or goes on until it ends by itself."""
         world = self._world
         # They run on their own hosts, so that a driver that dies leaves them behind.
         attempts = []
         for number, host in enumerate(hosts):
-            work = attempt(world, host, span, access, properties, 0.01 * number)
+            work = attempt(world, host, span, access, window, 0.01 * number)
             attempts.append(world.simulation.start(host, work))
         errors: list[BaseException] = []
         for finished in asyncio.as_completed([_outcome(each) for each in attempts]):
@@ -181,8 +184,22 @@ async def _outcome(attempt: asyncio.Task[Delivered]) -> Delivered | HeadraceErro
     raise error
 
 
+class Job(Engine):
+    """A batch job: all that is there now, in one window of a publisher that nobody else is."""
+
+    async def run(self) -> None:
+        world = self._world
+        start = await self._source.initial_offset()
+        planned = await self._source.plan(start, await self._source.latest_offset(start))
+        await world.step("driver before tasks")
+        delivered = await self._tasks(planned, Window(f"spark/job/{self._run}", "1", 0, last=True))
+        await world.step("driver before close")
+        await close(world.remote(self._host, "sink"), delivered)
+        await world.step("driver after close")
+
+
 async def attempt(
-    world: World, host: str, span: Span, access: Access, properties: Properties, delay: float
+    world: World, host: str, span: Span, access: Access, window: Window, delay: float
 ) -> Delivered:
     """What Spark runs in a worker process: the source's read, the query, the sink's write."""
     if delay:
@@ -193,7 +210,7 @@ async def attempt(
     batches = [transformed(each) for each in record_batches(source, StructType(), span, runs)]
     partitions = await remote.partition_count(sink.target)
     await world.step("task before stage", host)
-    delivering = await begin(remote, sink, window_of(sink.target, properties.get))
+    delivering = await begin(remote, sink, window)
     try:
         for piece in pieces(sink, batches, lambda: partitions):
             await delivering.add(piece)

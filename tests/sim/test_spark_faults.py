@@ -12,9 +12,9 @@ from functools import cache
 
 import pytest
 
-from headrace.errors import FencedError, HeadraceError
+from headrace.errors import FencedError, HeadraceError, UnavailableError
 from headrace.spark.offsets import Offsets
-from tests.sim.spark_engine import Engine, drive
+from tests.sim.spark_engine import Engine, Job, drive
 from tests.sim.spark_mutants import LATEST, follow_latest
 from tests.sim.spark_run import random_plan, run_seed, strike_each
 from tests.sim.spark_world import DRIVER, VICTIMS, Plan, World, run
@@ -87,6 +87,35 @@ def test_duplicates_that_run_to_their_end_leave_no_trace() -> None:
         attempts = sum(step.startswith("task after stage") for step in world.steps)
         assert attempts > 10, "two tasks in each of five batches, and some of them twice"
         assert not world.violations, world.violations
+
+
+def job_struck_at(step: str, victim: str) -> tuple[World, bool]:
+    """And whether it came to its end."""
+    ended: list[bool] = []
+
+    async def main(world: World) -> None:
+        try:
+            await world.simulation.on(DRIVER, Job(world, "job").run())
+            ended.append(True)
+        except UnavailableError:
+            await asyncio.sleep(5)  # the broker goes on by itself
+
+    return run(0, Plan(strikes={step: victim}, messages=12), main), bool(ended)
+
+
+@pytest.mark.parametrize("victim", ["driver", "broker", "node"])
+def test_a_batch_job_is_there_whole_or_not_at_all(victim: str) -> None:
+    steps = job_struck_at("", "")[0].steps
+    first, last = steps.index("driver before close#0"), steps.index("driver after close#0")
+    for step in steps[first : last + 1]:
+        world, ended = job_struck_at(step, victim)
+        assert world.struck
+        wrong = [each for each in world.violations if "group" not in each]  # a job has none
+        lost = [each for each in wrong if "lost" in each]
+        assert wrong == lost, f"{victim} at {step}: {wrong}"
+        if ended or "broker after intended#0" in world.steps:
+            assert not lost, f"{victim} at {step}: {lost}"
+        assert len(lost) in (0, 8), f"only a part of the rows, {victim} at {step}: {lost}"
 
 
 # --- the first batch of a query that starts at the latest message
