@@ -11,6 +11,7 @@ from headrace.cli import (
     clients,
     cluster,
     consume,
+    decode,
     demo,
     doctor,
     groups,
@@ -39,6 +40,7 @@ app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.command("decode")(decode.decode)
 app.command("placement-manager")(roles.placement_manager)
 app.command("data-node")(roles.data_node)
 app.command("broker")(roles.broker)
