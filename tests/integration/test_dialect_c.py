@@ -7,6 +7,8 @@ answering the ones it is told to: what an unlucky client sees of a network that 
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,15 +20,16 @@ from headrace.client.iggy import IggyClient
 from headrace.errors import UnavailableError
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy import vsr
+from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.frames import RequestFrame
 from headrace.wire.iggy.messages import streams, topics
-from headrace.wire.iggy.messages.messages import Message, encode_send
+from headrace.wire.iggy.messages.messages import Message, SendMessages, encode_send
 from headrace.wire.iggy.messages.topics import Compression, CreateTopic
-from headrace.wire.iggy.primitives import Partitioning
+from headrace.wire.iggy.primitives import Partitioning, PartitioningKind
 from headrace.wire.iggy.request_stream import RequestStream
 from headrace.wire.iggy.vsr_client import Conversation
 from tests.integration.broker_stack import Stack
-from tests.integration.server import PEERS, ROOT
+from tests.integration.server import PEERS, ROOT, running
 
 Q = TypeVar("Q", bound=c.Encodable)
 R = TypeVar("R")
@@ -226,3 +229,60 @@ async def run_peer(script: str, *arguments: str) -> str:
         raise AssertionError(output.decode()) from None
     assert process.returncode == 0, output.decode()
     return output.decode()
+
+
+async def test_producers_of_0_9_0_lose_answers_and_store_once(stack: Stack) -> None:
+    """They send a batch again under a new client id; the answer to every third SEND is lost."""
+    sends = 0
+
+    def every_third(frame: RequestFrame) -> bool:
+        nonlocal sends
+        sends += frame.code == c.SEND_MESSAGES.code
+        return frame.code == c.SEND_MESSAGES.code and sends % 3 == 0
+
+    async with Cutter(stack.port, every_third) as cutter:
+        await run_peer("producer_c.py", f"127.0.0.1:{cutter.port}", "s", "t", "20", "5")
+        assert cutter.cuts == sends // 3 > 5
+        clients = {frame.head.client for frame in cutter.requests if frame.head is not None}
+        assert len(clients) == cutter.cuts + 1
+    client = await stack.connect()
+    found = (await client.poll("s", "t", partition=0, count=1000)).messages()
+    assert [message.payload for message in found] == [b"%d" % n for n in range(100)]
+    await client.close()
+
+
+async def test_the_client_chooses_the_partition(stack: Stack) -> None:
+    """Balanced and by key it asks for the topic and names a partition; that one it is."""
+    chosen: list[int] = []
+
+    def note(frame: RequestFrame) -> bool:
+        if frame.code == c.SEND_MESSAGES.code:
+            request = SendMessages.decode(bytearray(frame.payload), Dialect.C)
+            assert request.partitioning.kind is PartitioningKind.PARTITION
+            chosen.append(request.partitioning.partition)
+        return False
+
+    client = await stack.connect()
+    async with Cutter(stack.port, note) as cutter:
+        output = await run_peer("partitions_c.py", f"127.0.0.1:{cutter.port}", "s", "t", "4")
+        told = json.loads(output.splitlines()[-1])
+    assert told == chosen
+    assert len(set(chosen)) > 1
+    details = await client.get_topic("s", "t")
+    assert details is not None
+    counts = [partition.messages_count for partition in details.partitions]
+    assert counts == [chosen.count(partition) for partition in range(4)]
+    await client.close()
+
+
+def test_over_quic(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        command = [PYTHON, str(PEERS / "run.py"), str(PEERS / "over_quic.py")]
+        done = subprocess.run(
+            [*command, server.addresses["quic"], "q"],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr

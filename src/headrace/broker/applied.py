@@ -10,6 +10,10 @@ recognise it:
 | `Requests`, in the catalogue's log     | changes of the catalogue       | for ever             |
 | the batch headers of a partition's log | SENDs (`PartitionLog.recover`) | with the messages    |
 
+apache-iggy 0.9.0 itself takes a new id with every login, so its producers send a batch again under
+another session. That is known by its bytes, which hold the messages' random ids, but only when it
+was the last thing its user sent over a connection that is gone: nobody else has reason to send it.
+
 The second and third are written in one piece with what the request does, so neither a crash nor
 another leader can come between. All are bounded: of the sessions used longest ago and of the
 smallest numbers nothing is known any more. Requests that do no harm when repeated (joining and
@@ -33,6 +37,8 @@ from headrace.runtime.interfaces import Buffer
 
 ANSWER_BYTES_MAX = 64 * 1024
 """A longer answer is not kept: its request is known to be applied, but not what was said."""
+LEFT_MAX = 1024
+"""Last SENDs of connections that are gone."""
 NUMBERS_MAX = 64
 """Requests remembered of one session; a connection has at most 16 under way."""
 
@@ -56,6 +62,7 @@ class Applying:
     pieces: Sequence[Buffer] | None = None
     """Its answer, once there is one."""
     done: bool = False
+    failed: bool = False
     waiting: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
@@ -73,6 +80,7 @@ class Answers:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._sessions: OrderedDict[int, OrderedDict[int, Applying]] = OrderedDict()
+        self._left: OrderedDict[tuple[int, bytes], Applying] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -112,7 +120,17 @@ class Answers:
         numbers = self._sessions.get(session)
         if numbers is not None and numbers.get(number) is applying:
             del numbers[number]
+        applying.failed = True
         _end(applying)
+
+    def leave(self, user_uid: int, applying: Applying) -> None:
+        """The user's connection ended with this SEND: its answer may not have arrived."""
+        self._left[user_uid, applying.fingerprint] = applying
+        if len(self._left) > LEFT_MAX:
+            self._left.popitem(last=False)
+
+    def take_left(self, user_uid: int, fingerprint: bytes) -> Applying | None:
+        return self._left.pop((user_uid, fingerprint), None) if self._left else None
 
     def forget_session(self, session: int) -> None:
         for applying in self._sessions.pop(session, {}).values():

@@ -299,7 +299,9 @@ class Broker:
     # -- sessions
 
     def logout(self, session: Session) -> None:
-        session.user_uid, session.number = None, 0
+        if session.last_send is not None and session.user_uid is not None:
+            self.answers.leave(session.user_uid, session.last_send)
+        session.user_uid, session.number, session.last_send = None, 0, None
         self.leave_groups(session)
 
     def leave_groups(self, session: Session) -> None:

@@ -47,7 +47,7 @@ from headrace.wire.iggy.dialects import CLASSIC, Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.messages.messages import POLL_TAIL_BYTES, PollMessages, SendMessages
 from headrace.wire.iggy.vsr import READ, REGISTER, Head
-from headrace.wire.iggy.vsr_batch import checksum_of_send
+from headrace.wire.iggy.vsr_batch import identity_of_send
 
 log = get_logger(__name__)
 
@@ -217,6 +217,7 @@ class Dispatcher:
     ) -> Sequence[Buffer]:
         session.spoken.on_framing()
         session.seen = self._broker.runtime.clock.monotonic()  # any request is a sign of life
+        session.last_send = None
         if head.fault:
             raise DecodeError(Status.INVALID_COMMAND, head.fault)
         if head.operation == REGISTER:
@@ -250,6 +251,12 @@ class Dispatcher:
                 return before.pieces
             await before.wait()
         applying = broker.answers.begin(*request, fingerprint)
+        if code == c.SEND_MESSAGES.code:
+            session.last_send = applying
+            pieces = await self._answer_of_before(session, fingerprint)
+            if pieces is not None:
+                broker.answers.finish(applying, pieces)
+                return pieces
         token = REQUEST.set(request)
         try:
             pieces = await self._answer_logged(session, code, payload, request)
@@ -260,6 +267,21 @@ class Dispatcher:
             REQUEST.reset(token)
         broker.answers.finish(applying, pieces)
         return pieces
+
+    async def _answer_of_before(
+        self, session: Session, fingerprint: bytes
+    ) -> Sequence[Buffer] | None:
+        """What the same SEND was answered over a connection of the user's that ended with it."""
+        assert session.user_uid is not None, "it has a session"
+        before = self._broker.answers.take_left(session.user_uid, fingerprint)
+        if before is None:
+            return None
+        if not before.done:
+            await before.wait()
+        if before.failed or before.pieces is None:
+            return None
+        self._broker.counters["repeated_requests"] += 1
+        return before.pieces
 
     async def _answer_logged(
         self, session: Session, code: int, payload: memoryview, request: Request
@@ -333,8 +355,8 @@ class Dispatcher:
 def _fingerprint(code: int, payload: memoryview, head: Head) -> bytes:
     """What tells a request that is sent again from another one under its number.
 
-    A SEND has the checksum of its batch, which covers the random ids of its messages.
+    A SEND has its target and the checksum of its batch, which covers the ids of its messages.
     """
     if code == c.SEND_MESSAGES.code:
-        return checksum_of_send(payload)
+        return identity_of_send(payload)
     return bytes((head.operation,)) + xxhash.xxh3_64_digest(payload)

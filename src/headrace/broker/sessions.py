@@ -15,6 +15,7 @@ from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.messages.system import TransportKind
 
 if TYPE_CHECKING:
+    from headrace.broker.applied import Applying
     from headrace.broker.repeated_poll import KnownPoll
 
 _REMEMBERED_MAX = 10_000
@@ -49,6 +50,8 @@ class Session:
     """What a client of dialect C calls itself; it keeps the name when it connects again."""
     number: int = 0
     """Of its session in that dialect; 0 before the login."""
+    last_send: Applying | None = None
+    """Its last request, if that was a SEND in dialect C."""
     stale: bool = False
     """It was silent for too long: its groups went on without it."""
 

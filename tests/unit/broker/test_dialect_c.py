@@ -244,6 +244,34 @@ async def test_a_request_sent_again_while_the_first_is_under_way() -> None:
         assert await other.payloads() == [b"one"]
 
 
+async def test_a_batch_sent_again_under_another_session() -> None:
+    """As producers of 0.9.0 do when their connection is cut."""
+    async with opened() as harness:
+        peer = await logged_in(harness)
+        await topic_of(peer)
+        sent = await peer.send(b"one", b"two")
+        body = b"".join(peer.talk.again())[256:]
+
+        async def send(other: Peer) -> SentMessages:
+            reply = await other.exchange(other.talk.encode(101, [body]))
+            return c.SEND_MESSAGES.decode_response(reply.payload, Dialect.C)
+
+        other = await logged_in(harness, BOB)
+        assert (await send(other)).placed[0].base_offset == 2  # that connection goes on: no repeat
+        harness.disconnect(peer.connection)
+        again = await logged_in(harness, b"c" * 16)
+        assert await send(again) == sent
+        assert (await send(again)).placed[0].base_offset == 4  # once: this one was answered
+        assert len(await again.payloads()) == 6
+        await again.send(b"three")
+        await again.call(c.PING, Empty())  # so the answer had arrived
+        late = b"".join(again.talk.again())[256:]
+        harness.disconnect(again.connection)
+        last = await logged_in(harness, b"d" * 16)
+        reply = await last.exchange(last.talk.encode(101, [late]))
+        assert c.SEND_MESSAGES.decode_response(reply.payload, Dialect.C).placed[0].base_offset == 7
+
+
 async def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as harness:
         peer = await logged_in(harness)

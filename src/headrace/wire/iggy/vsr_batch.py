@@ -97,14 +97,15 @@ def decode_batch(data: memoryview, count: int) -> tuple[memoryview, Positions]:
 _CHECKSUM_AT = 40
 
 
-def checksum_of_send(payload: Buffer) -> bytes:
-    """The checksum in the batch of a SEND's body, read without a check; empty where none can be."""
+def identity_of_send(payload: Buffer) -> bytes:
+    """Where a SEND goes and the checksum of its batch, read without a check; empty if cut short."""
     try:
         (metadata_bytes,) = struct.unpack_from("<I", payload)
     except struct.error:
         return b""
-    at = 4 + metadata_bytes + _CHECKSUM_AT
-    return bytes(payload[at : at + 8])
+    target = 4 + metadata_bytes
+    at = target + _CHECKSUM_AT
+    return bytes(payload[:target]) + bytes(payload[at : at + 8])
 
 
 def _decode_few(
