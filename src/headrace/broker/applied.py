@@ -129,8 +129,10 @@ class Answers:
         if len(self._left) > LEFT_MAX:
             self._left.popitem(last=False)
 
-    def take_left(self, user_uid: int, fingerprint: bytes) -> Applying | None:
-        return self._left.pop((user_uid, fingerprint), None) if self._left else None
+    def take_left(self, user_uid: int | None, fingerprint: bytes) -> Applying | None:
+        if not self._left or user_uid is None:
+            return None
+        return self._left.pop((user_uid, fingerprint), None)
 
     def forget_session(self, session: int) -> None:
         for applying in self._sessions.pop(session, {}).values():

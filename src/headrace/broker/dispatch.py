@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import xxhash
 
 from headrace.broker import audit
-from headrace.broker.applied import REQUEST, Request
+from headrace.broker.applied import REQUEST, Applying, Request
 from headrace.broker.authorization import authorize
 from headrace.broker.core import Broker
 from headrace.broker.errors import (
@@ -157,9 +157,9 @@ class Dispatcher:
         counters = self._broker.counters
         counters["requests"] += 1
         try:
-            if head is None:
+            if head is None or not self._is_numbered(session, code, head):
                 return Status.OK, await self._answer(session, code, payload)
-            return Status.OK, await self._answer_framed(session, code, payload, head)
+            return Status.OK, await self._answer_once(session, code, payload, head)
         except HeadraceError as error:
             counters["refusals"] += 1
             log.debug("request refused", client=session.client_id, code=code, reason=str(error))
@@ -212,9 +212,8 @@ class Dispatcher:
 
     # -- dialect C: sessions and numbers
 
-    async def _answer_framed(
-        self, session: Session, code: int, payload: memoryview, head: Head
-    ) -> Sequence[Buffer]:
+    def _is_numbered(self, session: Session, code: int, head: Head) -> bool:
+        """Whether the request has a number that counts; refuses what its header forbids."""
         session.spoken.on_framing()
         session.seen = self._broker.runtime.clock.monotonic()  # any request is a sign of life
         session.last_send = None
@@ -222,73 +221,65 @@ class Dispatcher:
             raise DecodeError(Status.INVALID_COMMAND, head.fault)
         if head.operation == REGISTER:
             session.client = head.client
-            return await self._answer(session, code, payload)
+            return False
         if head.operation == READ:
-            return await self._answer(session, code, payload)
+            return False
         if session.user_uid is None or not session.number:
             raise UnauthenticatedError("log in first")
-        if (head.session, head.client) != (session.number, session.client):
+        if head.session != session.number or head.client != session.client:
             raise InvalidSessionError(session=head.session, expected=session.number)
-        if code in _REPEATABLE:
-            return await self._answer(session, code, payload)
-        return await self._answer_once(session, code, payload, head)
+        return code not in _REPEATABLE
 
     async def _answer_once(
         self, session: Session, code: int, payload: memoryview, head: Head
     ) -> Sequence[Buffer]:
         """Apply the request, unless it is one that was applied before: see `applied.py`."""
-        broker, request = self._broker, Request(session.number, head.number)
+        answers, request = self._broker.answers, Request(session.number, head.number)
         fingerprint = _fingerprint(code, payload, head)
-        while (before := broker.answers.find(*request)) is not None:
+        while (before := answers.find(*request)) is not None:
             if before.fingerprint != fingerprint:
-                raise RequestAppliedError(
-                    "the number was used for another request", **request._asdict()
-                )
+                raise RequestAppliedError("another request had this number", number=head.number)
             if before.done:
-                broker.counters["repeated_requests"] += 1
-                if before.pieces is None:
-                    raise RequestAppliedError(number=head.number)
-                return before.pieces
+                return self._repeated(before)
             await before.wait()
-        applying = broker.answers.begin(*request, fingerprint)
-        if code == c.SEND_MESSAGES.code:
-            session.last_send = applying
-            pieces = await self._answer_of_before(session, fingerprint)
-            if pieces is not None:
-                broker.answers.finish(applying, pieces)
-                return pieces
+        applying = answers.begin(*request, fingerprint)
         token = REQUEST.set(request)
         try:
-            pieces = await self._answer_logged(session, code, payload, request)
+            pieces = None
+            if code != c.SEND_MESSAGES.code:
+                if self._broker.catalogue.requests.find(request) is not None:
+                    pieces = await self._answer_anew(session, code, request)
+            else:
+                session.last_send = applying
+                left = answers.take_left(session.user_uid, fingerprint)
+                if left is not None:
+                    pieces = await self._answer_of_before(left)
+            if pieces is None:
+                pieces = await self._answer(session, code, payload)
         except BaseException:
-            broker.answers.fail(*request, applying)
+            answers.fail(*request, applying)
             raise
         finally:
             REQUEST.reset(token)
-        broker.answers.finish(applying, pieces)
+        answers.finish(applying, pieces)
         return pieces
 
-    async def _answer_of_before(
-        self, session: Session, fingerprint: bytes
-    ) -> Sequence[Buffer] | None:
-        """What the same SEND was answered over a connection of the user's that ended with it."""
-        assert session.user_uid is not None, "it has a session"
-        before = self._broker.answers.take_left(session.user_uid, fingerprint)
-        if before is None:
-            return None
-        if not before.done:
-            await before.wait()
-        if before.failed or before.pieces is None:
-            return None
+    def _repeated(self, before: Applying) -> Sequence[Buffer]:
         self._broker.counters["repeated_requests"] += 1
+        if before.pieces is None:
+            raise RequestAppliedError("its answer was too long to keep")
         return before.pieces
 
-    async def _answer_logged(
-        self, session: Session, code: int, payload: memoryview, request: Request
-    ) -> Sequence[Buffer]:
+    async def _answer_of_before(self, before: Applying) -> Sequence[Buffer] | None:
+        """What the same SEND was answered over a connection of the user's that ended with it."""
+        if not before.done:
+            await before.wait()
+        return None if before.failed else self._repeated(before)
+
+    async def _answer_anew(self, session: Session, code: int, request: Request) -> Sequence[Buffer]:
+        """To a change that is part of the catalogue already."""
         effect = self._broker.catalogue.requests.find(request)
-        if effect is None:
-            return await self._answer(session, code, payload)
+        assert effect is not None, "asked before"
         self._broker.counters["repeated_requests"] += 1
         self._check_lease()
         response = await repeat_answer(self._broker, effect)

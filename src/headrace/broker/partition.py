@@ -48,6 +48,8 @@ class Slice:
     bytes: int = 0
     pieces: list[memoryview] = field(default_factory=list)
     full: bool = False
+    unsummed: bool = False
+    """Some messages have no checksums; see `records.UNSUMMED`."""
 
     @property
     def last(self) -> int:
@@ -197,7 +199,10 @@ class PartitionLog:
         await self._wait_for_room(len(area))
         # Nothing is awaited until every part has its offsets: they are consecutive.
         first = self._owned.next_offset if stored is None else stored.first
-        source = None if request is None else _Source(records.NUMBERED, *request)
+        # Dialect C has checksums of its own, which were checked; those of the stored form are made
+        # for whoever reads them.
+        attributes = records.NUMBERED | records.UNSUMMED
+        source = None if request is None else _Source(attributes, *request)
         if self._window is None:
             answers, dropped = self._place(area, starts, source), False
         else:
@@ -272,6 +277,7 @@ class PartitionLog:
             base_offset=base_offset,
             timestamp_us=timestamp_us,
             new_ids=self._new_ids,
+            summed=source is None or not source.attribute & records.UNSUMMED,
         )
         body: list[Buffer] = [area, batch.build_index(starts)]
         header = records.encode_header(
@@ -440,6 +446,8 @@ class PartitionLog:
             found.count += wanted
             found.bytes += len(messages)
             found.pieces.append(messages)
+            if header.attributes & records.UNSUMMED:
+                found.unsummed = True
             position += wanted
             if found.count >= count or found.bytes >= bytes_max:
                 found.full = True

@@ -17,9 +17,10 @@ from headrace.broker.sessions import Session
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.messages.messages import (
+    POLL_HEAD,
     POLL_TAIL,
     POLL_TAIL_BYTES,
-    PolledMessages,
+    encode_poll_response,
 )
 from headrace.wire.iggy.primitives import StrategyKind
 
@@ -95,9 +96,14 @@ def answer_at_once(
     broker.counters["requests"] += 1
     broker.counters["polled_messages"] += found.count
     broker.counters["polled_bytes"] += found.bytes
-    batches = None
     if known.dialect is Dialect.C:
-        batches = broker.converted.get(log.stream_id, known.partition, found.pieces)
-    return PolledMessages(
-        known.partition, log.current_offset, found.count, found.pieces, batches
-    ).pieces(known.dialect)
+        return [
+            POLL_HEAD.pack(known.partition, log.current_offset, found.count),
+            *broker.converted.batches(log.stream_id, known.partition, found.pieces),
+        ]
+    slices = found.pieces
+    if found.unsummed:
+        slices = broker.converted.summed(log.stream_id, slices)
+    return encode_poll_response(
+        known.partition, log.current_offset, found.count, slices, known.dialect
+    )

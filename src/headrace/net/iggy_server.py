@@ -40,9 +40,9 @@ from headrace.wire.iggy.frames import (
     decode_head,
     encode_answer,
 )
-from headrace.wire.iggy.request_stream import RequestStream
+from headrace.wire.iggy.request_stream import FramePool, RequestStream
 from headrace.wire.iggy.vsr import HEADER_BYTES as VSR_HEADER_BYTES
-from headrace.wire.iggy.vsr import Head, decode_header
+from headrace.wire.iggy.vsr import Head, decode_header, is_read
 from headrace.wire.iggy.vsr import frame_bytes as vsr_frame_bytes
 
 log = get_logger(__name__)
@@ -128,6 +128,7 @@ class IggyServer(Generic[S]):
         self._tls = tls
         self._limits = limits or IggyLimits()
         self._held = HeldBytes(self._limits.held_bytes_max)
+        self._pool = FramePool()
         self._monotonic = runtime.clock.monotonic
         self._sweeper: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
@@ -196,7 +197,7 @@ class IggyServer(Generic[S]):
             self._open_session(connection),
             asyncio.current_task(),
             Held(connection, self._monotonic()),
-            RequestStream(),
+            RequestStream(pool=self._pool),
         )
         self._connections[served] = None
         self._set_limits(served)
@@ -350,6 +351,8 @@ class IggyServer(Generic[S]):
         head: Head | None = None
         if served.decoder.has_heads:
             if len(data) < VSR_HEADER_BYTES or vsr_frame_bytes(data) != len(data):
+                return False
+            if not is_read(data):
                 return False
             head, code = decode_header(data)
             if head.fault:

@@ -12,7 +12,7 @@ from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import Status
 from headrace.wire.iggy.frames import OtherFraming, RequestFrame, TooLarge, encode_request
 from headrace.wire.iggy.messages.users import LoginRegister, LoginRegisterWithToken
-from headrace.wire.iggy.request_stream import RequestStream
+from headrace.wire.iggy.request_stream import FramePool, RequestStream
 from headrace.wire.iggy.vsr_client import Conversation, VsrReplyDecoder
 
 CLIENT = bytes(range(1, 17))
@@ -162,6 +162,35 @@ def test_room_for_the_rest_of_a_frame() -> None:
     assert isinstance(event, RequestFrame)
     assert bytes(event.payload) == data[256:]
     assert stream.buffered_bytes == 0
+
+
+def test_memory_of_sends_is_used_again() -> None:
+    pool = FramePool(bytes_max=5000)
+    stream = RequestStream(pool=pool)
+
+    def receive(operation: int, body: bytes) -> RequestFrame:
+        data = bytes(frame(operation, 0, body))
+        assert stream.feed(data[:300]) == []
+        room = stream.room(0, 1 << 20)
+        assert room is not None
+        assert len(room) == len(data) - 300
+        room[:] = data[300:]
+        event = stream.complete()
+        assert isinstance(event, RequestFrame)
+        assert bytes(event.payload) == body
+        return event
+
+    first = receive(160, b"a" * 1000).payload
+    second = receive(160, b"b" * 900).payload
+    assert first[:900] == second  # the same memory
+    kept = receive(128, b"c" * 800).payload  # of others it is their own
+    assert second[:1] == b"c"
+    receive(160, b"d" * 800)
+    assert kept == b"c" * 800
+    receive(160, b"e" * 4000)
+    receive(160, b"f" * 4000)
+    assert pool.bytes <= 5000
+    assert len(pool.take(100_000)) == 100_000
 
 
 # --- replies --------------------------------------------------------------------------------------

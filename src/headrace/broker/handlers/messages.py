@@ -84,10 +84,19 @@ async def poll_messages(
         found = await _read(broker, log, request.strategy, request.count, stored)
     broker.counters["polled_messages"] += found.count
     broker.counters["polled_bytes"] += found.bytes
-    batches = None
-    if session.dialect is Dialect.C:
-        batches = broker.converted.get(log.stream_id, partition.id, found.pieces)
-    return m.PolledMessages(partition.id, log.current_offset, found.count, found.pieces, batches)
+    return polled(broker, session.dialect, log, partition.id, found)
+
+
+def polled(
+    broker: Broker, dialect: Dialect, log: PartitionLog, partition: int, found: Slice
+) -> m.PolledMessages:
+    """The reply, with what its dialect needs beside the stored messages."""
+    slices, batches = found.pieces, None
+    if dialect is Dialect.C:
+        batches = broker.converted.batches(log.stream_id, partition, slices)
+    elif found.unsummed:
+        slices = broker.converted.summed(log.stream_id, slices)
+    return m.PolledMessages(partition, log.current_offset, found.count, slices, batches)
 
 
 def _polled_partition(

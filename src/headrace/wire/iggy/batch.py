@@ -60,7 +60,7 @@ _NOTHING = bytes(HEADER_BYTES - NARROW_HEADER_BYTES)
 _EQUAL_COUNT_MAX = 4096
 """Messages of one size up to here have their index kept: at most 80 KiB of each, 64 of them."""
 
-_COPIED_BYTES_MAX = 1024
+_COPIED_BYTES_MAX = 2048
 """Up to here hashing a copy of a message is faster than making a view of it."""
 
 
@@ -388,15 +388,26 @@ def stamp(
     base_offset: int,
     timestamp_us: int,
     new_ids: Callable[[int], bytes],
+    summed: bool = True,
 ) -> None:
     """Write offsets, the timestamp, missing ids and checksums into canonical messages, in place.
 
     `new_ids(n)` gives n * 16 bytes of fresh ids; it is asked only for messages whose id is 0.
+    Not `summed`: without checksums, which `with_checksums` gives them later.
     """
     if len(starts) <= FEW:
-        _stamp_few(memoryview(area), starts.tolist(), base_offset, timestamp_us, new_ids)
+        _stamp_few(memoryview(area), starts.tolist(), base_offset, timestamp_us, new_ids, summed)
     else:
-        _stamp_many(area, starts, base_offset, timestamp_us, new_ids)
+        _stamp_many(area, starts, base_offset, timestamp_us, new_ids, summed)
+
+
+def with_checksums(area: Buffer) -> memoryview:
+    """A copy of stamped messages that have their checksums."""
+    copy = bytearray(area)
+    starts = locate(copy)
+    begins, ends = (starts + 8).tolist(), [*starts[1:].tolist(), len(copy)]
+    items(copy, 8)[starts] = checksums(map(memoryview(copy).__getitem__, map(slice, begins, ends)))
+    return memoryview(copy)
 
 
 def _stamp_few(
@@ -405,6 +416,7 @@ def _stamp_few(
     base_offset: int,
     timestamp_us: int,
     new_ids: Callable[[int], bytes],
+    summed: bool,
 ) -> None:
     import xxhash  # `from` would cost as much as the digest
 
@@ -418,7 +430,8 @@ def _stamp_few(
             id_ = fresh[16 * given : 16 * given + 16]
             given += 1
         _STAMP.pack_into(area, start + 8, id_, base_offset + i, timestamp_us)
-        _CHECKSUM.pack_into(area, start, xxhash.xxh3_64_intdigest(area[start + 8 : end]))
+        if summed:
+            _CHECKSUM.pack_into(area, start, xxhash.xxh3_64_intdigest(area[start + 8 : end]))
 
 
 def _stamp_many(
@@ -427,6 +440,7 @@ def _stamp_many(
     base_offset: int,
     timestamp_us: int,
     new_ids: Callable[[int], bytes],
+    summed: bool,
 ) -> None:
     import numpy as np
 
@@ -437,7 +451,8 @@ def _stamp_many(
         _fill_ids(ids, new_ids)
         column(area, stride, 24, "<u8")[:, 0] = offsets
         column(area, stride, 32, "<u8")[:] = timestamp_us
-        column(area, stride, 0, "V8")[:, 0] = checksums(equal_bodies(area, stride))
+        if summed:
+            column(area, stride, 0, "V8")[:, 0] = checksums(equal_bodies(area, stride))
         return
     stamped = np.empty(len(starts), np.dtype([("id", "<u8", 2), ("offset", "<u8"), ("at", "<u8")]))
     at = starts + np.uint32(8)
@@ -446,6 +461,8 @@ def _stamp_many(
     stamped["offset"] = offsets
     stamped["at"] = timestamp_us
     items(area, stamped.itemsize)[at] = stamped.view(f"V{stamped.itemsize}")
+    if not summed:
+        return
     ends = [*starts[1:].tolist(), len(area)]
     items(area, 8)[starts] = checksums(
         map(memoryview(area).__getitem__, map(slice, at.tolist(), ends))

@@ -22,11 +22,47 @@ _LENGTH_BYTES = 4
 _SIZE_END = 52  # a header's first bytes up to here state the size of its frame
 
 
-class VsrRequestDecoder:
-    """Dialect C. After TooLarge it stays silent: where the next frame begins is not known."""
+class FramePool:
+    """Memory of large frames that were read, for the next ones.
 
-    def __init__(self) -> None:
+    A SEND of dialect C is converted into memory of its own, so that of its frame is free as soon as
+    it is answered; taking it from the system anew costs as much as converting it.
+    """
+
+    def __init__(self, bytes_max: int = 32 * 1024 * 1024) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._free: list[bytearray] = []
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    def take(self, length: int) -> bytearray:
+        """At least so long; what is in it is anybody's."""
+        for position in range(len(self._free) - 1, -1, -1):
+            if length <= len(self._free[position]) <= 2 * length:
+                found = self._free.pop(position)
+                self._bytes -= len(found)
+                return found
+        return bytearray(length)
+
+    def give(self, memory: bytearray) -> None:
+        if self._bytes + len(memory) <= self._bytes_max:
+            self._free.append(memory)
+            self._bytes += len(memory)
+
+
+class VsrRequestDecoder:
+    """Dialect C. After TooLarge it stays silent: where the next frame begins is not known.
+
+    The payload of a SEND that `complete` gave is good until `room` is asked for again.
+    """
+
+    def __init__(self, pool: FramePool | None = None) -> None:
+        self._pool = FramePool() if pool is None else pool
         self._pending = bytearray()
+        self._lent: bytearray | None = None
         self._ended = False
         self.set_limits(FRAME_BYTES_MAX, SEND_FRAME_BYTES_MAX)
 
@@ -45,13 +81,21 @@ class VsrRequestDecoder:
         total = vsr.frame_bytes(self._pending)
         if total > most:
             return None
-        frame = bytearray(total)
+        if self._lent is not None:
+            self._pool.give(self._lent)
+            self._lent = None
+        frame = self._pool.take(total)
         frame[:have] = self._pending
         self._pending = frame
-        return memoryview(frame)[have:]
+        return memoryview(frame)[have:total]
 
     def complete(self) -> RequestEvent:
-        return self._take()
+        frame, self._pending = self._pending, bytearray()
+        whole = memoryview(frame)[: vsr.frame_bytes(frame)]
+        head, code = vsr.decode_request(whole)
+        if head.operation == vsr.SEND:
+            self._lent = frame
+        return RequestFrame(code, whole[vsr.HEADER_BYTES :], head)
 
     def feed(self, data: Buffer) -> list[RequestEvent]:
         whole = not self._pending and len(data) >= vsr.HEADER_BYTES and not self._ended
@@ -111,7 +155,9 @@ class RequestStream:
         *,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         send_frame_bytes_max: int = SEND_FRAME_BYTES_MAX,
+        pool: FramePool | None = None,
     ) -> None:
+        self._pool = pool
         self._limits = frame_bytes_max, send_frame_bytes_max
         self._first = bytearray()
         self._decoder: RequestDecoder | VsrRequestDecoder | None = None
@@ -149,7 +195,7 @@ class RequestStream:
             numbered = vsr.starts_here(self._first)
         if numbered is None:
             return []
-        self._decoder = VsrRequestDecoder() if numbered else RequestDecoder()
+        self._decoder = VsrRequestDecoder(self._pool) if numbered else RequestDecoder()
         self._decoder.set_limits(*self._limits)
         first, self._first = self._first, bytearray()
         return self._decoder.feed(first)

@@ -70,6 +70,7 @@ RESULTS = frozenset(OPERATIONS) - {LOGOUT, SEND, _DELETE_SEGMENTS} | {REGISTER}
 _SIZE = struct.Struct("<I")
 _SIZE_AT = 48
 _COMMAND_AT = 60
+_OPERATION_AT = 176
 _ZEROS = bytes(_SIZE_AT)
 _NOBODY = bytes(16)
 _REQUEST = struct.Struct("<48xI8xB67x16s16s8xQB7xQ4xI56x")
@@ -151,6 +152,10 @@ def starts_here(first: Buffer) -> bool | None:
 def frame_bytes(header: Buffer) -> int:
     """The size that the first 52 bytes of a header state."""
     return int(_SIZE.unpack_from(header, _SIZE_AT)[0])
+
+
+def is_read(header: Buffer) -> bool:
+    return header[_OPERATION_AT] == READ
 
 
 def decode_request(frame: Buffer) -> tuple[Head, int]:

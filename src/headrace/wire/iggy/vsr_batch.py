@@ -158,12 +158,18 @@ def _decode_many(
 
     if count * FRAME_HEADER_BYTES > len(frames):
         raise DecodeError(Status.TOO_SMALL_MESSAGE, count=count, length=len(frames))
-    starts = _locate(frames, count)
-    stride = batch.stride_of(starts, len(frames), FRAME_HEADER_BYTES)
-    found = _gather(frames, starts, stride)
-    headers_length, payload_length = found["headers_length"], found["payload_length"]
-    _check_frame(int(headers_length.max()), int(payload_length.max()), int(found["reserved"].any()))
-    sums = np.ascontiguousarray(found["checksum"])
+    starts = _equal_starts(frames, count)
+    stride = len(frames) // count
+    if starts is None:
+        starts = _walk(frames, count)
+        stride = batch.stride_of(starts, len(frames), FRAME_HEADER_BYTES)
+        found = _gather(frames, starts, stride)
+        lengths = int(found["headers_length"].max()), int(found["payload_length"].max())
+    else:
+        found = _gather(frames, starts, stride)
+        lengths = _LENGTHS.unpack_from(frames, _LENGTHS_AT)
+    _check_frame(*lengths, int(found["reserved"].any()))
+    sums = found["checksum"].copy()
     bodies = batch.equal_bodies(frames, stride) if stride else _slices(frames, starts, 8)
     if (batch.checksums(bodies).view("<u8") != sums).any():
         raise DecodeError(Status.INVALID_MESSAGE_CHECKSUM)
@@ -171,21 +177,26 @@ def _decode_many(
         raise DecodeError(Status.INVALID_BATCH_CHECKSUM)
     headers = np.zeros(count, batch.header_dtype())
     headers["id"] = found["id"]
-    headers["origin_timestamp"] = np.uint64(origin_us) + found["timestamp_delta"].astype("<u8")
-    headers["headers_length"] = headers_length
-    headers["payload_length"] = payload_length
+    headers["origin_timestamp"] = found["timestamp_delta"]
+    headers["origin_timestamp"] += np.uint64(origin_us)
+    headers["headers_length"] = found["headers_length"]
+    headers["payload_length"] = found["payload_length"]
     return _move(frames, starts, stride, headers, FRAME_HEADER_BYTES)
 
 
-def _locate(frames: memoryview, count: int) -> Positions:
-    """Where each frame starts; those of one size, the usual case in bulk, are not walked."""
+def _equal_starts(frames: memoryview, count: int) -> Positions | None:
+    """Where frames of the same lengths start, the usual case in bulk; None for others."""
+    size = FRAME_HEADER_BYTES + sum(_LENGTHS.unpack_from(frames, _LENGTHS_AT))
+    if count * size != len(frames):
+        return None
+    lengths = batch.column(frames, size, _LENGTHS_AT, "<u8")[:, 0]
+    return batch.equal_starts(count, size) if (lengths == lengths[0]).all() else None
+
+
+def _walk(frames: memoryview, count: int) -> Positions:
+    """Where each frame starts, from the lengths in the one before."""
     import numpy as np
 
-    size = FRAME_HEADER_BYTES + sum(_LENGTHS.unpack_from(frames, _LENGTHS_AT))
-    if count * size == len(frames):
-        lengths = batch.column(frames, size, _LENGTHS_AT, "<u4", 2)
-        if (lengths.sum(axis=1, dtype=np.int64) == size - FRAME_HEADER_BYTES).all():
-            return batch.equal_starts(count, size)
     starts, position, end = [], 0, len(frames)
     unpack = _LENGTHS.unpack_from
     for _ in range(count):
@@ -228,7 +239,7 @@ def _move(
     if stride:
         out = np.empty(room + total, np.uint8)
         rows = out[room:].reshape(count, stride - before + after)
-        rows[:, :after] = headers.view(np.uint8).reshape(count, after)
+        rows[:, :after] = np.ndarray((count, after), np.uint8, headers)  # a view asks for much
         rows[:, after:] = np.frombuffer(area, np.uint8).reshape(count, stride)[:, before:]
         return out.data, batch.equal_starts(count, stride - before + after)
     moved = starts.astype(np.int64) + np.arange(count) * (after - before)
@@ -373,7 +384,7 @@ def _decode_polled(data: memoryview, count: int) -> memoryview:
     _, base_offset, base_us, origin_us, *_ = _HEADER.unpack_from(data)
     area, starts = decode_batch(data, count)
     frames = data[BATCH_HEADER_BYTES:]
-    found = batch.items(frames, FRAME_HEADER_BYTES)[_locate(frames, count)].view(_frame_dtype())
+    found = _gather(frames, _walk(frames, count), 0)
     stamps = np.empty(count, np.dtype([("offset", "<u8"), ("at", "<u8"), ("origin", "<u8")]))
     stamps["offset"] = np.uint64(base_offset) + found["offset_delta"].astype("<u8")
     stamps["at"] = np.uint64(base_us) + found["timestamp_delta"].astype("<u8")

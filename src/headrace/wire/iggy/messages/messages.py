@@ -57,7 +57,8 @@ if TYPE_CHECKING:
 
 _HEADER = struct.Struct("<Q16sQQQIIQ")
 _INDEX_ENTRY = struct.Struct("<IIQ")
-_POLL_HEAD = struct.Struct("<IQI")
+POLL_HEAD = struct.Struct("<IQI")
+_SENT = struct.Struct("<IIIIQ")
 _STRATEGIES = {int(kind): kind for kind in StrategyKind}
 _FLAGS = {0: False, 1: True}
 _KEPT_MAX = 1024  # of each kind of repeated bytes; an entry has at most 800
@@ -178,6 +179,13 @@ class SentMessages(Body):
     @classmethod
     def decode(cls, data: Buffer, dialect: Dialect = Dialect.B2) -> SentMessages:
         return cls(()) if not len(data) else cls.read(Reader(data, dialect))
+
+    def pieces(self, dialect: Dialect = Dialect.B2) -> list[Buffer]:
+        if dialect is Dialect.C and len(self.placed) == 1:  # written out: every SEND is answered so
+            one = self.placed[0]
+            return [_SENT.pack(1, one.stream_id, one.topic_id, one.partition, one.base_offset)]
+        encoded = self.encode(dialect)
+        return [encoded] if encoded else []
 
 
 _Target: TypeAlias = tuple[Identifier, Identifier, Partitioning]
@@ -339,11 +347,11 @@ class PolledMessages:
 
     @classmethod
     def decode(cls, data: Buffer, dialect: Dialect = Dialect.B2) -> PolledMessages:
-        if len(data) < _POLL_HEAD.size:
+        if len(data) < POLL_HEAD.size:
             raise DecodeError(Status.INVALID_NUMBER_ENCODING, "poll reply", length=len(data))
-        partition, current_offset, count = _POLL_HEAD.unpack_from(data)
+        partition, current_offset, count = POLL_HEAD.unpack_from(data)
         canonical = max(0, partition - dialect.id_base)  # A's 0 is nowhere, see above
-        area = memoryview(data)[_POLL_HEAD.size :]
+        area = memoryview(data)[POLL_HEAD.size :]
         if dialect is Dialect.C:
             return cls(canonical, current_offset, count, vsr_batch.decode_batches(area))
         if dialect is not Dialect.B2 and len(area):
@@ -354,7 +362,7 @@ class PolledMessages:
 
     def pieces(self, dialect: Dialect = Dialect.B2) -> list[Buffer]:
         if dialect is Dialect.C and self.batches is not None:
-            head = _POLL_HEAD.pack(max(0, self.partition), self.current_offset, self.count)
+            head = POLL_HEAD.pack(max(0, self.partition), self.current_offset, self.count)
             return [head, *self.batches]
         return encode_poll_response(
             self.partition, self.current_offset, self.count, self.slices, dialect
@@ -374,7 +382,7 @@ def encode_poll_response(
     slices: Sequence[Buffer],
     dialect: Dialect = Dialect.B2,
 ) -> list[Buffer]:
-    head = _POLL_HEAD.pack(max(0, partition + dialect.id_base), current_offset, count)
+    head = POLL_HEAD.pack(max(0, partition + dialect.id_base), current_offset, count)
     if dialect is Dialect.B2:
         return [head, *slices]
     if dialect is Dialect.C:
