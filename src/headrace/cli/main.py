@@ -22,6 +22,7 @@ from headrace.cli import (
     produce,
     profiles,
     roles,
+    spark_conf,
     streams,
     topics,
     up,
@@ -45,6 +46,7 @@ app.command("placement-manager")(roles.placement_manager)
 app.command("data-node")(roles.data_node)
 app.command("broker")(roles.broker)
 app.command("controller")(roles.controller)
+app.command("spark-conf")(spark_conf.spark_conf)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(streams.app, name="stream")
 app.add_typer(topics.app, name="topic")

@@ -56,7 +56,7 @@ class ScriptRun:
         self.error = ""
 
     def start(self) -> None:
-        prepare_environment()
+        prepare_environment(self._settings["spark.master"])
         self._thread = threading.Thread(target=self._run, name="script", daemon=True)
         self._thread.start()
 
