@@ -41,7 +41,7 @@ from headrace.net.sbp_routes import (
 from headrace.net.throttle import seconds_of
 from headrace.net.tls import ClientTls, secure
 from headrace.observability.logging import get_logger
-from headrace.runtime.interfaces import Connection, Runtime
+from headrace.runtime.interfaces import Connection, DirectConnection, Runtime
 from headrace.wire.sbp.connection import (
     Answer,
     BadResponse,
@@ -110,6 +110,7 @@ class TcpChannel:
     ) -> None:  # fmt: skip
         self._clock = runtime.clock
         self._connection = connection
+        self._direct = connection if isinstance(connection, DirectConnection) else None
         self._heartbeat = heartbeat
         self._limits = limits
         self._core = ClientConnection(frame_bytes_max=limits.frame_bytes_max)
@@ -262,9 +263,9 @@ class TcpChannel:
 
     async def _read(self) -> None:
         try:
-            while data := await self._connection.receive():
+            while (events := await self._receive()) is not None:
                 self._heard = self._clock.monotonic()
-                for event in self._core.receive(data):
+                for event in events:
                     await self._on_event(event)
                 if self._core.failure is not None:
                     raise self._core.failure
@@ -274,6 +275,15 @@ class TcpChannel:
             self._break(UnavailableError(f"connection given up: {error.message}", peer=self.peer))
         except UnavailableError as error:
             self._break(error)
+
+    async def _receive(self) -> list[ClientEvent] | None:
+        """What the next bytes mean, None after the last; large answers go where they stay."""
+        room = self._core.room() if self._direct is not None else None
+        if room is None or self._direct is None:
+            data = await self._connection.receive()
+            return self._core.receive(data) if data else None
+        filled = await self._direct.receive_into(room)
+        return self._core.fill(filled) if filled == len(room) else None
 
     async def _on_event(self, event: ClientEvent) -> None:
         if isinstance(event, Answer):

@@ -181,3 +181,42 @@ def test_payload_pieces_pass_through_unchanged() -> None:
     assert encoded[1] is pieces[0]
     assert encoded[2] is pieces[1]
     assert len(encoded) == 4
+
+
+def receive(decoder: FrameDecoder, data: bytes, chunk_bytes: int) -> list[Frame | BadFrame]:
+    """As a client does: into the decoder's room where there is one."""
+    events: list[Frame | BadFrame] = []
+    at = 0
+    while at < len(data):
+        room = decoder.room()
+        if room is None:
+            events += decoder.feed(data[at : at + chunk_bytes])
+            at += chunk_bytes
+            continue
+        taken = data[at : at + min(len(room), chunk_bytes)]
+        room[: len(taken)] = taken
+        events += decoder.fill(len(taken))
+        at += len(taken)
+    return events
+
+
+@pytest.mark.parametrize("chunk_bytes", [100, 10_000, 1 << 20])
+def test_large_frames_may_be_received_into_their_room(chunk_bytes: int) -> None:
+    large = Frame(0x1002, 1, 7, b"head", bytes(range(256)) * 12_000)
+    last = Frame(0x1002, 3, 7, b"head", bytes(range(256)) * 2_000)
+    decoder = FrameDecoder()
+    data = wire(large) + wire(PING) + wire(last) + wire(OTHER)
+    assert receive(decoder, data, chunk_bytes) == [large, PING, last, OTHER]
+    assert not decoder.inside_frame
+    assert decoder.room() is None
+
+
+def test_damage_in_a_room_is_found() -> None:
+    data = broken_checksum(Frame(0x1002, 1, 7, b"head", bytes(1 << 20)))
+    decoder = FrameDecoder()
+    for _ in range(2):
+        (bad,) = receive(decoder, data, 50_000)
+        assert isinstance(bad, BadFrame)
+    assert decoder.failure is None
+    (bad,) = receive(decoder, data, 50_000)
+    assert decoder.failure is not None, "the third one ends the connection"

@@ -241,8 +241,18 @@ class ClientConnection:
 
     def receive(self, data: bytes) -> list[ClientEvent]:
         """RemoteProtocolError: nothing more can be understood, close."""
+        return self._on_frames(self._decoder.feed(data))
+
+    def room(self) -> memoryview | None:
+        """Where the next bytes belong, when a large answer has begun; `fill` says they came."""
+        return self._decoder.room()
+
+    def fill(self, count: int) -> list[ClientEvent]:
+        return self._on_frames(self._decoder.fill(count))
+
+    def _on_frames(self, frames: Sequence[Frame | BadFrame]) -> list[ClientEvent]:
         events: list[ClientEvent] = []
-        for frame in self._decoder.feed(data):
+        for frame in frames:
             if isinstance(frame, BadFrame):
                 if frame.flags & RESPONSE and frame.stream_id in self._in_flight:
                     events.append(BadResponse(frame.stream_id, frame.reason))

@@ -39,6 +39,8 @@ FRAME_BYTES_MAX = 16 * 1024 * 1024  # of L, inclusive
 HEADER_BYTES_MAX = (1 << 24) - 1
 BAD_FRAMES_MAX = 3
 OVERHEAD_BYTES = 16  # what L counts beside header and payload
+ROOM_BYTES_MIN = 64 << 10  # of a frame still to come, for which room is made at once
+ROOM_BYTES_MAX = 1 << 20  # offered at a time: whoever receives wants to know that bytes arrive
 
 _HEAD = struct.Struct(">IBHBII")  # the last u32 is format and header length together
 _LENGTH_BYTES = 4
@@ -107,6 +109,8 @@ class FrameDecoder:
         self._frame_bytes_max = frame_bytes_max
         self._partial = bytearray()
         self._total = 0  # bytes of the frame in `_partial`; 0 until its head is complete
+        self._whole: memoryview | None = None  # the frame in `_partial`, where `room` is asked for
+        self._filled = 0
         self._skip = 0  # bytes still to drop of a frame that is not taken
         self.wrong_magic_count = 0
         self.bad_count = 0
@@ -114,10 +118,11 @@ class FrameDecoder:
 
     @property
     def inside_frame(self) -> bool:
-        return bool(self._partial or self._skip)
+        return bool(self._partial or self._skip or self._whole)
 
     def feed(self, data: bytes) -> list[Frame | BadFrame]:
         """Frames completed by `data`. RemoteProtocolError: close the connection."""
+        assert self._whole is None, "the rest of this frame goes into its room"
         events: list[Frame | BadFrame] = []
         try:
             if self.failure is not None:
@@ -128,6 +133,35 @@ class FrameDecoder:
             self._partial = bytearray()
             if not events:
                 raise
+        return events
+
+    def room(self) -> memoryview | None:
+        """Where to receive more of a large frame that has begun, without a copy; None to `feed`.
+
+        For clients, who asked for what comes. Pages that nothing arrives in are never touched.
+        """
+        if self._whole is None:
+            if self._total - len(self._partial) < ROOM_BYTES_MIN:
+                return None
+            import numpy as np  # not at the top: a third of a second, for the command line, too
+
+            self._whole = np.empty(self._total, np.uint8).data
+            self._filled = len(self._partial)
+            self._whole[: self._filled] = self._partial
+            self._partial = bytearray()
+        return self._whole[self._filled : self._filled + ROOM_BYTES_MAX]
+
+    def fill(self, count: int) -> list[Frame | BadFrame]:
+        """That many bytes of the room have arrived; the frame, once it is complete."""
+        assert self._whole is not None
+        events: list[Frame | BadFrame] = []
+        self._filled += count
+        if self._filled == self._total:
+            frame, self._whole, self._total = self._whole, None, 0
+            try:
+                self._finish(frame.toreadonly(), events)
+            except RemoteProtocolError as error:
+                self.failure = error
         return events
 
     def _feed(self, data: bytes, events: list[Frame | BadFrame]) -> None:
