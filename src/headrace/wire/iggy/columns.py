@@ -65,7 +65,7 @@ class Columns:
 
 def columns(area: Buffer, starts: Positions) -> Columns:
     """Take a whole area apart. What the headers state must add up to where messages start."""
-    headers = _checked_headers(area, starts, HEADER_BYTES)
+    headers = checked_headers(area, starts)
     payload_data, headers_data = _bodies(area, headers, HEADER_BYTES)
     return Columns(
         offset=headers["offset"],
@@ -77,22 +77,6 @@ def columns(area: Buffer, starts: Positions) -> Columns:
         headers_data=headers_data,
         headers_offsets=_offsets(headers["headers_length"]),
     )
-
-
-def spans(area: Buffer, starts: Positions) -> Offsets:
-    """Where the parts of each message begin: header, payload and header block, n times, the end.
-
-    For those who move payloads themselves; what the headers state is checked as in `columns`.
-    """
-    import numpy as np
-
-    headers = _checked_headers(area, starts, HEADER_BYTES)
-    found = np.empty(3 * len(starts) + 1, np.int64)
-    found[:-1:3] = starts
-    found[1::3] = found[:-1:3] + HEADER_BYTES
-    found[2::3] = found[1::3] + headers["payload_length"]
-    found[-1] = len(area)
-    return found
 
 
 def build_area(
@@ -230,7 +214,7 @@ def narrow(area: Buffer, starts: Positions, dialect: Dialect) -> tuple[memoryvie
 def _resize(
     area: Buffer, starts: Positions, before: int, after: int, source: Dialect, target: Dialect
 ) -> tuple[memoryview, Positions]:
-    headers = _checked_headers(area, starts, before)
+    headers = checked_headers(area, starts, before)
     payload_data, headers_data = _bodies(area, headers, before)
     if len(headers_data):
         headers_data, lengths = _convert(headers_data, headers["headers_length"], source, target)
@@ -304,7 +288,8 @@ def _mask(lengths: tuple[NDArray[Any] | int, ...], chosen: int) -> NDArray[np.bo
     return np.repeat(pattern.ravel(), runs.ravel())
 
 
-def _checked_headers(area: Buffer, starts: Positions, header_bytes: int) -> Records:
+def checked_headers(area: Buffer, starts: Positions, header_bytes: int = HEADER_BYTES) -> Records:
+    """Copies of the headers. What they state must add up to where messages start."""
     import numpy as np
 
     bounds = np.append(starts.astype(np.int64), len(area))
