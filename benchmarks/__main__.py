@@ -16,7 +16,7 @@ from typing import Any
 
 BENCHMARKS = (
     "iggy_codec", "storage_append", "streams_latency", "log_append", "log_fetch",
-    "broker_send_poll", "umbilical", "spark_read", "spark_json", "spark_sink",
+    "broker_send_poll", "umbilical", "spark_read", "spark_json", "spark_sink", "spark_latency",
 )  # fmt: skip
 REPORT = Path(__file__).parent / "report"
 
@@ -29,7 +29,7 @@ def main(names: list[str]) -> int:
             results.append({"benchmark": name, **row})
             print(
                 f"   {row['name']:<48} {row['value']:>14,.1f} {row['unit']:<12}"
-                f" limit {row['limit']:>14,.1f}   ratio {row['ratio']:.2f}{_latency(row)}",
+                f" limit {row['limit']:>14,.1f}   ratio {row['ratio']:.2f}{_details(row)}",
                 flush=True,
             )
     REPORT.mkdir(exist_ok=True)
@@ -39,7 +39,9 @@ def main(names: list[str]) -> int:
     return 0
 
 
-def _latency(row: dict[str, Any]) -> str:
+def _details(row: dict[str, Any]) -> str:
+    if "cpu_s_per_gb" in row:
+        return f"   CPU s/GB {row['cpu_s_per_gb']:.2f}, limit {row['limit_cpu_s_per_gb']:.2f}"
     if "p50_ms" not in row:
         return ""
     told = f"   p50 {row['p50_ms']:.2f} ms, p99 {row['p99_ms']:.2f} ms"

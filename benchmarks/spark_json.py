@@ -1,30 +1,24 @@
 """JSON payloads with a schema, decoded by the source, against `from_json` over the raw source.
 
-Both read the same topic in the same session by the same tasks, turn by turn; the best of each
-counts. A ratio of 2.5 is the goal: here the figure to reach is above 1, as the limit is Spark's own
-way to do it.
+Both read the same topic by the same tasks. A ratio of 2.5 is the goal: here the figure to reach is
+above 1, as the limit is Spark's own way to do it.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from benchmarks.spark_read import MESSAGES, PARTITIONS, ROUNDS, _rate, _result
+from benchmarks.spark_bench import PAYLOAD_BYTES, Bench, Measured, bench, compare, fill
+from benchmarks.spark_read import _table
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from headrace.spark.options import Target
+    from pyspark.sql import DataFrame
 
 SCHEMA = "sku string, qty int, price double, at timestamp"
-PAYLOAD_BYTES = 200
 
 
 def _payloads(first: int, count: int) -> pa.Array:
@@ -42,55 +36,31 @@ def _payloads(first: int, count: int) -> pa.Array:
     return pa.array(rows)
 
 
-def _fill(target: Target) -> None:
-    from headrace.spark.arrow import to_area
-    from headrace.spark.server import connect
-
-    server = connect(target)
-    server.create_topic(target, partitions=PARTITIONS)
-    areas = [to_area(_payloads(i * 20_000, 20_000), None, None) for i in range(5)]
-    for i in range(MESSAGES // 20_000):
-        server.send_soon(target, i % PARTITIONS, *areas[i % len(areas)]).result()
+def _source(run: Bench) -> Any:
+    return run.spark.read.format("headrace").options(**run.topic("json"))
 
 
-def _source(spark: SparkSession, target: Target) -> Any:
-    reading = spark.read.format("headrace").option("address", target.address)
-    return reading.option("topic", f"{target.stream}/{target.topic}")
+def _native(run: Bench) -> DataFrame:
+    return _source(run).option("payloadFormat", "json").schema(SCHEMA).load()
 
 
-def _native(spark: SparkSession, target: Target) -> DataFrame:
-    return _source(spark, target).option("payloadFormat", "json").schema(SCHEMA).load()
-
-
-def _from_json(spark: SparkSession, target: Target) -> DataFrame:
-    raw = _source(spark, target).option("columns", "payload").load()
+def _from_json(run: Bench) -> DataFrame:
+    raw = _source(run).option("columns", "payload").load()
     return raw.select(F.from_json(F.col("payload").cast("string"), SCHEMA).alias("row")).select(
         "row.*"
     )
 
 
 def run() -> list[dict[str, Any]]:
-    from headrace.spark.options import parse_sink
-    from headrace.spark.session import session
-    from tests.spark.headrace_server import HeadraceServer
+    def native() -> Measured:
+        return _table(_native(each))
 
-    os.environ["HEADRACE_USERNAME"], os.environ["HEADRACE_PASSWORD"] = "iggy", "secret"
-    with tempfile.TemporaryDirectory() as folder:
-        server = HeadraceServer(Path(folder, "data"))
-        server.start()
-        spark = session("benchmark", master=f"local[{PARTITIONS}]")
-        try:
-            target = parse_sink({"address": server.address, "topic": "bench/json"}).target
-            _fill(target)
-            rates = [
-                (_rate(_native(spark, target)), _rate(_from_json(spark, target)))
-                for _ in range(ROUNDS)
-            ]
-        finally:
-            spark.stop()
-            server.stop()
-    value, limit = max(rate for rate, _ in rates), max(rate for _, rate in rates)
-    return [_result("JSON with a schema, limit: from_json", value, limit)]
+    def from_json() -> Measured:
+        return _table(_from_json(each))
+
+    with bench() as each:
+        fill(each.target("json"), _payloads)
+        return [compare("JSON with a schema, limit: from_json", native, from_json)]
 
 
 if __name__ == "__main__":
