@@ -43,7 +43,7 @@ class Part:
     """What a container does: where its rows come from, what becomes of them, where they go."""
 
     role: str
-    source: SourceOptions | EdgeOptions
+    sources: tuple[SourceOptions | EdgeOptions, ...]
     sink: EdgeSink | SinkOptions
     """The sink's epoch is the run's."""
     transform: Callable[[pa.Table], pa.Table]
@@ -85,18 +85,12 @@ class Run:
         self._sink = (
             replace(part.sink, epoch=epoch) if isinstance(part.sink, EdgeSink) else part.sink
         )
-        self._topic: Following | None = None
-        self._edge: EdgeFollowing | None = None
-        if isinstance(part.source, EdgeOptions):
-            self._edge = EdgeFollowing(remote, part.source, clock)
-        else:
-            self._topic = Following(remote.reading, part.source, clock)
-
-    @property
-    def _source(self) -> _Source:
-        found = self._edge or self._topic
-        assert found is not None
-        return found
+        self._sources = [
+            EdgeFollowing(remote, each, clock)
+            if isinstance(each, EdgeOptions)
+            else Following(remote.reading, each, clock)
+            for each in part.sources
+        ]
 
     async def run(self) -> None:
         """Until it fails or is killed."""
@@ -127,40 +121,44 @@ class Run:
             raise OtherWriterError("another run wrote this batch", batch=batch)
         self._disk.write_atomic(self._path(folder, batch), text.encode())
 
-    async def _end(self, batch: int) -> dict[str, Any]:
-        """Where a batch ended; before the first one: where the query begins."""
+    async def _ends(self, batch: int) -> list[dict[str, Any]]:
+        """Where a batch ended, by source; before the first one: where the query begins."""
         if batch < 0:
-            return await self._source.initial_offset()
-        found: dict[str, Any] = json.loads(
-            self._disk.read(self._path("offsets", batch)).decode().split("\n")[2]
-        )
-        return found
+            return [await source.initial_offset() for source in self._sources]
+        lines = self._disk.read(self._path("offsets", batch)).decode().split("\n")
+        return [json.loads(line) for line in lines[2:]]
 
     # -- a batch
 
     async def _plan(self, batch: int) -> bool:
-        start = await self._end(batch - 1)
-        if self._edge is not None:
-            end = await self._edge.latest_offset(start)
-        else:
-            assert self._topic is not None
-            end = await self._topic.latest_offset(start, Limits(self._part.batch))
-        if end is None or end == start:
+        starts = await self._ends(batch - 1)
+        ends = []
+        for source, start in zip(self._sources, starts, strict=True):
+            if isinstance(source, EdgeFollowing):
+                ends.append(await source.latest_offset(start) or start)
+            else:
+                ends.append(await source.latest_offset(start, Limits(self._part.batch)))
+        if ends == starts:
             return False
         await self._step("before offset log")
         metadata = json.dumps({"batchTimestampMs": self._clock.now_ms()})
-        self._write("offsets", batch, "\n".join(("v1", metadata, json.dumps(end))))
+        self._write("offsets", batch, "\n".join(("v1", metadata, *map(json.dumps, ends))))
         await self._step("after offset log")
-        if batch and self._topic is not None:
-            await self._topic.commit(start)
+        for source, start in zip(self._sources, starts, strict=True):
+            if batch and isinstance(source, Following):
+                await source.commit(start)
         await self._step("after source commit")
         return True
 
     async def _run_batch(self, batch: int) -> None:
-        planned = await self._source.plan(await self._end(batch - 1), await self._end(batch))
+        before, ends = await self._ends(batch - 1), await self._ends(batch)
+        planned = []
+        for number, source in enumerate(self._sources):
+            for span, access in await source.plan(before[number], ends[number]):
+                planned.append((self._part.sources[number], span, access))
         window = await self._enter(batch)
         await self._step("before stage")
-        parts = [await self._task(span, access, window) for span, access in planned]
+        parts = [await self._task(*each, window) for each in planned]
         await self._step("after stage")
         if isinstance(self._sink, EdgeSink):
             await close_window(self._remote, window, parts)
@@ -176,11 +174,14 @@ class Run:
             last = await self._remote.last_closed(self._sink.window(0))
             entered = self._windows.enter(batch, [last])
             return self._sink.window(entered.window, last)
-        self._windows.enter(batch)
+        entered = self._windows.enter(batch)
+        read = min(window for end in await self._ends(batch) for window in end["w"].values())
+        assert entered.window == read, "what is published after it comes in a later window"
         return Window(f"chain/{self._part.role}", str(self._epoch), batch, epoch=self._epoch)
 
-    async def _task(self, span: Span, access: Access, window: Window) -> Delivered:
-        source = self._part.source
+    async def _task(
+        self, source: SourceOptions | EdgeOptions, span: Span, access: Access, window: Window
+    ) -> Delivered:
         read_from = "auto" if isinstance(source, EdgeOptions) else source.read_from
         runs = [
             run async for run in self._remote.reading.read(source.target, access, span, read_from)
@@ -208,8 +209,8 @@ class Run:
         if not isinstance(self._sink, EdgeSink):
             return
         window = self._grid.previous(self._grid.window_at(self._clock.now_ms()))
-        if isinstance(self._part.source, EdgeOptions):
-            edges = [self._part.source.target]
+        edges = [each.target for each in self._part.sources if isinstance(each, EdgeOptions)]
+        if edges:
             through = await quiet_through(self._remote, edges, self._windows.inputs())
             if through is None:
                 return

@@ -31,7 +31,8 @@ CONTROLLER_STEPS = ("controller after edge", "controller before deploy", "contro
 def random_plan(seed: int) -> ChainPlan:
     random = SimulatedRandom(f"{seed}/chain")
     instances = 1 + random.below(2)
-    roles = ["input", "output", *(f"middle{number}" for number in range(instances))]
+    diamond = not random.below(3)
+    roles = ["input", "output", *["right"][:diamond], "middle0", *["middle1"][: instances - 1]]
     strikes = {}
     for _ in range(1 + random.below(6)):
         kind = random.below(4)
@@ -53,6 +54,7 @@ def random_plan(seed: int) -> ChainPlan:
         batch=BATCH,
         nodes=1 if random.below(3) else 3,
         instances=instances,
+        diamond=diamond,
     )
 
 

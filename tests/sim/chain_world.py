@@ -1,9 +1,10 @@
 """A chain of containers on a simulated cluster: topic, edge, edge, topic.
 
 `input` reads `s/in` and drops every third row, `middle0` (and `middle1`, sharing rows by key)
-multiplies, `output` writes `s/out`. Real: cluster, broker, and all that a container does with edges
-(`chain_engine`). Played: Spark, and a controller that deploys each container with the next epoch
-when it is gone, keeps nothing but that number and the committed window, and purges the edges.
+multiplies, `output` writes `s/out`; in a diamond `right` multiplies, too, and `output` reads both.
+Real: cluster, broker, and all that a container does with edges (`chain_engine`). Played: Spark, and
+a controller that deploys each container with the next epoch when it is gone, keeps nothing but that
+number and the committed window, and purges the edges.
 
 In the end `s/out` holds what a batch computation over `s/in` gives, each row once, and each key's
 rows in their order, whoever was struck at whichever step.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,6 +46,8 @@ END_SECONDS = 200.0
 class ChainPlan(Plan):
     instances: int = 1
     """Of the container in the middle."""
+    diamond: bool = False
+    """Another container reads the first edge, too, and the output reads both."""
     roll_back_at: str = ""
     """A step at which input and middle are rolled back to their first windows; `output` starts
     afterwards, because what is in a user's topic cannot be taken back."""
@@ -55,6 +59,8 @@ class ChainWorld(World):
         self.instances = plan.instances
         self.first_edge = Edge("chain", "e1", 1)
         self.second_edge = Edge("chain", "e2", plan.instances)
+        self.third_edge = Edge("chain", "e3", 1)
+        self.edges = [self.first_edge, self.second_edge, *[self.third_edge][: plan.diamond]]
         self.grid = WindowGrid(0, 500)
         self.parts = {part.role: part for part in self._parts()}
         self.current: dict[str, tuple[int, asyncio.Task[None]]] = {}
@@ -71,24 +77,34 @@ class ChainWorld(World):
     # -- the plan
 
     def _parts(self) -> list[Part]:
-        target = self.sink.target
-        first = edge_target(target, self.first_edge.iggy_stream, self.first_edge.topic)
-        second = edge_target(target, self.second_edge.iggy_stream, self.second_edge.topic)
+        first, second, third = (
+            edge_target(self.sink.target, each.iggy_stream, each.topic)
+            for each in (self.first_edge, self.second_edge, self.third_edge)
+        )
         share = self.instances > 1
+        ends = (second, third) if len(self.edges) > 2 else (second,)
         parts = [
             Part(
                 "input",
-                self.source,
+                (self.source,),
                 EdgeSink(first, self.first_edge.publisher(), 0, 0),
                 lambda table: hashed(kept(table)) if share else kept(table),
                 self.plan.batch,
             ),
-            Part("output", reads(second), self.sink, written),
+            Part(
+                "output",
+                tuple(reads(end, beside=[one for one in ends if one != end]) for end in ends),
+                self.sink,
+                written,
+            ),
         ]
+        if third in ends:
+            sink = EdgeSink(third, self.third_edge.publisher(), 0, 0)
+            parts.append(Part("right", (reads(first),), sink, lambda table: multiplied(table, 7)))
         for number in range(self.instances):
             options = reads(first, Share(1, (number,)) if share else None)
             sink = EdgeSink(second, self.second_edge.publisher(number), number, 0)
-            parts.append(Part(f"middle{number}", options, sink, multiplied))
+            parts.append(Part(f"middle{number}", (options,), sink, multiplied))
         return parts
 
     # -- strikes
@@ -110,7 +126,7 @@ class ChainWorld(World):
         remote = self.remote(CONTROLLER)
         epoch = self._remembered("epoch", 0)
         self.committed = WindowId(self._remembered("committed", NO_WINDOW))
-        for edge in (self.first_edge, self.second_edge):
+        for edge in self.edges:
             await remote.call(partial(make_edge, edge=edge))
             await self.step("controller after edge", CONTROLLER)
         while True:
@@ -147,7 +163,7 @@ class ChainWorld(World):
                         disk.remove(f"{folder}/{log}/{name}")
             self.checkpoints[role] = [each for each in self.checkpoints[role] if each <= target]
             await self.step("controller rolled back", CONTROLLER)
-        for edge in (self.first_edge, self.second_edge):
+        for edge in self.edges:
             await self.remote(CONTROLLER).call(
                 partial(reset_edge, edge=edge, window=target, epoch=epoch)
             )
@@ -194,7 +210,7 @@ class ChainWorld(World):
             await run.run()
         except (UnavailableError, FencedError, OtherWriterError):
             return  # the container exits; a run that lost its place says so, others come again
-        except HeadraceError as error:
+        except (HeadraceError, AssertionError) as error:
             self.violations.append(f"{role} failed: {error!r}")
 
     async def _purge(self) -> None:
@@ -209,7 +225,7 @@ class ChainWorld(World):
             self.grid, committed, now_ms=now_ms, rollback_retention_ms=RETENTION_MS
         )
         if window > self.purged:
-            for edge in (self.first_edge, self.second_edge):
+            for edge in self.edges:
                 await self.step("controller before purge", CONTROLLER)
                 await self.remote(CONTROLLER).call(partial(purge_edge, edge=edge, window=window))
             self.purged = window
@@ -217,7 +233,8 @@ class ChainWorld(World):
     def _compute_committed(self) -> WindowId:
         """Newest own checkpoint up to those downstream, from the end of the chain to its start."""
         bound: WindowId | None = None
-        for level in (["output"], [r for r in self.parts if r.startswith("middle")], ["input"]):
+        ends = {"input", "output"}
+        for level in (["output"], [role for role in self.parts if role not in ends], ["input"]):
             found = []
             for role in level:
                 passed = [w for w in self.checkpoints[role] if bound is None or w <= bound]
@@ -266,7 +283,9 @@ class ChainWorld(World):
         return sum(len(each) for each in await self.stored(topic))
 
     async def _wanted(self) -> list[tuple[bytes | None, bytes]]:
-        return [row for each in await self.stored("in") for row in computed(each)]
+        factors = (10, 7) if len(self.edges) > 2 else (10,)
+        source = await self.stored("in")
+        return [row for factor in factors for each in source for row in computed(each, factor)]
 
     async def check(self) -> None:
         wanted = await self._wanted()
@@ -275,16 +294,16 @@ class ChainWorld(World):
         missing.subtract(Counter(found))
         self.violations += [f"lost {row}" for row, n in missing.items() if n > 0]
         self.violations += [f"{-n} too many {row}" for row, n in missing.items() if n < 0]
-        if not self.violations:
+        if not self.violations and len(self.edges) == 2:
             for key in {key for key, _ in wanted}:
                 if [r for r in wanted if r[0] == key] != [r for r in found if r[0] == key]:
                     self.violations.append(f"key {key!r} is out of order")
 
 
-def reads(target: Target, share: Share | None = None) -> EdgeOptions:
+def reads(target: Target, share: Share | None = None, beside: Sequence[Target] = ()) -> EdgeOptions:
     return EdgeOptions(
         target=target,
-        aligned=(),
+        aligned=tuple(beside),
         starting=None,
         limits=EdgeLimits(windows_max=2),
         application=None,
@@ -294,10 +313,10 @@ def reads(target: Target, share: Share | None = None) -> EdgeOptions:
     )
 
 
-def computed(messages: list[Message]) -> list[tuple[bytes | None, bytes]]:
+def computed(messages: list[Message], factor: int) -> list[tuple[bytes | None, bytes]]:
     """The batch computation."""
     return [
-        (message.key, b"%d" % (int(message.payload) * 10))
+        (message.key, b"%d" % (int(message.payload) * factor))
         for message in messages
         if int(message.payload) % 3
     ]
@@ -313,9 +332,9 @@ def kept(table: pa.Table) -> pa.Table:
     )
 
 
-def multiplied(table: pa.Table) -> pa.Table:
+def multiplied(table: pa.Table, factor: int = 10) -> pa.Table:
     return pa.table(
-        {"key": table.column("key"), "n": pc.multiply(table.column("n"), 10)}, schema=SCHEMA
+        {"key": table.column("key"), "n": pc.multiply(table.column("n"), factor)}, schema=SCHEMA
     )
 
 

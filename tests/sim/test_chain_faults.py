@@ -20,7 +20,13 @@ from tests.sim.chain_run import (
 from tests.sim.chain_world import CONTROLLER, ChainPlan, ChainWorld, run_chain
 
 
-def run(strikes: dict[str, str], *, instances: int = 1, roll_back_at: str = "") -> ChainWorld:
+def run(
+    strikes: dict[str, str],
+    *,
+    instances: int = 1,
+    roll_back_at: str = "",
+    diamond: bool = False,
+) -> ChainWorld:
     plan = ChainPlan(
         strikes=strikes,
         messages=18,
@@ -28,6 +34,7 @@ def run(strikes: dict[str, str], *, instances: int = 1, roll_back_at: str = "") 
         batch=6,
         instances=instances,
         roll_back_at=roll_back_at,
+        diamond=diamond,
     )
     world = run_chain(1, plan)
     assert world.violations == [], world.struck
@@ -61,6 +68,12 @@ def test_the_controller_is_killed_at_its_steps() -> None:
     world = run({f"{step}#1": CONTROLLER for step in CONTROLLER_STEPS}, instances=2)
     assert len(world.struck) == len(CONTROLLER_STEPS)
     assert world.purged > 0, "edges are purged in the end"
+
+
+@pytest.mark.parametrize("step", ["before offset log", "after stage", "after close"])
+def test_a_query_of_two_edges_reads_both_up_to_the_same_windows(step: str) -> None:
+    world = run({f"{role} {step}#1": "self" for role in ("right", "output")}, diamond=True)
+    assert len(world.struck) == 2
 
 
 @pytest.mark.parametrize("victim", ["", CONTROLLER, "broker"])
