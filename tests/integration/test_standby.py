@@ -21,7 +21,8 @@ from headrace.runtime.system import system_runtime
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.messages.system import Empty, NodeRole
-from headrace.wire.iggy.primitives import Strategy
+from headrace.wire.iggy.primitives import Partitioning, Strategy
+from headrace.wire.iggy.vsr_client import Conversation
 from tests.integration.broker_stack import DEVELOPMENT, SECRET, Stack
 from tests.integration.server import PEERS, ROOT
 
@@ -184,6 +185,46 @@ async def test_the_other_takes_over_and_back(stack: Stack, tmp_path: Path) -> No
             await eventually(lambda: one.leads and one.statistics()["epoch"] == epoch + 2)
             async with await connected(two) as client:
                 assert [stream.name for stream in await client.get_streams()] == ["s"]
+
+
+async def test_a_request_sent_again_to_the_next_leader(stack: Stack, tmp_path: Path) -> None:
+    """Dialect C: its answer was lost with the leader that applied it."""
+    talk = Conversation(b"c" * 16)
+
+    async def connect(service: BrokerService) -> IggyClient:
+        place = parse_address(service.address)
+        client = await IggyClient.connect(system_runtime(), *place, conversation=talk)
+        await client.login("iggy", "iggy")
+        return client
+
+    first = Partitioning.to_partition(0)
+    async with AsyncExitStack() as later:
+        async with broker_of(stack, tmp_path / "two") as two:
+            await leads(two)
+            one = await later.enter_async_context(broker_of(stack, tmp_path / "one"))
+            client = await connect(one)  # which passes it on
+            await client.create_stream("s")
+            await client.create_topic("s", "t", partitions_count=1)
+            for n in range(5):
+                await client.send("s", "t", [Message(b"%d" % n, id=n + 1)], partitioning=first)
+            await client.close()
+        await leads(one)
+        async with await connect(one) as client:
+            sent = await client.again(c.SEND_MESSAGES)
+            assert sent.placed[0].base_offset == 4
+            await client.send("s", "t", [Message(b"5", id=6)], partitioning=first)
+            found = (await client.poll("s", "t", partition=0, count=10)).messages()
+            assert [message.payload for message in found] == [b"%d" % n for n in range(6)]
+            await client.create_partitions("s", "t", 2)
+        assert one.term is not None
+        epoch = one.term.leadership.epoch
+        one.term.end()
+        await eventually(lambda: one.leads and one.statistics()["epoch"] == epoch + 1)
+        async with await connect(one) as client:
+            await client.again(c.CREATE_PARTITIONS)
+            details = await client.get_topic("s", "t")
+            assert details is not None
+            assert len(details.partitions) == 3
 
 
 async def test_one_that_lost_its_lease_answers_nobody(stack: Stack, tmp_path: Path) -> None:

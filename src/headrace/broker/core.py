@@ -31,6 +31,7 @@ from headrace.config.broker import BrokerSettings
 from headrace.errors import HeadraceError
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Runtime
+from headrace.wire.iggy.dialects import Dialect
 
 log = get_logger(__name__)
 
@@ -360,6 +361,10 @@ class Broker:
             await self.runtime.clock.sleep(timeout / 4)
             oldest = self.runtime.clock.monotonic() - timeout
             for session in self.sessions:
+                if session.dialect is Dialect.C and not self.membership.groups_of(
+                    session.client_id
+                ):
+                    continue  # as its server: nobody waits for what it holds
                 if session.seen < oldest and not session.stale:
                     session.stale = True
                     self.logout(session)

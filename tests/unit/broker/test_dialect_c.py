@@ -562,6 +562,23 @@ async def test_any_request_is_a_sign_of_life() -> None:
         assert evicted.evicted == vsr.Eviction.STALE_CLIENT
 
 
+async def test_only_members_of_groups_go_stale() -> None:
+    settings = msgspec.structs.replace(QUICK, heartbeat_interval_ms=20)
+    async with opened(settings=settings) as harness:
+        idle, member = await logged_in(harness), await logged_in(harness, BOB)
+        await topic_of(idle)
+        await idle.call(c.CREATE_CONSUMER_GROUP, groups.CreateGroup("s", "t", "g"))
+        await member.call(c.JOIN_CONSUMER_GROUP, groups.JoinGroup("s", "t", "g"))
+        for _ in range(1000):
+            await asyncio.sleep(0.01)
+            if member.connection.session.stale:
+                break
+        assert idle.connection.session.seen < member.connection.session.seen
+        assert not idle.connection.session.stale  # though it was silent for longer
+        evicted = await member.exchange(member.talk.encode(201, []))
+        assert evicted.evicted == vsr.Eviction.STALE_CLIENT
+
+
 async def test_offsets_are_stored_with_or_without_acknowledgement() -> None:
     async with opened() as harness:
         peer = await logged_in(harness)
