@@ -39,6 +39,12 @@ servers:
 	  { apt-get install -y -qq --no-install-recommends etcd-server >/dev/null 2>&1 || \
 	    { apt-get update -qq && apt-get install -y -qq --no-install-recommends etcd-server; } >/dev/null; }; }; \
 	command -v etcd >/dev/null || { echo "the tests need a real etcd; install it with: sudo apt-get install etcd-server" >&2; exit 2; }
+	@found() { ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null; }; \
+	found || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "Installing postgresql from Debian's packages" && \
+	  { apt-get install -y -qq --no-install-recommends postgresql >/dev/null 2>&1 || \
+	    { apt-get update -qq && apt-get install -y -qq --no-install-recommends postgresql; } >/dev/null; }; }; \
+	found || { echo "the tests need a real PostgreSQL; install it with: sudo apt-get install postgresql" >&2; exit 2; }
 
 demo: $(RUN) $(VENV)/peers/iggy-0.8.0/.done
 	$(BIN)/headrace demo

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli import pipeline_plan, pipeline_runs
+from headrace.cli import pipeline_deploy, pipeline_plan, pipeline_runs
 from headrace.cli.broker import client_tls
 from headrace.cli.options import (
     HTTP,
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Pipelines: PySpark code that the controller supervises.", no_args_is_help=True
 )
+app.command("deploy")(pipeline_deploy.deploy)
+app.command("diff")(pipeline_deploy.diff)
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 COLUMNS = ("name", "state", "rows", "rows_per_second", "lag", "window", "restarts")
@@ -59,10 +61,12 @@ class Api:
     def text(self, path: str) -> str:
         return self._ask("GET", path).text
 
-    def post(self, path: str, body: object = None) -> Any:
-        return self._ask("POST", path, body).json()
+    def post(self, path: str, body: object = None, *, seconds: float = SUBMIT_SECONDS) -> Any:
+        return self._ask("POST", path, body, seconds).json()
 
-    def _ask(self, method: str, path: str, body: object = None) -> httpx.Response:
+    def _ask(
+        self, method: str, path: str, body: object = None, seconds: float = SUBMIT_SECONDS
+    ) -> httpx.Response:
         import httpx
 
         from headrace.errors import (
@@ -86,7 +90,7 @@ class Api:
                     f"{self._base}{path}",
                     auth=self._auth,
                     json=body,
-                    timeout=SUBMIT_SECONDS,
+                    timeout=seconds,
                     extensions=extensions,
                 )
         except httpx.HTTPError as error:

@@ -78,6 +78,9 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     describe_timeout_ms: Annotated[
         int, Meta(ge=1, description="How long a submitted script may take to state its plan.")
     ] = 60_000
+    requirements_timeout_ms: Annotated[
+        int, Meta(ge=1, description="How long installing a package's requirements may take.")
+    ] = 600_000
     package_bytes_max: Annotated[
         int, Meta(ge=1, description="Largest package, all files together.")
     ] = 32 * 1024 * 1024

@@ -27,6 +27,7 @@ from headrace.pipeline.declarations import (
     make_stage,
 )
 from headrace.pipeline.properties import Properties
+from headrace.pipeline.stores import ROWS, Store, check_store
 from headrace.wire.umbilical import attributes as origin
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Application:
         starting: str = "earliest",
         messages_max: int | None = None,
         columns: Sequence[str] = (),
+        renamed_from: str | None = None,
     ) -> None:
         """Declare `topic` ("stream/topic") as the input port `port`.
 
@@ -86,7 +88,16 @@ class Application:
         bounds a micro-batch.
         """
         self.add_topic(
-            TopicInput(port, topic, schema, on_bad_row, starting, messages_max, tuple(columns))
+            TopicInput(
+                port,
+                topic,
+                schema,
+                on_bad_row,
+                starting,
+                messages_max,
+                tuple(columns),
+                renamed_from=renamed_from,
+            )
         )
 
     @overload
@@ -155,6 +166,23 @@ class Application:
             return function
 
         return declare if function is None else declare(function)
+
+    def store(self, feed: str, store: Store, *, name: str | None = None, **options: Any) -> None:
+        """Write what `feed` (an operator, or one of its outputs) gives to a file, table or screen.
+
+        See `headrace.pipeline.stores`. The sink is named after both unless it has a `name`; it has
+        the options of `sink`.
+        """
+        check_store(store, options.get("output_mode") or "append")
+        self.add_stage(
+            make_stage(
+                store,
+                sink=True,
+                name=name or f"{feed.replace('.', '_')}_{store.kind}",
+                inputs={ROWS: feed},
+                **options,
+            )
+        )
 
     def metric(
         self,

@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from headrace.errors import ConfigError
+from headrace.pipeline.stores import Store
 from headrace.wire.umbilical import attributes as origin
 from headrace.wire.umbilical.messages import Locality
 
@@ -45,6 +46,9 @@ class Batch:
     window_id: int
     batch_id: int
     replay: bool
+    query: str = ""
+    """What the output is known by: the same over restarts and versions, another for new state."""
+    output_mode: str = "append"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class TopicInput:
     messages_max: int | None = None
     columns: tuple[str, ...] = ()  # of the message itself, beside those of the schema
     ending: str | None = None  # of a backfill: the first position that is not read
+    renamed_from: str | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name, "topic port")
@@ -148,7 +153,16 @@ class Stage:
     @property
     def reference(self) -> str:
         """How a deployment names the function: `module:function`, never code."""
-        return f"{self.function.__module__}:{self.function.__qualname__}"
+        named = self.function if hasattr(self.function, "__qualname__") else type(self.function)
+        return f"{named.__module__}:{named.__qualname__}"
+
+    @property
+    def delivery(self) -> str:
+        """How what leaves the application here is delivered; "" if nothing does."""
+        if isinstance(self.function, Store):
+            return self.function.delivery
+        # A function may write under `batch.window_id` and overwrite; nobody but it knows.
+        return "exactly-once" if self.to is not None else "at-least-once" if self.sink else ""
 
 
 @dataclass(frozen=True, slots=True)

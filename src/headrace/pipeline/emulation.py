@@ -1,7 +1,8 @@
 """Run an application on given rows, without broker or controller: `Application.test`.
 
 Every window of a port is a file of payloads, read by Spark's file stream one window per
-micro-batch; parsing, conditions, operators and sinks are the ones that run in production.
+micro-batch; parsing, conditions, operators and sink functions are the ones that run in production.
+Stores (tables, files) are left alone: a test gets the rows that they would.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from headrace.pipeline.declarations import Batch, TopicInput
 from headrace.pipeline.properties import Properties
 from headrace.pipeline.samples import read_windows, windows_of, write_window
 from headrace.pipeline.stages import Query, build_queries, give
+from headrace.pipeline.stores import Store
 
 END_OF_INPUT = 999_999  # number of the empty window that lets a finished query run once more
 END_OF_TIME_MS = 253_402_300_799_000  # the last second of the year 9999
@@ -73,7 +75,7 @@ def _run(query: Query, checkpoint: Path) -> list[Row]:
     def on_batch(frame: DataFrame, batch_id: int) -> None:
         frame = query.finish(frame)
         collected.extend(frame.collect())
-        if query.stage is not None:
+        if query.stage is not None and not isinstance(query.stage.function, Store):
             give(query, frame, Batch(window_id=batch_id, batch_id=batch_id, replay=False))
 
     running = (

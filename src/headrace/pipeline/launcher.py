@@ -19,15 +19,17 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from headrace.client.umbilical import PATH_VARIABLE, TOKEN_FILE_VARIABLE
 from headrace.errors import DeadlineError, InvalidArgumentError, NotFoundError
+from headrace.pipeline.environments import prepare_environment, python_path
 from headrace.pipeline.resources import Resources
 from headrace.runtime.interfaces import Process, Runtime
 
 CONTAINER_MODULE = "headrace.pipeline.container"
 DESCRIBE_MODULE = "headrace.pipeline.describe"
+SHAPES_MODULE = "headrace.pipeline.shapes"
 SPARK_CONF = "HEADRACE_SPARK_CONF_"  # prefix of a variable that is a Spark setting
 PLAN_FILE = "plan.json"
 LOG_TAIL_BYTES = 4_096
@@ -77,6 +79,21 @@ class Launcher(Protocol):
         it declares none. Runs the package's code, so never in this process."""
 
 
+@runtime_checkable
+class VersionedLauncher(Protocol):
+    """A launcher that can also prepare and compare versions of a package."""
+
+    async def prepare(
+        self, files: Mapping[str, bytes], package_folder: str, folder: str, *, timeout: float
+    ) -> None:
+        """Install the locked requirements of an installed package below `folder`."""
+
+    async def shapes(
+        self, package_folder: str, entry: str, *, work_folder: str, timeout: float
+    ) -> dict[str, Any]:
+        """What checkpoints of the package's queries hold (`shapes.py`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalLauncher:
     """`environment` is what children inherit (PATH, HOME, JAVA_HOME, Spark settings); `login` the
@@ -93,7 +110,9 @@ class LocalLauncher:
         environment = {
             "HEADRACE_SPARK_MASTER": f"local[{resources.cores or '*'}]",
             f"{SPARK_CONF}spark.driver.memory": f"{resources.heap_mb}m",
-            **self._environment(request.package_folder, request.entry, request.application_path),
+            **await self._environment(
+                request.package_folder, request.entry, request.application_path
+            ),
             **self.login,
             **request.login_environment,
             "HEADRACE_CONTAINER_ID": request.container_id,
@@ -118,20 +137,45 @@ class LocalLauncher:
     async def describe(
         self, package_folder: str, entry: str, *, work_folder: str, timeout: float
     ) -> dict[str, Any]:
+        return await self._ask(DESCRIBE_MODULE, package_folder, entry, work_folder, timeout)
+
+    async def shapes(
+        self, package_folder: str, entry: str, *, work_folder: str, timeout: float
+    ) -> dict[str, Any]:
+        return await self._ask(SHAPES_MODULE, package_folder, entry, work_folder, timeout)
+
+    async def prepare(
+        self, files: Mapping[str, bytes], package_folder: str, folder: str, *, timeout: float
+    ) -> None:
+        await prepare_environment(
+            self.runtime,
+            files,
+            package_folder,
+            folder,
+            variables=self.environment,
+            timeout=timeout,
+        )
+
+    async def _ask(
+        self, module: str, package_folder: str, entry: str, work_folder: str, timeout: float
+    ) -> dict[str, Any]:
+        """What a module says about a package, in a process that runs the package's code."""
         disk = self.runtime.disk
         executor = self.runtime.executor("describe", 1)
+        answer, log = f"{work_folder}/{PLAN_FILE}", f"{work_folder}/describe.log"
         try:
+            await executor.run(disk.remove, answer)
             process = await self.runtime.processes.spawn(
-                (sys.executable, "-m", DESCRIBE_MODULE, f"{work_folder}/{PLAN_FILE}"),
-                environment=self._environment(package_folder, entry, work_folder),
+                (sys.executable, "-m", module, answer),
+                environment=await self._environment(package_folder, entry, work_folder),
                 folder=work_folder,
-                output=f"{work_folder}/describe.log",
+                output=log,
             )
             status = await _wait(process, timeout, entry)
             try:
-                plan = json.loads(await executor.run(disk.read, f"{work_folder}/{PLAN_FILE}"))
+                plan = json.loads(await executor.run(disk.read, answer))
             except (NotFoundError, ValueError):
-                data = await executor.run(disk.read, f"{work_folder}/describe.log")
+                data = await executor.run(disk.read, log)
                 text = data[-LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
                 raise InvalidArgumentError(
                     f"{entry} could not be loaded (exit status {status}): {text}"
@@ -142,9 +186,14 @@ class LocalLauncher:
             raise InvalidArgumentError(str(plan["error"]))
         return dict(plan)
 
-    def _environment(
+    async def _environment(
         self, package_folder: str, entry: str, application_path: str
     ) -> dict[str, str]:
+        executor = self.runtime.executor("launcher", 1)
+        try:
+            path = await executor.run(python_path, self.runtime.disk, package_folder)
+        finally:
+            executor.close()
         inherited = self.environment.get("PYTHONPATH", "")
         return {
             **self.environment,
@@ -152,7 +201,7 @@ class LocalLauncher:
             "HEADRACE_PACKAGE": package_folder,
             "HEADRACE_ENTRY": entry,
             "HEADRACE_BROKER": self.broker,
-            "PYTHONPATH": f"{package_folder}:{inherited}" if inherited else package_folder,
+            "PYTHONPATH": f"{path}:{inherited}" if inherited else path,
             "PYTHONPYCACHEPREFIX": f"{application_path}/cache",  # the package stays as it was
             "PYTHONUNBUFFERED": "1",
             "PYSPARK_PYTHON": sys.executable,

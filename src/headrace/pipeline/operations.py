@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -21,7 +21,7 @@ from headrace.errors import (
     NotFoundError,
     TooLargeError,
 )
-from headrace.pipeline import container_logs, packages, recordings, views
+from headrace.pipeline import container_logs, packages, recordings, versions, views
 from headrace.pipeline.events import EventType
 from headrace.pipeline.fleet import Running
 from headrace.pipeline.journal import ApplicationRecord, Journal
@@ -58,22 +58,65 @@ class Operations(ABC):
         """Deploy a package and start its application; what `show` says of it.
 
         AlreadyExistsError while one of that name runs. One that ended is replaced and goes on
-        from its checkpoints.
+        from its checkpoints; InvalidArgumentError when this version cannot.
         """
-        packages.check_files(
-            package.entry, package.files, bytes_max=self._settings.package_bytes_max
-        )
-        check_storage(self._settings)
+        self._check_package(package)
         async with self._submitting:
-            hash_ = packages.content_hash(package.files)
-            plan = await self._submission.plan_of(package, hash_)
+            plan = await self._submission.plan_of(package)
             before = self._check_name(str(plan["name"]))
-            record = make_record(package, plan, hash_, before, self._now_ms())
-            self._check_memory(record)
-            self._make_application(record)  # refuses now what could not run after a restart either
-            await self._submission.install(self._path(record.name), hash_, package)
-            await self._append("submit", msgspec.to_builtins(record))
-            await self._begin(record.name, EventType.SUBMIT, package=hash_)
+            if before is not None:
+                versions.check_deployable(versions.compare(before.plan, plan), ())
+            return await self._start_version(package, plan)
+
+    async def diff(self, package: packages.Package) -> dict[str, Any]:
+        """What deploying a package over its application would keep, operator by operator."""
+        self._check_package(package)
+        async with self._submitting:
+            plan = await self._submission.plan_of(package)
+            name = str(plan["name"])
+            before = self._get(name).application.record
+            comparison = await self._submission.compare(self._path(name), before, package, plan)
+        return {
+            "name": name,
+            "deployed": before.package,
+            "package": packages.content_hash(package.files),
+            **comparison.to_json(),
+        }
+
+    async def deploy(
+        self, package: packages.Package, new_state: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """Replace what an application runs, at a committed window; start it if there is none.
+
+        The running version stops between two batches, so that everything it published is
+        committed, and the new one goes on from there; operators in `new_state` begin a new
+        checkpoint. InvalidArgumentError before anything stops when the versions do not fit.
+        """
+        self._check_package(package)
+        async with self._submitting:
+            plan = await self._submission.plan_of(package)
+            name = str(plan["name"])
+            if name in self._running:
+                before = self._running[name].application.record
+                comparison = await self._submission.compare(self._path(name), before, package, plan)
+                versions.check_deployable(comparison, new_state)
+                if not self._running[name].application.finished:
+                    await self.stop(name)
+                await self.wait(name)
+            return await self._start_version(package, plan, new_state)
+
+    async def _start_version(
+        self, package: packages.Package, plan: dict[str, Any], new_state: Collection[str] = ()
+    ) -> dict[str, Any]:
+        hash_ = packages.content_hash(package.files)
+        before = self._check_name(str(plan["name"]))
+        record = make_record(package, plan, hash_, before, self._now_ms(), new_state)
+        self._check_memory(record)
+        self._make_application(record)  # refuses now what could not run after a restart either
+        await self._submission.install(self._path(record.name), hash_, package)
+        await self._append("submit", msgspec.to_builtins(record))
+        was = {"was": before.package, "new_state": sorted(new_state)} if before else {}
+        await self._begin(record.name, EventType.SUBMIT, package=hash_, **was)
         return self.show(record.name)
 
     async def resume(self, name: str) -> dict[str, Any]:
@@ -265,6 +308,12 @@ class Operations(ABC):
             return self._running[name]
         except KeyError:
             raise NotFoundError("no such application", name=name) from None
+
+    def _check_package(self, package: packages.Package) -> None:
+        packages.check_files(
+            package.entry, package.files, bytes_max=self._settings.package_bytes_max
+        )
+        check_storage(self._settings)
 
     def _check_name(self, name: str) -> ApplicationRecord | None:
         """The record of an application of this name that ended, if there is one."""

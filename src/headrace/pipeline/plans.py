@@ -29,9 +29,11 @@ from headrace.pipeline.declarations import (
     make_stage,
 )
 from headrace.pipeline.plan import READ_TOPIC
+from headrace.pipeline.stores import Store, make_store, store_arguments
 
 TRIGGER = "TRIGGER"
 HOOKS = "COMMITTED_HOOKS"
+RENAMED_FROM = "RENAMED_FROM"
 _OWN_DAG = ("APPLICATION_NAME", TRIGGER, HOOKS)
 _OWN = {  # attribute: argument of the declaration
     "OUTPUT_TOPIC": "to",
@@ -39,9 +41,10 @@ _OWN = {  # attribute: argument of the declaration
     "OUTPUT_MODE": "output_mode",
     "EXPECT": "expect",
     "LIVE_PROPERTIES": "live",
-    "RENAMED_FROM": "renamed_from",
+    RENAMED_FROM: "renamed_from",
 }
 METRICS = "METRICS"
+STORE = "STORE"  # arguments of the store that a built-in sink is
 
 
 def to_plan(app: Application) -> dict[str, Any]:
@@ -69,6 +72,8 @@ def to_plan(app: Application) -> dict[str, Any]:
                 "topic": stage.to,
                 "key": stage.key,
                 "mode": stage.output_mode or "append",
+                "store": stage.function.place if isinstance(stage.function, Store) else None,
+                "delivery": stage.delivery,
             }
             for stage in terminals
         ],
@@ -144,7 +149,7 @@ def _topic_to_plan(topic: TopicInput) -> dict[str, Any]:
         "name": topic.name,
         "class": READ_TOPIC,
         "properties": properties,
-        "attributes": {},
+        "attributes": {} if topic.renamed_from is None else {RENAMED_FROM: topic.renamed_from},
         "ports": [{"name": OUTPUT_PORT, "kind": "output", "attributes": {}}],
         "isolate": False,
         "instances": 1,
@@ -154,7 +159,8 @@ def _topic_to_plan(topic: TopicInput) -> dict[str, Any]:
 def _topic_from_plan(operator: Mapping[str, Any]) -> TopicInput:
     values = dict(operator["properties"])
     columns = tuple(values.pop("columns", None) or ())
-    return TopicInput(operator["name"], columns=columns, **values)
+    renamed_from = operator.get("attributes", {}).get(RENAMED_FROM)
+    return TopicInput(operator["name"], columns=columns, renamed_from=renamed_from, **values)
 
 
 def _stage_to_plan(stage: Stage) -> dict[str, Any]:
@@ -163,6 +169,8 @@ def _stage_to_plan(stage: Stage) -> dict[str, Any]:
         value = getattr(stage, argument)
         if value:
             attributes[name] = list(value) if isinstance(value, tuple) else value
+    if isinstance(stage.function, Store):
+        attributes[STORE] = store_arguments(stage.function)
     if stage.metrics:
         attributes[METRICS] = [
             [each.name, each.expression, each.port, each.aggregate] for each in stage.metrics
@@ -193,6 +201,7 @@ def _stage_from_plan(
         argument: attributes.pop(each) for each, argument in _OWN.items() if each in attributes
     }
     metrics = attributes.pop(METRICS, ())
+    store = attributes.pop(STORE, None)
     outputs = [port["name"] for port in ports if port["kind"] == "output"]
     inputs = [port["name"] for port in ports if port["kind"] == "input"]
     if unfed := [port for port in inputs if (name, port) not in feeds]:
@@ -200,7 +209,7 @@ def _stage_from_plan(
     if outputs:
         options["outputs"] = () if outputs == [OUTPUT_PORT] else outputs
     stage = make_stage(
-        find(operator["class"]),
+        find(operator["class"]) if store is None else make_store(operator["class"], store),
         sink=not outputs,
         name=name,
         inputs={port: feeds[name, port] for port in inputs},

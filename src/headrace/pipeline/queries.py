@@ -29,6 +29,7 @@ class Query:
     operators: tuple[str, ...] = ()  # fused in it, upstream first
     tail: Tail | None = None
     """The operators that are called for every batch, because a property of theirs is live."""
+    letters: bool = False  # it publishes dead letters
     stateful: str = ""  # the operator that Spark keeps state for, and that drops late rows
 
     def finish(self, batch: DataFrame) -> DataFrame:

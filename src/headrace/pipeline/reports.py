@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -60,6 +60,14 @@ def read_progress(progress: Mapping[str, Any], window: BatchWindow, rows_out: in
     )
 
 
+def with_bad_rows(report: BatchReport, bad: Mapping[str, int]) -> BatchReport:
+    """Records of the batch that were found to make it fail, by operator."""
+    found = {
+        f"{operator}.{OUTPUT_PORT}.bad": {"bad_rows": count} for operator, count in bad.items()
+    }
+    return replace(report, observed={**report.observed, **found}) if bad else report
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where an operator stands in its query: rows are known where they enter it, where they leave
@@ -92,7 +100,10 @@ def operator_stats(report: BatchReport, grid: WindowGrid, place: Place) -> Opera
         metrics |= report.state
     outputs = []
     for index, port in enumerate(place.outputs or (OUTPUT_PORT,)):
-        seen = report.observed.get(f"{place.operator}.{port}", {})
+        seen = {
+            **report.observed.get(f"{place.operator}.{port}", {}),
+            **report.observed.get(f"{place.operator}.{port}.bad", {}),
+        }
         prefix = "" if port == OUTPUT_PORT else f"{port}."
         metrics |= {f"{prefix}{name}": value for name, value in seen.items()}
         count = seen.get("rows", rows)

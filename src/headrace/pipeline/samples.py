@@ -70,7 +70,7 @@ def decode(lines: DataFrame, topic: TopicInput, columns: tuple[str, ...]) -> Dat
     fields = StructType([each for each in schema if each.name not in columns])
     decoder = PayloadDecoder(to_arrow_schema(fields, timezone="UTC"), columns)
     payload = F.col("value").cast("binary").alias(CORRUPT)
-    return lines.select(*message, payload).mapInArrow(partial(_decode, decoder), schema)
+    return lines.select(*message, payload).mapInArrow(partial(decode_batches, decoder), schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class PayloadDecoder:
         )
 
 
-def _decode(decoder: PayloadDecoder, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+def decode_batches(decoder: PayloadDecoder, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
     for batch in batches:
         if batch.num_rows:
             yield decoder(batch)

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.pipeline.application import Application
-from headrace.pipeline.bad_rows import split_expected, split_payloads
+from headrace.pipeline.bad_rows import split_expected, split_payloads, trace
 from headrace.pipeline.declarations import (
     BATCH,
     OUTPUT_PORT,
@@ -42,7 +42,7 @@ from headrace.pipeline.inspection import (
 )
 from headrace.pipeline.properties import Properties, PropertyValues
 from headrace.pipeline.queries import Query
-from headrace.pipeline.topics import message_columns
+from headrace.pipeline.topics import MESSAGE_TYPES, message_columns
 
 if TYPE_CHECKING:
     from headrace.pipeline.topics import ReadTopic
@@ -92,7 +92,9 @@ class Builder:
         properties: Properties | PropertyValues | None = None,
         *,
         given: Mapping[str, DataFrame] | None = None,
+        tracing: bool = False,
     ) -> None:
+        """With `tracing` every row has the message it came from, as far as operators keep it."""
         self._app = app
         self._spark = spark
         self._read_topic = read_topic
@@ -102,6 +104,8 @@ class Builder:
         self.given = dict(given or {})
         self.frames: dict[str, DataFrame] = dict(self.given)
         self.rejected: list[Query] = []  # dead letters
+        self._results: dict[str, DataFrame] = {}  # by feed, as the functions returned them
+        self._tracing = tracing
         self.problems: list[str] = []
         self._stateful: dict[str, bool] = {}  # whether a feed's rows went through state
 
@@ -234,12 +238,19 @@ class Builder:
     def _read(self, topic: TopicInput) -> None:
         if topic.name in self.given:
             return
+        if self._tracing:
+            self.frames[topic.name] = trace(self._raw(topic), topic, message_columns(topic))
+            return
         rows = self._read_topic(topic, message_columns(topic))
         rejected: list[Query] = []
         if topic.schema is not None:
-            rows, rejected = split_payloads(topic, rows)
+            rows, rejected = split_payloads(topic, rows, lambda: self._raw(topic))
         self.frames[topic.name] = rows
         self.rejected += rejected
+
+    def _raw(self, topic: TopicInput) -> DataFrame:
+        """The topic's messages as they are."""
+        return self._read_topic(replace(topic, schema=None, columns=()), tuple(MESSAGE_TYPES))
 
     def _run(self, stage: Stage) -> None:
         if all(feed_of(stage, port) in self.given for port in stage.outputs):
@@ -247,6 +258,7 @@ class Builder:
         inputs = {feed: self.frames[feed] for feed in stage.ports.values()}
         above = [streaming_nodes(frame) for frame in inputs.values()]
         for port, result in self._call(stage, inputs).items():
+            self._results[feed_of(stage, port)] = result
             frame, rejected = self._expect(stage, port, result)
             self.rejected += rejected
             nodes = streaming_nodes(frame)
@@ -259,7 +271,20 @@ class Builder:
     def _expect(self, stage: Stage, port: str, frame: DataFrame) -> tuple[DataFrame, list[Query]]:
         stream = next(iter(self._app.topics.values())).topic.split("/")[0]
         operators = tuple(self.upstream([stage.name]))
-        return split_expected(stage, port, frame, stream=stream, operators=operators)
+
+        def traced() -> DataFrame | None:
+            return None if self._tracing else self._traced(stage).get(feed_of(stage, port))
+
+        return split_expected(stage, port, frame, traced=traced, stream=stream, operators=operators)
+
+    def _traced(self, stage: Stage) -> Mapping[str, DataFrame]:
+        """What the stage returns for rows that know their message; nothing where that fails, for
+        example because an operator counts its columns."""
+        builder = Builder(
+            self._app, self._spark, self._read_topic, self.values, given=self.given, tracing=True
+        )
+        builder.build([stage.name])
+        return {} if builder.problems else builder._results
 
     def _call(self, stage: Stage, frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """The stage's outputs by port. The function runs now; Spark runs what it returned."""
@@ -299,8 +324,8 @@ def _observe(frame: DataFrame, name: str, metrics: list[Metric]) -> DataFrame:
     return frame.observe(name, F.count(F.lit(1)).alias("rows"), *columns)
 
 
-def give(query: Query, frame: DataFrame, batch: Batch) -> None:
-    """Call a sink function with its one input and what else it asks for."""
+def give(query: Query, frame: DataFrame, batch: Batch) -> int:
+    """Call a sink function with its one input and what else it asks for; the rows it counted."""
     stage, values = query.stage, query.values
     assert stage is not None
     assert values is not None
@@ -308,4 +333,5 @@ def give(query: Query, frame: DataFrame, batch: Batch) -> None:
     extra = {BATCH: batch, SPARK: frame.sparkSession}
     wanted = inspect.signature(stage.function).parameters
     arguments = {name: value for name, value in extra.items() if name in wanted}
-    stage.function(**{port: frame}, **values.of(stage), **arguments)
+    rows = stage.function(**{port: frame}, **values.of(stage), **arguments)
+    return rows if isinstance(rows, int) else -1

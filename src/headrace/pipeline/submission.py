@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from headrace.config.controller import ControllerSettings
-from headrace.errors import ConfigError
-from headrace.pipeline import packages
+from headrace.errors import ConfigError, NotFoundError
+from headrace.pipeline import packages, versions
 from headrace.pipeline.journal import ApplicationRecord
-from headrace.pipeline.launcher import Launcher
+from headrace.pipeline.launcher import Launcher, VersionedLauncher
 from headrace.pipeline.plan import LogicalPlan
 from headrace.runtime.interfaces import Executor, Runtime
 from headrace.wire.umbilical import messages as m
+
+SHAPES = ".shapes"  # beside a package: what checkpoints of its queries hold
+ENVIRONMENTS = ".environments"
 
 
 class Submission:
@@ -30,34 +36,85 @@ class Submission:
         self._folder = folder
         self._disk = disk
 
-    async def plan_of(self, package: packages.Package, hash_: str) -> dict[str, Any]:
+    async def plan_of(self, package: packages.Package) -> dict[str, Any]:
         """What the package declares, in a process of its own if it has to be asked."""
         given = getattr(package, "plan", None)
-        plan = dict(given) if given is not None else await self._describe(package, hash_)
+        plan = dict(given) if given is not None else await self._describe(package)
         if package.name:
             plan["name"] = package.name
         LogicalPlan.from_json(plan).validate()
         return plan
 
     async def install(self, path: str, hash_: str, package: packages.Package) -> None:
-        folder = f"{path}/packages/{hash_}"
-        await self._disk.run(packages.install, self._runtime.disk, folder, package.files)
+        await self._install(f"{path}/packages/{hash_}", package)
 
-    async def _describe(self, package: packages.Package, hash_: str) -> dict[str, Any]:
-        disk = self._runtime.disk
-        work_folder = f"{self._folder}/.staging"
-        folder = f"{work_folder}/{hash_}"
-        await self._disk.run(disk.remove_tree, work_folder)
-        await self._disk.run(packages.install, disk, folder, package.files)
+    async def compare(
+        self, path: str, before: ApplicationRecord, package: packages.Package, plan: dict[str, Any]
+    ) -> versions.Comparison:
+        """With the state that Spark would keep, where the launcher can ask Spark."""
+        declared = versions.compare(before.plan, plan)
+        launcher = self._launcher
+        given = getattr(package, "plan", None) is not None
+        if given or declared.verdict is versions.Verdict.REFUSED:
+            return declared
+        if not isinstance(launcher, VersionedLauncher):
+            return declared
+        deployed = f"{path}/packages/{before.package}"
+        await self._disk.run(packages.verify, self._runtime.disk, deployed, before.package)
+        async with self._staged(package) as (folder, work_folder):
+            old = await self._kept_shapes(deployed)
+            if old is None:
+                old = await self._shapes(launcher, deployed, before.entry, work_folder)
+                data = json.dumps(old).encode()
+                await self._disk.run(self._runtime.disk.write_atomic, f"{deployed}{SHAPES}", data)
+            new = await self._shapes(launcher, folder, package.entry, work_folder)
+        return versions.compare(before.plan, plan, old, new)
+
+    async def _kept_shapes(self, deployed: str) -> dict[str, Any] | None:
+        """A package never changes, and so neither does what its checkpoints hold."""
         try:
+            data = await self._disk.run(self._runtime.disk.read, f"{deployed}{SHAPES}")
+            return dict(json.loads(data))
+        except (NotFoundError, ValueError):
+            return None
+
+    async def _shapes(
+        self, launcher: VersionedLauncher, folder: str, entry: str, work_folder: str
+    ) -> dict[str, Any]:
+        timeout = self._settings.describe_timeout_ms / 1000
+        return await launcher.shapes(folder, entry, work_folder=work_folder, timeout=timeout)
+
+    async def _describe(self, package: packages.Package) -> dict[str, Any]:
+        async with self._staged(package) as (folder, work_folder):
             return await self._launcher.describe(
                 folder,
                 package.entry,
                 work_folder=work_folder,
                 timeout=self._settings.describe_timeout_ms / 1000,
             )
+
+    @contextlib.asynccontextmanager
+    async def _staged(self, package: packages.Package) -> AsyncIterator[tuple[str, str]]:
+        """The package in a folder for the time being, and a folder for work beside it."""
+        disk = self._runtime.disk
+        work_folder = f"{self._folder}/.staging"
+        await self._disk.run(disk.remove_tree, work_folder)
+        folder = f"{work_folder}/{packages.content_hash(package.files)}"
+        try:
+            await self._install(folder, package)
+            yield folder, work_folder
         finally:
             await self._disk.run(disk.remove_tree, work_folder)
+
+    async def _install(self, folder: str, package: packages.Package) -> None:
+        await self._disk.run(packages.install, self._runtime.disk, folder, package.files)
+        if isinstance(self._launcher, VersionedLauncher):
+            await self._launcher.prepare(
+                package.files,
+                folder,
+                f"{self._folder}/{ENVIRONMENTS}",
+                timeout=self._settings.requirements_timeout_ms / 1000,
+            )
 
 
 def make_record(
@@ -66,8 +123,14 @@ def make_record(
     hash_: str,
     before: ApplicationRecord | None,
     now_ms: int,
+    new_state: Collection[str] = (),
 ) -> ApplicationRecord:
-    """Window ids, run ids and operator ids go on over an application's whole life."""
+    """Window ids, run ids and operator ids go on over an application's whole life, and so do
+    checkpoints, but for the operators in `new_state`."""
+    origins: dict[str, str] = {}
+    if before is not None:
+        origins = versions.continued(before.plan, plan)
+        plan = versions.carry_over(before.plan, plan, new_state)
     record = ApplicationRecord(
         name=str(plan["name"]),
         plan=plan,
@@ -82,9 +145,9 @@ def make_record(
     if before is not None:
         record.start_window_ms = before.start_window_ms
         record.run, record.committed = before.run, before.committed
-        record.operator_ids = dict(before.operator_ids)
-        record.container_ids = dict(before.container_ids)
-        record.generations = dict(before.generations)
+        record.operator_ids = versions.rename_keys(before.operator_ids, origins)
+        record.container_ids = versions.rename_keys(before.container_ids, origins)
+        record.generations = versions.rename_keys(before.generations, origins)
         record.rollbacks = before.rollbacks
         record.events = list(before.events)
         record.statistics = dict(before.statistics)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import ConfigError
@@ -18,8 +19,15 @@ from headrace.pipeline.application import Application
 from headrace.pipeline.declarations import OUTPUT_PORT, Batch, TopicInput
 from headrace.pipeline.hooks import call_hook
 from headrace.pipeline.loading import load_application
-from headrace.pipeline.reports import BatchReport, Place, operator_stats, read_progress
+from headrace.pipeline.reports import (
+    BatchReport,
+    Place,
+    operator_stats,
+    read_progress,
+    with_bad_rows,
+)
 from headrace.pipeline.stack_traces import stack_traces
+from headrace.pipeline.versions import CHECKPOINT_NAME
 from headrace.pipeline.windowlog import BatchWindow, WindowLog
 from headrace.pipeline.windows import WindowGrid
 from headrace.runtime.interfaces import Lock, Runtime
@@ -35,6 +43,8 @@ from headrace.wire.umbilical.messages import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from headrace.pipeline.isolating import FoundRecord
+    from headrace.pipeline.salvage import Salvage
     from headrace.pipeline.stages import Query
     from headrace.spark.options import SinkOptions
     from headrace.spark.queries import ProgressRings, QueryIdentity, RunningQuery
@@ -71,29 +81,54 @@ class _Run:
     windows: WindowLog
     lock: Lock
     sink: SinkOptions | None
+    identity: str = ""  # what its output is known by
     running: RunningQuery | None = None
     state: DeployState = DeployState.ACTIVE
     batches: dict[int, tuple[BatchWindow, int]] = field(default_factory=dict)
 
+    salvage: Salvage | None = None  # of a query that keeps no state
+
     def on_batch(self, frame: DataFrame, batch_id: int, identity: QueryIdentity) -> None:
         """Called by Spark for every micro-batch, in a thread of its own."""
+        window = self.windows.enter(batch_id)  # on disk before anything is published
+        try:
+            rows = self._deliver(self.query.finish(frame), window, batch_id, identity)
+        except Exception as error:  # whatever it is: either a record is to blame, or it stands
+            publish = partial(self._publish, batch_id=batch_id, identity=identity)
+            rest = self.salvage and self.salvage.rest(error, window.window, batch_id, publish)
+            if rest is None:
+                raise
+            rows = self._deliver(rest, window, batch_id, identity)
+        self.batches[batch_id] = (window, max(rows, 0))
+        self.batches.pop(batch_id - BATCHES_REMEMBERED, None)
+
+    def _deliver(
+        self, frame: DataFrame, window: BatchWindow, batch_id: int, identity: QueryIdentity
+    ) -> int:
         from headrace.pipeline.stages import give
+
+        if self.sink is not None:
+            key = self.query.key
+            return self._publish(frame, self.sink, key, batch_id=batch_id, identity=identity)
+        batch = Batch(window.window, batch_id, window.replay, self.identity, self.query.mode)
+        return give(self.query, frame, batch)
+
+    def _publish(
+        self,
+        frame: DataFrame,
+        sink: SinkOptions,
+        key: str | None = None,
+        *,
+        batch_id: int,
+        identity: QueryIdentity,
+    ) -> int:
         from headrace.spark.publish import publish, to_messages
         from headrace.spark.sink import publisher_name
         from headrace.spark.windows import Window
 
-        window = self.windows.enter(batch_id)  # on disk before anything is published
-        frame = self.query.finish(frame)
-        rows = -1
-        if self.sink is not None:
-            publisher = publisher_name(identity.id, self.sink.target)
-            messages = to_messages(frame, self.query.key)
-            rows = publish(messages, self.sink, Window(publisher, identity.run_id, batch_id))
-        elif self.query.stage is not None:
-            batch = Batch(window.window, batch_id, window.replay)
-            give(self.query, frame, batch)
-        self.batches[batch_id] = (window, max(rows, 0))
-        self.batches.pop(batch_id - BATCHES_REMEMBERED, None)
+        publisher = publisher_name(identity.id, sink.target)
+        window = Window(publisher, identity.run_id, batch_id)
+        return publish(to_messages(frame, key), sink, window)
 
 
 class Workload:
@@ -129,18 +164,31 @@ class Workload:
         app = self._load()
         self._check(app, infos)
         spark = self._session()
+        from headrace.pipeline.salvage import make_salvage
         from headrace.pipeline.stages import build_queries
         from headrace.spark.queries import start_query
 
         properties = {info.name: _values(info.properties) for info in infos}
         properties = {name: values for name, values in properties.items() if name in app.stages}
         queries = build_queries(app, spark, self._read_topic, properties)
-        folders = {info.name: info.checkpoint_folder or CHECKPOINTS for info in infos}
+        owners = {info.name: info for info in infos}
         for query in queries:
-            if query.operators[-1] not in folders or query.name in self._runs:
+            owner = owners.get(query.operators[-1])
+            if owner is None or query.name in self._runs:
                 continue
-            folder = f"{self._settings.application_path}/{folders[query.operators[-1]]}"
-            run = self._prepare(query, f"{folder}/{query.name}")
+            relative = checkpoint_of(query.name, owner)
+            checkpoint = f"{self._settings.application_path}/{relative}"
+            run = self._prepare(query, checkpoint)
+            run.identity = f"{app.name}.{relative.partition('/')[2].replace('/', '.')}"
+            run.salvage = make_salvage(
+                app,
+                spark,
+                query,
+                address=self._settings.broker,
+                disk=self._disk,
+                checkpoint=checkpoint,
+                on_found=self._on_bad_record,
+            )
             self._runs[query.name] = run
             assert self._rings is not None
             run.running = start_query(
@@ -148,7 +196,7 @@ class Workload:
                 query.frame,
                 name=query.name,
                 mode=query.mode,
-                checkpoint=f"{folder}/{query.name}",
+                checkpoint=checkpoint,
                 trigger=self._trigger(app, query),
                 on_batch=run.on_batch,
             )
@@ -261,6 +309,10 @@ class Workload:
             connect(sink.target).create_topic(sink.target)
         return _Run(query, WindowLog(self._disk, checkpoint, self._grid), lock, sink)
 
+    def _on_bad_record(self, found: FoundRecord, window: str) -> None:
+        ids = tuple(id_ for id_, info in self._operators.items() if info.name == found.operator)
+        self._failures.append((ids, found.describe(window)))
+
     def _trigger(self, app: Application, query: Query) -> str | None:
         if self._settings.available_now:
             return None
@@ -268,9 +320,10 @@ class Workload:
         return app.trigger if declared is not None else DEAD_LETTER_TRIGGER
 
     def _owner(self, operator: str) -> _Run | None:
-        """The query whose windows an operator reports: the first one that it is part of."""
-        runs = (run for run in self._runs.values() if operator in run.query.operators)
-        return next(runs, None)
+        """The query whose windows an operator reports: the first one that it is part of, those of
+        dead letters last, because they run now and then."""
+        runs = [run for run in self._runs.values() if operator in run.query.operators]
+        return min(runs, key=lambda run: run.query.letters, default=None)
 
     def _reports(self, run: _Run) -> list[BatchReport]:
         if run.running is None:
@@ -288,7 +341,9 @@ class Workload:
             self._failures += [(self._ids(run), text) for text in skipped(progress)]
             window, rows = run.batches.get(progress["batchId"], (None, 0))
             if window is not None:
-                reports.append(read_progress(progress, window, rows))
+                report = read_progress(progress, window, rows)
+                bad = run.salvage.take_bad_rows(report.batch_id) if run.salvage else {}
+                reports.append(with_bad_rows(report, bad))
         return reports
 
     def _ids(self, run: _Run) -> tuple[int, ...]:
@@ -313,6 +368,15 @@ class Workload:
         if run.running is not None:
             run.running.stop()
         run.lock.release()
+
+
+def checkpoint_of(query: str, owner: OperatorDeployInfo) -> str:
+    """A query's checkpoint, relative to the application path, under the name its operator had when
+    the checkpoint was begun: `checkpoints/revenue`, `checkpoints/revenue~2_dead_letter`."""
+    name = owner.context_attributes.get(CHECKPOINT_NAME)
+    identity = name if isinstance(name, str) else owner.name
+    rest = query.removeprefix(owner.name)
+    return f"{owner.checkpoint_folder or CHECKPOINTS}/{identity}{rest}"
 
 
 def _values(properties: Any) -> dict[str, Any]:

@@ -101,13 +101,13 @@ class Credentials:
 
     def resolve(self) -> tuple[str, str, str]:
         """(username, password, token); a token, if there is one, leaves the other two empty."""
-        token = _resolve(self.token)
+        token = resolve_reference(self.token)
         if token:
             return "", "", token
         username = self.username
         if username.startswith(("env:", "file:")):
-            username = _resolve(username)
-        password = _resolve(self.password)
+            username = resolve_reference(username)
+        password = resolve_reference(self.password)
         if not username or not password:
             raise ConfigError(
                 "no credentials: set HEADRACE_USERNAME and HEADRACE_PASSWORD, or HEADRACE_TOKEN, "
@@ -260,7 +260,8 @@ def _credentials(given: Mapping[str, str]) -> Credentials:
     return Credentials(**{name: given[name] for name in names if name in given})
 
 
-def _resolve(reference: str) -> str:
+def resolve_reference(reference: str) -> str:
+    """What `env:NAME` or `file:PATH` stands for; an unset variable is empty."""
     kind, _, place = reference.partition(":")
     if kind == "env":
         return os.environ.get(place, "")

@@ -7,7 +7,7 @@ user who may manage the server.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from importlib.metadata import version
 from pathlib import PurePosixPath
 from typing import Any, Protocol
@@ -48,12 +48,19 @@ class SubmittedPackage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     files: dict[str, bytes]
     name: str = ""
     available_now: bool = False
+    new_state: tuple[str, ...] = ()  # operators that begin a new checkpoint, when deployed over
 
 
 class Pipelines(Stram, Measured, Protocol):
     """What this layer needs of the controller."""
 
     async def submit(self, package: SubmittedPackage) -> dict[str, Any]: ...
+
+    async def diff(self, package: SubmittedPackage) -> dict[str, Any]: ...
+
+    async def deploy(
+        self, package: SubmittedPackage, new_state: Collection[str] = ()
+    ) -> dict[str, Any]: ...
 
     def list(self) -> list[dict[str, Any]]: ...
 
@@ -101,6 +108,13 @@ def _decode_package(body: bytes) -> SubmittedPackage:
     return package
 
 
+async def _read_package(request: Request) -> SubmittedPackage:
+    # A form cannot send this type, so no foreign page can submit code with a browser's login.
+    if request.headers.get("content-type") != "application/json":
+        raise InvalidArgumentError("send the package as application/json")
+    return _decode_package(await _read_body(request))
+
+
 async def _read_body(request: Request) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
@@ -139,10 +153,14 @@ def create_app(runtime: Runtime, pipelines: Pipelines, broker: Broker, page: str
         return JSONResponse(pipelines.show(request.path_params["name"]))
 
     async def submit(request: Request) -> Response:
-        # A form cannot send this type, so no foreign page can submit code with a browser's login.
-        if request.headers.get("content-type") != "application/json":
-            raise InvalidArgumentError("send the package as application/json")
-        return JSONResponse(await pipelines.submit(_decode_package(await _read_body(request))), 201)
+        return JSONResponse(await pipelines.submit(await _read_package(request)), 201)
+
+    async def diff(request: Request) -> Response:
+        return JSONResponse(await pipelines.diff(await _read_package(request)))
+
+    async def deploy(request: Request) -> Response:
+        package = await _read_package(request)
+        return JSONResponse(await pipelines.deploy(package, package.new_state), 201)
 
     async def stop(request: Request) -> Response:
         await pipelines.stop(request.path_params["name"])
@@ -174,6 +192,8 @@ def create_app(runtime: Runtime, pipelines: Pipelines, broker: Broker, page: str
             route("/api/overview", overview),
             route("/api/pipelines", list_pipelines),
             route("/api/pipelines", submit, "POST", manage=True),
+            route("/api/deployments", deploy, "POST", manage=True),
+            route("/api/deployments/diff", diff, "POST", manage=True),  # it runs the code, too
             route("/api/pipelines/{name}", show_pipeline),
             route("/api/pipelines/{name}/stop", stop, "POST", manage=True),
             route("/api/pipelines/{name}/containers/{container}/kill", kill, "POST", manage=True),

@@ -1,0 +1,131 @@
+"""headrace pipeline deploy|diff: versions of a pipeline's code"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headrace.cli.options import (
+    HTTP,
+    PASSWORD,
+    USERNAME,
+    AsJson,
+    Http,
+    Password,
+    Username,
+    takes_tls,
+)
+from headrace.cli.output import note, print_fields, print_json, print_rows
+
+# What a project folder holds besides its code; never part of a package.
+SKIPPED_FOLDERS = {"__pycache__", "node_modules", "venv", "build", "dist", "headrace-data"}
+PACKAGE_FILES_MAX = 2_000
+PACKAGE_BYTES_MAX = 20 << 20
+DEPLOY_SECONDS = 900.0  # requirements are installed, both versions are built, the old one stops
+
+Script = Annotated[
+    Path, typer.Argument(metavar="SCRIPT.py", help="The file that declares the application.")
+]
+Project = Annotated[
+    Path | None,
+    typer.Option(
+        "--project", help="The project's folder, when the script is not at its top.", metavar="DIR"
+    ),
+]
+
+
+def read_project(script: Path, project: Path | None) -> dict[str, Any]:
+    """All files of a project but those that begin with a dot, as the API takes them."""
+    from headrace.errors import ConfigError
+    from headrace.pipeline.requirements import locked_requirements
+
+    folder = (project or script.parent).resolve()
+    if not script.is_file():
+        raise ConfigError(f"there is no file {script}")
+    if not script.resolve().is_relative_to(folder):
+        raise ConfigError(f"{script} is not in the project {folder}")
+    files: dict[str, bytes] = {}
+    size = 0
+    for path in _project_files(folder):
+        if len(files) == PACKAGE_FILES_MAX:
+            raise ConfigError(f"{folder} has more than {PACKAGE_FILES_MAX} files; is it a project?")
+        size += path.stat().st_size
+        if size > PACKAGE_BYTES_MAX:
+            raise ConfigError(f"{folder} is larger than {PACKAGE_BYTES_MAX >> 20} MiB, with {path}")
+        files[path.relative_to(folder).as_posix()] = path.read_bytes()
+    locked_requirements(files)  # refused here before anything is sent
+    return {
+        "entry": script.resolve().relative_to(folder).as_posix(),
+        "files": {name: base64.b64encode(data).decode() for name, data in files.items()},
+    }
+
+
+def _project_files(folder: Path) -> Iterator[Path]:
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and name not in SKIPPED_FOLDERS
+        )
+        yield from (
+            path
+            for name in sorted(names)
+            if not name.startswith(".") and (path := Path(root, name)).is_file()
+        )
+
+
+@takes_tls
+def deploy(
+    script: Script,
+    project: Project = None,
+    new_state: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--new-state", metavar="OPERATOR", help="Begin a new checkpoint for it; repeatable."
+        ),
+    ] = None,
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="Read what is there, then end.")
+    ] = False,
+    http: Http = HTTP,
+    username: Username = USERNAME,
+    password: Password = PASSWORD,
+    as_json: AsJson = False,
+) -> None:
+    """Deploy a version of a project: at a committed window it takes over from the running one."""
+    from headrace.cli.pipelines import Api
+
+    package = read_project(script, project)
+    body = {**package, "available_now": available_now, "new_state": new_state or []}
+    view = Api(http, username, password).post("/deployments", body, seconds=DEPLOY_SECONDS)
+    fields = {name: view.get(name) for name in ("name", "state", "package", "committed_window")}
+    print_fields(fields, as_json=as_json)
+
+
+@takes_tls
+def diff(
+    script: Script,
+    project: Project = None,
+    http: Http = HTTP,
+    username: Username = USERNAME,
+    password: Password = PASSWORD,
+    as_json: AsJson = False,
+) -> None:
+    """Say what deploying this version would keep; exit 0 only if it keeps everything."""
+    from headrace.cli.pipelines import Api
+
+    api = Api(http, username, password)
+    answer = api.post("/deployments/diff", read_project(script, project), seconds=DEPLOY_SECONDS)
+    if as_json:
+        print_json(answer)
+    else:
+        same = " (the same code)" if answer["package"] == answer["deployed"] else ""
+        note(f"{answer['name']}: {answer['deployed'][:12]} -> {answer['package'][:12]}{same}")
+        rows = [one | {"reasons": "; ".join(one["reasons"])} for one in answer["operators"]]
+        print_rows(rows, ("name", "verdict", "reasons"), as_json=False)
+        note(answer["verdict"])
+    if answer["verdict"] != "COMPATIBLE":
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""Writing a window of rows to what is not a topic, once."""

@@ -1,0 +1,121 @@
+"""A Delta table, without a jar: tasks write Parquet files, the driver commits them as one version.
+
+The commit carries the transaction (query, window) that Delta's protocol has for this purpose. A
+window that is not above the table's last one for this query is not written again, and of two
+writers of one window the table's own conflict check lets one through. Files that were written and
+never committed are what `VACUUM` removes.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+FILE_ROWS_MAX = 1_000_000  # a task with more rows writes several files
+
+
+def check_installed() -> None:
+    try:
+        import deltalake  # noqa: F401 - is it there?
+    except ImportError as error:
+        raise ConfigError("a Delta table needs: pip install 'headrace[delta]'") from error
+
+
+def write_window(frame: DataFrame, *, path: str, query: str, window: int, replace: bool) -> int:
+    """Commit the frame as the query's window unless that is there; how many rows it added."""
+    check_installed()
+    from deltalake import CommitProperties, DeltaTable, Schema
+    from deltalake.exceptions import CommitFailedError
+    from deltalake.transaction import AddAction, Transaction
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema = Schema.from_arrow(to_arrow_schema(frame.schema, timezone="UTC"))
+    if not DeltaTable.is_deltatable(path):
+        DeltaTable.create(path, schema, mode="ignore")
+    table = DeltaTable(path)
+    last = table.transaction_version(query)
+    if last is not None and last >= window:
+        return 0
+    written = _write_files(frame, path)
+    actions = [
+        AddAction(
+            path=name,
+            size=size,
+            partition_values={},
+            modification_time=modified_ms,
+            data_change=True,
+            stats=json.dumps({"numRecords": rows}),
+        )
+        for name, size, rows, modified_ms in written
+    ]
+    try:
+        table.create_write_transaction(
+            actions,
+            mode="overwrite" if replace else "append",
+            schema=schema,
+            commit_properties=CommitProperties(app_transactions=[Transaction(query, window)]),
+        )
+    except CommitFailedError as error:
+        if (DeltaTable(path).transaction_version(query) or -1) >= window:
+            return 0  # somebody else wrote this window in the meantime
+        raise UnavailableError(f"{path}: {error}") from error
+    return sum(rows for _, _, rows, _ in written)
+
+
+def _write_files(frame: DataFrame, path: str) -> list[tuple[str, int, int, int]]:
+    """(name, bytes, rows, time) of the files that hold the frame's rows."""
+
+    def write_part(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow
+
+        files = list(_task_files(batches, path))
+        columns: list[list[Any]] = [list(column) for column in zip(*files, strict=True)]
+        names = ("name", "bytes", "rows", "modified_ms")
+        if files:
+            yield pyarrow.RecordBatch.from_pydict(dict(zip(names, columns, strict=True)))
+
+    kept = "name string, bytes bigint, rows bigint, modified_ms bigint"
+    return [tuple(row) for row in frame.mapInArrow(write_part, kept).collect()]
+
+
+def _task_files(
+    batches: Iterator[pa.RecordBatch], path: str
+) -> Iterator[tuple[str, int, int, int]]:
+    """A new name for every attempt: what a failed one wrote is never named in a commit."""
+    import time
+
+    import pyarrow.fs
+    import pyarrow.parquet
+
+    files, folder = pyarrow.fs.FileSystem.from_uri(path if "://" in path else f"file://{path}")
+    writer, name, rows = None, "", 0
+
+    def finish() -> tuple[str, int, int, int]:
+        assert writer is not None
+        writer.close()
+        info = files.get_file_info(f"{folder}/{name}")
+        return name, int(info.size), rows, int(time.time() * 1000)
+
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        if writer is None:
+            name, rows = f"part-{uuid.uuid4()}.parquet", 0
+            writer = pyarrow.parquet.ParquetWriter(
+                f"{folder}/{name}", batch.schema, filesystem=files, compression="snappy"
+            )
+        writer.write_batch(batch)
+        rows += batch.num_rows
+        if rows >= FILE_ROWS_MAX:
+            yield finish()
+            writer = None
+    if writer is not None:
+        yield finish()
