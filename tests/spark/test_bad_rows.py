@@ -121,8 +121,8 @@ def produce(target: Target) -> None:
         for n in range(40)
     ]
     server = connect(target)
-    server._loop.run(
-        server._call(
+    server.run(
+        server.remote.call(
             lambda client: client.send(
                 target.stream, target.topic, messages, partitioning=Partitioning.to_partition(0)
             )

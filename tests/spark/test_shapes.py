@@ -61,8 +61,8 @@ def test_state_is_compared_by_what_is_kept(spark: SparkSession) -> None:
     ]
 
     def verdict(new: str) -> str:
-        plans = [apps[text].plan() for text in ("sum(n)", new)]
-        changes = compare(*plans, first, shapes[new]).changes
+        before, after = apps["sum(n)"].plan(), apps[new].plan()
+        changes = compare(before, after, first, shapes[new]).changes
         return next(one.verdict.name for one in changes if one.operator == "totals")
 
     assert verdict("sum(n * 2) + 1") == "COMPATIBLE", "another result of the same state"

@@ -168,7 +168,10 @@ class Isolator:
 
     def _state(self, topic: TopicInput) -> SourceState:
         target = parse_sink({"address": self._address, "topic": topic.topic}).target
-        state, _ = connect(target).reading.describe(target, Topics((target.topic,)))
+        server = connect(target)
+        state, _ = server.run(
+            server.remote.reading.describe(target, Topics((target.topic,)), sizes=False)
+        )
         return state
 
     # parts of it

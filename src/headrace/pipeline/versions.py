@@ -264,7 +264,8 @@ def _application_changes(old: JsonObject, new: JsonObject) -> Iterator[OperatorC
         return
     before, after = (plan.attribute(WIDTH) for plan in plans)
     if before != after:
-        reason = f"{WIDTH} is {after}, it was {before}: window ids count in windows of that width"
+        widths = f"{WIDTH} is {after!r}, it was {before!r}"
+        reason = f"{widths}: window ids count in windows of that width"
         yield OperatorChange(name, Verdict.REFUSED, (reason,))
 
 

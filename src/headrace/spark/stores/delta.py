@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-FILE_ROWS_MAX = 1_000_000  # a task with more rows writes several files
+FILE_ROWS_MAX = 500_000  # a task with more rows writes several files
 
 
 def check_installed() -> None:
@@ -34,7 +34,7 @@ def write_window(frame: DataFrame, *, path: str, query: str, window: int, replac
     check_installed()
     from deltalake import CommitProperties, DeltaTable, Schema
     from deltalake.exceptions import CommitFailedError
-    from deltalake.transaction import AddAction, Transaction
+    from deltalake.transaction import AddAction, RemoveAction, Transaction
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = Schema.from_arrow(to_arrow_schema(frame.schema, timezone="UTC"))
@@ -45,7 +45,7 @@ def write_window(frame: DataFrame, *, path: str, query: str, window: int, replac
     if last is not None and last >= window:
         return 0
     written = _write_files(frame, path)
-    actions = [
+    actions: list[AddAction | RemoveAction] = [
         AddAction(
             path=name,
             size=size,
@@ -96,26 +96,20 @@ def _task_files(
     import pyarrow.parquet
 
     files, folder = pyarrow.fs.FileSystem.from_uri(path if "://" in path else f"file://{path}")
-    writer, name, rows = None, "", 0
+    rows: list[pa.RecordBatch] = []
 
-    def finish() -> tuple[str, int, int, int]:
-        assert writer is not None
-        writer.close()
-        info = files.get_file_info(f"{folder}/{name}")
-        return name, int(info.size), rows, int(time.time() * 1000)
+    def write_file() -> tuple[str, int, int, int]:
+        name = f"part-{uuid.uuid4()}.parquet"
+        table = pyarrow.Table.from_batches(rows)
+        pyarrow.parquet.write_table(table, f"{folder}/{name}", filesystem=files)
+        size = int(files.get_file_info(f"{folder}/{name}").size)
+        return name, size, table.num_rows, int(time.time() * 1000)
 
     for batch in batches:
-        if not batch.num_rows:
-            continue
-        if writer is None:
-            name, rows = f"part-{uuid.uuid4()}.parquet", 0
-            writer = pyarrow.parquet.ParquetWriter(
-                f"{folder}/{name}", batch.schema, filesystem=files, compression="snappy"
-            )
-        writer.write_batch(batch)
-        rows += batch.num_rows
-        if rows >= FILE_ROWS_MAX:
-            yield finish()
-            writer = None
-    if writer is not None:
-        yield finish()
+        if batch.num_rows:
+            rows.append(batch)
+        if sum(each.num_rows for each in rows) >= FILE_ROWS_MAX:
+            yield write_file()
+            rows = []
+    if rows:
+        yield write_file()

@@ -99,13 +99,13 @@ def _connect(address: str) -> psycopg.Connection[Any]:
 def _sql(text: str, *names: str) -> Composed:
     from psycopg import sql
 
-    return sql.SQL(text).format(*(sql.Identifier(*name.split(".")) for name in names))  # type: ignore[arg-type]  # texts of this module
+    return sql.SQL(text).format(*(sql.Identifier(*name.split(".")) for name in names))
 
 
 def _list(columns: Sequence[str], template: str = "{}") -> Composed:
     from psycopg import sql
 
-    each = [sql.SQL(template).format(sql.Identifier(name)) for name in columns]  # type: ignore[arg-type]  # likewise
+    each = [sql.SQL(template).format(sql.Identifier(name)) for name in columns]
     return sql.SQL(", ").join(each)
 
 
@@ -134,7 +134,7 @@ def _prepare(
     from psycopg import sql
 
     definitions = [
-        sql.SQL("{} " + column_type(field.dataType)).format(sql.Identifier(field.name))  # type: ignore[arg-type]  # from the table above
+        sql.SQL("{} " + column_type(field.dataType)).format(sql.Identifier(field.name))
         for field in frame.schema.fields
     ]
     make = _sql("CREATE TABLE IF NOT EXISTS {} (", table) + sql.SQL(", ").join(definitions)
