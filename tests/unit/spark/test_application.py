@@ -80,6 +80,8 @@ def test_the_plan_has_apexs_shape() -> None:
         "topic": "shop/revenue",
         "key": "sku",
         "mode": "append",
+        "store": None,
+        "delivery": "exactly-once",
     }
 
 
