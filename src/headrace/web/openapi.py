@@ -40,6 +40,10 @@ DETAILS: Mapping[tuple[str, str], Detail] = {
     ("GET", "/api/overview"): Detail("Topics and pipelines."),
     ("GET", "/api/pipelines"): Detail("All pipelines."),
     ("POST", "/api/pipelines"): Detail("Submit a package and start its application."),
+    ("POST", "/api/deployments"): Detail(
+        "Deploy a package over its application, at a committed window; start it if there is none."
+    ),
+    ("POST", "/api/deployments/diff"): Detail("What deploying a package would keep."),
     ("GET", "/api/pipelines/{name}"): Detail("One pipeline in full."),
     ("POST", "/api/pipelines/{name}/stop"): Detail("Stop a pipeline."),
     ("POST", "/api/pipelines/{name}/containers/{container}/kill"): Detail("Kill a container."),
