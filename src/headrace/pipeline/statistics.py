@@ -16,10 +16,11 @@ from headrace.pipeline.windows import NO_WINDOW, format_window
 from headrace.wire.umbilical.messages import Json, OperatorStats, PortStats, Value
 
 ROWS_LATE = "rows_late"  # metric: rows of this window that came after their watermark
+ROWS_BAD = "bad_rows"  # metric, with the port before it: rows of this window that were set aside
 TASKS_FINISHED = "tasks_finished"  # metric of a query in the middle of a batch: tasks done in it
 RATE_MS = 10_000  # THROUGHPUT_CALCULATION_INTERVAL
 SAMPLES_MAX = 1_000  # THROUGHPUT_CALCULATION_MAX_SAMPLES
-_TOTALS = ("window", "rows_in", "rows_out", "bytes_in", "rows_late", "cpu_ns")
+_TOTALS = ("window", "rows_in", "rows_out", "bytes_in", "rows_late", "rows_bad", "cpu_ns")
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class OperatorStatistics:
     bytes_in: int = 0
     lag: int = 0
     rows_late: int = 0
+    rows_bad: int = 0
     cpu_ns: int = 0
     end_window_ms: int = 0
     checkpoint_ms: int = 0
@@ -60,6 +62,11 @@ class OperatorStatistics:
             self.metrics = dict(stats.metrics)
             late = stats.metrics.get(ROWS_LATE, 0)
             self.rows_late += late if isinstance(late, int) else 0
+            self.rows_bad += sum(
+                value
+                for name, value in stats.metrics.items()
+                if name.rpartition(".")[2] == ROWS_BAD and isinstance(value, int)
+            )
         for port in (*stats.input_ports, *stats.output_ports):
             self.ports[port.id] = self.ports.get(port.id, 0) + port.tuple_count
         self._samples.append((now_ms, rows_in, rows_out))
@@ -98,6 +105,7 @@ class OperatorStatistics:
             "bytes_in": self.bytes_in,
             "lag": self.lag,
             "rows_late": self.rows_late,
+            "rows_bad": self.rows_bad,
             "cpu_ns": self.cpu_ns,
             "end_window_ms": self.end_window_ms,
             "checkpoint_ms": self.checkpoint_ms,

@@ -30,6 +30,7 @@ def summary(application: Application, now_ms: int) -> dict[str, Any]:
         "rows": sum(one.statistics.rows_out for one in sources),
         "rows_per_second": sum(one.statistics.rates(now_ms)[1] for one in sources),
         "rows_late": sum(one.statistics.rows_late for one in application.operators.values()),
+        "rows_bad": sum(one.statistics.rows_bad for one in application.operators.values()),
         "lag": sum(one.statistics.lag for one in sources),
         "restarts": sum(one.restarts for one in application.containers),
         "containers": len(application.containers),
