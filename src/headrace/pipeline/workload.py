@@ -9,6 +9,7 @@ Spark's fastest checkpoint files do not guard against a second writer.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -284,9 +285,8 @@ class Workload:
             from headrace.spark.session import session
 
             app = self._load()
-            self._spark = session(
-                app.name, master=self._settings.master, conf=self._settings.spark_conf
-            )
+            conf = {**code_for_executors(self._settings.master), **self._settings.spark_conf}
+            self._spark = session(app.name, master=self._settings.master, conf=conf)
             self._rings = ProgressRings()
             self._spark.streams.addListener(self._rings)
         return self._spark
@@ -368,6 +368,16 @@ class Workload:
         if run.running is not None:
             run.running.stop()
         run.lock.release()
+
+
+def code_for_executors(master: str) -> dict[str, str]:
+    """Settings that give a cluster's executors the path of the driver, and so the package and what
+    it requires: both are in the application's folder, which all nodes see. A local session's
+    workers inherit it."""
+    path = os.environ.get("PYTHONPATH", "")
+    if master.startswith("local") or not path:
+        return {}
+    return {"spark.executorEnv.PYTHONPATH": path}
 
 
 def checkpoint_of(query: str, owner: OperatorDeployInfo) -> str:

@@ -18,7 +18,7 @@ from headrace.pipeline.versions import (
     compare,
     rename_keys,
 )
-from headrace.pipeline.workload import checkpoint_of
+from headrace.pipeline.workload import checkpoint_of, code_for_executors
 
 Plan = dict[str, Any]
 
@@ -182,3 +182,11 @@ def test_dead_letters_have_their_operators_checkpoint_name() -> None:
     physical = make_physical_plan(LogicalPlan.from_json(plan))
     info = deploy_info(physical, physical.operators[-1], Deployed(1, -1, ("127.0.0.1", 1)))
     assert checkpoint_of("income_dead_letter", info) == "checkpoints/revenue~2_dead_letter"
+
+
+def test_executors_of_a_cluster_get_the_drivers_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/apps/shop/packages/h:/apps/.environments/e")
+    assert code_for_executors("local[2]") == {}
+    assert code_for_executors("spark://h:7077") == {
+        "spark.executorEnv.PYTHONPATH": "/apps/shop/packages/h:/apps/.environments/e"
+    }
