@@ -131,3 +131,60 @@ def test_a_script_that_cannot_run_is_refused_in_its_own_words(
     assert done.returncode == 1
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+JOB = """
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.appName("job").getOrCreate()
+numbers = spark.readStream.format("headrace").option("topic", "jobs/in").option(
+    "startingOffsets", "earliest"
+).load()
+out = numbers.select("payload").writeStream.format("headrace").option("topic", "jobs/out")
+out.queryName("copies").start().awaitTermination()
+"""
+
+
+TWICE = """
+import pyspark.sql.functions as F
+from headrace import Application
+
+app = Application("twice")
+app.topic("numbers", "jobs/in", schema="n int")
+
+@app.operator(to="jobs/twice")
+def twice(numbers):
+    return numbers.select((F.col("n") * 2).alias("n"))
+"""
+
+
+def test_a_script_from_the_shell_and_a_backfill_beside_it(server: Server, tmp_path: Path) -> None:
+    """The script is an ordinary one: where the broker is comes from its environment."""
+    (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "twice.py").write_text(TWICE)
+    for arguments in (
+        ("stream", "create", "jobs"),
+        ("topic", "create", "jobs/in"),
+        ("topic", "create", "jobs/out"),
+    ):
+        assert server.headrace(*arguments).returncode == 0
+    lines = "".join(f'{{"n": {n}}}\n' for n in range(20))
+    assert server.headrace("produce", "jobs/in", input=lines).returncode == 0
+
+    done = server.headrace("pipeline", "run", str(tmp_path / "job.py"), "--available-now")
+    assert done.returncode == 0, done.stderr + server.headrace("pipeline", "logs", "job").stdout
+    copies = server.headrace("consume", "jobs/out").stdout.splitlines()
+    assert sorted(json.loads(line)["n"] for line in copies) == list(range(20))
+    shown = json.loads(server.headrace("pipeline", "show", "job", "--json").stdout)
+    assert [(one["name"], one["rows_out"]) for one in shown["operators"]] == [("copies", 20)]
+
+    span = ("--from", '{"0": 5}', "--to", '{"0": 8}', "--backfill-name", "again")
+    done = server.headrace("pipeline", "run", str(tmp_path / "twice.py"), *span)
+    assert done.returncode == 0, done.stderr
+    results = server.headrace("consume", "jobs/twice.again").stdout.splitlines()
+    assert sorted(json.loads(line)["n"] for line in results) == [10, 12, 14]
+    assert server.headrace("topic", "show", "jobs/twice").returncode != 0, "it keeps to itself"
+    names = {
+        one["name"] for one in json.loads(server.headrace("pipeline", "list", "--json").stdout)
+    }
+    assert {"job", "twice.again"} <= names

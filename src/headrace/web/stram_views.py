@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.errors import NotFoundError
+from headrace.pipeline.metrics import aggregate
 from headrace.web.stram_types import (
     Aggregation,
     AppInfo,
@@ -203,19 +204,14 @@ def operator_classes(view: View) -> list[dict[str, Any]]:
 
 
 def aggregation(view: View, name: str) -> Aggregation:
-    """Metrics of all instances: numbers are added up, of anything else one is shown."""
-    logical_operator(view, name)
+    """Metrics of all instances, each as it was declared: added up, the largest, the mean."""
+    declared = logical_operator(view, name).get("attributes", {}).get("METRICS", ())
     instances = [one for one in view["operators"] if one["name"] == name]
-    metrics: dict[str, Any] = {}
-    for one in instances:
-        for key, value in one["metrics"].items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            metrics[key] = metrics.get(key, 0) + value if is_number else value
     return Aggregation(
         operator=name,
         instances=len(instances),
         window_id=min((one["window"] for one in instances), default=""),
-        metrics=metrics,
+        metrics=aggregate([one["metrics"] for one in instances], declared),
     )
 
 

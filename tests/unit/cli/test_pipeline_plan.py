@@ -1,0 +1,82 @@
+"""headrace pipeline dry-run and plan: the file's code runs in a process of its own, no server."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import headrace
+from headrace.cli.main import app
+from headrace.errors import ConfigError
+
+FILE = """
+from headrace import Application
+
+app = Application("shop")
+app.topic("orders", "shop/orders", schema="sku string, qty int")
+
+@app.operator
+def valid(orders, *, minimum=1):
+    return orders
+
+@app.operator(to="shop/totals", isolate=True, MEMORY_MB=2048)
+def totals(valid):
+    return valid
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    source = str(Path(headrace.__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("COLUMNS", "160")
+    (tmp_path / "shop.py").write_text(FILE)
+    return tmp_path
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["pipeline", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_dry_run_shows_containers_operators_streams_and_memory(folder: Path) -> None:
+    view = json.loads(run("dry-run", str(folder / "shop.py"), "--json"))
+    names = [[one["name"] for one in each["operators"]] for each in view["containers"]]
+    assert names == [["orders", "valid"], ["totals"]]
+    assert view["containers"][1]["heap_mb"] == 2048
+    assert view["memory_mb"] == sum(one["memory_mb"] for one in view["containers"])
+    assert [one["fused"] for one in view["streams"]] == [True, False]
+    text = run("dry-run", str(folder / "shop.py"))
+    for says in ("container 0:", "container 1:", "heap 2048", "shop/totals", "valid.output"):
+        assert says in text
+    backfill = ("--from", "2026-01-01", "--backfill-name", "b1", "--set", "valid.minimum=3")
+    view = json.loads(run("dry-run", str(folder / "shop.py"), "--json", *backfill))
+    assert view["name"] == "shop.b1"
+    assert view["containers"][1]["operators"][0]["writes"] == "shop/totals.b1"
+
+
+def test_a_plan_is_a_file_that_can_be_planned_again(folder: Path) -> None:
+    text = run("plan", str(folder / "shop.py"))
+    (folder / "plan.json").write_text(text)
+    assert run("plan", str(folder / "plan.json")) == text
+    (folder / "job.py").write_text("spark.readStream.load().writeStream.queryName('a').start()")
+    plan = json.loads(run("plan", str(folder / "job.py")))
+    assert (plan["name"], [one["name"] for one in plan["operators"]]) == ("job", ["a"])
+
+
+def test_what_is_wrong_is_told_in_its_own_words(folder: Path) -> None:
+    for text, says in (
+        (FILE.replace("def totals(valid)", "def totals(walid)"), "'walid', which does not exist"),
+        ("raise ValueError('my own words')", r"ValueError: my own words \(shop.py:1\)"),
+        ("import nothing_like_that", "No module named 'nothing_like_that'"),
+    ):
+        (folder / "shop.py").write_text(text)
+        with pytest.raises(ConfigError, match=says):
+            run("dry-run", str(folder / "shop.py"))
+    with pytest.raises(ConfigError, match="there is no file"):
+        run("plan", str(folder / "missing.py"))
