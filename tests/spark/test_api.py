@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace import Application
 from headrace.errors import ConfigError
+from headrace.pipeline import describe
 from headrace.pipeline.application import Payload
 from headrace.pipeline.properties import PropertyValues
 from headrace.pipeline.stages import build_queries
@@ -211,3 +215,32 @@ def test_parts_of_an_application_are_built_from_what_others_made(spark: SparkSes
         )
         assert counts.operators == ("counts",)
         assert counts.stateful == "counts"
+
+
+def test_a_package_is_validated_where_it_is_described(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `headrace pipeline validate` runs in a process of its own."""
+    text = (
+        "from headrace import Application\n"
+        "app = Application('checked')\n"
+        "app.topic('events', 's/events', schema='n int')\n"
+        "@app.operator(to='s/out')\n"
+        "def out(events): return events.select('COLUMN')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("HEADRACE_PACKAGE", str(tmp_path))
+
+    def described(entry: str, text: str) -> dict[str, Any]:
+        (tmp_path / entry).write_text(text)
+        monkeypatch.setenv("HEADRACE_ENTRY", entry)
+        assert describe.main(str(tmp_path / "plan"), "--validate") == 0
+        found: dict[str, Any] = json.loads((tmp_path / "plan").read_text())
+        return found
+
+    good = described("checked_good.py", text.replace("COLUMN", "n"))
+    assert good["schemas"] == {"events": "n int", "out": "n int"}
+    assert "out: [UNRESOLVED_COLUMN" in described("checked_bad.py", text)["error"]
+    script = described("job.py", "spark.readStream.load().writeStream.start()")
+    assert "is a script" in script["error"]

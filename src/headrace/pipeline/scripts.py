@@ -38,11 +38,17 @@ def is_script(text: str) -> bool:
     }
     if (imports | named) & _DECLARES:
         return False
+    # Starting a session or a query is what makes it one: an import may be there for its types.
     return any(
-        (isinstance(node, ast.Attribute) and node.attr in ("writeStream", "readStream"))
-        or (isinstance(node, ast.alias) and node.name == "SparkSession")
+        isinstance(node, ast.Attribute)
+        and (node.attr == "writeStream" or (node.attr == "builder" and _is_session(node.value)))
         for node in ast.walk(tree)
     )
+
+
+def _is_session(node: ast.AST) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return name == "SparkSession"
 
 
 def query_names(text: str) -> tuple[str, ...]:

@@ -30,7 +30,9 @@ first.awaitTermination()
 
 def test_scripts_are_told_from_applications() -> None:
     assert is_script(JOB)
-    assert is_script("from pyspark.sql import SparkSession")
+    assert is_script("spark = SparkSession.builder.getOrCreate()")
+    assert is_script("spark = pyspark.sql.SparkSession.builder.getOrCreate()")
+    assert not is_script("from pyspark.sql import SparkSession\nfrom my.pipelines import app")
     assert not is_script("from headrace import Application\napp = Application('a')")
     assert not is_script("import headrace\napp = headrace.Application('a')\nx.writeStream")
     assert not is_script("from headrace import Dag\ndag = Dag('a')")
