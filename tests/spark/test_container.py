@@ -30,7 +30,7 @@ from tests.spark.headrace_server import HeadraceServer
 from tests.spark.scripted_controller import START_MS, ScriptedController, deploy_infos
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PATIENCE_SECONDS = 90
+PATIENCE_SECONDS = 180  # a Spark start and a first batch, on a machine that does other things
 
 
 @pytest.fixture

@@ -152,7 +152,8 @@ def skipped(progress: Mapping[str, Any]) -> list[str]:
     found = []
     for source in progress.get("sources", []):
         start, end = (_offsets(source.get(name)) for name in ("startOffset", "endOffset"))
-        if start is not None and end is not None:
+        # A batch without data ends where it starts, with the beginnings of the one before it.
+        if start is not None and end is not None and start != end:
             found += _between(start, end)
     return found
 

@@ -112,4 +112,5 @@ def test_a_pipeline_learns_of_what_was_skipped_from_two_offsets() -> None:
     assert told(None, start) == [], "the first batch"
     first = Offsets("here", {KEY: (0, 105)}, {KEY: 60})
     assert told(start, first.to_json()) == [], "which says where it begins"
+    assert told(first.to_json(), first.to_json()) == [], "a batch without data after it"
     assert told(7, '{"shard": 1}') == [], "another kind of source"
