@@ -382,6 +382,32 @@ async def test_an_ended_publisher_keeps_its_windows_and_may_go_on() -> None:
         assert await stored(client) == [b"x", b"y"]
 
 
+async def test_publishers_that_ended_apart_go_on_behind_what_readers_were_told() -> None:
+    async with edge("a", "b") as (_, client):
+        a, b = await open_(client, "a"), await open_(client, "b")
+        await publish(client, a, 5, b"x", previous=-1)
+        await close(client, a, 6, previous=5, last=True)
+        await close(client, b, 3, previous=-1, last=True)
+        answer = await list_(client)
+        assert (answer.closed, listed(answer)) == (6, {"a": [(5, 0, 1)]}), "nobody adds anything"
+        b = await open_(client, "b", epoch=2)
+        assert (b.last_window, (await list_(client)).closed) == (3, 6)
+        late = publish(client, b, 6, b"late", previous=3, partition=1)
+        assert await code_of(late) == OUT_OF_ORDER
+        await publish(client, b, 7, b"y", previous=3, partition=1)
+        assert (await list_(client)).closed == 6, "a has not closed 7, but may go on, too"
+
+
+async def test_a_topic_that_begins_at_a_window_has_none_before_it() -> None:
+    async with edge() as (_, client):
+        await set_(client, "a", after=5)
+        assert (await list_(client)).closed == 5
+        a = await open_(client)
+        assert await code_of(publish(client, a, 5, b"x", previous=-1)) == OUT_OF_ORDER
+        await publish(client, a, 6, b"x", previous=-1)
+        assert listed(await list_(client, after=5)) == {"a": [(6, 0, 1)]}
+
+
 async def test_windows_nobody_purges_hold_their_publisher_up() -> None:
     settings = BrokerSettings(topic_windows_max=2)
     async with edge("a", settings=settings) as (_, client):
