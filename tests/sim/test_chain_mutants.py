@@ -16,8 +16,7 @@ from headrace.broker.publishing import Publishing
 from headrace.ids import WindowId
 from headrace.pipeline.windowlog import BatchWindow, WindowLog
 from headrace.spark import edge_following
-from headrace.spark.edge_offsets import spans_between
-from headrace.spark.edge_options import Share
+from headrace.spark.edge_offsets import Share, spans_between
 from tests.sim import chain_world
 from tests.sim.chain_world import ChainPlan, run_chain
 
@@ -98,8 +97,8 @@ def later_windows_count_too(patch: Patch) -> None:
     """The spans of windows that the batch does not read are read as well."""
     between = spans_between
 
-    def more(listed: object, topic: str, *, start: int, end: int, skip_until: int = -1) -> object:
-        return between(listed, topic, start=start, end=(1 << 63) - 1, skip_until=skip_until)  # type: ignore[arg-type]  # as it came
+    def more(listed: object, topic: str, *, start: int, end: int, **rest: object) -> object:
+        return between(listed, topic, start=start, end=(1 << 63) - 1, **rest)  # type: ignore[arg-type]  # as it came
 
     patch.setattr(edge_following, "spans_between", more)
 

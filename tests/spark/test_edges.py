@@ -83,7 +83,7 @@ def test_rows_pass_an_edge_window_by_window(
     spark: SparkSession, headrace: HeadraceServer, edge: Edge, tmp_path: Path
 ) -> None:
     target = target_of(headrace, edge)
-    left = EdgeSink(target, edge.publisher(0), 0, epoch=3, key=("sku",))
+    left = EdgeSink(target, edge.publisher(0), 0, epoch=3, key=("sku",), mask=1)
     right = EdgeSink(target, edge.publisher(1), 1, epoch=3, key=("sku",))
     assert last_closed(left) == last_closed(right) == NO_WINDOW
     assert publish_window(rows(spark, 0, 20), left, window=at(2), previous=NO_WINDOW) == 20

@@ -38,6 +38,7 @@ NO_WINDOW = w.NO_WINDOW
 NAME_CHARACTERS_MAX = w.NAME_CHARACTERS_MAX
 RUNS_REMEMBERED_MAX = 1000
 ENDED_REMEMBERED_MAX = 1000
+INDEX_BYTES_MAX = 1024
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
@@ -73,6 +74,8 @@ class Intent(msgspec.Struct, frozen=True, array_like=True):
     """The publisher ends with this window."""
     rows: int = 0
     """How many the messages hold, as the publisher counts them."""
+    index: bytes = b""
+    """What it tells readers about them; means nothing here."""
 
 
 class Closed(msgspec.Struct, frozen=True, array_like=True):
@@ -80,6 +83,7 @@ class Closed(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes
     runs: tuple[Run, ...]
     rows: int = 0
+    index: bytes = b""
 
 
 # --- events

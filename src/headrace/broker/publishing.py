@@ -184,9 +184,10 @@ class Publishing:
         digest: bytes,
         last: bool = False,
         rows: int = 0,
+        index: bytes = b"",
     ) -> tuple[p.Closed, bool]:
         """The closed window, and whether it was closed before. Goes on without its caller."""
-        wanted = p.Intent(window, digest, tuple(manifest), (), last, rows)
+        wanted = p.Intent(window, digest, tuple(manifest), (), last, rows, index)
         work = self._close_window(uid, epoch, previous, wanted)
         return await asyncio.shield(self._tasks.start(work, name="close"))
 
@@ -268,7 +269,7 @@ class Publishing:
     async def _done(
         self, publisher: p.Publisher, intent: p.Intent, runs: tuple[p.Run, ...]
     ) -> p.Closed:
-        closed = p.Closed(intent.window, intent.digest, runs, intent.rows)
+        closed = p.Closed(intent.window, intent.digest, runs, intent.rows, intent.index)
         await self._record(p.Done(publisher.uid, closed, intent.last))
         self._tasks.start(self._clean_up(publisher), name="clean up")
         return closed

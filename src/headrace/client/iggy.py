@@ -520,6 +520,7 @@ class IggyClient:
         digest: bytes = b"",
         last: bool = False,
         rows: int = 0,
+        index: bytes = b"",
     ) -> WindowClosed:
         """Publish what was staged and is named, in that order, exactly once."""
         return await self.call(
@@ -533,6 +534,7 @@ class IggyClient:
                 digest=digest,
                 last=last,
                 rows=rows,
+                index=index,
             ),
         )
 

@@ -95,6 +95,7 @@ class EdgeFollowing:
             start=begin.window,
             end=finish.window,
             skip_until=self._options.skip_until,
+            share=self._options.share,
         )
         if not spans:
             return []

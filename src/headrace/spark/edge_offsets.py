@@ -11,18 +11,21 @@ Windows that hold no rows cost no batch: an end is only worth it when there is s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import msgspec
+
 from headrace.errors import CorruptionError, OffsetOutOfRangeError
 from headrace.ids import WindowId
 from headrace.spark.splits import Span
-from headrace.wire.iggy.messages.extensions import WindowsListed
+from headrace.wire.iggy.messages.extensions import ListedWindow, WindowsListed, WindowSpan
 from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 
 FORMAT_VERSION = 1
+INDEX_BYTES_MAX = 1024  # what the broker keeps of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,54 @@ def _exceeds(limits: EdgeLimits, windows: int, rows: int, size: int) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The rows that one of several instances reads: those whose hash, masked, is a key."""
+
+    mask: int
+    keys: tuple[int, ...]
+
+
+def encode_index(mask: int, labels: Iterable[tuple[int, int]]) -> bytes:
+    """Which share the messages of a window belong to, in their order: label and count.
+
+    Nothing, when there are no shares or it would become too long: then readers look for themselves.
+    """
+    runs: list[int] = []
+    for label, group in groupby(labels, key=lambda each: each[0]):
+        runs += (label, sum(count for _, count in group))
+    encoded = msgspec.msgpack.encode([mask, *runs]) if mask and runs else b""
+    return encoded if len(encoded) <= INDEX_BYTES_MAX else b""
+
+
+def _wanted(window: ListedWindow, share: Share | None) -> Iterator[WindowSpan]:
+    """The messages that may hold rows of a share, as far as the window's index tells."""
+    runs = [] if share is None else _decode_index(window, share.mask)
+    if share is None or not runs:
+        yield from window.spans
+        return
+    for span in window.spans:
+        at, end = span.first, span.first + span.count
+        while at < end:
+            label, count = runs[0]
+            taken = min(end - at, count)
+            if label in share.keys:
+                size = span.bytes * taken // span.count
+                yield WindowSpan(span.partition, span.generation, at, taken, size)
+            at += taken
+            runs[:1] = [(label, count - taken)] if taken < count else []
+
+
+def _decode_index(window: ListedWindow, mask: int) -> list[tuple[int, int]]:
+    """Labels and counts; nothing, unless it is made for this mask and tells of every message."""
+    if not window.index:
+        return []
+    found, *flat = msgspec.msgpack.decode(window.index, type=list[int])
+    runs = list(zip(flat[::2], flat[1::2], strict=True))
+    whole = sum(count for _, count in runs) == sum(span.count for span in window.spans)
+    return runs if found == mask and whole else []
+
+
 def spans_between(
     listed: Iterable[WindowsListed],
     topic: str,
@@ -151,10 +202,12 @@ def spans_between(
     start: int,
     end: int,
     skip_until: int = NO_WINDOW,
+    share: Share | None = None,
 ) -> list[Span]:
     """Where the rows of windows (start, end] are; runs that touch are one.
 
-    Rows up to `skip_until` are left out, for who would rather lose than repeat them.
+    Rows up to `skip_until` are left out, for who would rather lose than repeat them, and where the
+    publisher kept shares apart, those of others.
     """
     first = max(start, skip_until)
     runs = sorted(
@@ -163,7 +216,7 @@ def spans_between(
         for publisher in page.publishers
         for window in publisher.windows
         if first < window.window <= end
-        for span in window.spans
+        for span in _wanted(window, share)
     )
     spans: list[Span] = []
     for uid, partition, generation, begin, finish in runs:

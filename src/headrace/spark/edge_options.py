@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.spark.edge_offsets import ApplicationWindows, EdgeLimits
+from headrace.spark.edge_offsets import ApplicationWindows, EdgeLimits, Share
 from headrace.spark.options import Target, parse_sink
 from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid, parse_window
 
@@ -44,14 +44,6 @@ EDGE_OPTIONS = (
 )
 
 WINDOW_MS = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The rows that one of several instances reads."""
-
-    mask: int
-    keys: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headrace.spark.edge_offsets import encode_index
 from headrace.spark.options import Target
 from headrace.spark.remote import Remote
 from headrace.spark.server import connect
@@ -47,6 +48,9 @@ class EdgeSink:
     """The run that the controller deployed: a lower one is a zombie."""
     key: tuple[str, ...] = ()
     """Columns that rows are shared by among the instances of a reader; empty: there is one."""
+    mask: int = 0
+    """The readers' mask: their rows are kept apart, so that each instance reads only its own. 0:
+    they are not, and each instance reads all and leaves out what is not its own."""
 
     def window(self, number: int, previous: int | None = None, *, last: bool = False) -> Window:
         return Window(self.publisher, str(self.epoch), number, last, self.epoch, previous)
@@ -74,14 +78,14 @@ def publish_window(frame: DataFrame, sink: EdgeSink, *, window: int, previous: i
     rows = with_hash(frame, sink.key).mapInArrow(write_part, "delivered binary").collect()
     parts = [msgspec.msgpack.decode(row.delivered, type=Delivered) for row in rows]
     server = connect(sink.target)
-    server.run(close_window(server.remote, published, parts))
+    server.run(close_window(server.remote, sink, published, parts))
     return sum(each.rows for each in parts)
 
 
 def advance(sink: EdgeSink, *, window: int, previous: int, last: bool = False) -> None:
     """Close windows up to this one without rows. `last`: there are no more after it."""
     server = connect(sink.target)
-    server.run(close_window(server.remote, sink.window(window, previous, last=last), ()))
+    server.run(close_window(server.remote, sink, sink.window(window, previous, last=last), ()))
 
 
 def with_hash(frame: DataFrame, key: tuple[str, ...]) -> DataFrame:
@@ -115,25 +119,50 @@ class EdgeStaging:
 
     def __init__(self, remote: Remote, sink: EdgeSink, window: Window) -> None:
         self.delivering = Delivering(remote, sink.target, window)
-        self._partition = sink.partition
+        self._sink = sink
         self._rows = 0
+        self._labels: list[int] = []
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[Piece]:
-        """Rows as messages of Arrow, laid out for the wire."""
+        """Rows as messages of Arrow, laid out for the wire, those of one share after the other."""
         from headrace.spark.arrow import to_area
         from headrace.spark.formats.encoding import arrow_messages
         from headrace.wire.iggy.batch import split
 
         self._rows += batch.num_rows
-        if batch.num_rows:
-            area, starts = to_area(arrow_messages(batch), None, None)
+        for label, part in _by_share(batch, self._sink.mask):
+            area, starts = to_area(arrow_messages(part), None, None)
             for piece, positions in split(area, starts, SEND_BYTES_MAX):
-                yield self._partition, piece, positions
+                self._labels.append(label)
+                yield self._sink.partition, piece, positions
 
     async def finish(self) -> Delivered:
-        return replace(await self.delivering.finish(), rows=self._rows)
+        delivered = await self.delivering.finish()
+        return replace(delivered, rows=self._rows, labels=tuple(self._labels))
 
 
-async def close_window(remote: Remote, window: Window, parts: Sequence[Delivered]) -> None:
+def _by_share(batch: pa.RecordBatch, mask: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    if not mask or HASH_COLUMN not in batch.schema.names:
+        if batch.num_rows:
+            yield 0, batch
+        return
+    import pyarrow.compute as pc
+
+    labels = pc.bit_wise_and(batch.column(HASH_COLUMN), mask)
+    for label in sorted(pc.unique(labels).to_pylist()):
+        yield label, batch.filter(pc.equal(labels, label))
+
+
+async def close_window(
+    remote: Remote, sink: EdgeSink, window: Window, parts: Sequence[Delivered]
+) -> None:
     """The driver's part. A frame without partitions has no tasks that staged anything."""
-    await close(remote, list(parts) or [Delivered(0, window)])
+    index = encode_index(
+        sink.mask,
+        [
+            (label, span.count)
+            for part in parts
+            for label, span in zip(part.labels, part.spans, strict=True)
+        ],
+    )
+    await close(remote, list(parts) or [Delivered(0, window)], index)

@@ -19,7 +19,8 @@ from pyspark.sql.types import StructType
 from headrace.errors import ConfigError, CorruptionError
 from headrace.runtime.system import system_runtime
 from headrace.spark.edge_following import EdgeFollowing
-from headrace.spark.edge_options import Share, parse_edge
+from headrace.spark.edge_offsets import Share
+from headrace.spark.edge_options import parse_edge
 from headrace.spark.edge_sink import HASH_COLUMN
 from headrace.spark.server import connect
 from headrace.spark.splits import Span

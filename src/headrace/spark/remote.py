@@ -122,7 +122,13 @@ class Remote:
         return (await self._open(window)).last_window
 
     async def close_window(
-        self, window: Window, spans: Sequence[StagedSpan], digest: bytes, *, rows: int = 0
+        self,
+        window: Window,
+        spans: Sequence[StagedSpan],
+        digest: bytes,
+        *,
+        rows: int = 0,
+        index: bytes = b"",
     ) -> bool:
         """False if it was closed before."""
         # Asked anew: the last closed window is what this one follows.
@@ -137,6 +143,7 @@ class Remote:
                 digest=digest,
                 last=window.last,
                 rows=rows,
+                index=index,
             )
         )
         return not closed.already

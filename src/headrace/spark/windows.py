@@ -53,6 +53,8 @@ class Delivered:
     window: Window | None = None
     spans: tuple[StagedSpan, ...] = ()
     digest: bytes = b""
+    labels: tuple[int, ...] = ()
+    """What the messages of each span have in common, where somebody sorted them."""
 
 
 async def publishes_windows(remote: Remote, target: Target, delivery: Delivery) -> bool:
@@ -117,8 +119,11 @@ class Delivering:
             self._spans.append(done)
 
 
-async def close(remote: Remote, delivered: Sequence[Delivered]) -> bool:
-    """Publish what the tasks staged, in their order; False if the window was closed before."""
+async def close(remote: Remote, delivered: Sequence[Delivered], index: bytes = b"") -> bool:
+    """Publish what the tasks staged, in their order; False if the window was closed before.
+
+    `index` is for who lists the windows of the topic.
+    """
     windows = {each.window for each in delivered}
     if len(windows) != 1:
         raise ConfigError("the tasks of one write belong to different windows")
@@ -128,4 +133,4 @@ async def close(remote: Remote, delivered: Sequence[Delivered]) -> bool:
     spans = [span for each in delivered for span in each.spans]
     digest = xxhash.xxh3_128(b"".join(each.digest for each in delivered)).digest()
     rows = sum(each.rows for each in delivered)
-    return await remote.close_window(window, spans, digest, rows=rows)
+    return await remote.close_window(window, spans, digest, rows=rows, index=index)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from headrace.broker import retention
@@ -120,12 +121,16 @@ async def test_listing_tells_rows_bytes_and_where_the_messages_are() -> None:
         a = await open_(client)
         span = await stage(client, a, 0, 0, b"one", b"two")
         request = x.CloseWindow(
-            publisher=a.publisher, epoch=1, previous=-1, window=0, manifest=(span,), rows=700
-        )
+            publisher=a.publisher, epoch=1, previous=-1, window=0, manifest=(span,), rows=700,
+            index=b"what is where",
+        )  # fmt: skip
+        long = msgspec.structs.replace(request, index=b"x" * 1025)
+        assert await code_of(client.call(c.CLOSE, long)) == 3
         await client.call(c.CLOSE, request)
         (window,) = (await list_(client)).publishers[0].windows
         (found,) = window.spans
-        assert (window.rows, found.partition, found.generation) == (700, 0, 0)
+        assert (window.rows, window.index) == (700, b"what is where")
+        assert (found.partition, found.generation) == (0, 0)
         assert (found.first, found.count) == (0, 2)
         assert found.bytes > len(b"onetwo")
         assert await stored(client) == [b"one", b"two"]

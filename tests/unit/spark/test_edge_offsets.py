@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,9 @@ from headrace.spark.edge_offsets import (
     ApplicationWindows,
     EdgeLimits,
     EdgeOffset,
+    Share,
     admit,
+    encode_index,
     ended,
     spans_between,
 )
@@ -160,3 +164,68 @@ def test_an_offset_names_the_cluster_the_topic_and_the_window() -> None:
 
 def test_an_edge_ended_when_all_its_publishers_did() -> None:
     assert not ended(listing(3, {}))
+
+
+def indexed(window: int, index: bytes, *spans: tuple[int, int]) -> WindowsListed:
+    found = tuple(WindowSpan(0, 0, first, count, 10 * count) for first, count in spans)
+    publisher = ListedPublisher(
+        name="a", partition=0, last_window=window, windows=(ListedWindow(window, 1, found, index),)
+    )
+    return WindowsListed(
+        cluster="c",
+        uid=7,
+        closed=window,
+        complete=window,
+        purged=-1,
+        resets=0,
+        publishers=(publisher,),
+    )
+
+
+def test_an_instance_reads_only_its_share_where_shares_are_kept_apart() -> None:
+    labels = [(0, 2), (1, 1), (3, 4), (0, 1), (0, 1), (2, 1)]
+    page = indexed(5, encode_index(3, labels), (10, 4), (20, 6))
+
+    def read(*keys: int, mask: int = 3) -> list[tuple[int, int]]:
+        share = Share(mask, keys)
+        found = spans_between([page], "t", start=-1, end=5, share=share)
+        return [(span.start, span.end) for span in found]
+
+    assert read(0) == [(10, 12), (23, 25)]
+    assert read(1) == [(12, 13)]
+    assert read(3) == [(13, 14), (20, 23)], "it goes on in the next span"
+    assert read(0, 1, 2, 3) == [(10, 14), (20, 26)]
+    assert read(0, mask=1) == [(10, 14), (20, 26)], "made for another mask: all is looked at"
+
+
+def test_an_index_that_does_not_tell_of_every_message_tells_nothing() -> None:
+    assert encode_index(0, [(0, 1)]) == encode_index(3, []) == b""
+    assert encode_index(255, [(n % 256, 1000) for n in range(2000)]) == b"", "too long to keep"
+    short = indexed(5, encode_index(1, [(0, 1)]), (0, 2))
+    (span,) = spans_between([short], "t", start=-1, end=5, share=Share(1, (1,)))
+    assert (span.start, span.end) == (0, 2)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=12),
+    st.sets(st.integers(0, 3)),
+    st.data(),
+)
+def test_shares_are_found_in_whatever_runs_a_window_lies(
+    labels: list[tuple[int, int]], keys: set[int], data: st.DataObject
+) -> None:
+    """One label for each message, however the messages are spread over runs."""
+    each = [label for label, count in labels for _ in range(count)]
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(each) - 1)))) | {0, len(each)})
+    spans: list[tuple[int, int]] = []
+    places: list[int] = []
+    gap = 0
+    for first, end in pairwise(cut for cut in cuts if cut <= len(each)):
+        spans.append((first + gap, end - first))
+        places += range(first + gap, end + gap)
+        gap += 3
+    page = indexed(5, encode_index(3, labels), *spans)
+    share = Share(3, tuple(sorted(keys)))
+    found = spans_between([page], "t", start=-1, end=5, share=share)
+    read = [offset for span in found for offset in range(span.start, span.end)]
+    assert read == [place for place, label in zip(places, each, strict=True) if label in keys]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.spark.edge_offsets import NO_LIMITS
-from headrace.spark.edge_options import Share, parse_edge, reads_windows
+from headrace.spark.edge_offsets import NO_LIMITS, Share
+from headrace.spark.edge_options import parse_edge, reads_windows
 from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid, format_window
 
 TOPIC = {"windows": "true", "topic": "_pipeline.shop/valid"}

@@ -76,6 +76,7 @@ CASES: dict[str, tuple[AnyCommand, object, bytes]] = {
                 "digest": b"d",
                 "last": False,
                 "rows": 0,
+                "index": b"",
             }
         ),
     ),

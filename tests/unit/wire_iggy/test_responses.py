@@ -202,7 +202,7 @@ CASES: list[tuple[AnyCommand, object, bytes]] = [
                     name="a",
                     partition=0,
                     last_window=6,
-                    windows=(x.ListedWindow(4, 70, (x.WindowSpan(0, 0, 9, 2, 300),)),),
+                    windows=(x.ListedWindow(4, 70, (x.WindowSpan(0, 0, 9, 2, 300),), b"i"),),
                 ),
             ),
         ),
@@ -220,7 +220,7 @@ CASES: list[tuple[AnyCommand, object, bytes]] = [
                         "partition": 0,
                         "last_window": 6,
                         "ended": False,
-                        "windows": [[4, 70, [[0, 0, 9, 2, 300]]]],
+                        "windows": [[4, 70, [[0, 0, 9, 2, 300]], b"i"]],
                     }
                 ],
             }

@@ -44,6 +44,8 @@ async def stage(broker: Broker, session: Session, request: m.Stage) -> m.Staged:
 async def close_window(broker: Broker, session: Session, request: m.CloseWindow) -> m.WindowClosed:
     _check_owner(broker, session, request.publisher)
     _check_topic(broker, session, broker.publishing.state.get(request.publisher).name)
+    if len(request.index) > p.INDEX_BYTES_MAX:
+        raise InvalidArgumentError("an index is too long", limit=p.INDEX_BYTES_MAX)
     manifest = [
         p.Span(s.staged, s.count, Place(s.topic_uid, s.partition, s.generation))
         for s in request.manifest
@@ -59,6 +61,7 @@ async def close_window(broker: Broker, session: Session, request: m.CloseWindow)
         digest=request.digest,
         last=request.last,
         rows=request.rows,
+        index=request.index,
     )
     return m.WindowClosed(
         window=closed.window,

@@ -89,7 +89,7 @@ def _list(
                 for run in each.runs
                 if run.place.topic_uid == topic.uid
             )
-            listed.setdefault(name, []).append(m.ListedWindow(window, each.rows, spans))
+            listed.setdefault(name, []).append(m.ListedWindow(window, each.rows, spans, each.index))
             count += 1
         complete = window
     return max(closed, after), listed

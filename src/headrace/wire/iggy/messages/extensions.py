@@ -138,6 +138,8 @@ class CloseWindow(Extension, frozen=True, kw_only=True):
     """The publisher ends with this window, and what it staged goes."""
     rows: int = 0
     """How many rows the messages hold, for who lists the windows of the topic."""
+    index: bytes = b""
+    """What the publisher tells readers about the messages, in their order; up to 1024 bytes."""
 
 
 class PublishedRun(msgspec.Struct, frozen=True, array_like=True):
@@ -187,6 +189,7 @@ class ListedWindow(msgspec.Struct, frozen=True, array_like=True):
     window: int
     rows: int
     spans: tuple[WindowSpan, ...]
+    index: bytes = b""
 
 
 class ListedPublisher(msgspec.Struct, frozen=True, kw_only=True):
