@@ -22,6 +22,18 @@ START_MS = 1_700_000_000_000
 def deploy_infos(app: Application) -> tuple[m.OperatorDeployInfo, ...]:
     """The whole plan as one query."""
     plan = app.plan()
+    ids = {one["name"]: number for number, one in enumerate(plan["operators"], start=1)}
+    inputs: dict[str, list[m.InputDeployInfo]] = {}
+    for stream in plan["streams"]:
+        source = stream["source"]
+        for sink in stream["sinks"]:
+            inputs.setdefault(sink["operatorName"], []).append(
+                m.InputDeployInfo(
+                    port_name=sink["portName"],
+                    source_node_id=ids[source["operatorName"]],
+                    source_port_name=source["portName"],
+                )
+            )
     return tuple(
         m.OperatorDeployInfo(
             id=number,
@@ -30,6 +42,7 @@ def deploy_infos(app: Application) -> tuple[m.OperatorDeployInfo, ...]:
             function=operator["class"],
             properties=operator["properties"],
             query="orders",
+            inputs=tuple(inputs.get(operator["name"], ())),
             checkpoint_folder="checkpoints/orders",
         )
         for number, operator in enumerate(plan["operators"], start=1)

@@ -236,6 +236,11 @@ def test_a_container_whose_jvm_was_killed_goes_on_where_it_was(
     assert all(grid.ordinal(window) >= 0 for window in windows)  # type: ignore[arg-type]  # plain ints on the wire
     assert all(one.checkpoint and one.checkpoint.window_id == one.window_id for one in stats)
     assert sum(port.tuple_count for one in controller.stats(1) for port in one.output_ports) == 120
+    read = [one.input_ports[0].tuple_count for one in controller.stats(2)]
+    assert sum(read) == 120, "an input port has the rows of the output port it reads"
+    assert sum(one.cpu_time_used for one in stats) > 100_000_000
+    last = controller.heartbeats[-1]
+    assert f"{last.buffer_server_host}:{last.buffer_server_port}" == headrace.address
     assert len({one.run_id for one in stats}) == 2
     sizes = [one.metrics["rows_published"] for one in stats]
     assert sum(int(str(size)) for size in sizes) >= 18

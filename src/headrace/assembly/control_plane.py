@@ -189,6 +189,7 @@ class ControlPlane:
             edges=BrokerEdges(connect_edges),
             secret=secret,
             broker=iggy_address,
+            broker_token=token,
             # The umbilical's login encrypts nothing, and its containers are our children.
             host=settings.host if settings.host in LOOPBACK else LOOPBACK[0],
         )

@@ -15,13 +15,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.client.umbilical import PATH_VARIABLE, UmbilicalClient, load_token
 from headrace.errors import ConfigError, HeadraceError
+from headrace.net.addresses import parse_address
 from headrace.observability.logging import configure_logging, get_logger
 from headrace.pipeline.loglevels import set_python_levels
+from headrace.pipeline.vitals import Vitals
 from headrace.pipeline.workloads import AnyWorkload, make_workload
 from headrace.runtime.interfaces import Runtime
 from headrace.runtime.system import run, system_runtime
@@ -31,7 +33,9 @@ from headrace.wire.umbilical.messages import (
     ContainerHeartbeat,
     ContainerHeartbeatResponse,
     ContainerStats,
+    LogFileInfo,
     OperatorDeployInfo,
+    OperatorHeartbeat,
     RequestType,
     ShutdownType,
     StreamingContainerContext,
@@ -99,6 +103,7 @@ class Container:
         self._failed = False
         self._stack_trace: str | None = None
         self._committed = NO_WINDOW
+        self._vitals: Vitals | None = None
 
     async def run(self) -> int:
         """Live until told to stop; the exit status."""
@@ -108,6 +113,7 @@ class Container:
                 log.error("container_unknown", container=self._id)
                 return 1
             self._workload = make_workload(self._runtime, self._settings, context)
+            self._vitals = Vitals.from_context(context)
             await self._umbilical.log(self._id, "entering the heartbeat loop")
             await self._heartbeats(self._workload, context)
         except Exception as error:  # the controller out of reach, the JVM gone: nothing is left
@@ -152,20 +158,39 @@ class Container:
         now_ms = self._runtime.clock.now_ms()
         stack_trace, self._stack_trace = self._stack_trace, None
         free_mb, gc_ms, gc_count = workload.memory()
+        host, port = parse_address(self._settings.broker)
         return ContainerHeartbeat(
+            buffer_server_host=host,
+            buffer_server_port=port,
             jvm_name=f"{os.getpid()}@{os.uname().nodename}",
             memory_mb_free=free_mb,
             gc_collection_time=gc_ms,
             gc_collection_count=gc_count,
-            stats=ContainerStats(self._id, workload.heartbeats(now_ms, interval_ms)),
+            stats=ContainerStats(
+                self._id, self._complete(workload.heartbeats(now_ms, interval_ms))
+            ),
             sent_tms=now_ms,
             stack_trace=stack_trace,
         )
 
+    def _complete(self, reports: Sequence[OperatorHeartbeat]) -> tuple[OperatorHeartbeat, ...]:
+        if self._vitals is None:
+            return tuple(reports)
+        return self._vitals.complete(reports, self._runtime.processes.cpu_ns())
+
+    async def _report_error(self, operators: tuple[int, ...], message: str) -> None:
+        """With the place in our log where more may stand."""
+        path = f"logs/{self._id}.log"
+        disk, file = self._runtime.disk, f"{self._settings.application_path}/{path}"
+        position = None
+        if await self._spark.run(disk.exists, file):
+            position = LogFileInfo(path, await self._spark.run(disk.size, file))
+        await self._umbilical.report_error(self._id, operators, message, position)
+
     async def _report_failures(self, workload: AnyWorkload) -> None:
         for operators, message in workload.take_failures():
             log.error("query_failed", operators=operators, reason=message)
-            await self._umbilical.report_error(self._id, operators, message)
+            await self._report_error(operators, message)
 
     async def _obey(self, workload: AnyWorkload, response: ContainerHeartbeatResponse) -> None:
         """In the origin's order: undeploy, shutdown, deploy, the rest."""
@@ -174,6 +199,8 @@ class Container:
             await self._tell_committed(workload, self._committed)
         if response.undeploy_request:
             await self._spark.run(workload.undeploy, response.undeploy_request)
+            if self._vitals is not None:
+                self._vitals.on_undeploy(response.undeploy_request)
         if response.shutdown is not None:
             log.info("shutdown", kind=ShutdownType(response.shutdown).name)
             self._stop.set()
@@ -181,6 +208,8 @@ class Container:
         fresh = tuple(info for info in response.deploy_request if not workload.knows(info.id))
         if fresh and self._deploying is None:
             workload.expect(fresh)
+            if self._vitals is not None:
+                self._vitals.on_deploy(fresh)
             self._deploying = asyncio.create_task(self._deploy(workload, fresh))
         for request in response.node_requests:
             if request.request_type is RequestType.SET_LOG_LEVEL:
@@ -206,7 +235,7 @@ class Container:
             text = _text(error)
             log.error("deploy_failed", reason=text)
             operators = tuple(info.id for info in infos)
-            await self._umbilical.report_error(self._id, operators, text)
+            await self._report_error(operators, text)
             await self._umbilical.log(self._id, f"deploy failed: {text}")
             raise ConfigError(text) from error
 

@@ -27,6 +27,7 @@ from headrace.net.hadoop_rpc import HadoopRpcServer
 from headrace.observability.logging import get_logger
 from headrace.pipeline import container_logs, packages
 from headrace.pipeline.broker_edges import Edges, NoEdges
+from headrace.pipeline.deploy import add_token
 from headrace.pipeline.events import EventType
 from headrace.pipeline.fleet import Fleet, Running
 from headrace.pipeline.handlers import build_handlers
@@ -71,6 +72,7 @@ class Controller(Operations):
         edges: Edges | None = None,
         secret: bytes = b"",
         broker: tuple[str, int] = ("127.0.0.1", 8090),
+        broker_token: str = "",
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
@@ -82,6 +84,7 @@ class Controller(Operations):
         self._open_log = open_log
         self._edges = edges or NoEdges()
         self._broker = broker
+        self._broker_token = broker_token.encode()
         self._address = (host, port)
         self._journal = Journal(settings.events_max)
         self._log: Log | None = None
@@ -213,10 +216,16 @@ class Controller(Operations):
             await self._perform(running, outcome.actions)
         running.beat.set()
         running.beat = asyncio.Event()
-        response = outcome.response
+        response = self._with_token(outcome.response)
         if response.shutdown is None and (more := running.observations.requests(request.stats.id)):
             response = replace(response, node_requests=(*response.node_requests, *more))
         return response
+
+    def _with_token(self, response: m.ContainerHeartbeatResponse) -> m.ContainerHeartbeatResponse:
+        if not response.deploy_request or not self._broker_token:
+            return response
+        infos = (add_token(info, self._broker_token) for info in response.deploy_request)
+        return replace(response, deploy_request=tuple(infos))
 
     # shell
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.pipeline.edges import CODEC_ID, Edge
@@ -151,4 +151,20 @@ def _output(
         buffer_server_port=broker[1] if broker else 0,
         stream_codecs=ARROW,
         context_attributes=attributes_,
+    )
+
+
+def add_token(info: m.OperatorDeployInfo, token: bytes) -> m.OperatorDeployInfo:
+    """With what the serving broker asks for, wherever the broker is named. At the last moment, so
+    that it is in no plan, state or journal."""
+    return replace(
+        info,
+        inputs=tuple(
+            replace(one, buffer_server_token=token) if one.buffer_server_host else one
+            for one in info.inputs
+        ),
+        outputs=tuple(
+            replace(one, buffer_server_token=token) if one.buffer_server_host else one
+            for one in info.outputs
+        ),
     )

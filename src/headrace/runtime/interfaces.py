@@ -296,6 +296,9 @@ class Processes(Protocol):
     def memory_bytes(self) -> int:
         """What this machine, or the control group we are in, has."""
 
+    def cpu_ns(self) -> int:
+        """Processor time of this process and of all it started, those that ended included."""
+
 
 @dataclass(frozen=True, slots=True)
 class Runtime:

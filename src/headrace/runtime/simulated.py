@@ -366,3 +366,6 @@ class SimulatedProcesses:
 
     def memory_bytes(self) -> int:
         return 64 << 30
+
+    def cpu_ns(self) -> int:
+        return 0

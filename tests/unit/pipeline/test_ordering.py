@@ -135,6 +135,7 @@ def simulate(main: Callable[[World], Coroutine[Any, Any, None]]) -> None:
             data_dir="/data",
             open_log=MemoryLog().open,
             launcher=launcher,
+            broker_token="broker's",
             host="c",
         )
         await controller.start()
@@ -366,5 +367,25 @@ def test_log_levels_reach_every_container_once() -> None:
             assert request.request_type is m.RequestType.SET_LOG_LEVEL
             assert request.target_levels == {"headrace.spark": "DEBUG"}
             assert not (await fake.beat((operator, ACTIVE))).node_requests
+
+    simulate(main)
+
+
+def test_a_deployment_names_the_serving_broker_where_rows_leave_the_container() -> None:
+    async def main(world: World) -> None:
+        await world.start_first()
+        (reader,) = (await world.two.beat()).deploy_request
+        (writer,) = (await world.one.beat()).deploy_request
+        ends: list[m.InputDeployInfo | m.OutputDeployInfo] = [*reader.inputs, *writer.outputs]
+        for end in ends:
+            assert (end.buffer_server_host, end.buffer_server_port) == ("127.0.0.1", 8090)
+            assert end.buffer_server_token == b"broker's"
+            assert dict(end.stream_codecs) == {1: m.StreamCodec("arrow")}
+        assert reader.inputs[0].locality is None
+        assert (reader.inputs[0].source_node_id, reader.inputs[0].source_port_name) == (1, "output")
+        context = await world.one.client.get_init_context(world.one.id)
+        assert context is not None
+        assert context.deploy_buffer_server
+        assert "broker's" not in repr(world.controller.show("shop"))
 
     simulate(main)

@@ -266,3 +266,15 @@ def test_a_child_that_outlives_its_parent_is_adopted(
 
 def test_the_machine_has_memory() -> None:
     assert SystemProcesses().memory_bytes() > 64 << 20
+
+
+def test_processor_time_is_that_of_all_that_was_started(tmp_path: Path) -> None:
+    """The child's own child burns it: as a container's Python starts a JVM that starts workers."""
+    burn = "import time; end = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
+    processes = SystemProcesses()
+    before = processes.cpu_ns()
+    subprocess.run([sys.executable, "-c", program], check=True)
+    used = processes.cpu_ns() - before
+    assert 0.4e9 <= used < 5e9
+    assert processes.cpu_ns() >= before + used  # what ended is not forgotten
