@@ -24,6 +24,7 @@ _OPERATOR: tuple[_Row, ...] = (
     ("rows_out_total", "counter", "Rows an operator gave.", "rows_out", 1),
     ("rows_late_total", "counter", "Rows dropped behind the watermark.", "rows_late", 1),
     ("rows_bad_total", "counter", "Rows that were set aside as bad.", "rows_bad", 1),
+    ("rows_bad_total", "counter", "Rows that went to the dead letters.", "rows_bad", 1),
     ("bytes_in_total", "counter", "Bytes an operator read.", "bytes_in", 1),
     ("cpu_seconds_total", "counter", "Processor time, shared in a query.", "cpu_ns", 1e-9),
     ("lag_rows", "gauge", "Rows that wait to be read.", "lag", 1),

@@ -294,8 +294,8 @@ def _containers(found: dict[str, Any], request: Request) -> t.Containers:
 
 
 def _properties(found: dict[str, Any], request: Request, operator: str) -> dict[str, Any]:
-    """All, or the one that `propertyName` names."""
-    properties: dict[str, Any] = views.logical_operator(found, operator).get("properties", {})
+    """As they are now, all or the one that `propertyName` names."""
+    properties = views.properties(found, operator)
     wanted = request.query_params.get("propertyName")
     if wanted is None:
         return properties

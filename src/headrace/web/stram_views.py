@@ -187,6 +187,13 @@ def logical_operator(view: View, name: str) -> dict[str, Any]:
     return found
 
 
+def properties(view: View, name: str) -> dict[str, Any]:
+    """Of an operator: as declared, and what was set since then."""
+    declared: dict[str, Any] = logical_operator(view, name).get("properties", {})
+    running: View = next((one for one in view["operators"] if one["name"] == name), {})
+    return {**declared, **running.get("properties", {})}
+
+
 def logical_port(view: View, name: str, port: str) -> dict[str, Any]:
     ports: list[dict[str, Any]] = logical_operator(view, name).get("ports", [])
     found = next((one for one in ports if one["name"] == port), None)

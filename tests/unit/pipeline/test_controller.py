@@ -144,7 +144,7 @@ class FakeLauncher:
 
     async def _container(self, request: LaunchRequest) -> int:
         token = load_token(self.runtime.disk, request.login_environment)
-        client = UmbilicalClient(self.runtime, request.application_path, token)
+        client = UmbilicalClient(self.runtime, request.umbilical_path, token)
         try:
             return await self._beat(client, request.container_id)
         finally:

@@ -224,3 +224,31 @@ def test_an_expired_token_is_refused_at_the_next_login() -> None:
 
 def test_the_settings_default_outlives_any_container() -> None:
     assert ControllerSettings().token_lifetime_ms > 365 * 24 * 3600 * 1000
+
+
+@pytest.mark.parametrize("root", ["memory://umbilical/apps", "/shared/apps"])
+def test_the_address_is_found_where_the_settings_say_and_followed(root: str) -> None:
+    """The second controller has another port; the file is read again, the token is still good."""
+
+    async def main(world: World) -> None:
+        first = await world.controller(umbilical_path=root)
+        await first.submit(package())
+        await world.sleep(3)
+        (request,) = world.launcher.requests
+        assert request.umbilical_path == f"{root}/shop"
+        assert not world.runtime.disk.exists(f"{PATH}/recovery/heartbeatUri")
+        token = load_token(world.runtime.disk, request.login_environment)
+        container = UmbilicalClient(world.runtime, request.umbilical_path, token)
+        assert await container.get_init_context(request.container_id) is not None
+        # As after kill -9: the container lives on and is adopted.
+        first._running["shop"].processes.clear()
+        await first.close()
+        second = await world.controller(umbilical_path=root)
+        assert second.umbilical_address != first.umbilical_address
+        assert await container.get_init_context(request.container_id) is not None
+        await container.close()
+        await second.stop("shop")
+        await world.sleep(5)
+        await second.close()
+
+    simulate(main)

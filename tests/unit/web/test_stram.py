@@ -173,11 +173,15 @@ async def test_what_is_not_there_is_not_found(path: str) -> None:
     assert answer.json()["error"]
 
 
-async def test_one_property() -> None:
-    app, _ = make()
+async def test_properties_are_what_they_are_now() -> None:
+    app, pipelines = make()
     path = f"{HERE}/physicalPlan/operators/1/properties"
     assert (await ask(app, path)).json() == {"topic": "shop/orders"}
     assert (await ask(app, f"{path}?propertyName=topic")).json() == {"topic": "shop/orders"}
+    changed = {"topic": "shop/others"}
+    pipelines.driver.application.record.properties["orders"] = changed
+    assert (await ask(app, path)).json() == changed
+    assert (await ask(app, f"{HERE}/logicalPlan/operators/orders/properties")).json() == changed
 
 
 async def test_events_from_a_point_on() -> None:
