@@ -109,9 +109,11 @@ class Answers:
     def finish(self, applying: Applying, pieces: Sequence[Buffer]) -> None:
         length = sum(map(len, pieces))
         if length <= ANSWER_BYTES_MAX:
-            applying.pieces = [bytes(piece) for piece in pieces]
+            applying.pieces = list(map(bytes, pieces))
             self._bytes += length
-        _end(applying)
+        applying.done = True
+        if applying.waiting is not None:
+            _end(applying)
         while self._bytes > self._bytes_max and len(self._sessions) > 1:
             self.forget_session(next(iter(self._sessions)))
 

@@ -149,12 +149,12 @@ def _check_few(index: Buffer, area: Buffer) -> tuple[Positions, int]:
     if start != len(area):
         raise DecodeError(Status.INVALID_MESSAGES_SIZE, found=start, expected=len(area))
     if len(starts) == 1:
-        return _only_start(), header_bytes
+        return only_start(), header_bytes
     return np.array(starts, np.uint32), header_bytes
 
 
 @cache
-def _only_start() -> Positions:
+def only_start() -> Positions:
     import numpy as np
 
     starts = np.zeros(1, np.uint32)

@@ -165,10 +165,11 @@ def decode_request(frame: Buffer) -> tuple[Head, int]:
     who sent it is told.
     """
     head, code = decode_header(frame)
-    body = memoryview(frame)[HEADER_BYTES:]
     if head.operation == REGISTER:
-        code = _login_code(body)
-    if not head.fault and head.checksum != _NOBODY and head.checksum != body_checksum(body):
+        code = _login_code(memoryview(frame)[HEADER_BYTES:])
+    if head.checksum == _NOBODY or head.fault:
+        return head, code
+    if head.checksum != body_checksum(memoryview(frame)[HEADER_BYTES:]):
         return head._replace(fault="the body does not have this checksum"), code
     return head, code
 

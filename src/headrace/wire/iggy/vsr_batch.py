@@ -36,6 +36,7 @@ from headrace.wire.iggy.userheaders import USER_HEADERS_BYTES_MAX
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
     from headrace.wire.iggy.batch import Positions, Records
 
@@ -95,15 +96,14 @@ def decode_batch(data: memoryview, count: int) -> tuple[memoryview, Positions]:
 
 
 _CHECKSUM_AT = 40
+_METADATA = struct.Struct("<I")
 
 
 def identity_of_send(payload: Buffer) -> bytes:
     """Where a SEND goes and the checksum of its batch, read without a check; empty if cut short."""
-    try:
-        (metadata_bytes,) = struct.unpack_from("<I", payload)
-    except struct.error:
+    if len(payload) < _METADATA.size:
         return b""
-    target = 4 + metadata_bytes
+    target = _METADATA.size + _METADATA.unpack_from(payload)[0]
     at = target + _CHECKSUM_AT
     return bytes(payload[:target]) + bytes(payload[at : at + 8])
 
@@ -138,6 +138,8 @@ def _decode_few(
         raise DecodeError(Status.INVALID_MESSAGES_SIZE, expected=position, found=len(frames))
     if xxhash.xxh3_64_intdigest(covered) != checksum:
         raise DecodeError(Status.INVALID_BATCH_CHECKSUM)
+    if count == 1:
+        return memoryview(area), batch.only_start()
     return memoryview(area), np.array(starts, np.uint32)
 
 
@@ -158,39 +160,49 @@ def _decode_many(
 
     if count * FRAME_HEADER_BYTES > len(frames):
         raise DecodeError(Status.TOO_SMALL_MESSAGE, count=count, length=len(frames))
-    starts = _equal_starts(frames, count)
-    stride = len(frames) // count
-    if starts is None:
-        starts = _walk(frames, count)
-        stride = batch.stride_of(starts, len(frames), FRAME_HEADER_BYTES)
-        found = _gather(frames, starts, stride)
-        lengths = int(found["headers_length"].max()), int(found["payload_length"].max())
-    else:
-        found = _gather(frames, starts, stride)
-        lengths = _LENGTHS.unpack_from(frames, _LENGTHS_AT)
-    _check_frame(*lengths, int(found["reserved"].any()))
-    sums = found["checksum"].copy()
+    starts, stride, words = _gather_words(frames, count)
+    lengths = words[:, _LENGTHS_WORD]
+    longest = int((lengths & np.uint64(_U32_MAX)).max()), int((lengths >> np.uint64(32)).max())
+    _check_frame(*longest, int(words[:, -1].any()))
+    sums = words[:, 0].copy()
     bodies = batch.equal_bodies(frames, stride) if stride else _slices(frames, starts, 8)
     if (batch.checksums(bodies).view("<u8") != sums).any():
         raise DecodeError(Status.INVALID_MESSAGE_CHECKSUM)
     if xxhash.xxh3_64_intdigest(covered + sums.tobytes()) != checksum:
         raise DecodeError(Status.INVALID_BATCH_CHECKSUM)
-    headers = np.zeros(count, batch.header_dtype())
-    headers["id"] = found["id"]
-    headers["origin_timestamp"] = found["timestamp_delta"]
-    headers["origin_timestamp"] += np.uint64(origin_us)
-    headers["headers_length"] = found["headers_length"]
-    headers["payload_length"] = found["payload_length"]
+    headers = np.zeros((count, batch.HEADER_BYTES // 8), "<u8")
+    headers[:, 1:3] = words[:, 1:3]  # id
+    headers[:, 5] = (words[:, 3] >> np.uint64(32)) + np.uint64(origin_us)
+    headers[:, 6] = lengths
     return _move(frames, starts, stride, headers, FRAME_HEADER_BYTES)
 
 
-def _equal_starts(frames: memoryview, count: int) -> Positions | None:
-    """Where frames of the same lengths start, the usual case in bulk; None for others."""
+_LENGTHS_WORD = 4  # of a frame's header, taken as six numbers of eight bytes
+
+
+def _gather_words(frames: memoryview, count: int) -> tuple[Positions, int, Any]:
+    """Where frames start, their size if it is the same for all, and copies of their headers.
+
+    Frames of one size, the usual case in bulk, are not walked.
+    """
+    import numpy as np
+
+    stride, rest = divmod(len(frames), count)
     size = FRAME_HEADER_BYTES + sum(_LENGTHS.unpack_from(frames, _LENGTHS_AT))
-    if count * size != len(frames):
-        return None
-    lengths = batch.column(frames, size, _LENGTHS_AT, "<u8")[:, 0]
-    return batch.equal_starts(count, size) if (lengths == lengths[0]).all() else None
+    if not rest and size == stride:
+        words = _words(np.ndarray(count, "V48", frames, 0, (stride,)).copy(), count)
+        lengths = words[:, _LENGTHS_WORD]
+        if (lengths == lengths[0]).all():
+            return batch.equal_starts(count, stride), stride, words
+    starts = _walk(frames, count)
+    stride = batch.stride_of(starts, len(frames), FRAME_HEADER_BYTES)
+    return starts, stride, _words(batch.items(frames, FRAME_HEADER_BYTES)[starts], count)
+
+
+def _words(gathered: Any, count: int) -> Any:
+    import numpy as np
+
+    return np.ndarray((count, FRAME_HEADER_BYTES // 8), "<u8", gathered)
 
 
 def _walk(frames: memoryview, count: int) -> Positions:
@@ -210,11 +222,7 @@ def _walk(frames: memoryview, count: int) -> Positions:
     return np.array(starts, np.uint32)
 
 
-def _gather(frames: Any, starts: Positions, stride: int) -> Records:
-    import numpy as np
-
-    if stride:
-        return np.ndarray(len(starts), _frame_dtype(), frames, 0, (stride,))
+def _gather(frames: Any, starts: Positions) -> Records:
     return batch.items(frames, FRAME_HEADER_BYTES)[starts].view(_frame_dtype())
 
 
@@ -226,7 +234,7 @@ def _slices(area: Buffer, starts: Positions, skip: int) -> Any:
 
 
 def _move(
-    area: Buffer, starts: Positions, stride: int, headers: Records, before: int, room: int = 0
+    area: Buffer, starts: Positions, stride: int, headers: NDArray[Any], before: int, room: int = 0
 ) -> tuple[memoryview, Positions]:
     """Put `headers` in the place of those that the messages had, which took `before` bytes.
 
@@ -234,7 +242,7 @@ def _move(
     """
     import numpy as np
 
-    after, count = headers.dtype.itemsize, len(headers)
+    after, count = headers.nbytes // len(headers), len(headers)
     total = len(area) + count * (after - before)
     if stride:
         out = np.empty(room + total, np.uint8)
@@ -252,7 +260,7 @@ def _move(
         return memoryview(bytearray().join(pieces)), moved.astype(np.uint32)
     out = np.empty(room + total, np.uint8)
     messages = out[room:]
-    batch.items(messages, after)[moved] = headers.view(f"V{after}")
+    batch.items(messages, after)[moved] = np.ndarray(count, f"V{after}", headers)
     lengths = np.diff(starts.astype(np.int64), append=len(area)) - before
     kept = np.frombuffer(area, np.uint8)[_bodies_mask(before, lengths)]
     messages[_bodies_mask(after, lengths)] = kept
@@ -384,7 +392,7 @@ def _decode_polled(data: memoryview, count: int) -> memoryview:
     _, base_offset, base_us, origin_us, *_ = _HEADER.unpack_from(data)
     area, starts = decode_batch(data, count)
     frames = data[BATCH_HEADER_BYTES:]
-    found = _gather(frames, _walk(frames, count), 0)
+    found = _gather(frames, _walk(frames, count))
     stamps = np.empty(count, np.dtype([("offset", "<u8"), ("at", "<u8"), ("origin", "<u8")]))
     stamps["offset"] = np.uint64(base_offset) + found["offset_delta"].astype("<u8")
     stamps["at"] = np.uint64(base_us) + found["timestamp_delta"].astype("<u8")
