@@ -13,6 +13,7 @@ from headrace.pipeline import packages, versions
 from headrace.pipeline.journal import ApplicationRecord
 from headrace.pipeline.launcher import Launcher, VersionedLauncher
 from headrace.pipeline.plan import LogicalPlan
+from headrace.pipeline.roster import plan_of
 from headrace.pipeline.scripts import RUN_SCRIPT
 from headrace.runtime.interfaces import Executor, Runtime
 from headrace.wire.umbilical import messages as m
@@ -148,8 +149,9 @@ def make_record(
     if before is not None:
         record.start_window_ms = before.start_window_ms
         record.run, record.committed = before.run, before.committed
-        record.operator_ids = versions.rename_keys(before.operator_ids, origins)
-        record.container_ids = versions.rename_keys(before.container_ids, origins)
+        given_out = plan_of(before).identities
+        record.operator_ids = versions.rename_keys(given_out.operators, origins)
+        record.container_ids = versions.rename_keys(given_out.containers, origins)
         record.generations = versions.rename_keys(before.generations, origins)
         record.rollbacks = before.rollbacks
         record.events = list(before.events)

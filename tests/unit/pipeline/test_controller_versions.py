@@ -127,3 +127,31 @@ def test_a_first_deployment_starts_the_application() -> None:
         await controller.close()
 
     simulate(main)
+
+
+def test_operators_keep_their_ids_whatever_comes_and_goes() -> None:
+    async def main(world: World) -> None:
+        controller, launcher = await started(world)
+        launcher.plans |= {
+            b"4": shop(more=("extra",)),
+            b"5": shop(name="income", renamed_from="extra"),
+            b"6": shop(name="income", more=("revenue",)),
+        }
+        launcher.states |= {b"4": ["a"], b"5": ["a"], b"6": ["a"]}
+
+        async def ids(code: bytes) -> dict[str, int]:
+            await controller.deploy(version(code))
+            await world.sleep(5)
+            return {one["name"]: one["id"] for one in controller.show("shop")["operators"]}
+
+        assert await ids(b"4") == {"orders": 1, "valid": 2, "revenue": 3, "extra": 4}
+        assert await ids(b"5") == {"orders": 1, "valid": 2, "income": 4}
+        assert (await ids(b"6"))["income"] == 4
+        checkpoints = {
+            info.name: info.context_attributes.get("CHECKPOINT_NAME") for info in launcher.deployed
+        }
+        assert checkpoints["income"] == "extra"
+        assert checkpoints["revenue"] == "revenue~2", "not the one that was removed"
+        await controller.close()
+
+    simulate(main)
