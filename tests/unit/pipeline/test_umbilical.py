@@ -27,6 +27,8 @@ from headrace.runtime.interfaces import Runtime
 from headrace.runtime.simulated import Simulation
 from headrace.wire.umbilical import calls, codec, rpc
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.sasl import Credential
+from headrace.wire.umbilical.tokens import Token
 
 PATH = "/data/applications/shop"
 CLIENT_ID = b"0123456789abcdef"
@@ -144,6 +146,33 @@ def test_a_repeated_call_gets_the_first_answer() -> None:
         assert server.statistics()["calls_repeated"] == 2
         for connection in (first, second, other):
             await connection.close()
+        await server.close()
+
+    simulate(main)
+
+
+def test_nobody_gets_the_answer_that_was_made_for_another() -> None:
+    def look_up(identifier: bytes) -> Credential:
+        return Credential(identifier.decode(), b"password")
+
+    async def whoami(body: bytes, caller: str) -> bytes:
+        return caller.encode()
+
+    async def main(simulation: Simulation) -> None:
+        server = HadoopRpcServer(
+            simulation.runtime("c"),
+            calls.PROTOCOL_NAME,
+            calls.PROTOCOL_VERSION,
+            {"whoami": whoami},
+            look_up=look_up,
+        )
+        await server.start("c", 0)
+        for name in (b"one", b"two"):  # with the same client id and call id
+            token = Token(name, b"password")
+            connection = await connect(simulation.runtime("k"), server, token=token)
+            assert await connection.call(1, "whoami", b"") == name
+            await connection.close()
+        assert server.statistics()["calls_repeated"] == 0
         await server.close()
 
     simulate(main)
