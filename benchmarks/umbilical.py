@@ -57,7 +57,7 @@ _PLAN = {
 def run() -> Iterator[dict[str, Any]]:
     percent, heartbeats = run_loop(_measure())
     yield {
-        "name": f"controller, {CONTAINERS} containers",
+        "name": f"controller, {CONTAINERS} containers (lower is better)",
         "value": percent,
         "unit": "% of a core",
         "limit": LIMIT_PERCENT,
