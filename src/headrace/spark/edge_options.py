@@ -7,8 +7,9 @@ topic                   `_pipeline.<application>/<stream>`; address and credenti
 alignWith               other edges that the same query reads, separated by commas: a batch ends at
                         a window that all of them have closed
 startingWindow          hex; the first batch reads windows after it. Default: the oldest there are
-maxWindowsPerTrigger,   limits of a batch; one application window is always read
-maxRowsPerTrigger, maxBytesPerTrigger
+maxWindowsPerTrigger,   limits of a batch; one application window is always read. Default: 256 MiB,
+maxRowsPerTrigger,      so that a query that was away for long comes back in several steps
+maxBytesPerTrigger
 applicationWindowCount, batches end at application windows, on the application's grid
 windowMillis, startWindowMillis
 partitionMask,          only rows whose hash, masked, is one of the keys, separated by commas
@@ -44,6 +45,7 @@ EDGE_OPTIONS = (
 )
 
 WINDOW_MS = 500
+BATCH_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def parse_edge(options: Mapping[str, str]) -> EdgeOptions:
         limits=EdgeLimits(
             windows_max=_number(given, "maxWindowsPerTrigger") or None,
             rows_max=_number(given, "maxRowsPerTrigger") or None,
-            bytes_max=_number(given, "maxBytesPerTrigger") or None,
+            bytes_max=_number(given, "maxBytesPerTrigger") or BATCH_BYTES,
         ),
         application=_application(given),
         share=_share(given),

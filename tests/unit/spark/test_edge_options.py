@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.spark.edge_offsets import NO_LIMITS, Share
+from headrace.spark.edge_offsets import EdgeLimits, Share
 from headrace.spark.edge_options import parse_edge, reads_windows
 from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid, format_window
 
@@ -18,7 +18,7 @@ def test_an_edge_needs_nothing_but_its_topic() -> None:
     options = parse_edge(TOPIC)
     assert (options.target.stream, options.target.topic) == ("_pipeline.shop", "valid")
     assert (options.starting, options.skip_until, options.share) == (None, NO_WINDOW, None)
-    assert options.limits == NO_LIMITS
+    assert options.limits == EdgeLimits(bytes_max=256 << 20)
     assert options.application is None
 
 
