@@ -17,6 +17,7 @@ from typing import Any
 BENCHMARKS = (
     "iggy_codec", "storage_append", "streams_latency", "log_append", "log_fetch",
     "broker_send_poll", "umbilical", "spark_read", "spark_json", "spark_sink", "spark_latency",
+    "pipeline_overhead",
 )  # fmt: skip
 REPORT = Path(__file__).parent / "report"
 

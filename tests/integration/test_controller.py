@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -16,8 +17,9 @@ import pytest
 from headrace.config.controller import ControllerSettings
 from headrace.errors import DeadlineError, InvalidArgumentError
 from headrace.pipeline.controller import Controller
-from headrace.pipeline.launcher import LocalLauncher
+from headrace.pipeline.launcher import LaunchRequest, LocalLauncher
 from headrace.pipeline.packages import PackageSpec
+from headrace.pipeline.resources import Resources
 from headrace.runtime.system import system_runtime
 from tests.unit.pipeline.test_controller import MemoryLog
 
@@ -203,3 +205,47 @@ async def test_the_containers_environment(tmp_path: Path) -> None:
         await launcher.describe(str(tmp_path), "shop.py", work_folder=str(tmp_path), timeout=20.0)
     assert "HEADRACE_BROKER" in str(caught.value)
     assert "HEADRACE_PASSWORD" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("master", "expected"),
+    [
+        (
+            "local",
+            {"HEADRACE_SPARK_MASTER": "local[3]", "spark.driver.memory": "700m"},
+        ),
+        (
+            "spark://host:7077",
+            {
+                "HEADRACE_SPARK_MASTER": "spark://host:7077",
+                "spark.driver.memory": "700m",
+                "spark.cores.max": "3",
+                "spark.executorEnv.HEADRACE_TOKEN": "hidden",
+            },
+        ),
+    ],
+    ids=["local", "standalone"],
+)
+async def test_where_spark_runs(master: str, expected: dict[str, str], tmp_path: Path) -> None:
+    launcher = LocalLauncher(
+        system_runtime(),
+        broker="127.0.0.1:1",
+        environment={"PATH": os.environ["PATH"]},
+        login={"HEADRACE_TOKEN": "hidden"},
+        command=(sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))"),
+        master=master,
+        spark_conf={"spark.eventLog.enabled": "false"},
+    )
+    (tmp_path / "logs").mkdir()
+    request = LaunchRequest(
+        "c.1", str(tmp_path), "/p", "p.py", False, resources=Resources(700, 0, 3)
+    )
+    process = await launcher.launch(request)
+    assert await process.wait() == 0
+    told = json.loads((tmp_path / "logs" / "c.1.log").read_text())
+    found = {
+        name.removeprefix("HEADRACE_SPARK_CONF_"): value
+        for name, value in told.items()
+        if "SPARK_CONF" in name or name == "HEADRACE_SPARK_MASTER"
+    }
+    assert found == {**expected, "spark.eventLog.enabled": "false"}

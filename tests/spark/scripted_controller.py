@@ -97,6 +97,7 @@ class ScriptedController:
             for one in heartbeat.stats.operators
             if one.node_id == operator
             for stats in one.window_stats
+            if stats.window_count  # else it only tells how far a long batch is
         ]
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:

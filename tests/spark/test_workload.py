@@ -119,7 +119,13 @@ def test_what_is_there_is_processed_then_it_ends(
     rows = stored(tmp_path)
     assert [row[0] for row in rows] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert [row[3] for row in rows] == [False] * 3
-    reported = [stats for beat in beats if beat.node_id == 2 for stats in beat.window_stats]
+    reported = [
+        stats
+        for beat in beats
+        if beat.node_id == 2
+        for stats in beat.window_stats
+        if stats.window_count  # else it only tells how far a long batch is
+    ]
     assert [(stats.batch_id, stats.window_id) for stats in reported] == [
         (row[1], row[2]) for row in rows
     ]

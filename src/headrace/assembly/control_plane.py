@@ -185,6 +185,8 @@ class ControlPlane:
                     "HEADRACE_TOKEN": token,
                     **({} if trust is None else trust.environment()),
                 },
+                master=settings.controller.master,
+                spark_conf=settings.controller.spark_conf,
             ),
             edges=BrokerEdges(connect_edges),
             secret=secret,

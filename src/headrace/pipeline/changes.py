@@ -93,6 +93,32 @@ class Changes(Deployment):
         """The broker was out of reach: the next tick tries again."""
         self._reset_due = True
 
+    def on_checkpoint_lost(self, names: Iterable[str], reason: str, now_ms: int) -> list[Action]:
+        """A query's checkpoint is gone, or belongs to something else: all that reads it is
+        computed again from the beginning, if what that takes is still kept and nobody was promised
+        that a row comes once. Otherwise the application fails: nothing is guessed."""
+        if self.phase is not Phase.RUNNING or self.record.rollback is not None:
+            return []
+        affected = self.downstream_of(names)
+        strict = [
+            name
+            for name in sorted(affected)
+            for one in self.named(name)[:1]
+            if self.plan.attribute(one.physical, "PROCESSING_MODE") == "EXACTLY_ONCE"
+        ]
+        if strict:
+            return self._fail(f"{reason}; {', '.join(strict)} may not publish rows twice", now_ms)
+        if any(one.cascaded for name in names for one in self.named(name)):
+            return self._fail(f"{reason}, again after everything was started anew", now_ms)
+        try:
+            actions = self.on_rollback(NO_WINDOW, now_ms, names, reason)
+        except InvalidArgumentError as error:
+            return self._fail(f"{reason}; {error}", now_ms)
+        for name in names:
+            for one in self.named(name):
+                one.cascaded = True
+        return actions
+
     def on_replay(self, name: str, starting: str, now_ms: int) -> list[Action]:
         """Read a topic again, from `starting` (as in Application.topic): what reads it in its
         container starts under a new checkpoint, and so without its state."""

@@ -45,6 +45,7 @@ from headrace.wire.umbilical.tokens import Token
 log = get_logger(__name__)
 
 PENDING_SECONDS = 0.5  # until the next heartbeat when the controller has more to say
+PASS_SECONDS = 1.0  # between two looks at queries with nothing to do
 SPARK_THREADS = 2  # one may be starting queries for a long while
 
 
@@ -97,6 +98,7 @@ class Container:
         path = settings.umbilical_path or settings.application_path
         self._umbilical = UmbilicalClient(runtime, path, token)
         self._spark = runtime.executor("spark", SPARK_THREADS)
+        self._windows = runtime.executor("windows", 1)
         self._workload: AnyWorkload | None = None
         self._deploying: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -115,7 +117,12 @@ class Container:
             self._workload = make_workload(self._runtime, self._settings, context)
             self._vitals = Vitals.from_context(context)
             await self._umbilical.log(self._id, "entering the heartbeat loop")
-            await self._heartbeats(self._workload, context)
+            passing = asyncio.create_task(self._pass_windows(self._workload))
+            try:
+                await self._heartbeats(self._workload, context)
+            finally:
+                passing.cancel()
+                await asyncio.wait([passing])
         except Exception as error:  # the controller out of reach, the JVM gone: nothing is left
             log.error("container_failed", container=self._id, reason=_text(error))
             self._failed = True
@@ -143,6 +150,15 @@ class Container:
                 self._deploying.result()  # a failed deployment ends the container
                 self._deploying = None
 
+    async def _pass_windows(self, workload: AnyWorkload) -> None:
+        """Beside the heartbeats, which must not wait for a broker that is away."""
+        while True:
+            await self._runtime.clock.sleep(PASS_SECONDS)
+            try:
+                await self._windows.run(workload.pass_windows, self._runtime.clock.now_ms())
+            except Exception as error:  # the next round tries again, and a batch would tell
+                log.warning("windows_not_passed", container=self._id, reason=_text(error))
+
     async def _sleep(self, seconds: float) -> None:
         """Until the time is over, a stop, or the end of a deployment: that is worth telling."""
         waiting: set[asyncio.Future[object]] = {asyncio.ensure_future(self._stop.wait())}
@@ -166,6 +182,7 @@ class Container:
             memory_mb_free=free_mb,
             gc_collection_time=gc_ms,
             gc_collection_count=gc_count,
+            restart_requested=workload.is_broken(),
             stats=ContainerStats(
                 self._id, self._complete(workload.heartbeats(now_ms, interval_ms))
             ),
@@ -214,6 +231,8 @@ class Container:
         for request in response.node_requests:
             if request.request_type is RequestType.SET_LOG_LEVEL:
                 set_python_levels(request.target_levels)
+        if response.node_requests:
+            await self._spark.run(workload.handle, response.node_requests)
         if response.stack_trace_required:
             self._stack_trace = await self._spark.run(workload.stack_trace)
 
@@ -249,6 +268,7 @@ class Container:
             except Exception as error:  # a JVM that is gone cannot be stopped
                 log.warning("spark_stop_failed", container=self._id, reason=_text(error))
         self._spark.close()
+        self._windows.close()
         await self._umbilical.close()
 
 

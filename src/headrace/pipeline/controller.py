@@ -198,8 +198,8 @@ class Controller(Operations):
             text = request.msg[:MESSAGE_CHARACTERS_MAX]
             log.warning("container_error", container=request.container_id, text=text)
             async with running.lock:
-                running.application.on_error(request, self._now_ms())
-                await self._perform(running, [])
+                actions = running.application.on_error(request, self._now_ms())
+                await self._perform(running, actions)
         return m.ReportErrorResponse()
 
     async def process_heartbeat(

@@ -12,6 +12,7 @@ from headrace.wire.umbilical import attributes
 from headrace.wire.umbilical import messages as m
 
 ARROW = {CODEC_ID: m.StreamCodec("arrow")}  # rows between containers travel as Arrow batches
+CHECKPOINT_LOST = "checkpoint lost: "  # what a container's report of that begins with
 
 # Attributes that only the controller sets.
 TOPIC = "TOPIC"  # of a remote port: where its rows are

@@ -222,7 +222,7 @@ class Deployment(Supervision):
     def _on_checkpoint(self, container: Container, now_ms: int) -> None:
         """Progress: whatever went wrong before is over, for everything in this container."""
         for operator in container.operators:
-            operator.failures = 0
+            operator.failures, operator.cascaded = 0, False
         if container.lost_ms is not None:
             container.recovery_ms = now_ms - container.lost_ms
             container.lost_ms = None

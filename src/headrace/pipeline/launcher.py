@@ -104,12 +104,12 @@ class LocalLauncher:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     login: Mapping[str, str] = field(default_factory=dict, repr=False)
     command: Sequence[str] = (sys.executable, "-m", CONTAINER_MODULE)
+    master: str = "local"
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
 
     async def launch(self, request: LaunchRequest) -> Process:
-        resources = request.resources
         environment = {
-            "HEADRACE_SPARK_MASTER": f"local[{resources.cores or '*'}]",
-            f"{SPARK_CONF}spark.driver.memory": f"{resources.heap_mb}m",
+            **self._spark(request),
             **await self._environment(
                 request.package_folder, request.entry, request.application_path
             ),
@@ -125,6 +125,22 @@ class LocalLauncher:
             output=request.log_path,
             outlives=True,
         )
+
+    def _spark(self, request: LaunchRequest) -> dict[str, str]:
+        """The session's master and settings. PySpark starts its JVM by spark-submit in client mode,
+        so the driver is our child wherever its executors run; they need the code, and the login,
+        that it has."""
+        resources = request.resources
+        local = self.master == "local"
+        conf = {"spark.driver.memory": f"{resources.heap_mb}m"}
+        if not local:
+            conf |= {f"spark.executorEnv.{name}": value for name, value in self.login.items()}
+            if resources.cores:
+                conf["spark.cores.max"] = str(resources.cores)
+        return {
+            "HEADRACE_SPARK_MASTER": f"local[{resources.cores or '*'}]" if local else self.master,
+            **{f"{SPARK_CONF}{name}": value for name, value in {**conf, **self.spark_conf}.items()},
+        }
 
     async def adopt(self, container_id: str, application_path: str) -> Process | None:
         return await self.runtime.processes.adopt(

@@ -138,6 +138,7 @@ class Operator:
     until: int | None = None  # likewise: end when everything up to this window is read
     held: bool = False  # not to be deployed for now
     sent: bool = False  # its deployment is on its way, or done
+    cascaded: bool = False  # it began anew because its checkpoint was lost; until its next one
     stale: bool = False  # what is on its way is out of date: undeploy it when it has started
     last_error: str = ""
     progress_ms: int = 0  # when it last did something, or had nothing to do

@@ -25,6 +25,7 @@ from headrace.wire.umbilical.messages import (
     OperatorDeployInfo,
     OperatorHeartbeat,
     OperatorStats,
+    StramToNodeRequest,
     StreamingContainerContext,
 )
 
@@ -118,6 +119,15 @@ class ScriptWorkload:
                 )
             )
         return tuple(beats)
+
+    def handle(self, requests: Sequence[StramToNodeRequest]) -> None:
+        """A script's queries are its own: nobody changes them from outside."""
+
+    def pass_windows(self, now_ms: int) -> None:
+        """Nobody reads a script's queries by windows."""
+
+    def is_broken(self) -> bool:
+        return False
 
     def take_failures(self) -> list[tuple[tuple[int, ...], str]]:
         failures, self._failures = self._failures, []

@@ -11,7 +11,7 @@ from __future__ import annotations
 from headrace.config.controller import ControllerSettings
 from headrace.errors import NotFoundError
 from headrace.ids import OperatorId, WindowId
-from headrace.pipeline.deploy import init_context
+from headrace.pipeline.deploy import CHECKPOINT_LOST, init_context
 from headrace.pipeline.deployment import Outcome
 from headrace.pipeline.edges import purge_window
 from headrace.pipeline.events import EventType
@@ -171,7 +171,7 @@ class Application(Replanning):
             attempt=container.run,
         )
 
-    def on_error(self, request: m.ReportErrorRequest, now_ms: int) -> None:
+    def on_error(self, request: m.ReportErrorRequest, now_ms: int) -> list[Action]:
         text = request.msg[:ERROR_CHARACTERS_MAX]
         self.last_error = text
         position = request.log_file_info
@@ -190,6 +190,10 @@ class Application(Replanning):
             operator.last_error = text
             name = operator.physical.logical.name
             self._event(now_ms, EventType.OPERATOR_ERROR, text, operator=name, **data)
+        if known and text.startswith(CHECKPOINT_LOST):
+            names = [one.physical.logical.name for one in known if one.physical.query]
+            return self.on_checkpoint_lost(names, text, now_ms)
+        return []
 
     def on_stack_trace_wanted(self, container_id: str) -> Container:
         container = self._find(container_id)

@@ -117,6 +117,11 @@ class WindowLog:
         if window > self.passed():
             self._write(_IDLE, window=window)
 
+    def newest_at(self, window: WindowId) -> int:
+        """The newest batch of this window or an earlier one, -1 for none."""
+        batches = [batch for batch in self._batches() if self._read(batch)[0] <= window]
+        return batches[-1] if batches else -1
+
     def roll_back(self, window: WindowId) -> int:
         """Forget every later window; returns the newest batch that is left, -1 for none.
 

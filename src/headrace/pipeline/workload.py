@@ -1,25 +1,37 @@
 """The operators that run in this container: their Spark session, queries, checkpoints, windows.
 
 Blocking throughout; `container.py` calls it from threads. Operators deployed together whose names
-lead to the same terminal stage are fused in one streaming query; what each query has is its own
-checkpoint, `<application path>/<checkpoint folder>/<terminal>`, with a lock beside it, because
-Spark's fastest checkpoint files do not guard against a second writer.
+lead to the same terminal stage are fused in one streaming query, and so is each stream that other
+containers read; what each query has is its own checkpoint,
+`<application path>/<checkpoint folder>/<terminal>`, with a lock beside it, because Spark's fastest
+checkpoint files do not guard against a second writer.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import ConfigError
+from headrace.ids import WindowId
 from headrace.pipeline.application import Application
-from headrace.pipeline.declarations import OUTPUT_PORT, Batch, TopicInput
+from headrace.pipeline.changes import SET_PROPERTY
+from headrace.pipeline.checkpoint_files import roll_back
+from headrace.pipeline.declarations import OUTPUT_PORT, TopicInput
+from headrace.pipeline.deploy import ACTIVATION, CHECKPOINT_LOST, ROLL_BACK_TO, ROLLBACKS, UNTIL
 from headrace.pipeline.hooks import call_hook
 from headrace.pipeline.loading import load_application
+from headrace.pipeline.part import (
+    EdgeOutput,
+    Part,
+    make_part,
+    plain,
+    properties_of,
+    read_edges,
+)
+from headrace.pipeline.query_run import QueryRun, Recording
 from headrace.pipeline.reports import (
     BatchReport,
     Place,
@@ -28,16 +40,20 @@ from headrace.pipeline.reports import (
     with_bad_rows,
 )
 from headrace.pipeline.stack_traces import stack_traces
+from headrace.pipeline.statistics import TASKS_FINISHED
 from headrace.pipeline.versions import CHECKPOINT_NAME
-from headrace.pipeline.windowlog import BatchWindow, WindowLog
-from headrace.pipeline.windows import WindowGrid
-from headrace.runtime.interfaces import Lock, Runtime
+from headrace.pipeline.windowlog import WindowLog
+from headrace.pipeline.windows import NO_WINDOW, WindowGrid
+from headrace.runtime.interfaces import Runtime
 from headrace.wire.umbilical import attributes
 from headrace.wire.umbilical.messages import (
     DeployState,
     OperatorDeployInfo,
     OperatorHeartbeat,
+    OperatorResponse,
     OperatorStats,
+    RequestType,
+    StramToNodeRequest,
     StreamingContainerContext,
 )
 
@@ -45,14 +61,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.pipeline.isolating import FoundRecord
-    from headrace.pipeline.salvage import Salvage
-    from headrace.pipeline.stages import Query
-    from headrace.spark.options import SinkOptions
-    from headrace.spark.queries import ProgressRings, QueryIdentity, RunningQuery
+    from headrace.pipeline.properties import PropertyValues
+    from headrace.pipeline.queries import Query
+    from headrace.spark.edge_sink import EdgeSink
+    from headrace.spark.options import Target
+    from headrace.spark.queries import ProgressRings, RunningQuery
 
 CHECKPOINTS = "checkpoints"  # folder, when the deployment names none
 DEAD_LETTER_TRIGGER = "10 seconds"  # nobody waits for rejected rows
-BATCHES_REMEMBERED = 1024
+EDGE_SUFFIX = "_edge"  # of a query whose stage also publishes to a topic of the user's
 
 
 class WorkloadSettings(Protocol):
@@ -74,64 +91,6 @@ class WorkloadSettings(Protocol):
     def spark_conf(self) -> Any: ...
 
 
-@dataclass(slots=True)
-class _Run:
-    """One query that was started."""
-
-    query: Query
-    windows: WindowLog
-    lock: Lock
-    sink: SinkOptions | None
-    identity: str = ""  # what its output is known by
-    running: RunningQuery | None = None
-    state: DeployState = DeployState.ACTIVE
-    batches: dict[int, tuple[BatchWindow, int]] = field(default_factory=dict)
-
-    salvage: Salvage | None = None  # of a query that keeps no state
-
-    def on_batch(self, frame: DataFrame, batch_id: int, identity: QueryIdentity) -> None:
-        """Called by Spark for every micro-batch, in a thread of its own."""
-        window = self.windows.enter(batch_id)  # on disk before anything is published
-        try:
-            rows = self._deliver(self.query.finish(frame), window, batch_id, identity)
-        except Exception as error:  # whatever it is: either a record is to blame, or it stands
-            publish = partial(self._publish, batch_id=batch_id, identity=identity)
-            rest = self.salvage and self.salvage.rest(error, window.window, batch_id, publish)
-            if rest is None:
-                raise
-            rows = self._deliver(rest, window, batch_id, identity)
-        self.batches[batch_id] = (window, max(rows, 0))
-        self.batches.pop(batch_id - BATCHES_REMEMBERED, None)
-
-    def _deliver(
-        self, frame: DataFrame, window: BatchWindow, batch_id: int, identity: QueryIdentity
-    ) -> int:
-        from headrace.pipeline.stages import give
-
-        if self.sink is not None:
-            key = self.query.key
-            return self._publish(frame, self.sink, key, batch_id=batch_id, identity=identity)
-        batch = Batch(window.window, batch_id, window.replay, self.identity, self.query.mode)
-        return give(self.query, frame, batch)
-
-    def _publish(
-        self,
-        frame: DataFrame,
-        sink: SinkOptions,
-        key: str | None = None,
-        *,
-        batch_id: int,
-        identity: QueryIdentity,
-    ) -> int:
-        from headrace.spark.publish import publish, to_messages
-        from headrace.spark.sink import publisher_name
-        from headrace.spark.windows import Window
-
-        publisher = publisher_name(identity.id, sink.target)
-        window = Window(publisher, identity.run_id, batch_id)
-        return publish(to_messages(frame, key), sink, window)
-
-
 class Workload:
     def __init__(
         self,
@@ -144,63 +103,88 @@ class Workload:
         )
         assert isinstance(width, int)
         self._disk = runtime.disk
+        self._monotonic = runtime.clock.monotonic
         self._settings = settings
         self._grid = WindowGrid(context.start_window_millis, width)
         self._spark: SparkSession | None = None
         self._rings: ProgressRings | None = None
         self._app: Application | None = None
         self._operators: dict[int, OperatorDeployInfo] = {}
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, QueryRun] = {}
         self._failures: list[tuple[tuple[int, ...], str]] = []
+        self._expected: dict[int, OperatorDeployInfo] = {}
+        self._responses: dict[int, list[OperatorResponse]] = {}
 
     def knows(self, operator: int) -> bool:
-        return operator in self._operators
+        return operator in self._operators or operator in self._expected
 
     def expect(self, infos: Sequence[OperatorDeployInfo]) -> None:
-        """From now on these are reported; their queries may take a while to start."""
-        self._operators |= {info.id: info for info in infos}
+        """These are being deployed, which may take a while; they are reported when they run."""
+        self._expected = {info.id: info for info in infos}
 
     def deploy(self, infos: Sequence[OperatorDeployInfo]) -> None:
         """Start every query whose terminal stage is among these operators."""
         app = self._load()
-        self._check(app, infos)
+        known = {**self._operators, **{info.id: info for info in infos}}
+        part = make_part(app, known)
         spark = self._session()
-        from headrace.pipeline.salvage import make_salvage
+        from headrace.pipeline.properties import PropertyValues
         from headrace.pipeline.stages import build_queries
+
+        nothing = f"{self._settings.application_path}/cache/empty"
+        self._disk.make_folder(nothing)
+        given = read_edges(
+            part, spark, address=self._settings.broker, grid=self._grid, folder=nothing
+        )
+        values = PropertyValues(app, properties_of(app, known))
+        queries = build_queries(
+            app,
+            spark,
+            self._read_topic,
+            values,
+            terminals=part.terminals,
+            given=given,
+            outlets={feed: output.topic for feed, output in part.outputs.items()},
+        )
+        owners = {info.name: info for info in infos}
+        for query in _distinct(queries, part):
+            owner = owners.get(query.operators[-1])
+            if owner is not None and query.name not in self._runs:
+                self._start(part, query, owner, values)
+        self._operators = known
+        self._expected = {}
+
+    def _start(
+        self, part: Part, query: Query, owner: OperatorDeployInfo, values: PropertyValues
+    ) -> None:
+        from headrace.pipeline.salvage import make_salvage
         from headrace.spark.queries import start_query
 
-        properties = {info.name: _values(info.properties) for info in infos}
-        properties = {name: values for name, values in properties.items() if name in app.stages}
-        queries = build_queries(app, spark, self._read_topic, properties)
-        owners = {info.name: info for info in infos}
-        for query in queries:
-            owner = owners.get(query.operators[-1])
-            if owner is None or query.name in self._runs:
-                continue
-            relative = checkpoint_of(query.name, owner)
-            checkpoint = f"{self._settings.application_path}/{relative}"
-            run = self._prepare(query, checkpoint)
-            run.identity = f"{app.name}.{relative.partition('/')[2].replace('/', '.')}"
-            run.salvage = make_salvage(
-                app,
-                spark,
-                query,
-                address=self._settings.broker,
-                disk=self._disk,
-                checkpoint=checkpoint,
-                on_found=self._on_bad_record,
-            )
-            self._runs[query.name] = run
-            assert self._rings is not None
-            run.running = start_query(
-                self._rings,
-                query.frame,
-                name=query.name,
-                mode=query.mode,
-                checkpoint=checkpoint,
-                trigger=self._trigger(app, query),
-                on_batch=run.on_batch,
-            )
+        relative = checkpoint_of(query.name, owner)
+        checkpoint = f"{self._settings.application_path}/{relative}"
+        run = self._prepare(part, query, owner, checkpoint)
+        run.values = values
+        run.identity = f"{part.app.name}.{relative.partition('/')[2].replace('/', '.')}"
+        run.salvage = make_salvage(
+            part.app,
+            self._session(),
+            query,
+            address=self._settings.broker,
+            disk=self._disk,
+            checkpoint=checkpoint,
+            on_found=self._on_bad_record,
+        )
+        self._runs[query.name] = run
+        assert self._rings is not None
+        run.running = start_query(
+            self._rings,
+            query.frame,
+            name=query.name,
+            mode=query.mode,
+            checkpoint=checkpoint,
+            trigger=self._trigger(part, query),
+            on_batch=run.on_batch,
+        )
 
     def undeploy(self, operators: Sequence[int]) -> None:
         """Stop every query that one of these operators is part of, and forget them."""
@@ -211,6 +195,45 @@ class Workload:
                 del self._runs[name]
         for each in operators:
             self._operators.pop(each, None)
+            self._responses.pop(each, None)
+
+    def handle(self, requests: Sequence[StramToNodeRequest]) -> None:
+        """What the controller asks of operators; answers go with the next heartbeat."""
+        for request in requests:
+            info = self._operators.get(request.operator_id)
+            if info is None:
+                continue
+            try:
+                answer = self._handle(info.name, request)
+            except ConfigError as error:
+                answer = str(error)
+            response = OperatorResponse(request.request_id, answer)
+            self._responses.setdefault(request.operator_id, []).append(response)
+
+    def _handle(self, operator: str, request: StramToNodeRequest) -> str:
+        """Empty when it was done."""
+        runs = [run for run in self._runs.values() if operator in run.query.operators]
+        if request.request_type is RequestType.CUSTOM and request.cmd == SET_PROPERTY:
+            for run in runs:
+                for name, value in request.arguments.items():
+                    assert run.values is not None
+                    run.values.set(operator, name, plain(value))
+            return ""
+        if request.request_type is RequestType.SET_LOG_LEVEL:
+            return ""  # the process's, not an operator's
+        if request.request_type not in (RequestType.START_RECORDING, RequestType.STOP_RECORDING):
+            raise ConfigError(f"a container knows no request {request.request_type.name}")
+        leaving = [run for run in runs if run.query.operators[-1] == operator]
+        if not leaving:
+            others = sorted({run.query.operators[-1] for run in runs})
+            raise ConfigError(
+                f"{operator} is fused; its rows can be seen where they leave: {', '.join(others)}"
+            )
+        for run in leaving:
+            folder = f"{self._settings.application_path}/recordings/{request.recording_id}"
+            start = request.request_type is RequestType.START_RECORDING
+            run.recording = Recording(folder, request.num_windows) if start else None
+        return ""
 
     def heartbeats(self, now_ms: int, interval_ms: int) -> tuple[OperatorHeartbeat, ...]:
         """One per operator, with the windows that were finished since the last call."""
@@ -222,6 +245,7 @@ class Workload:
                 states[name] = max(states.get(name, run.state), run.state)
                 if self._owner(name) is run:
                     stats[name] = [self._stats(report, run, name) for report in reports]
+                    stats[name] += _note(run) if name == run.query.operators[-1] else ()
         return tuple(
             OperatorHeartbeat(
                 node_id=id_,
@@ -229,9 +253,33 @@ class Workload:
                 generated_tms=now_ms,
                 interval_ms=interval_ms,
                 window_stats=tuple(stats.get(info.name, ())),
+                request_response=tuple(self._responses.pop(id_, ())),
             )
             for id_, info in list(self._operators.items())
         )
+
+    def is_broken(self) -> bool:
+        """Whether Spark has stopped under its queries: nothing here can go on."""
+        if self._spark is None:
+            return False
+        from headrace.spark.queries import is_stopped
+
+        return is_stopped(self._spark)
+
+    def pass_windows(self, now_ms: int) -> None:
+        """What queries with nothing to do, or at their end, tell those who read them. It asks the
+        broker, who may be away: so it is not part of a heartbeat."""
+        for run in list(self._runs.values()):
+            if run.running is None or run.state is not DeployState.ACTIVE:
+                continue
+            status = run.running.status()
+            if status.active and run.is_caught_up():
+                run.running.stop()
+            elif status.active:
+                run.pass_windows(self._grid, now_ms)
+            elif not status.error and not run.end_told:
+                run.end(self._grid)
+                run.end_told = True
 
     def take_failures(self) -> list[tuple[tuple[int, ...], str]]:
         """(operators, message) of queries that failed since the last call."""
@@ -268,17 +316,6 @@ class Workload:
             self._app = load_application(self._settings.package, self._settings.entry)
         return self._app
 
-    def _check(self, app: Application, infos: Sequence[OperatorDeployInfo]) -> None:
-        """Nothing is imported by a name from the wire; the names must be the package's own."""
-        for info in infos:
-            stage = app.stages.get(info.name)
-            declared = stage.reference if stage is not None else ""
-            if info.name not in app.topics and (stage is None or info.function != declared):
-                raise ConfigError(
-                    f"the controller deploys {info.name} as {info.function!r}, "
-                    f"the package declares {declared or 'no such operator'}"
-                )
-
     def _session(self) -> SparkSession:
         if self._spark is None:
             from headrace.spark.queries import ProgressRings
@@ -297,43 +334,77 @@ class Workload:
         assert self._spark is not None
         return read_stream(self._spark, topic, columns, address=self._settings.broker)
 
-    def _prepare(self, query: Query, checkpoint: str) -> _Run:
+    def _prepare(
+        self, part: Part, query: Query, owner: OperatorDeployInfo, checkpoint: str
+    ) -> QueryRun:
         from headrace.spark.options import parse_sink
         from headrace.spark.server import connect
 
         self._disk.make_folder(checkpoint)
         lock = self._disk.lock(f"{checkpoint}.lock")
-        sink = None
-        if query.topic is not None:
-            sink = parse_sink({"address": self._settings.broker, "topic": query.topic})
-            connect(sink.target).create_topic(sink.target)
-        return _Run(query, WindowLog(self._disk, checkpoint, self._grid), lock, sink)
+        windows = WindowLog(self._disk, checkpoint, self._grid)
+        target = owner.context_attributes.get(ROLL_BACK_TO)
+        if isinstance(target, int):
+            roll_back(self._disk, checkpoint, windows, WindowId(target))
+        activation = owner.context_attributes.get(ACTIVATION)
+        if isinstance(activation, int) and activation >= 0 and windows.last() == NO_WINDOW:
+            windows.start_after(WindowId(activation))
+        run = QueryRun(query, windows, lock, self._disk, self._monotonic)
+        run.at_most_once = owner.context_attributes.get("PROCESSING_MODE") == "AT_MOST_ONCE"
+        rollbacks = owner.context_attributes.get(ROLLBACKS)
+        if isinstance(rollbacks, int) and rollbacks:
+            run.publisher_suffix = f"/{rollbacks}"
+        until = owner.context_attributes.get(UNTIL)
+        run.until = WindowId(until) if isinstance(until, int) else None
+        run.reads = tuple(self._target(one.topic) for one in part.above(query.operators).values())
+        run.reads_topics = any(name in part.app.topics for name in query.operators)
+        output = part.outputs.get(query.name.removesuffix(EDGE_SUFFIX))
+        if output is not None and query.topic == output.topic:
+            run.edge = self._edge(query, output)
+        elif query.topic is not None:
+            options = {"address": self._settings.broker, "topic": query.topic}
+            if owner.context_attributes.get("PROCESSING_MODE") == "EXACTLY_ONCE":
+                options["delivery"] = "exactly-once"  # refused where it cannot be
+            run.sink = parse_sink(options)
+            connect(run.sink.target).create_topic(run.sink.target)
+        return run
 
     def _on_bad_record(self, found: FoundRecord, window: str) -> None:
         ids = tuple(id_ for id_, info in self._operators.items() if info.name == found.operator)
         self._failures.append((ids, found.describe(window)))
 
-    def _trigger(self, app: Application, query: Query) -> str | None:
+    def _target(self, topic: str) -> Target:
+        from headrace.spark.options import parse_sink
+
+        return parse_sink({"address": self._settings.broker, "topic": topic}).target
+
+    def _edge(self, query: Query, output: EdgeOutput) -> EdgeSink:
+        from headrace.spark.edge_sink import EdgeSink
+
+        key: tuple[str, ...] = ()
+        if output.key is not None:
+            key = tuple(query.frame.columns if output.key == "*" else output.key.split(","))
+        return EdgeSink(
+            self._target(output.topic), output.publisher, output.partition, output.epoch, key
+        )
+
+    def _trigger(self, part: Part, query: Query) -> str | None:
         if self._settings.available_now:
             return None
-        declared = app.stages.get(query.name)
-        return app.trigger if declared is not None else DEAD_LETTER_TRIGGER
+        declared = query.name in part.app.stages or query.name in part.outputs
+        return part.app.trigger if declared else DEAD_LETTER_TRIGGER
 
-    def _owner(self, operator: str) -> _Run | None:
+    def _owner(self, operator: str) -> QueryRun | None:
         """The query whose windows an operator reports: the first one that it is part of, those of
         dead letters last, because they run now and then."""
         runs = [run for run in self._runs.values() if operator in run.query.operators]
         return min(runs, key=lambda run: run.query.letters, default=None)
 
-    def _reports(self, run: _Run) -> list[BatchReport]:
+    def _reports(self, run: QueryRun) -> list[BatchReport]:
         if run.running is None:
             return []
         if run.state is DeployState.ACTIVE:
-            status = run.running.status()
-            if not status.active:
-                run.state = DeployState.FAILED if status.error else DeployState.SHUTDOWN
-                if status.error:
-                    self._failures.append((self._ids(run), status.error))
+            self._look_after(run, run.running)
         from headrace.spark.losses import skipped
 
         reports = []
@@ -346,11 +417,24 @@ class Workload:
                 reports.append(with_bad_rows(report, bad))
         return reports
 
-    def _ids(self, run: _Run) -> tuple[int, ...]:
+    def _look_after(self, run: QueryRun, running: RunningQuery) -> None:
+        status = running.status()
+        if status.active:
+            return
+        if run.stopped_at is not None:
+            run.state = DeployState.SHUTDOWN
+        elif status.error:
+            run.state = DeployState.FAILED
+            lost = CHECKPOINT_LOST if run.checkpoint_lost else ""
+            self._failures.append((self._ids(run), f"{lost}{status.error}"))
+        elif run.end_told or run.edge is None:
+            run.state = DeployState.SHUTDOWN
+
+    def _ids(self, run: QueryRun) -> tuple[int, ...]:
         names = set(run.query.operators)
         return tuple(id_ for id_, info in self._operators.items() if info.name in names)
 
-    def _stats(self, report: BatchReport, run: _Run, operator: str) -> OperatorStats:
+    def _stats(self, report: BatchReport, run: QueryRun, operator: str) -> OperatorStats:
         stage = self._load().stages.get(operator)
         query = run.query
         place = Place(
@@ -364,7 +448,7 @@ class Workload:
         )
         return operator_stats(report, self._grid, place)
 
-    def _end(self, run: _Run) -> None:
+    def _end(self, run: QueryRun) -> None:
         if run.running is not None:
             run.running.stop()
         run.lock.release()
@@ -389,8 +473,27 @@ def checkpoint_of(query: str, owner: OperatorDeployInfo) -> str:
     return f"{owner.checkpoint_folder or CHECKPOINTS}/{identity}{rest}"
 
 
-def _values(properties: Any) -> dict[str, Any]:
-    return {
-        name: json.loads(value.text) if hasattr(value, "text") else value
-        for name, value in properties.items()
-    }
+def _distinct(queries: Sequence[Query], part: Part) -> list[Query]:
+    """A stream that leaves for a topic of the user's and for other containers is two queries."""
+    found = []
+    for query in queries:
+        both = query.name in part.outputs and query.name in part.app.stages
+        stage = part.app.stages.get(query.name)
+        if both and query.topic == part.outputs[query.name].topic and stage and stage.to:
+            query = replace(query, name=f"{query.name}{EDGE_SUFFIX}")
+        found.append(query)
+    return found
+
+
+def _note(run: QueryRun) -> tuple[OperatorStats, ...]:
+    """Of a batch that takes long: how far it has come, under the window before it."""
+    finished = run.long_batch()
+    if finished is None:
+        return ()
+    return (
+        OperatorStats(
+            window_id=run.windows.passed(),
+            window_count=0,
+            metrics={TASKS_FINISHED: finished},
+        ),
+    )

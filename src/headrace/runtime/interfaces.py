@@ -290,7 +290,7 @@ class Processes(Protocol):
         `outlives` it: then a later life of the parent may `adopt` it."""
 
     async def adopt(self, marks: Mapping[str, str]) -> Process | None:
-        """The running process group whose leader was started with these values in its environment,
+        """The running child of an earlier life that was started with these environment variables,
         None if there is none. How it ends cannot be known: its exit status is UNKNOWN_EXIT."""
 
     def memory_bytes(self) -> int:

@@ -158,9 +158,10 @@ class SystemProcesses:
 
 
 def _is_leader_with(pid: int, wanted: set[bytes]) -> bool:
-    """Whether this is the first process of its group and was started with these variables."""
+    """Whether this is the first process of its session and was started with these variables. What
+    it started has them too, and may lead a group of its own, as PySpark's workers do."""
     try:
-        if os.getpgid(pid) != pid:
+        if os.getsid(pid) != pid:
             return False
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:  # gone, or somebody else's

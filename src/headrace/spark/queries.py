@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
 
+from pyspark import StatusTracker
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.listener import (
@@ -92,9 +93,12 @@ class QueryStatus:
 class RunningQuery:
     """A started query. Its methods call into the JVM and may block."""
 
-    def __init__(self, query: StreamingQuery, rings: ProgressRings) -> None:
+    def __init__(
+        self, query: StreamingQuery, rings: ProgressRings, tracker: StatusTracker | None = None
+    ) -> None:
         self._query = query
         self._rings = rings
+        self._tracker = tracker
         self.run_id = str(query.runId)
 
     def status(self) -> QueryStatus:
@@ -109,6 +113,19 @@ class RunningQuery:
         if last is not None:
             self._rings.add(self.run_id, json.loads(last.json))
         return self._rings.drain(self.run_id)
+
+    def tasks_finished(self) -> int:
+        """Of the jobs that its batch is at; 0 where nobody can say."""
+        if self._tracker is None:
+            return 0
+        stages = [
+            stage
+            for job in self._tracker.getJobIdsForGroup(self.run_id)
+            if (found := self._tracker.getJobInfo(job)) is not None
+            for stage in found.stageIds
+        ]
+        infos = [self._tracker.getStageInfo(stage) for stage in stages]
+        return sum(info.numCompletedTasks for info in infos if info is not None)
 
     def stop(self) -> None:
         """Stop between two batches if there is such a moment soon, else in the middle of one.
@@ -151,7 +168,13 @@ def start_query(
         writer = writer.trigger(processingTime=trigger)
     query = writer.start()
     identity.set_result(QueryIdentity(str(query.id), str(query.runId)))
-    return RunningQuery(query, rings)
+    return RunningQuery(query, rings, frame.sparkSession.sparkContext.statusTracker())
+
+
+def is_stopped(spark: SparkSession) -> bool:
+    """Whether its context is gone, by its own doing or because the JVM is."""
+    context: Any = spark.sparkContext._jsc
+    return context is None or bool(context.sc().isStopped())
 
 
 def thread_dump(spark: SparkSession) -> list[dict[str, Any]]:

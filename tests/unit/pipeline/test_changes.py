@@ -298,6 +298,44 @@ def test_how_an_adopted_process_ended_is_inferred() -> None:
     assert driver.tick(60_000) != [Launch("shop.3.5", 2)]
 
 
+def lost(driver: Driver, operator: int) -> list[Action]:
+    report = m.ReportErrorRequest("", (operator,), f"{d.CHECKPOINT_LOST}it is empty")
+    return driver.perform(driver.application.on_error(report, driver.now))
+
+
+def test_a_lost_checkpoint_takes_back_all_that_reads_it() -> None:
+    driver = running()
+    lost(driver, 3)
+    assert driver.beat(C1, up(1), up(2)).undeploy_request == ()
+    assert driver.beat(C2, up(3)).undeploy_request == (3,)
+    assert driver.beat(C3, up(4)).undeploy_request == (4,)
+    driver.beat(C2)
+    driver.beat(C3)
+    (reset,) = driver.killed
+    assert isinstance(reset, ResetEdges)
+    assert (reset.edges, reset.window) == (("rich",), -1)
+    driver.perform(driver.application.on_edges_reset())
+    (info,) = driver.beat(C2).deploy_request
+    assert info.context_attributes[d.ROLL_BACK_TO] == -1
+    driver.beat(C2, up(3))
+    driver.beat(C3)
+    driver.beat(C3, up(4))
+    lost(driver, 3)
+    assert "again" in driver.application.last_error
+    assert driver.application.finished
+
+
+def test_a_lost_checkpoint_is_not_guessed_at_where_rows_must_come_once() -> None:
+    driver = chain()
+    store = driver.application.named("store")[0].physical.logical
+    store.attributes["PROCESSING_MODE"] = "EXACTLY_ONCE"  # type: ignore[index]
+    driver.start()
+    killed = lost(driver, 3)
+    assert driver.application.finished
+    assert "store may not publish rows twice" in driver.application.last_error
+    assert {one.container_id for one in killed if isinstance(one, Kill)} == {C1, C2, C3}
+
+
 def test_events_and_totals_survive_the_controller() -> None:
     driver = running()
     driver.beat(C3, up(4, window(3)))

@@ -17,7 +17,7 @@ from headrace.errors import NotFoundError
 from headrace.runtime import Process
 from headrace.runtime.interfaces import UNKNOWN_EXIT
 from headrace.runtime.system import run, system_runtime
-from headrace.runtime.system_processes import SystemProcesses
+from headrace.runtime.system_processes import SystemProcesses, _is_leader_with
 
 ENVIRONMENT = {"PATH": os.defpath}
 
@@ -221,7 +221,7 @@ from headrace.runtime.system_processes import SystemProcesses
 
 async def main():
     child = await SystemProcesses().spawn(
-        ["sleep", "600"],
+        [sys.executable, "-c", sys.argv[3]],
         environment={"PATH": "/usr/bin:/bin", "MARK": sys.argv[2]},
         folder=sys.argv[1],
         output=f"{sys.argv[1]}/out",
@@ -234,19 +234,33 @@ run(main())
 """
 
 
+CHILD = """
+import os, sys, time
+below = os.fork()
+if below == 0:
+    os.setpgid(0, 0)  # as PySpark's workers do: a group of its own, the same environment
+else:
+    print(below, flush=True)
+time.sleep(600)
+"""
+
+
 def test_a_child_that_outlives_its_parent_is_adopted(
     loop_factory: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
 ) -> None:
     mark = str(tmp_path)
     parent = subprocess.Popen(
-        [sys.executable, "-c", OUTLIVED, str(tmp_path), mark], stdout=subprocess.PIPE
+        [sys.executable, "-c", OUTLIVED, str(tmp_path), mark, CHILD], stdout=subprocess.PIPE
     )
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    wait_until(lambda: Path(f"/proc/{pid}/comm").read_text().strip() == "sleep")
+    wait_until(lambda: (tmp_path / "out").read_text().endswith("\n"))
+    below = int((tmp_path / "out").read_text())
+    wait_until(lambda: os.getpgid(below) == below)
     parent.kill()
     parent.wait()
     parent.stdout.close()
+    assert not _is_leader_with(below, {f"MARK={mark}".encode()})
 
     async def main() -> None:
         processes = SystemProcesses()
@@ -259,6 +273,7 @@ def test_a_child_that_outlives_its_parent_is_adopted(
         assert await asyncio.wait_for(adopted.wait(), 5) == UNKNOWN_EXIT
         assert adopted.exit_status == UNKNOWN_EXIT
         assert await processes.adopt({"MARK": mark}) is None
+        os.kill(below, signal.SIGKILL)
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())

@@ -1,0 +1,138 @@
+"""One query's batches, without Spark: windows, replays, recordings, how far a long batch is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.errors import CorruptionError
+from headrace.ids import WindowId
+from headrace.pipeline.queries import Query
+from headrace.pipeline.query_run import QueryRun, ReachedWindow, Recording
+from headrace.pipeline.windowlog import WindowLog
+from headrace.pipeline.windows import WindowGrid, format_window
+from headrace.runtime.simulated_disk import SimulatedDisk
+from headrace.runtime.simulated_random import SimulatedRandom
+
+START = 1_700_000_000_000
+GRID = WindowGrid(START, 500)
+CHECKPOINT = "/data/checkpoints/store"
+IDENTITY: Any = None
+
+
+class Rows:
+    """A batch of rows, as far as a recording looks at it."""
+
+    def limit(self, count: int) -> Rows:
+        return self
+
+    def toJSON(self) -> Rows:
+        return self
+
+    def collect(self) -> list[str]:
+        return ['{"n": 1}', '{"n": 2}']
+
+
+class World:
+    def __init__(self) -> None:
+        self.disk = SimulatedDisk(SimulatedRandom(1))
+        self.given: list[int] = []
+        self.now = 0.0
+        self.during: Callable[[], None] = lambda: None
+        self.run = self.make()
+
+    def make(self, **more: Any) -> QueryRun:
+        windows = WindowLog(self.disk, CHECKPOINT, GRID)
+        query = Query(name="store", frame=Rows(), mode="append", tail=self.tail)
+        lock: Any = None
+        return QueryRun(query, windows, lock, self.disk, lambda: self.now, **more)
+
+    def tail(self, batch: Any) -> Any:
+        self.given.append(1)
+        self.during()
+        return batch
+
+    def batch(self, number: int, *edges: int) -> None:
+        planned = json.dumps({"batchTimestampMs": START + 5_000 * number})
+        offsets = [json.dumps({"w": {str(n): edge}}) for n, edge in enumerate(edges)]
+        self.disk.make_folder(f"{CHECKPOINT}/offsets")
+        self.disk.write_atomic(
+            f"{CHECKPOINT}/offsets/{number}", "\n".join(["v1", planned, *offsets]).encode()
+        )
+        self.run.on_batch(Rows(), number, IDENTITY)
+
+
+def test_a_batch_gets_a_window_and_a_replay_the_same() -> None:
+    world = World()
+    world.batch(0)
+    window, rows = world.run.batches[0]
+    assert (window.window, window.replay, rows) == (GRID.window_at(START), False, 0)
+    world.run = world.make()
+    world.batch(0)
+    assert world.run.batches[0][0] == type(window)(window.window, window.previous, replay=True)
+    assert len(world.given) == 2
+
+
+def test_at_most_once_leaves_out_what_may_have_been_given() -> None:
+    world = World()
+    world.batch(0)
+    world.run = world.make(at_most_once=True)
+    world.batch(0)
+    assert len(world.given) == 1
+    world.batch(1)
+    assert len(world.given) == 2
+
+
+def test_a_recording_keeps_the_next_windows_and_ends() -> None:
+    world = World()
+    world.run.recording = Recording("/data/recordings/r", 2)
+    for number in range(3):
+        world.batch(number)
+    names = [f"{format_window(GRID.window_at(START + 5_000 * n))}.jsonl" for n in range(2)]
+    assert world.disk.list("/data/recordings/r") == sorted(names)
+    assert world.disk.read(f"/data/recordings/r/{names[0]}") == b'{"n": 1}\n{"n": 2}\n'
+    assert world.run.recording is None
+
+
+def test_a_long_batch_tells_how_far_it_is() -> None:
+    world = World()
+    seen: list[int | None] = []
+
+    class Running:
+        def tasks_finished(self) -> int:
+            return 7
+
+    world.run.running = Running()  # type: ignore[assignment]  # as far as it is asked
+
+    def look() -> None:
+        seen.append(world.run.long_batch())
+        world.now += 21
+        seen.append(world.run.long_batch())
+
+    world.during = look
+    world.batch(2)
+    assert seen == [None, 2_000_007]
+    assert world.run.long_batch() is None
+
+
+def test_it_stops_before_the_first_batch_beyond_its_window() -> None:
+    world = World()
+    reached, beyond = (GRID.window_at(START + 500 * n) for n in (4, 9))
+    world.run.until = WindowId(reached)
+    world.batch(0, reached)
+    with pytest.raises(ReachedWindow):
+        world.batch(1, beyond)
+    assert world.run.stopped_at == reached
+    assert len(world.given) == 1
+    assert world.run.windows.last() == reached
+
+
+def test_a_checkpoint_that_fits_nothing_is_told_apart() -> None:
+    world = World()
+    world.disk.make_folder(f"{CHECKPOINT}/offsets")
+    with pytest.raises(CorruptionError):
+        world.run.on_batch(Rows(), 0, IDENTITY)  # nothing was planned
+    assert world.run.checkpoint_lost
