@@ -217,4 +217,4 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 30_000
     windows_listed_max: Annotated[
         int, Meta(ge=1, description="Windows in one answer to LIST_WINDOWS, at most.")
-    ] = 10_000
+    ] = 1_000

@@ -35,6 +35,7 @@ class FakeRemote:
         self.closed = {name: max(windows, default=-1) for name, windows in topics.items()}
         self.purged = self.start = -1
         self.ended = False
+        self.page = 1000  # windows in one answer
         self.asked: list[tuple[str, int, int]] = []
         self.changed = asyncio.Event()
         self.reading = self
@@ -62,14 +63,19 @@ class FakeRemote:
             for at, window in enumerate(self.windows[topic])
             if after < window <= closed
         )
+        complete = closed if len(windows) <= self.page else windows[self.page - 1].window
         publisher = ListedPublisher(
-            name=topic, partition=0, last_window=closed, ended=self.ended, windows=windows
+            name=topic,
+            partition=0,
+            last_window=closed,
+            ended=self.ended,
+            windows=windows[: self.page],
         )
         return WindowsListed(
             cluster="c",
             uid=sorted(self.windows).index(topic),
             closed=closed,
-            complete=closed,
+            complete=complete,
             purged=self.purged,
             resets=0,
             publishers=(publisher,),
@@ -154,6 +160,15 @@ async def test_a_batch_is_planned_from_its_two_offsets_alone() -> None:
     ((span, _),) = await source.plan(offset(1), offset(5))
     assert (span.start, span.end) == (1, 3)
     assert await source.plan(offset(5), offset(5)) == []
+
+
+async def test_a_long_list_comes_in_pages() -> None:
+    remote = FakeRemote(a=[1, 3, 5, 7, 9])
+    remote.page = 2
+    source = following(remote)
+    assert await source.latest_offset(offset(-1)) == offset(3), "what follows is not listed yet"
+    ((span, _),) = await source.plan(offset(-1), offset(9))
+    assert (span.start, span.end) == (0, 5)
 
 
 async def test_what_cannot_be_read_is_an_error() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from heapq import merge
 from itertools import groupby
+from operator import itemgetter
 
 from headrace.broker import publishers as p
 from headrace.broker.core import Broker
@@ -66,21 +68,11 @@ def _list(
     broker: Broker, topic: WindowTopic, after: int, closed: int, limit: int
 ) -> tuple[int, dict[str, list[m.ListedWindow]]]:
     """Whole windows, oldest first, until there are enough; and up to where that is all."""
-    state = broker.publishing.state
-    found = merge(
-        *(
-            [
-                (each.window, member.name, each)
-                for each in member.after(after)
-                if each.window <= closed and each.runs
-            ]
-            for member in state.members(topic.uid)
-        ),
-        key=lambda entry: entry[0],
-    )
+    members = broker.publishing.state.members(topic.uid)
+    found = merge(*(_closed(member, after, closed) for member in members), key=itemgetter(0))
     listed: dict[str, list[m.ListedWindow]] = {}
     complete, count = after, 0
-    for window, entries in groupby(found, key=lambda entry: entry[0]):
+    for window, entries in groupby(found, key=itemgetter(0)):
         if count >= limit:
             return complete, listed
         for _, name, each in entries:
@@ -93,6 +85,15 @@ def _list(
             count += 1
         complete = window
     return max(closed, after), listed
+
+
+def _closed(member: p.Publisher, after: int, closed: int) -> Iterator[tuple[int, str, p.Closed]]:
+    """One by one: of a long list only the beginning is wanted."""
+    for each in member.after(after):
+        if each.window > closed:
+            return
+        if each.runs:
+            yield each.window, member.name, each
 
 
 def _extent(run: p.Run) -> tuple[int, int, int]:
