@@ -355,6 +355,10 @@ class Publishers:
             case Reclaimed():
                 self.doomed.difference_update(event.stream_ids)
             case w.PublishersSet():
+                if event.topic in self.topics:
+                    # Where all had ended, more is closed than each of them closed by itself.
+                    topic = self.topics.get(event.topic)
+                    topic.settled = max(topic.settled, self.closed(event.topic))
                 self._dismiss(self.topics.on_set(event))
                 for member in self.members(event.topic):
                     self._ended.pop(member.uid, None)

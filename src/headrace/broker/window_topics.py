@@ -65,8 +65,10 @@ class WindowTopic(msgspec.Struct):
         """Everyone has closed the windows up to it."""
         reached = max(self.eras[0].after, self.purged, self.settled)
         for number, era in enumerate(self.eras):
-            lowest = min((last(name) for name in era.names), default=era.after)
             following = self.eras[number + 1 : number + 2]
+            if following and following[0].after <= reached:
+                continue  # over, even if one of its publishers ended before the others
+            lowest = min((last(name) for name in era.names), default=era.after)
             if not following or lowest < following[0].after:
                 return max(reached, lowest)
             reached = max(reached, following[0].after)
