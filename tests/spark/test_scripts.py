@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from headrace.pipeline.describe import describe
 from headrace.pipeline.script_workload import ScriptWorkload
 from headrace.pipeline.workloads import make_workload
 from headrace.runtime.system import system_runtime
+from headrace.spark.options import Target
 from headrace.spark.script import CHECKPOINTS
 from headrace.wire.umbilical import messages as m
 from tests.spark.headrace_server import HeadraceServer
@@ -41,7 +43,9 @@ def store(frame, batch_id):
         out.write(f"{{values}}\\n")
 
 named = rows.writeStream.queryName("stored").foreachBatch(store).start()
-copies = rows.writeStream.format("noop").start()
+copies = rows.select("payload").writeStream.format("headrace").options(
+    address="{address}", topic="s/{name}_copy"
+).start()
 named.awaitTermination()
 copies.awaitTermination()
 if {wrong}:
@@ -52,7 +56,13 @@ Start = Callable[..., tuple[ScriptWorkload, tuple[m.OperatorDeployInfo, ...]]]
 
 
 @pytest.fixture
-def start(spark: SparkSession, headrace: HeadraceServer, tmp_path: Path) -> Iterator[Start]:
+def start(
+    spark: SparkSession,
+    headrace: HeadraceServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Start]:
+    monkeypatch.setenv("HEADRACE_ADDRESS", "")  # a script's run sets it
     started: list[ScriptWorkload] = []
 
     def begin(
@@ -96,6 +106,11 @@ def start(spark: SparkSession, headrace: HeadraceServer, tmp_path: Path) -> Iter
     spark.conf.unset(CHECKPOINTS)
 
 
+def with_copy(headrace: HeadraceServer, name: str) -> Target:
+    made(headrace, f"{name}_copy", partitions=1)
+    return made(headrace, name, partitions=1)
+
+
 def numbers(count: int) -> list[dict[str, object]]:
     return [{"n": n} for n in range(count)]
 
@@ -117,9 +132,9 @@ ACTIVE, ENDED, FAILED = m.DeployState.ACTIVE, m.DeployState.SHUTDOWN, m.DeploySt
 
 
 def test_a_script_runs_ends_and_goes_on_from_its_checkpoint(
-    headrace: HeadraceServer, start: Start, tmp_path: Path
+    spark: SparkSession, headrace: HeadraceServer, start: Start, tmp_path: Path
 ) -> None:
-    topic = made(headrace, "script", partitions=1)
+    topic = with_copy(headrace, "script")
     produce(topic, numbers(10))
     workload, infos = start("script")
     assert [info.name for info in infos] == ["stored", "query_1"]
@@ -146,6 +161,9 @@ def test_a_script_runs_ends_and_goes_on_from_its_checkpoint(
     again.deploy(infos)
     beats_until(again, ENDED, ENDED)
     assert (tmp_path / "rows").read_text().splitlines()[3:] == ["[10]"]
+    copies = spark.read.format("headrace").options(address=headrace.address, topic="s/script_copy")
+    assert copies.load().count() == 11
+    assert os.environ["HEADRACE_ADDRESS"] == headrace.address
     assert "script" in again.stack_trace()
     again.undeploy([1, 2])
     assert again.heartbeats(1, 1) == ()
@@ -154,7 +172,7 @@ def test_a_script_runs_ends_and_goes_on_from_its_checkpoint(
 def test_a_query_that_fails_and_a_script_that_ends_badly_are_told(
     headrace: HeadraceServer, start: Start, tmp_path: Path
 ) -> None:
-    produce(made(headrace, "fails2", partitions=1), numbers(10))
+    produce(with_copy(headrace, "fails2"), numbers(10))
     workload, infos = start("fails2", fails=True)
     workload.deploy(infos)
     beats_until(workload, FAILED, FAILED)
@@ -164,7 +182,7 @@ def test_a_query_that_fails_and_a_script_that_ends_badly_are_told(
     assert any(ids == (1, 2) and "job.py:" in text for ids, text in failures)
     workload.undeploy([1, 2])
 
-    produce(made(headrace, "wrong2", partitions=1), numbers(2))
+    produce(with_copy(headrace, "wrong2"), numbers(2))
     (tmp_path / "application").rename(tmp_path / "before")
     workload, infos = start("wrong2", wrong=True)
     workload.deploy(infos)
@@ -173,7 +191,7 @@ def test_a_query_that_fails_and_a_script_that_ends_badly_are_told(
 
 
 def test_a_running_script_is_stopped(headrace: HeadraceServer, start: Start) -> None:
-    produce(made(headrace, "goes_on", partitions=1), numbers(3))
+    produce(with_copy(headrace, "goes_on"), numbers(3))
     workload, infos = start("goes_on", ends=False)
     workload.deploy(infos)
     reported: set[int] = set()

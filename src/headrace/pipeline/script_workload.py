@@ -93,6 +93,7 @@ class ScriptWorkload:
             available_now=settings.available_now,
             master=settings.master,
             conf=settings.spark_conf,
+            address=settings.broker,
         )
         self._script.start()
 

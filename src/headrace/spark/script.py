@@ -7,6 +7,7 @@ Once the script's text is through, its queries go on until they end or are stopp
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 import threading
@@ -38,12 +39,14 @@ class ScriptRun:
         available_now: bool,
         master: str,
         conf: Mapping[str, str],
+        address: str,
         arguments: Sequence[str] = (),
     ) -> None:
         self._path = path
         self._checkpoints = checkpoints
         self._available_now = available_now
         self._settings = {"spark.master": master, **settings_for(conf)}
+        self._address = address
         self._arguments = arguments
         self._lock = threading.Lock()
         self._queries: dict[str, RunningQuery] = {}
@@ -136,6 +139,10 @@ class ScriptRun:
             builder.getOrCreate, sys.argv = get_or_create, arguments
 
     def _adopt(self, session: SparkSession) -> SparkSession:
+        # A session that was there before is not the active one of this thread's twin in the JVM,
+        # and Spark finds a Python sink through the active one.
+        kind: Any = SparkSession._get_j_spark_session_class(session._jvm)
+        kind.setActiveSession(session._jsparkSession)
         if self.session is not session:
             session.conf.set(CHECKPOINTS, self._checkpoints)
             session.streams.addListener(self.rings)
