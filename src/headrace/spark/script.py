@@ -7,7 +7,6 @@ Once the script's text is through, its queries go on until they end or are stopp
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 import threading
