@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptionError, UnavailableError
@@ -149,6 +149,9 @@ async def scenario(
 
 
 @QUICK
+@example(  # the mark and the second batch: what lies between is found without the index too
+    seed=0, groups=[[60, 60]], harm=[Harm("flip", 0.0, 0.0), Harm("flip", 0.0, 0.75)], cuts=[5]
+)
 @given(st.integers(0, 2**32), sizes, harms, st.lists(st.integers(0, 60), min_size=0, max_size=4))
 def test_damage_is_repaired_whatever_happens_on_the_way(
     seed: int, groups: list[list[int]], harm: list[Harm], cuts: list[int]

@@ -214,11 +214,12 @@ class Scanner:
         if self._position >= self._synced_position and self._offset >= self._synced_offset:
             return False
         self._last_mark = -1
-        resume = self._next_point(marks)
-        if resume is None:
+        resume = self._after_hit_mark()
+        following = self._next_point(marks) if resume is None else None
+        if following is not None:
+            resume = self._chain_before(following.position, following.offset) or following
+        elif resume is None:
             resume = self._chain_before(self._size)
-        else:
-            resume = self._chain_before(resume.position, resume.offset) or resume
         if resume is None:  # synced, but nothing after it can be read
             self._content_bytes += self._size - self._position
             self._position = self._size
@@ -231,6 +232,20 @@ class Scanner:
         self._position, self._offset = position, offset
         self._add_entry()
         return True
+
+    def _after_hit_mark(self) -> Point | None:
+        """If only a mark was hit, the batch that follows it stands where it must, whole. What comes
+        after that may be damaged too, so it need not lead anywhere."""
+        at = self._position + MARK_BYTES
+        try:
+            header = decode_header(self._window.at(at, HEADER_BYTES))
+        except RemoteProtocolError:
+            return None
+        if header.base_offset != self._offset:
+            return None
+        if not is_intact(header, self._window.at(at, header.batch_bytes)):
+            return None
+        return Point(at, self._offset)
 
     def _next_point(self, marks: list[tuple[int, Mark]]) -> Point | None:
         known = self._known
