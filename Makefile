@@ -6,6 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --req
 RUN    := $(VENV)/.run
 DEV    := $(VENV)/.dev
 IGGY   := $(foreach version,0.5.0 0.6.0 0.7.0 0.8.0 0.9.0,$(VENV)/peers/iggy-$(version)/.done)
+SPARKS := $(VENV)/peers/spark-4.2/.done $(VENV)/peers/spark-client/.done
 
 .PHONY: demo test check format bench soak docs clean servers
 .DELETE_ON_ERROR:
@@ -32,6 +33,13 @@ $(VENV)/peers/iggy-%/.done: $(BIN)/python requirements/iggy-%.txt
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements/iggy-$*.txt
 	@touch $@
 
+# An older Spark, and Spark's client without a Spark; the tests put headrace on their path.
+$(VENV)/peers/spark-%/.done: $(BIN)/python requirements/spark-%.txt
+	@echo "Installing requirements/spark-$*.txt into $(@D)"
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements/spark-$*.txt
+	@touch $@
+
 # Servers that tests start themselves come from Debian's packages.
 servers:
 	@command -v etcd >/dev/null || { \
@@ -49,7 +57,7 @@ servers:
 demo: $(RUN) $(VENV)/peers/iggy-0.8.0/.done
 	$(BIN)/headrace demo
 
-test: $(DEV) $(IGGY) servers
+test: $(DEV) $(IGGY) $(SPARKS) servers
 	$(BIN)/python -m pytest tests
 
 check: $(DEV)
@@ -66,7 +74,7 @@ format: $(DEV)
 bench: $(DEV) $(IGGY) servers
 	$(BIN)/python -m benchmarks
 
-soak: $(DEV) $(IGGY) servers
+soak: $(DEV) $(IGGY) $(SPARKS) servers
 	HEADRACE_SOAK=1 $(BIN)/python -m pytest tests -m "soak or not soak" --timeout 7200
 
 docs: $(DEV)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from binascii import hexlify
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -116,9 +117,9 @@ def to_record_batch(
     bodies = _Bodies(area, starts, headers)
     count = len(headers)
     makers: dict[str, Callable[[], pa.Array]] = {
-        "stream": lambda: pa.repeat(pa.scalar(stream, pa.string()), count),
-        "topic": lambda: pa.repeat(pa.scalar(topic, pa.string()), count),
-        "partition": lambda: pa.repeat(pa.scalar(partition, pa.int32()), count),
+        "stream": lambda: _repeated(stream, pa.string(), count),
+        "topic": lambda: _repeated(topic, pa.string(), count),
+        "partition": lambda: _repeated(partition, pa.int32(), count),
         "offset": lambda: pa.array(_int64(headers["offset"])),
         "timestamp": lambda: pa.array(_int64(headers["timestamp"])).view(_TIMESTAMP),
         "origin_timestamp": lambda: _origin(headers["origin_timestamp"]),
@@ -128,6 +129,12 @@ def to_record_batch(
         "payload": lambda: _payload(bodies.payloads(), payload_format),
     }
     return pa.RecordBatch.from_arrays([makers[name]() for name in names], names=list(names))
+
+
+@lru_cache(6)
+def _repeated(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
+    """The same for every batch of a partition, as long as they have one size."""
+    return pa.repeat(pa.scalar(value, kind), count)
 
 
 def payloads_of(area: memoryview, starts: Positions) -> pa.Array:
