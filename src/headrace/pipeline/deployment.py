@@ -125,6 +125,9 @@ class Deployment(Supervision):
         if step is Step.DEPLOY:
             if now_ms >= operator.deploy_after_ms and not operator.held:
                 deploy.append(operator)
+            if operator.stale:  # what was on its way, or from an earlier life, is not there
+                operator.sent = operator.stale = False
+                return self._on_undeployed(now_ms)
         elif step is Step.UNDEPLOY:
             undeploy.add(id_)
         elif step is Step.STOPPED:

@@ -74,6 +74,10 @@ class Application(Replanning):
                 container.restarts = known.restarts
             if adopt and known is not None and known.state in ("ALLOCATED", "ACTIVE"):
                 self._allocate(container, known.id, known.run, now_ms)
+                for operator in container.operators:
+                    operator.sent = True  # by an earlier life; until its container says otherwise
+                    if operator.roll_back_to is not None:
+                        operator.take_down()
             else:
                 container.launch_after_ms = now_ms
         if self.record.stopping:
