@@ -15,6 +15,7 @@ from headrace.pipeline.launcher import Launcher, VersionedLauncher
 from headrace.pipeline.plan import LogicalPlan
 from headrace.pipeline.roster import plan_of
 from headrace.pipeline.scripts import RUN_SCRIPT
+from headrace.pipeline.shared_storage import is_local
 from headrace.runtime.interfaces import Executor, Runtime
 from headrace.wire.umbilical import messages as m
 
@@ -161,7 +162,7 @@ def make_record(
 
 def check_storage(settings: ControllerSettings) -> None:
     """On a cluster the drivers of one application run on any node, and so must its files."""
-    if settings.master != "local" and not settings.shared_path:
+    if not is_local(settings.master) and not settings.shared_path:
         raise ConfigError(
             f"containers run on {settings.master}: set controller.shared_path to a folder that "
             "all its nodes see, because checkpoints must outlive the node that wrote them"

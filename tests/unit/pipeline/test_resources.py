@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.config.controller import ControllerSettings
-from headrace.errors import InvalidArgumentError, TooLargeError
+from headrace.errors import ConfigError, InvalidArgumentError, TooLargeError
 from headrace.pipeline.physical import make_physical_plan
 from headrace.pipeline.plan import LogicalPlan, Operator
 from headrace.pipeline.resources import (
@@ -16,6 +16,7 @@ from headrace.pipeline.resources import (
     container_resources,
     needed_mb,
 )
+from headrace.pipeline.submission import check_storage
 
 SETTINGS = ControllerSettings(container_heap_mb=1_000, container_workers_mb=500, container_cores=2)
 BESIDE = JVM_BESIDE_HEAP_MB + DRIVER_MB
@@ -45,3 +46,15 @@ def test_an_amount_is_a_number() -> None:
     physical = make_physical_plan(plan(MEMORY_MB=-1))
     with pytest.raises(InvalidArgumentError):
         container_resources(physical, 1, SETTINGS)
+
+
+@pytest.mark.parametrize("master", ["local", "spark://localhost:7077"])
+def test_on_one_machine_any_folder_will_do(master: str) -> None:
+    check_storage(ControllerSettings(master=master))
+
+
+@pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host:6443"])
+def test_on_a_cluster_checkpoints_are_on_shared_storage(master: str) -> None:
+    with pytest.raises(ConfigError, match="shared_path"):
+        check_storage(ControllerSettings(master=master))
+    check_storage(ControllerSettings(master=master, shared_path="/mnt/shared"))
