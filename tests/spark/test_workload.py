@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import LockedError
 from headrace.pipeline.container import ContainerSettings
+from headrace.pipeline.deploy import ROLL_BACK_TO
 from headrace.pipeline.loading import load_application
 from headrace.pipeline.runs import RUN_FILE, Run, format_run
 from headrace.pipeline.workload import Workload
@@ -133,6 +134,19 @@ def test_what_is_there_is_processed_then_it_ends(
     assert [stats.output_ports[0].tuple_count for stats in sources] == [4, 4, 2]
     assert [stats.output_ports[0].queue_size for stats in sources] == [6, 2, 0]
     assert sources[0].metrics["bad_rows"] == 0
+
+    # Back to the first window: what came after it comes again, as if it had never been.
+    workload.undeploy([1, 2])
+    target = {ROLL_BACK_TO: int(str(rows[0][2]))}
+    back = tuple(replace(info, context_attributes=target) for info in infos)
+    workload.expect(back)
+    workload.deploy(back)
+    run_until(workload, m.DeployState.SHUTDOWN)
+    assert workload.take_failures() == []
+    again = stored(tmp_path)[3:]
+    assert [row[0] for row in again] == [[4, 5, 6, 7], [8, 9]]
+    assert [(row[1], row[3]) for row in again] == [(1, False), (2, False)]
+    assert int(str(rows[2][2])) < int(str(again[0][2])) < int(str(again[1][2]))
 
 
 def test_a_failed_query_is_told_and_its_batch_comes_again(
