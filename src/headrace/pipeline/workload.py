@@ -370,8 +370,7 @@ class Workload:
         return run
 
     def _on_bad_record(self, found: FoundRecord, window: str) -> None:
-        ids = tuple(id_ for id_, info in self._operators.items() if info.name == found.operator)
-        self._failures.append((ids, found.describe(window)))
+        self._failures.append((self._ids_of({found.operator}), found.describe(window)))
 
     def _target(self, topic: str) -> Target:
         from headrace.spark.options import parse_sink
@@ -431,8 +430,12 @@ class Workload:
             run.state = DeployState.SHUTDOWN
 
     def _ids(self, run: QueryRun) -> tuple[int, ...]:
-        names = set(run.query.operators)
-        return tuple(id_ for id_, info in self._operators.items() if info.name in names)
+        return self._ids_of(set(run.query.operators))
+
+    def _ids_of(self, names: set[str]) -> tuple[int, ...]:
+        """A query's first batch may come while others are being started."""
+        known = {**self._operators, **self._expected}
+        return tuple(id_ for id_, info in known.items() if info.name in names)
 
     def _stats(self, report: BatchReport, run: QueryRun, operator: str) -> OperatorStats:
         stage = self._load().stages.get(operator)
