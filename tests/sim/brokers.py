@@ -3,6 +3,9 @@
 `python -m tests.sim.brokers SEED`. A client of Iggy's protocol sends numbered messages to whichever
 broker it reaches and notes what was acknowledged, while brokers, data nodes and placement managers
 crash, stall and are cut off. At the end every acknowledged message polls back, once and in order.
+
+A numbered client (dialect C) sends a request whose outcome it does not know again as it was, to
+whoever leads by then, until it is answered: then every message is there, exactly once.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from headrace.client.iggy import IggyClient
 from headrace.config.broker import BrokerSettings
 from headrace.errors import AlreadyExistsError, HeadraceError
 from headrace.runtime.simulated import SimulatedRandom
-from headrace.wire.iggy.messages.messages import Message
+from headrace.wire.iggy import commands as c
+from headrace.wire.iggy.messages.messages import Message, encode_send
 from headrace.wire.iggy.primitives import Partitioning, Strategy
+from headrace.wire.iggy.vsr_client import Conversation
 from tests.sim.cluster import SECRET, Cluster
 from tests.sim.ending import insist, mend
 
@@ -44,6 +49,9 @@ class Brokers:
     polled: list[bytes] = field(default_factory=list)
     leaders: list[str] = field(default_factory=list)
     services: dict[str, BrokerService] = field(default_factory=dict)
+    talk: Conversation | None = None
+    """Of a numbered client."""
+    repeated: int = 0
     _next: int = 0
 
     async def start_broker(self, host: str) -> None:
@@ -72,7 +80,9 @@ class Brokers:
         async def attempt() -> IggyClient:
             self._next += 1
             host = BROKERS[self._next % len(BROKERS)]
-            client = await IggyClient.connect(runtime, host, PORT, timeout=5.0)
+            client = await IggyClient.connect(
+                runtime, host, PORT, timeout=5.0, conversation=self.talk
+            )
             try:
                 await client.login("iggy", "iggy")
             except BaseException:
@@ -108,6 +118,37 @@ class Brokers:
                     await asyncio.sleep(0.2)
                     await client.close()
                 else:
+                    self.acknowledged += payloads
+                    break
+            await asyncio.sleep(0.3)
+        await client.close()
+
+    async def produce_numbered(self) -> None:
+        client = await self.connect()
+        client = await self._prepare(client)
+        for number in range(BATCHES):
+            payloads = [b"%d.%d" % (number, i) for i in range(BATCH_MESSAGES)]
+            messages = [
+                Message(payload, id=1 + number * BATCH_MESSAGES + i)
+                for i, payload in enumerate(payloads)
+            ]
+            request = encode_send("s", "t", Partitioning.to_partition(0), messages)
+            attempt = 0
+            while True:
+                try:
+                    if not client.usable:
+                        client = await self.connect()
+                    if attempt == 0:
+                        attempt = 1
+                        sent = await client.call(c.SEND_MESSAGES, request)
+                    else:
+                        self.repeated += 1
+                        sent = await client.again(c.SEND_MESSAGES)
+                except HeadraceError:
+                    await asyncio.sleep(0.2)
+                    await client.close()
+                else:
+                    assert sent.placed[0].base_offset == len(self.acknowledged)
                     self.acknowledged += payloads
                     break
             await asyncio.sleep(0.3)
@@ -191,15 +232,18 @@ class Brokers:
         await self.cluster.start()
         for host in BROKERS:
             await self.start_broker(host)
-        sending = self.cluster.simulation.start(CLIENT, self.produce())
+        producing = self.produce() if self.talk is None else self.produce_numbered()
+        sending = self.cluster.simulation.start(CLIENT, producing)
         await self.disturb()
         await mend(self.cluster)
         await sending
         await self.cluster.simulation.on(CLIENT, self.poll())
 
 
-def run(seed: int) -> Brokers:
+def run(seed: int, *, numbered: bool = False) -> Brokers:
     brokers = Brokers(Cluster(seed, nodes=3), SimulatedRandom(f"{seed}/brokers"))
+    if numbered:
+        brokers.talk = Conversation(b"numbered sender.")
     brokers.cluster.simulation.run(brokers.main(), seconds_max=600)
     return brokers
 

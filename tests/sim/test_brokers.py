@@ -18,6 +18,23 @@ def test_many_changes_of_the_leader(seed: int) -> None:
     check(brokers.run(seed))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_numbered_requests_are_applied_once_whoever_leads(seed: int) -> None:
+    check_numbered(brokers.run(seed, numbered=True))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(200, 300))
+def test_numbered_requests_through_many_changes(seed: int) -> None:
+    check_numbered(brokers.run(seed, numbered=True))
+
+
+def check_numbered(done: brokers.Brokers) -> None:
+    assert len(done.acknowledged) == brokers.BATCHES * brokers.BATCH_MESSAGES
+    assert done.polled == done.acknowledged
+    assert done.repeated > 0, "nothing was sent again"
+
+
 def test_leaders_change() -> None:
     """The runs would prove nothing if the same broker led all the time."""
     assert len(set(brokers.run(0).leaders)) == 2
