@@ -195,7 +195,9 @@ class Brokers:
         return BROKERS[0]
 
     async def disturb(self) -> None:
-        kinds = (self._crash_broker, self._stall_broker, self._cut_broker, self._crash_node)
+        kinds = [self._crash_broker, self._stall_broker, self._cut_broker, self._crash_node]
+        if self.talk is not None:
+            kinds[1:1] = [self._crash_after_store] * 2
         for number in range(FAULTS):
             await asyncio.sleep(1.0 + 3 * self.random.uniform())
             self.leaders.append(self.leader())
@@ -206,6 +208,24 @@ class Brokers:
         self.cluster.simulation.crash(host)
         await asyncio.sleep(3 * self.random.uniform())
         await self.start_broker(host)
+
+    async def _crash_after_store(self) -> None:
+        """With messages that are stored, and an answer that is not out yet."""
+        host = self.leader()
+        before = self._stored(host)
+        for _ in range(4000):
+            await asyncio.sleep(0.0005)
+            if self._stored(host) != before:
+                break
+        self.cluster.simulation.crash(host)
+        await asyncio.sleep(3 * self.random.uniform())
+        await self.start_broker(host)
+
+    def _stored(self, host: str) -> int:
+        service = self.services[host]
+        if not service.leads:
+            return -1
+        return sum(log.committed for log in service.broker.open_logs())
 
     async def _stall_broker(self) -> None:
         """For longer than its lease: another one leads when it wakes up."""
