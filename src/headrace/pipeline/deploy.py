@@ -18,6 +18,7 @@ CHECKPOINT_LOST = "checkpoint lost: "  # what a container's report of that begin
 TOPIC = "TOPIC"  # of a remote port: where its rows are
 PUBLISHER = "PUBLISHER"  # of a remote output: under which name it writes to which PARTITION
 PARTITION = "PARTITION"
+HASH_MASK = "HASH_MASK"  # the mask by which they do, so that each reads only its own
 HASH_KEY = "HASH_KEY"  # and by which columns its readers share the rows; "*" are all
 ROLL_BACK_TO = "ROLL_BACK_TO"  # of an operator: forget what came after this window, then go on
 UNTIL = "UNTIL"  # end when every window up to this one is read
@@ -145,6 +146,13 @@ def _output(
         key = plan.partition_key(stream)
         if key is not None:
             attributes_[HASH_KEY] = ",".join(key) or "*"
+            masks = {
+                connection.partition_mask
+                for one in plan.operators
+                for connection in one.inputs
+                if connection.stream == stream and connection.partition_mask is not None
+            }
+            attributes_[HASH_MASK] = max(masks, default=0)
     return m.OutputDeployInfo(
         port_name=port_name,
         declared_stream_id=stream,

@@ -41,6 +41,7 @@ class EdgeInput:
     keys: tuple[int, ...] = ()
     activation: int | None = None  # the first batch reads windows after it
     step: bool = False  # window by window, because somebody stops it at a certain one
+    application_windows: int = 1  # batches end with every so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class EdgeOutput:
     partition: int
     epoch: int
     key: str | None  # "*": all columns
+    mask: int = 0  # of its readers
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +104,30 @@ def make_part(app: Application, infos: Mapping[int, OperatorDeployInfo]) -> Part
 
 def _input(info: OperatorDeployInfo, port: InputDeployInfo) -> EdgeInput:
     activation = info.context_attributes.get(d.ACTIVATION)
+    count = info.context_attributes.get("APPLICATION_WINDOW_COUNT")
     return EdgeInput(
         topic=str(port.context_attributes[d.TOPIC]),
         mask=port.partition_mask,
         keys=port.partition_keys,
         activation=activation if isinstance(activation, int) and activation >= 0 else None,
         step=d.UNTIL in info.context_attributes,
+        application_windows=count if isinstance(count, int) else 1,
     )
 
 
 def _output(attributes: Values, epoch: int) -> EdgeOutput:
     key = attributes.get(d.HASH_KEY)
     partition = attributes.get(d.PARTITION, 0)
+    mask = attributes.get(d.HASH_MASK, 0)
     assert isinstance(partition, int)
+    assert isinstance(mask, int)
     return EdgeOutput(
         topic=str(attributes[d.TOPIC]),
         publisher=str(attributes[d.PUBLISHER]),
         partition=partition,
         epoch=epoch,
         key=str(key) if key is not None else None,
+        mask=mask,
     )
 
 
@@ -144,6 +151,8 @@ def edge_options(
         options["startingWindow"] = format_window(edge.activation)
     if edge.step:
         options["maxWindowsPerTrigger"] = "1"
+    if edge.application_windows > 1:
+        options["applicationWindowCount"] = str(edge.application_windows)
     return options
 
 

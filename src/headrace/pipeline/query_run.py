@@ -89,16 +89,15 @@ class QueryRun:
         if self.until is not None and self._read_until() > self.until:
             self.stopped_at = self.until  # the batch is left for whoever reads from there
             raise ReachedWindow(f"everything up to window {format_window(self.until)} is read")
-        closed = self._closed()
         # On disk before anything is published.
         try:
-            window = self.windows.enter(batch_id, () if closed is None else (closed,))
+            window = self.windows.enter(batch_id, self._closed)
         except CorruptionError:
             self.checkpoint_lost = True
             raise
         rows = 0
         if not (window.replay and self.at_most_once):
-            rows = self._process(frame, batch_id, identity, window, closed)
+            rows = self._process(frame, batch_id, identity, window)
         self.batches[batch_id] = (window, max(rows, 0))
         self.batches.pop(batch_id - BATCHES_REMEMBERED, None)
 
@@ -108,11 +107,8 @@ class QueryRun:
         batch_id: int,
         identity: QueryIdentity,
         window: BatchWindow,
-        closed: int | None,
     ) -> int:
-        deliver = partial(
-            self._deliver, window=window, batch_id=batch_id, identity=identity, closed=closed
-        )
+        deliver = partial(self._deliver, window=window, batch_id=batch_id, identity=identity)
         try:
             return deliver(self.query.finish(frame))
         except Exception as error:  # whatever it is: either a record is to blame, or it stands
@@ -129,13 +125,12 @@ class QueryRun:
         window: BatchWindow,
         batch_id: int,
         identity: QueryIdentity,
-        closed: int | None,
     ) -> int:
         self._record(frame, window.window)
         if self.edge is not None:
             from headrace.spark.edge_sink import publish_window
 
-            assert closed is not None
+            (closed,) = window.closed
             return publish_window(frame, self.edge, window=window.window, previous=closed)
         if self.sink is not None:
             key = self.query.key
@@ -164,13 +159,13 @@ class QueryRun:
         window = Window(publisher, identity.run_id, batch_id)
         return publish(to_messages(frame, key), sink, window)
 
-    def _closed(self) -> int | None:
+    def _closed(self) -> tuple[int, ...]:
         """The last window its publisher closed; fences whoever published before this run."""
         if self.edge is None:
-            return None
+            return ()
         from headrace.spark.edge_sink import last_closed
 
-        return last_closed(self.edge)
+        return (last_closed(self.edge),)
 
     def _record(self, frame: DataFrame, window: int) -> None:
         recording = self.recording

@@ -384,7 +384,12 @@ class Workload:
         if output.key is not None:
             key = tuple(query.frame.columns if output.key == "*" else output.key.split(","))
         return EdgeSink(
-            self._target(output.topic), output.publisher, output.partition, output.epoch, key
+            self._target(output.topic),
+            output.publisher,
+            output.partition,
+            output.epoch,
+            key,
+            output.mask,
         )
 
     def _trigger(self, part: Part, query: Query) -> str | None:

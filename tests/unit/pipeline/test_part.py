@@ -46,7 +46,9 @@ def test_ports_of_other_containers_become_edges() -> None:
     first, one, other, last = (part_of(app, plan, index) for index in plan.containers)
     assert first.inputs == {}
     assert first.outputs == {
-        "split.ok": EdgeOutput("_pipeline.shop/split_ok", "pipeline/shop/split_ok/0", 0, 7, "sku"),
+        "split.ok": EdgeOutput(
+            "_pipeline.shop/split_ok", "pipeline/shop/split_ok/0", 0, 7, "sku", mask=1
+        ),
         "split.bad": EdgeOutput(
             "_pipeline.shop/split_bad", "pipeline/shop/split_bad/0", 0, 7, None
         ),
@@ -80,6 +82,9 @@ def test_what_the_source_of_an_edge_is_told() -> None:
     late = EdgeInput("_pipeline.shop/rich", activation=255, step=True)
     options = edge_options(late, [], address="b:1", grid=GRID)
     assert (options["startingWindow"], options["maxWindowsPerTrigger"]) == ("ff", "1")
+    whole = EdgeInput("_pipeline.shop/rich", application_windows=4)
+    options = edge_options(whole, [], address="b:1", grid=GRID)
+    assert options["applicationWindowCount"] == "4"
 
 
 def test_activation_and_end_reach_the_source() -> None:

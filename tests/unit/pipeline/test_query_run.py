@@ -16,6 +16,7 @@ from headrace.pipeline.windowlog import WindowLog
 from headrace.pipeline.windows import WindowGrid, format_window
 from headrace.runtime.simulated_disk import SimulatedDisk
 from headrace.runtime.simulated_random import SimulatedRandom
+from headrace.spark import edge_sink
 
 START = 1_700_000_000_000
 GRID = WindowGrid(START, 500)
@@ -136,3 +137,31 @@ def test_a_checkpoint_that_fits_nothing_is_told_apart() -> None:
     with pytest.raises(CorruptionError):
         world.run.on_batch(Rows(), 0, IDENTITY)  # nothing was planned
     assert world.run.checkpoint_lost
+
+
+def test_an_edge_is_published_behind_what_its_publisher_has_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also when idle windows passed while the batch was on its way."""
+    world = World()
+    edge: Any = object()
+    world.run.edge = edge
+    closed = [-1]
+    published: list[tuple[int, int]] = []
+
+    def publish(frame: object, sink: object, *, window: int, previous: int) -> int:
+        assert (sink, previous) == (edge, closed[0])
+        published.append((window, previous))
+        closed[0] = window
+        return 5
+
+    monkeypatch.setattr(edge_sink, "last_closed", lambda sink: closed[0])
+    monkeypatch.setattr(edge_sink, "publish_window", publish)
+    read, passed, later = (GRID.window_at(START + 500 * n) for n in (4, 6, 9))
+    world.batch(0, read)
+    world.disk.make_folder(f"{CHECKPOINT}/commits")
+    world.disk.write_atomic(f"{CHECKPOINT}/commits/0", b"v1")
+    world.run.windows.advance(passed, lambda window: closed.__setitem__(0, window))
+    world.batch(1, later)
+    assert published == [(read, -1), (later, passed)]
+    assert world.run.batches[1][1] == 5
