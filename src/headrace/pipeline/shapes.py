@@ -32,19 +32,16 @@ _ALWAYS = (
     "TransformWithStateInPySpark",
     "TransformWithStateInPandas",
 )
+NOWHERE = "127.0.0.1:1"  # a stream that is never started connects to nobody
 _OF_A_STREAM = ("Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit", "Distinct")
 
 
 def query_shapes(app: Application, spark: SparkSession) -> dict[str, dict[str, list[str]]]:
     from headrace.pipeline.stages import build_queries
+    from headrace.pipeline.topics import read_stream
 
     def read_topic(topic: TopicInput, columns: tuple[str, ...]) -> DataFrame:
-        return (
-            spark.readStream.format("headrace")
-            .option("topic", topic.topic)
-            .option("columns", ",".join(columns))
-            .load()
-        )
+        return read_stream(spark, topic, columns, address=NOWHERE)
 
     shapes = {}
     for query in build_queries(app, spark, read_topic):
@@ -53,13 +50,6 @@ def query_shapes(app: Application, spark: SparkSession) -> dict[str, dict[str, l
         _walk(query.frame._jdf.queryExecution().analyzed(), sources, state)
         shapes[query.name] = {"sources": sources, "state": state}
     return shapes
-
-
-def state_of(frame: DataFrame) -> list[str]:
-    """A text per operation of a streaming frame that keeps state; none for a stateless one."""
-    state: list[str] = []
-    _walk(frame._jdf.queryExecution().analyzed(), [], state)
-    return state
 
 
 def _walk(plan: Any, sources: list[str], state: list[str]) -> None:
