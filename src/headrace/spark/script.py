@@ -7,6 +7,7 @@ Once the script's text is through, its queries go on until they end or are stopp
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 import threading
@@ -59,6 +60,7 @@ class ScriptRun:
 
     def start(self) -> None:
         prepare_environment(self._settings["spark.master"])
+        os.environ["HEADRACE_ADDRESS"] = self._address  # Spark's workers inherit it
         self._thread = threading.Thread(target=self._run, name="script", daemon=True)
         self._thread.start()
 
