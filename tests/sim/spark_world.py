@@ -111,6 +111,7 @@ class World:
         self._broken: list[str] = []
         self._whole = asyncio.Event()
         self._broker_life = -1
+        self._starting = asyncio.Lock()
         self._remotes: dict[tuple[str, int], Remote] = {}
         self._number = 0
         where = {"address": f"{BROKER}:{PORT}", "stream": "s", "username": "iggy"}
@@ -170,16 +171,21 @@ class World:
             await self._whole.wait()
 
     async def _repair(self) -> None:
-        while True:
-            host = await self._repairs.get()
-            await asyncio.sleep(0.2 + 2 * self.random.uniform())
-            if host == BROKER:
+        """Each by itself: a broker cannot start before its data nodes are back."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                group.create_task(self._mend(await self._repairs.get()))
+
+    async def _mend(self, host: str) -> None:
+        await asyncio.sleep(0.2 + 2 * self.random.uniform())
+        if host == BROKER:
+            async with self._starting:
                 await insist(self.start_broker)
-            else:
-                await come_back(self.cluster, host)
-            self._broken.remove(host)
-            if not self._broken:
-                self._whole.set()
+        else:
+            await come_back(self.cluster, host)
+        self._broken.remove(host)
+        if not self._broken:
+            self._whole.set()
 
     # -- hosts
 
