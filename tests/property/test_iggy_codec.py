@@ -290,6 +290,8 @@ def test_a_body_cut_short_is_refused_or_shorter(
         decoded = type(body).decode(encoded[:cut], dialect)
     except RemoteProtocolError:
         return
+    if dialect is Dialect.A and isinstance(body, topics.CreateTopic):
+        return  # its two forms are told by their length: a part of one may be the other
     if not isinstance(body, system.ClientDetails):  # it counts its groups, so it cannot be shorter
         assert decoded.encode(dialect).startswith(encoded[:cut])
 
