@@ -82,6 +82,7 @@ SHAPES = (
     Shape("send", "written", 1000, 1000, 8, "written", Dialect.C),
     Shape("send", "synced", 1000, 1000, 8, "synced", Dialect.C),
     Shape("send", "written", 1000, 100, 8, "written", Dialect.C),
+    Shape("send", "synced", 1000, 100, 8, "synced", Dialect.C),
     Shape("send", "written", 1, 1000, 16, "written", Dialect.C),
     Shape("send", "synced", 1, 1000, 16, "synced", Dialect.C),
     Shape("poll", "written", 1000, 1000, 8, "polled", Dialect.C),
