@@ -44,6 +44,15 @@ def dry_run(
     run = pipeline_runs.make_run(starting, ending, backfill_name, settings)
     plan = _describe(script, run)
     view = physical_view(make_physical_plan(LogicalPlan.from_json(plan)), ControllerSettings())
+    view["outputs"] = [
+        {
+            "operator": each["operator"],
+            "to": each.get("topic") or each.get("store") or "a function",
+            "mode": each["mode"],
+            "delivery": each["delivery"],
+        }
+        for each in plan["outputs"]
+    ]
     if as_json:
         print_json(view)
         return
@@ -55,6 +64,8 @@ def dry_run(
         )
         columns = ("id", "name", "type", "query", "instance", "reads", "writes")
         print_rows(container["operators"], columns, as_json=False)
+    print("\noutputs")
+    print_rows(view["outputs"], ("operator", "to", "mode", "delivery"), as_json=False)
     if view["streams"]:
         print("\nstreams")
         print_rows(view["streams"], ("name", "source", "sinks", "locality", "fused"), as_json=False)

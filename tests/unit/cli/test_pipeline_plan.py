@@ -51,8 +51,18 @@ def test_a_dry_run_shows_containers_operators_streams_and_memory(folder: Path) -
     assert view["containers"][1]["heap_mb"] == 2048
     assert view["memory_mb"] == sum(one["memory_mb"] for one in view["containers"])
     assert [one["fused"] for one in view["streams"]] == [True, False]
+    (output,) = view["outputs"]
+    assert (output["operator"], output["to"]) == ("totals", "shop/totals")
+    assert output["delivery"] == "exactly-once"
     text = run("dry-run", str(folder / "shop.py"))
-    for says in ("container 0:", "container 1:", "heap 2048", "shop/totals", "valid.output"):
+    for says in (
+        "container 0:",
+        "container 1:",
+        "heap 2048",
+        "shop/totals",
+        "valid.output",
+        "exactly-once",
+    ):
         assert says in text
     backfill = ("--from", "2026-01-01", "--backfill-name", "b1", "--set", "valid.minimum=3")
     view = json.loads(run("dry-run", str(folder / "shop.py"), "--json", *backfill))
@@ -80,3 +90,26 @@ def test_what_is_wrong_is_told_in_its_own_words(folder: Path) -> None:
             run("dry-run", str(folder / "shop.py"))
     with pytest.raises(ConfigError, match="there is no file"):
         run("plan", str(folder / "missing.py"))
+
+
+def test_a_dry_run_says_how_each_sink_delivers(folder: Path) -> None:
+    stores = """
+from headrace.pipeline.stores import Console, Parquet
+
+app.store("valid", Parquet("/data/out"), name="files")
+app.store("valid", Console(), name="seen")
+
+
+@app.sink(inputs={"rows": "valid"})
+def own(rows):
+    pass
+"""
+    (folder / "stored.py").write_text(FILE + stores)
+    view = json.loads(run("dry-run", str(folder / "stored.py"), "--json"))
+    found = {one["operator"]: (one["to"], one["delivery"]) for one in view["outputs"]}
+    del found["totals"]
+    assert found == {
+        "files": ("parquet /data/out", "exactly-once"),
+        "seen": ("console", "at-least-once"),
+        "own": ("a function", "at-least-once"),
+    }
