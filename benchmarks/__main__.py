@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 BENCHMARKS = (
-    "iggy_codec", "storage_append", "streams_latency", "log_append", "log_fetch",
+    "iggy_codec", "hot_steps", "storage_append", "streams_latency", "log_append", "log_fetch",
     "broker_send_poll", "umbilical", "spark_read", "spark_json", "spark_sink", "spark_latency",
     "pipeline_overhead",
 )  # fmt: skip

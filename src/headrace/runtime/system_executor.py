@@ -1,8 +1,8 @@
 """Threads for blocking work.
 
-Not a ThreadPoolExecutor: its futures, their locks and the chain from them to asyncio's own cost
-25 µs of the interpreter for each call, about as much as a write of 64 KiB, and every group commit
-and every read of a file is such a call. Here a call is a queue's item and a callback into the loop.
+Not a ThreadPoolExecutor: its futures, their locks and the chain from them to asyncio's own take
+a third of the processor time of a call, and every group commit and every read of a file is
+such a call (`benchmarks/hot_steps.py`). Here it is a queue's item and a callback into the loop.
 """
 
 from __future__ import annotations

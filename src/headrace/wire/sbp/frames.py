@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-from isal.isal_zlib import crc32  # zlib's polynomial at fifteen times zlib's speed
+from isal.isal_zlib import crc32  # zlib's polynomial, by vector instructions
 
 from headrace.errors import LocalProtocolError, RemoteProtocolError
 from headrace.wire.sbp.flat import Buffer

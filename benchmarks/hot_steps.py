@@ -1,0 +1,77 @@
+"""Steps that every request takes, against the ready-made way to do the same.
+
+    python -m benchmarks hot_steps
+
+The figure is microseconds of CPU; the ratio is ours to the other's, so less is better. These are
+the reasons for code that a library would otherwise be used for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from isal.isal_zlib import crc32
+
+from headrace.runtime.system import run as run_loop
+from headrace.runtime.system_executor import SystemExecutor
+from headrace.wire.sbp.flat import encode
+from headrace.wire.sbp.messages import OK, AppendResponse, AppendResult
+from headrace.wire.sbp.templates import encode_stored
+
+ROUNDS = 5
+HOPS = 2000
+FRAME_BYTES = 1 << 20
+
+
+def run() -> list[dict[str, Any]]:
+    ours, pool = run_loop(hops())
+    result = AppendResult(77, 0, 12345, 1_794_753_076_000, OK)
+    answer = AppendResponse(append_responses=(result,), status=OK)
+    frame = memoryview(os.urandom(FRAME_BYTES))
+    return [
+        row("hand a call to a thread, limit: ThreadPoolExecutor", ours, pool),
+        row("answer a stored append, limit: encode it",
+            best(lambda: encode_stored(answer), 5000), best(lambda: encode(answer), 5000)),
+        row("CRC-32 of 1 MiB, limit: zlib's",
+            best(lambda: crc32(frame), 100), best(lambda: zlib.crc32(frame), 100)),
+    ]  # fmt: skip
+
+
+def row(name: str, ours: float, other: float) -> dict[str, Any]:
+    return {"name": name, "value": ours, "unit": "µs", "limit": other, "ratio": ours / other}
+
+
+def best(step: Callable[[], object], count: int) -> float:
+    """Microseconds of CPU for one, in the best of some rounds."""
+    found = []
+    for _ in range(ROUNDS):
+        started = time.process_time()
+        for _ in range(count):
+            step()
+        found.append((time.process_time() - started) / count * 1e6)
+    return min(found)
+
+
+async def hops() -> tuple[float, float]:
+    own = SystemExecutor("own", 1)
+    pool = ThreadPoolExecutor(1)
+    loop = asyncio.get_running_loop()
+    ours, others = [], []
+    for _ in range(ROUNDS):
+        started = time.process_time()
+        for _ in range(HOPS):
+            await own.run(int)
+        middle = time.process_time()
+        for _ in range(HOPS):
+            await loop.run_in_executor(pool, int)
+        ours.append((middle - started) / HOPS * 1e6)
+        others.append((time.process_time() - middle) / HOPS * 1e6)
+    own.close()
+    pool.shutdown()
+    return min(ours), min(others)
