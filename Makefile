@@ -40,19 +40,20 @@ $(VENV)/peers/spark-%/.done: $(BIN)/python requirements/spark-%.txt
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements/spark-$*.txt
 	@touch $@
 
-# Servers that tests start themselves come from Debian's packages.
+# What tests start themselves comes from Debian's packages (command:package).
+PEERS := etcd:etcd-server initdb:postgresql chromium:chromium tshark:tshark
+
 servers:
-	@command -v etcd >/dev/null || { \
-	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "Installing etcd-server from Debian's packages" && \
-	  { apt-get install -y -qq --no-install-recommends etcd-server >/dev/null 2>&1 || \
-	    { apt-get update -qq && apt-get install -y -qq --no-install-recommends etcd-server; } >/dev/null; }; }; \
-	command -v etcd >/dev/null || { echo "the tests need a real etcd; install it with: sudo apt-get install etcd-server" >&2; exit 2; }
-	@found() { ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null; }; \
-	found || { \
-	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "Installing postgresql from Debian's packages" && \
-	  { apt-get install -y -qq --no-install-recommends postgresql >/dev/null 2>&1 || \
-	    { apt-get update -qq && apt-get install -y -qq --no-install-recommends postgresql; } >/dev/null; }; }; \
-	found || { echo "the tests need a real PostgreSQL; install it with: sudo apt-get install postgresql" >&2; exit 2; }
+	@have() { command -v $$1 || ls /usr/lib/postgresql/*/bin/$$1; } >/dev/null 2>&1; \
+	install() { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$1; }; \
+	for peer in $(PEERS); do \
+	  have $${peer%:*} && continue; package=$${peer#*:}; \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "Installing $$package from Debian's packages"; \
+	    install $$package >/dev/null 2>&1 || { apt-get update -qq && install $$package; } >/dev/null || true; \
+	  fi; \
+	  have $${peer%:*} || { echo "the tests need a real $${peer%:*}; install it with: sudo apt-get install $$package" >&2; exit 2; }; \
+	done
 
 demo: $(RUN) $(VENV)/peers/iggy-0.8.0/.done
 	$(BIN)/headrace demo
