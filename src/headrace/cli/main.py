@@ -11,6 +11,7 @@ from headrace.cli import (
     clients,
     cluster,
     consume,
+    dead_letters,
     decode,
     demo,
     doctor,
@@ -55,6 +56,7 @@ app.add_typer(partitions.app, name="partition")
 app.add_typer(partitions.segments, name="segment")
 app.add_typer(groups.app, name="group")
 app.add_typer(groups.offsets, name="offset")
+app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(users.app, name="user")
 app.add_typer(users.tokens, name="token")
 app.add_typer(clients.app, name="client")

@@ -63,6 +63,27 @@ def byte_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: progress.advance(task, done)
 
 
+@contextmanager
+def count_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar that counts, where there is a terminal; the function says how many more are done."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.advance(task, done)
+
+
 def note(text: str) -> None:
     """A message for the person at the terminal; never part of the result."""
     print(text, file=sys.stderr)

@@ -122,6 +122,10 @@ class IggyClient:
         return cls(runtime, connection, timeout=timeout, conversation=conversation)
 
     @property
+    def runtime(self) -> Runtime:
+        return self._runtime
+
+    @property
     def dialect(self) -> Dialect:
         return Dialect.B2 if self._conversation is None else Dialect.C
 
