@@ -163,7 +163,7 @@ def _rows(columns: str, count: int) -> Iterator[pa.RecordBatch]:
 
 @cache
 def _example(columns: str) -> pa.RecordBatch:
-    from headrace.spark.arrow import to_area, to_record_batch
+    from headrace.client.arrow import to_area, to_record_batch
     from headrace.spark.options import parse_source
 
     names = parse_source({"topic": "s/t", **columns_option(columns)}, streaming=False).columns
@@ -230,7 +230,7 @@ def fill(
     batch: int = BATCH_ROWS,
 ) -> None:
     """That many messages, `batch` to a request, the same five requests again and again."""
-    from headrace.spark.arrow import to_area
+    from headrace.client.arrow import to_area
     from headrace.spark.server import connect
 
     server = connect(target)

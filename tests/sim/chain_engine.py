@@ -16,6 +16,7 @@ import pyarrow as pa
 import xxhash
 from pyspark.sql.types import StructType
 
+from headrace.client.tickets import Access
 from headrace.ids import WindowId
 from headrace.pipeline.windowlog import WindowLog
 from headrace.pipeline.windows import WindowGrid
@@ -30,7 +31,6 @@ from headrace.spark.remote import Remote
 from headrace.spark.sink import begin, pieces
 from headrace.spark.source import record_batches
 from headrace.spark.splits import Span
-from headrace.spark.tickets import Access
 from headrace.spark.windows import Delivered, Window, close
 from tests.sim.spark_engine import OtherWriterError
 

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 
 from pyspark.sql.types import StructType
 
+from headrace.client.retrying import TRANSIENT
+from headrace.client.tickets import Access
 from headrace.errors import FencedError, HeadraceError, UnavailableError
 from headrace.spark.following import Following, Limits
-from headrace.spark.retrying import TRANSIENT
 from headrace.spark.sink import begin, pieces, window_of
 from headrace.spark.source import record_batches
 from headrace.spark.splits import Span
-from headrace.spark.tickets import Access
 from headrace.spark.windows import Delivered, Window, close
 from tests.sim.spark_world import DRIVER, EXECUTORS, RUNS_MAX, World, transformed
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.spark.arrow import to_area
+from headrace.client.arrow import to_area
 from headrace.spark.options import Target
 from headrace.spark.server import connect
 from tests.spark.headrace_server import HeadraceServer

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.spark.arrow import payloads_of, to_area
+from headrace.client.arrow import payloads_of, to_area
 from headrace.spark.options import Target, parse_sink
 from headrace.spark.positions import Topics
 from headrace.spark.server import connect

@@ -13,17 +13,17 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
+from headrace.client.areas import Area
 from headrace.client.iggy import IggyClient
+from headrace.client.tickets import Access
 from headrace.errors import NotFoundError, OffsetOutOfRangeError, UnavailableError
 from headrace.spark import reading as reading_module
-from headrace.spark.arrow import Area
 from headrace.spark.losses import DataLossError, OtherTopicError
 from headrace.spark.options import ReadFrom, Target
 from headrace.spark.reading import Reading
 from headrace.spark.server import connect
 from headrace.spark.source import TopicReader, TopicStreamReader
 from headrace.spark.splits import Span
-from headrace.spark.tickets import Access
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Consumer, Partitioning
 from tests.spark.conftest import AnyServer

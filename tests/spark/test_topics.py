@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.client.iggy import IggyClient
+from headrace.client.tickets import Access
 from headrace.spark.offsets import SourceState
 from headrace.spark.options import Target, parse_sink
 from headrace.spark.positions import Topics
 from headrace.spark.server import connect
-from headrace.spark.tickets import Access
 from tests.spark.conftest import AnyServer
 from tests.spark.headrace_server import HeadraceServer
 

@@ -83,7 +83,7 @@ class PayloadDecoder:
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         import pyarrow as pa
 
-        from headrace.spark.arrow import to_area
+        from headrace.client.arrow import to_area
         from headrace.spark.formats.options import FormatOptions
         from headrace.spark.formats.typed import TypedRows
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+from headrace.client.tickets import Access
 from headrace.errors import OffsetOutOfRangeError, UnavailableError
 from headrace.runtime.interfaces import Clock
 from headrace.spark.edge_offsets import Admitted, EdgeOffset, admit, ended, spans_between
@@ -17,7 +18,6 @@ from headrace.spark.options import PARTITION_BYTES, Target
 from headrace.spark.positions import Topics
 from headrace.spark.remote import Remote
 from headrace.spark.splits import Span, split
-from headrace.spark.tickets import Access
 from headrace.wire.iggy.messages.extensions import WindowsListed
 from headrace.wire.umbilical.windows import NO_WINDOW
 

@@ -125,7 +125,7 @@ class EdgeStaging:
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[Piece]:
         """Rows as messages of Arrow, laid out for the wire, those of one share after the other."""
-        from headrace.spark.arrow import to_area
+        from headrace.client.arrow import to_area
         from headrace.spark.formats.encoding import arrow_messages
         from headrace.wire.iggy.batch import split
 

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from headrace.client.tickets import Access
 from headrace.errors import ConfigError, CorruptionError
 from headrace.runtime.system import system_runtime
 from headrace.spark.edge_following import EdgeFollowing
@@ -24,12 +25,11 @@ from headrace.spark.edge_options import parse_edge
 from headrace.spark.edge_sink import HASH_COLUMN
 from headrace.spark.server import connect
 from headrace.spark.splits import Span
-from headrace.spark.tickets import Access
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headrace.spark.arrow import Area
+    from headrace.client.areas import Area
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ def edge_rows(
     schema: pa.Schema, share: Share | None, span: Span, runs: Iterable[list[Area]]
 ) -> Iterator[pa.RecordBatch]:
     """The rows that the messages of a span hold; the whole of them is checked."""
-    from headrace.spark.arrow import to_record_batch
+    from headrace.client.arrow import to_record_batch
     from headrace.spark.formats.arrow_rows import ArrowDecoder
 
     read = span.start

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from headrace.client.tickets import Access
 from headrace.errors import ConfigError
 from headrace.runtime.interfaces import Clock
 from headrace.spark.groups import GroupOffsets
@@ -22,7 +23,6 @@ from headrace.spark.options import SourceOptions
 from headrace.spark.positions import AtTime, Position
 from headrace.spark.reading import Reading
 from headrace.spark.splits import Span, plan, split
-from headrace.spark.tickets import Access
 
 
 @dataclass(frozen=True, slots=True)

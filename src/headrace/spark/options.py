@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from headrace.client.schema import COLUMNS
 from headrace.client.tls_options import TlsOptions, parse_switch, tls_from
 from headrace.errors import ConfigError
 from headrace.spark.formats.options import (
@@ -34,18 +35,6 @@ ColumnStyle = Literal["headrace", "kafka"]
 Delivery = Literal["auto", "exactly-once", "at-least-once"]
 
 DEFAULT_ADDRESS = "127.0.0.1:8090"
-COLUMNS = (
-    "stream",
-    "topic",
-    "partition",
-    "offset",
-    "timestamp",
-    "origin_timestamp",
-    "id",
-    "key",
-    "headers",
-    "payload",
-)
 KAFKA_COLUMNS = (
     "key",
     "value",

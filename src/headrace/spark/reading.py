@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from headrace.client.retrying import SECONDS, retry
+from headrace.client.tickets import Access, TicketReader
 from headrace.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -29,15 +31,13 @@ from headrace.spark.losses import OtherTopicError
 from headrace.spark.offsets import Key, PartitionState, SourceState, TopicState
 from headrace.spark.options import ReadFrom, Target
 from headrace.spark.positions import Topics
-from headrace.spark.retrying import SECONDS, retry
 from headrace.spark.splits import Span
-from headrace.spark.tickets import Access, TicketReader
 from headrace.wire.iggy.messages.extensions import Ticket
 from headrace.wire.iggy.messages.topics import TopicDetails
 from headrace.wire.iggy.primitives import Consumer, Strategy
 
 if TYPE_CHECKING:
-    from headrace.spark.arrow import Area
+    from headrace.client.areas import Area
     from headrace.spark.remote import Remote
 
 POLL_MESSAGES_MAX = 20_000
@@ -257,7 +257,7 @@ class Reading:
         task.access = access.only(span.key)
 
     async def _poll(self, task: _Task, start: int) -> tuple[list[Area], int]:
-        from headrace.spark.arrow import cut
+        from headrace.client.areas import cut
         from headrace.wire.iggy.batch import locate
         from headrace.wire.iggy.columns import columns
 

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.client.iggy import IggyClient
+from headrace.client.retrying import TRANSIENT, retry
 from headrace.client.tls_options import TlsOptions
 from headrace.errors import AlreadyExistsError, NotFoundError
 from headrace.net.addresses import parse_address
 from headrace.runtime.interfaces import Runtime
 from headrace.spark.options import Credentials, Target
 from headrace.spark.reading import Reading
-from headrace.spark.retrying import TRANSIENT, retry
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages.extensions import PublisherOpened, StagedSpan
 from headrace.wire.iggy.messages.messages import SendMessages

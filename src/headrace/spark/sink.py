@@ -14,12 +14,8 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import xxhash
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -29,17 +25,15 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from headrace.errors import ConfigError, InvalidArgumentError, UnavailableError
-from headrace.spark.arrow import to_area
+from headrace.client.arrow import to_area
+from headrace.client.placing import Homes, by_partition
+from headrace.errors import ConfigError, UnavailableError
 from headrace.spark.formats.encoding import RowEncoder
 from headrace.spark.options import SinkOptions, Target, parse_sink
 from headrace.spark.remote import Remote
 from headrace.spark.server import connect
 from headrace.spark.windows import Delivered, Delivering, Piece, Window, close, publishes_windows
 from headrace.wire.iggy.batch import split
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 SEND_BYTES_MAX = 4 << 20  # of one request; more rows become several requests
 SINK_COLUMNS = ("payload", "key", "partition", "headers")
@@ -194,7 +188,7 @@ def pieces(
             encoder = RowEncoder(options.value_format or "json", batch.schema, options.avro_schema)
         if encoder is not None and not encoder.joins_rows:
             batch = encoder.encode(batch)
-        for partition, part in _by_partition(batch, homes):
+        for partition, part in by_partition(batch, homes):
             if encoder is not None and encoder.joins_rows:
                 part = encoder.encode(part)
             columns = {name: part.column(name) for name in part.schema.names}
@@ -207,44 +201,3 @@ def _all(messages: list[WriterCommitMessage | None]) -> list[Delivered]:
     if any(message is None for message in messages):
         raise UnavailableError("a write task ended without a result")
     return [message.delivered for message in messages if isinstance(message, Sent)]
-
-
-class Homes:
-    """The partitions that keys belong to, as any Iggy client works them out."""
-
-    def __init__(self, count: Callable[[], int]) -> None:
-        self._ask = count
-        self._count = 0
-
-    def of(self, keys: pa.Array) -> NDArray[np.int64]:
-        """XXH32 of the key, modulo the partitions, once per distinct key; -1 for no key."""
-        if not self._count:
-            self._count = self._ask()
-        if self._count < 1:
-            raise InvalidArgumentError("the topic has no partitions")
-        encoded = pc.dictionary_encode(keys.cast(pa.binary()))
-        homes = [
-            xxhash.xxh32_intdigest(key) % self._count if key else -1
-            for key in encoded.dictionary.to_pylist()
-        ]
-        table = np.array([*homes, -1], np.int64)
-        indices: NDArray[np.int32] = encoded.indices.fill_null(len(homes)).to_numpy()
-        return table[indices]
-
-
-def _by_partition(
-    batch: pa.RecordBatch, homes: Homes
-) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-    """Rows by the partition they belong to; None leaves the choice to the server."""
-    names = batch.schema.names
-    chosen = np.full(batch.num_rows, -1, np.int64)
-    if "key" in names and batch.column("key").null_count < batch.num_rows:
-        chosen = homes.of(batch.column("key"))
-    if "partition" in names:
-        column = batch.column("partition").cast(pa.int64())
-        stated = column.fill_null(-1).to_numpy(zero_copy_only=False)
-        chosen = np.where(stated >= 0, stated, chosen)
-    for partition in np.unique(chosen).tolist():
-        rows = chosen == partition
-        part = batch if rows.all() else batch.filter(pa.array(rows))
-        yield (None if partition < 0 else int(partition)), part

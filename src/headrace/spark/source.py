@@ -29,6 +29,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from headrace.client.tickets import Access
 from headrace.errors import ConfigError, CorruptionError
 from headrace.runtime.system import system_runtime
 from headrace.spark.filters import FOREVER, Bounds, bounds_of
@@ -39,12 +40,11 @@ from headrace.spark.options import SourceOptions, parse_source
 from headrace.spark.reading import Reading
 from headrace.spark.server import connect
 from headrace.spark.splits import Span, plan
-from headrace.spark.tickets import Access
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headrace.spark.arrow import Area
+    from headrace.client.areas import Area
     from headrace.spark.formats.typed import TypedRows
 
 T = TypeVar("T")
@@ -255,7 +255,8 @@ def record_batches(
     options: SourceOptions, schema: StructType, span: Span, runs: Iterable[list[Area]]
 ) -> Iterator[pa.RecordBatch]:
     """What Spark gets for the messages of a span, which come in these runs."""
-    from headrace.spark.arrow import join, to_record_batch
+    from headrace.client.areas import join
+    from headrace.client.arrow import to_record_batch
     from headrace.spark.kafka_style import raw_names, to_kafka
 
     kafka = options.column_style == "kafka"

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from headrace.client.tickets import Access
 from headrace.errors import OffsetOutOfRangeError, UnavailableError
 from headrace.runtime.system import system_runtime
 from headrace.spark import edge_following
@@ -16,7 +17,6 @@ from headrace.spark.edge_following import EdgeFollowing, quiet_through
 from headrace.spark.edge_options import EdgeOptions, parse_edge
 from headrace.spark.offsets import PartitionState, SourceState, TopicState
 from headrace.spark.remote import Remote
-from headrace.spark.tickets import Access
 from headrace.wire.iggy.messages.extensions import (
     ListedPublisher,
     ListedWindow,

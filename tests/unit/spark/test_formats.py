@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headrace.client.areas import Area
+from headrace.client.arrow import to_record_batch
 from headrace.errors import ConfigError, InvalidArgumentError, NotFoundError
-from headrace.spark.arrow import Area, to_record_batch
 from headrace.spark.formats.dead_letters import DeadLetters, dead_letter_target, dead_letters
 from headrace.spark.formats.decoding import Bad
 from headrace.spark.formats.options import FormatOptions

@@ -2,9 +2,10 @@
 
 import pytest
 
+from headrace.client.schema import COLUMNS
 from headrace.client.tls_options import TlsOptions
 from headrace.errors import ConfigError
-from headrace.spark.options import COLUMNS, KAFKA_COLUMNS, Credentials, parse_sink, parse_source
+from headrace.spark.options import KAFKA_COLUMNS, Credentials, parse_sink, parse_source
 from headrace.spark.positions import AtOffsets
 
 TOPIC = {"stream": "shop", "topic": "orders"}

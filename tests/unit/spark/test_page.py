@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.client.schema import COLUMNS
 from headrace.spark.formats.options import PAYLOAD_FORMATS, VALUE_FORMATS
-from headrace.spark.options import COLUMNS, KAFKA_COLUMNS, SINK_OPTIONS, SOURCE_OPTIONS
+from headrace.spark.options import KAFKA_COLUMNS, SINK_OPTIONS, SOURCE_OPTIONS
 from headrace.spark.sink import SINK_COLUMNS
 
 PAGE = (Path(__file__).parents[3] / "docs/spark.md").read_text()

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from headrace.client.arrow import to_area, to_record_batch
 from headrace.errors import ConfigError, LocalProtocolError, NotFoundError
-from headrace.spark.arrow import to_area, to_record_batch
 from headrace.wire.iggy.batch import split
 
 if TYPE_CHECKING:
-    from headrace.spark.arrow import Area
+    from headrace.client.areas import Area
     from headrace.spark.formats.decoding import Bad
     from headrace.spark.options import Target
     from headrace.spark.server import Server

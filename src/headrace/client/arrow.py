@@ -6,19 +6,18 @@ Only user headers other than the key, which are rare, are taken apart message by
 from __future__ import annotations
 
 from binascii import hexlify
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.errors import CorruptionError, InvalidArgumentError
-from headrace.spark.formats.options import PayloadFormat
-from headrace.spark.options import COLUMNS
-from headrace.wire.iggy.batch import HEADER_BYTES, locate, read_starts
+from headrace.client.schema import COLUMNS
+from headrace.errors import InvalidArgumentError
+from headrace.wire.iggy.batch import HEADER_BYTES
 from headrace.wire.iggy.columns import (
     build_area,
     checked_headers,
@@ -32,14 +31,12 @@ from headrace.wire.iggy.userheaders import (
     encode_headers,
     split_key,
 )
-from headrace.wire.sbp import records
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from headrace.client.areas import Area
     from headrace.wire.iggy.batch import Positions, Records
-
-Area: TypeAlias = "tuple[memoryview, Positions]"
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _HEADERS = pa.map_(pa.string(), pa.binary())
@@ -58,50 +55,6 @@ _DASHES = (8, 13, 18, 23)
 # --- reading --------------------------------------------------------------------------------------
 
 
-def unpack(pieces: Sequence[memoryview], start: int, end: int) -> Iterator[Area]:
-    """The messages with offsets [start, end) in whole record batches, which must not leave gaps."""
-    expected = None
-    for piece in pieces:
-        for header, batch in records.split(piece):
-            body = batch[records.HEADER_BYTES :]
-            records.verify(batch[: records.HEADER_BYTES], [body])
-            if expected is not None and header.base_offset != expected:
-                raise CorruptionError(
-                    "a gap in the log", expected=expected, found=header.base_offset
-                )
-            expected = header.base_offset + header.record_count
-            area, starts = _messages(header, body)
-            first = max(0, start - header.base_offset)
-            last = min(header.record_count, end - header.base_offset)
-            if first < last:
-                yield cut(area, starts, first, last)
-
-
-def _messages(header: records.BatchHeader, body: memoryview) -> Area:
-    if header.records != records.RECORDS_IGGY:
-        raise CorruptionError("a batch that holds no messages", offset=header.base_offset)
-    if header.attributes & records.INDEXED:
-        return read_starts(body, header.record_count)
-    return body, locate(body)
-
-
-def cut(area: memoryview, starts: Positions, first: int, last: int) -> Area:
-    """Messages [first, last) of an area."""
-    begin = int(starts[first])
-    end = int(starts[last]) if last < len(starts) else len(area)
-    return area[begin:end], starts[first:last] - np.uint32(begin)
-
-
-def join(areas: Sequence[Area]) -> Area:
-    """Consecutive areas as one: a copy at memory speed, for which every later step runs once."""
-    if len(areas) == 1:
-        return areas[0]
-    ends = np.cumsum([len(area) for area, _ in areas])
-    shifts = [0, *ends[:-1].tolist()]
-    starts = [starts + np.uint32(shift) for (_, starts), shift in zip(areas, shifts, strict=True)]
-    return memoryview(b"".join(area for area, _ in areas)), np.concatenate(starts)
-
-
 def to_record_batch(
     area: memoryview,
     starts: Positions,
@@ -110,7 +63,7 @@ def to_record_batch(
     topic: str,
     partition: int,
     names: Sequence[str] = COLUMNS,
-    payload_format: PayloadFormat = "binary",
+    payload_format: str = "binary",
 ) -> pa.RecordBatch:
     """Messages in the source's raw schema, with the columns that are wanted."""
     headers = checked_headers(area, starts)
@@ -234,7 +187,7 @@ def to_binary(
     )
 
 
-def _payload(payload: pa.Array, payload_format: PayloadFormat) -> pa.Array:
+def _payload(payload: pa.Array, payload_format: str) -> pa.Array:
     if payload_format == "binary":
         return payload
     try:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.client.areas import join, unpack
+from headrace.client.arrow import payloads_of, to_area, to_record_batch
+from headrace.client.schema import COLUMNS
 from headrace.errors import CorruptionError, InvalidArgumentError, RemoteProtocolError
-from headrace.spark.arrow import join, payloads_of, to_area, to_record_batch, unpack
-from headrace.spark.options import COLUMNS
 from headrace.wire.iggy.batch import build_index, stamp
 from headrace.wire.sbp import records
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from headrace.client.areas import Area, unpack
 from headrace.client.placement_links import PlacementLinks
 from headrace.client.sbp import Fetched, SbpClient, Want
 from headrace.errors import HeadraceError, NotFoundError, OffsetOverflowError
@@ -17,14 +18,15 @@ from headrace.net.addresses import parse_address
 from headrace.net.sbp_channel import Channel, TcpChannel
 from headrace.net.tls import ClientTls
 from headrace.runtime.interfaces import Runtime
-from headrace.spark.offsets import Key
 from headrace.wire.sbp.messages import ClientRole
 
 if TYPE_CHECKING:
     from headrace.client.channels import Connect
-    from headrace.spark.arrow import Area
 
 FETCH_BYTES_MAX = 8 << 20  # per request; a frame has at most 16 MiB
+Key: TypeAlias = tuple[str, int]
+"""A topic's uid and the partition."""
+
 TICKETS_MAX = 4  # in use at the same time in one process; the oldest is let go
 
 
@@ -63,8 +65,6 @@ class TicketReader:
 
     async def fetch(self, access: Access, key: Key, start: int, end: int) -> tuple[list[Area], int]:
         """Messages from `start` on, at most up to `end`, and the offset after them."""
-        from headrace.spark.arrow import unpack
-
         if key not in access.streams:
             raise NotFoundError("the ticket does not cover this partition", partition=key[1])
         client = await self._client(access)

@@ -1,0 +1,66 @@
+"""Messages as they lie in the log: runs of bytes, and where in them each message starts.
+
+Everything here is by array operations; nothing needs Arrow, which not every client has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from headrace.errors import CorruptionError
+from headrace.wire.iggy.batch import locate, read_starts
+from headrace.wire.sbp import records
+
+if TYPE_CHECKING:
+    from headrace.wire.iggy.batch import Positions
+
+Area: TypeAlias = "tuple[memoryview, Positions]"
+
+
+def unpack(pieces: Sequence[memoryview], start: int, end: int) -> Iterator[Area]:
+    """The messages with offsets [start, end) in whole record batches, which must not leave gaps."""
+    expected = None
+    for piece in pieces:
+        for header, batch in records.split(piece):
+            body = batch[records.HEADER_BYTES :]
+            records.verify(batch[: records.HEADER_BYTES], [body])
+            if expected is not None and header.base_offset != expected:
+                raise CorruptionError(
+                    "a gap in the log", expected=expected, found=header.base_offset
+                )
+            expected = header.base_offset + header.record_count
+            area, starts = _messages(header, body)
+            first = max(0, start - header.base_offset)
+            last = min(header.record_count, end - header.base_offset)
+            if first < last:
+                yield cut(area, starts, first, last)
+
+
+def _messages(header: records.BatchHeader, body: memoryview) -> Area:
+    if header.records != records.RECORDS_IGGY:
+        raise CorruptionError("a batch that holds no messages", offset=header.base_offset)
+    if header.attributes & records.INDEXED:
+        return read_starts(body, header.record_count)
+    return body, locate(body)
+
+
+def cut(area: memoryview, starts: Positions, first: int, last: int) -> Area:
+    """Messages [first, last) of an area."""
+    import numpy as np
+
+    begin = int(starts[first])
+    end = int(starts[last]) if last < len(starts) else len(area)
+    return area[begin:end], starts[first:last] - np.uint32(begin)
+
+
+def join(areas: Sequence[Area]) -> Area:
+    """Consecutive areas as one: a copy at memory speed, for which every later step runs once."""
+    import numpy as np
+
+    if len(areas) == 1:
+        return areas[0]
+    ends = np.cumsum([len(area) for area, _ in areas])
+    shifts = [0, *ends[:-1].tolist()]
+    starts = [starts + np.uint32(shift) for (_, starts), shift in zip(areas, shifts, strict=True)]
+    return memoryview(b"".join(area for area, _ in areas)), np.concatenate(starts)
