@@ -1,0 +1,70 @@
+"""Talking to a broker from Python, with and without asyncio.
+
+    async with headrace.client.connect("headrace://iggy:iggy@127.0.0.1:8090") as client:
+        await client.send("shop/orders", {"sku": "tea", "qty": 2}, key="tea")
+
+    with headrace.client.connect_sync() as client:
+        for message in client.read("shop/orders"):
+            print(message.key, message.json())
+
+Names are imported at their first use: whoever needs one module of this package pays for that alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.client.batching import Delivery, Producer
+    from headrace.client.blocking import SyncClient, SyncConsumer, SyncProducer
+    from headrace.client.connecting import connect, connect_sync
+    from headrace.client.consuming import GroupConsumer
+    from headrace.client.records import Message, MessageBatch, Receipt, Record
+    from headrace.client.session import Client
+    from headrace.client.views import StreamInfo, TopicInfo, Watermark
+
+__all__ = [
+    "Client",
+    "Delivery",
+    "GroupConsumer",
+    "Message",
+    "MessageBatch",
+    "Producer",
+    "Receipt",
+    "Record",
+    "StreamInfo",
+    "SyncClient",
+    "SyncConsumer",
+    "SyncProducer",
+    "TopicInfo",
+    "Watermark",
+    "connect",
+    "connect_sync",
+]
+
+_HOMES = {
+    "Client": "session",
+    "Delivery": "batching",
+    "GroupConsumer": "consuming",
+    "Message": "records",
+    "MessageBatch": "records",
+    "Producer": "batching",
+    "Receipt": "records",
+    "Record": "records",
+    "StreamInfo": "views",
+    "SyncClient": "blocking",
+    "SyncConsumer": "blocking",
+    "SyncProducer": "blocking",
+    "TopicInfo": "views",
+    "Watermark": "views",
+    "connect": "connecting",
+    "connect_sync": "connecting",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"headrace.client.{_HOMES[name]}"), name)

@@ -14,7 +14,9 @@ from types import TracebackType
 from typing import Self
 
 from headrace.assembly.data_plane import DataPlane
+from headrace.client.blocking import SyncClient
 from headrace.client.sync import SyncIggyClient
+from headrace.client.url import parse_url
 from headrace.config.broker import BrokerSettings
 from headrace.config.settings import Settings
 from headrace.net.addresses import parse_address
@@ -24,7 +26,7 @@ USERNAME = PASSWORD = "iggy"
 
 
 class LocalBroker:
-    """`with LocalBroker() as broker:`, or `start` and `stop`. Data outlives a restart of one."""
+    """`with LocalBroker() as broker:`, or `start` and `stop`; data and address stay."""
 
     def __init__(self, *, settings: Settings | None = None) -> None:
         """`settings` replaces the defaults of tests; folder and ports are chosen here."""
@@ -35,7 +37,8 @@ class LocalBroker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
         self._failure: BaseException | None = None
-        self._clients: list[SyncIggyClient] = []
+        self._clients: list[SyncIggyClient | SyncClient] = []
+        self._port = 0
         self.username = USERNAME
         self.password = PASSWORD
         self.addresses: dict[str, str] = {}
@@ -46,8 +49,19 @@ class LocalBroker:
         """Where Iggy clients connect, `host:port`; also the connector's option `address`."""
         return self.addresses["iggy"]
 
+    @property
+    def url(self) -> str:
+        """What `headrace.client.connect` takes."""
+        return f"headrace://{self.username}:{self.password}@{self.address}"
+
+    def connect(self) -> SyncClient:
+        """A blocking client (see docs/client.md), closed with the broker."""
+        made = SyncClient(parse_url(self.url, {}))
+        self._clients.append(made)
+        return made
+
     def client(self) -> SyncIggyClient:
-        """A blocking client, logged in at its first call and closed with the broker."""
+        """The same for the protocol's own commands, logged in at its first call."""
         host, port = parse_address(self.address)
         made = SyncIggyClient(host, port, username=self.username, password=self.password)
         self._clients.append(made)
@@ -112,6 +126,7 @@ class LocalBroker:
         await plane.start()
         try:
             self.addresses = plane.addresses()
+            self._port = parse_address(self.address)[1]
             self._ready.set()
             await self._over.wait()
         finally:
@@ -124,6 +139,7 @@ class LocalBroker:
             self._settings.broker, root_username=self.username, root_password=self.password
         )
         return msgspec.structs.replace(
-            self._settings, data_dir=self._folder, host="127.0.0.1", iggy_port=0, quic_port=-1,
+            self._settings, data_dir=self._folder, host="127.0.0.1", iggy_port=self._port,
+            quic_port=-1,
             placement_port=0, node_port=0, dev=True, broker=broker,
         )  # fmt: skip

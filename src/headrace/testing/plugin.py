@@ -2,6 +2,7 @@
 
 * `headrace_broker`: one broker for the whole run
 * `headrace_stream`: the name of a stream of the test's own on it, deleted afterwards
+* `headrace_spark`: one Spark session for the whole run, for `app.test`
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from uuid import uuid4
 import pytest
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from headrace.testing.broker import LocalBroker
 
 
@@ -31,3 +34,12 @@ def headrace_stream(headrace_broker: LocalBroker) -> Iterator[str]:
         client.run(lambda c: c.create_stream(name))
         yield name
         client.run(lambda c: c.delete_stream(name))
+
+
+@pytest.fixture(scope="session")
+def headrace_spark() -> Iterator[SparkSession]:
+    from headrace.spark.session import session
+
+    started = session("headrace tests", master="local[2]")
+    yield started
+    started.stop()

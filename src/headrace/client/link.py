@@ -1,0 +1,158 @@
+"""Connections to a broker that are made again when they break.
+
+`Link` is for questions and for changes that may be made twice. `Sender` is for messages: it numbers
+its requests (dialect C), so that one whose answer was lost is sent again and stored once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from headrace.client.iggy import IggyClient
+from headrace.client.retrying import TRANSIENT, retry
+from headrace.client.url import ServerUrl
+from headrace.net.tls import ClientTls
+from headrace.runtime.interfaces import Runtime
+from headrace.wire.iggy import commands as c
+from headrace.wire.iggy.messages.extensions import ServerHello
+from headrace.wire.iggy.messages.messages import SendMessages, SentMessages
+from headrace.wire.iggy.vsr_client import Conversation
+
+T = TypeVar("T")
+
+SEND_SECONDS = 30.0  # for one request; a large batch on a slow disk takes its time
+
+
+class Link:
+    """One connection under one identity. Nothing is opened before the first call."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        server: ServerUrl,
+        *,
+        retry_seconds: float,
+        conversation: Conversation | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.server = server
+        self.retry_seconds = retry_seconds
+        self.tls: ClientTls | None = server.tls.client()
+        self._conversation = conversation
+        self._client: IggyClient | None = None
+        self._connecting = asyncio.Lock()
+        self._hello: list[ServerHello | None] = []
+        self.connections = 0
+        """How many were made: another number means that a group must be joined again."""
+
+    async def call(self, call: Callable[[IggyClient], Awaitable[T]]) -> T:
+        """Make the call on a connection that works, again after failures that pass."""
+
+        async def attempt() -> T:
+            client = await self.connected()
+            try:
+                return await call(client)
+            except TRANSIENT:
+                await self.disconnect(client)
+                raise
+
+        return await retry(attempt, self.runtime.clock, self.retry_seconds)
+
+    async def once(self, call: Callable[[IggyClient], Awaitable[T]]) -> T:
+        """Make a call that must not be made twice; whether a broken one was made is unknown."""
+        client = await retry(self.connected, self.runtime.clock, self.retry_seconds)
+        try:
+            return await call(client)
+        except TRANSIENT:
+            await self.disconnect(client)
+            raise
+
+    async def hello(self) -> ServerHello | None:
+        """What the server offers; None for a plain Iggy server. Asked once."""
+        if not self._hello:
+            self._hello.append(await self.call(lambda client: client.hello()))
+        return self._hello[0]
+
+    async def connected(self) -> IggyClient:
+        async with self._connecting:
+            if self._client is None or not self._client.usable:
+                self._client = await self._connect()
+                self.connections += 1
+            return self._client
+
+    async def _connect(self) -> IggyClient:
+        server = self.server
+        client = await IggyClient.connect(
+            self.runtime, server.host, server.port, tls=self.tls, conversation=self._conversation
+        )
+        try:
+            if server.token:
+                await client.login_with_token(server.token)
+            else:
+                await client.login(server.username, server.password)
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def disconnect(self, client: IggyClient) -> None:
+        if self._client is client:
+            self._client = None
+            await client.close()
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self.disconnect(self._client)
+
+
+class Sender:
+    """Sends one request at a time, in order. To a plain Iggy server a request goes once: one whose
+    answer was lost fails with UnavailableError, and whether it was stored is unknown."""
+
+    def __init__(self, questions: Link) -> None:
+        self._questions = questions
+        self._turn = asyncio.Lock()
+        self._link: Link | None = None
+        self._numbered = False
+
+    async def send(self, request: SendMessages) -> SentMessages:
+        """Where the messages were put; empty where the server does not say."""
+        async with self._turn:
+            link = self._link or await self._open()
+            if not self._numbered:
+                await link.once(lambda client: client.send_batch(request, timeout=SEND_SECONDS))
+                return SentMessages(())
+            sent = False
+
+            async def attempt() -> SentMessages:
+                nonlocal sent
+                client = await link.connected()
+                try:
+                    if sent:
+                        return await client.again(c.SEND_MESSAGES, timeout=SEND_SECONDS)
+                    sent = True
+                    return await client.call(c.SEND_MESSAGES, request, timeout=SEND_SECONDS)
+                except TRANSIENT:
+                    await link.disconnect(client)
+                    raise
+
+            return await retry(attempt, link.runtime.clock, link.retry_seconds)
+
+    async def _open(self) -> Link:
+        questions = self._questions
+        self._numbered = await questions.hello() is not None
+        self._link = Link(
+            questions.runtime,
+            questions.server,
+            retry_seconds=questions.retry_seconds,
+            conversation=(
+                Conversation(questions.runtime.random.bytes(16)) if self._numbered else None
+            ),
+        )
+        return self._link
+
+    async def close(self) -> None:
+        if self._link is not None:
+            await self._link.close()

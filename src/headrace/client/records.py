@@ -1,0 +1,231 @@
+"""Messages as people's programs have them: one to send, one received, and many at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from html import escape
+from typing import TYPE_CHECKING, Any, TypeAlias
+from uuid import UUID
+
+from headrace.client.areas import Area, cut
+from headrace.client.schema import COLUMNS
+from headrace.errors import InvalidArgumentError
+from headrace.wire.iggy.messages import messages as wire
+from headrace.wire.iggy.userheaders import UserHeader, encode_headers, key_header, split_key
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+HeaderValue: TypeAlias = bytes | str | bool | int | float
+Payload: TypeAlias = bytes | str | Mapping[str, Any] | Sequence[Any]
+"""Bytes go as they are, text as UTF-8, mappings and lists as JSON."""
+Key: TypeAlias = bytes | str
+
+HTML_ROWS_MAX = 20
+HTML_CHARACTERS_MAX = 200
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A message to send.
+
+    >>> Record({"sku": "tea", "qty": 2}, key="tea", headers={"source": "web"})
+    """
+
+    payload: Payload
+    key: Key | None = None
+    headers: Mapping[str, HeaderValue] = field(default_factory=dict)
+    partition: int | None = None
+    """Where it goes whatever its key; otherwise the key decides, and without one the server."""
+
+    def key_bytes(self) -> bytes:
+        """Empty for none: the protocol has no empty keys."""
+        return self.key.encode() if isinstance(self.key, str) else self.key or b""
+
+    def to_wire(self) -> wire.Message:
+        payload = encode_payload(self.payload)
+        if not payload:
+            raise InvalidArgumentError("a message needs a payload of at least one byte")
+        named = [UserHeader.of(name, value) for name, value in self.headers.items()]
+        return wire.Message(payload, key_header(self.key_bytes()) + encode_headers(named))
+
+
+def encode_payload(payload: Payload) -> bytes:
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload)
+    if isinstance(payload, str):
+        return payload.encode()
+    try:
+        return json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"the payload cannot be written as JSON: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The server has it, as durable as its topic says."""
+
+    partition: int | None = None
+    offset: int | None = None
+    """None where a plain Iggy server does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message that was received."""
+
+    topic: str
+    """`stream/topic`"""
+    partition: int
+    offset: int
+    timestamp: datetime
+    """The server's; in a partition it never goes back."""
+    origin_timestamp: datetime | None
+    """The producer's, if it told its own."""
+    id: UUID
+    key: bytes | None
+    headers: Mapping[str, HeaderValue]
+    payload: bytes
+
+    @property
+    def text(self) -> str:
+        return self.payload.decode()
+
+    def json(self) -> Any:
+        """The payload as JSON; InvalidArgumentError if it is none."""
+        try:
+            return json.loads(self.payload)
+        except ValueError as error:
+            raise InvalidArgumentError(
+                f"not JSON: {error}", partition=self.partition, offset=self.offset
+            ) from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Consecutive messages of one partition as they lie in the log."""
+
+    partition: int
+    start: int
+    """The offset of the first."""
+    area: Area
+
+    @property
+    def next_offset(self) -> int:
+        return self.start + len(self.area[1])
+
+
+def parts_of(partition: int, start: int, areas: Sequence[Area]) -> tuple[Part, ...]:
+    """Areas that follow each other, the first from offset `start` on."""
+    parts: list[Part] = []
+    for area in areas:
+        parts.append(Part(partition, start, area))
+        start = parts[-1].next_offset
+    return tuple(parts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MessageBatch:
+    """Messages that came together. Looked at one by one, or at once as an Arrow table.
+
+    A notebook shows the last of them as a table.
+    """
+
+    stream: str
+    topic: str
+    parts: tuple[Part, ...] = ()
+
+    def __len__(self) -> int:
+        return sum(len(part.area[1]) for part in self.parts)
+
+    def __iter__(self) -> Iterator[Message]:
+        for part in self.parts:
+            for message in wire.decode_messages(part.area[0]):
+                yield self._message(part.partition, message)
+
+    def _message(self, partition: int, found: wire.Message) -> Message:
+        key, headers = split_key(found.headers)
+        origin = found.origin_timestamp_us
+        return Message(
+            topic=f"{self.stream}/{self.topic}",
+            partition=partition,
+            offset=found.offset,
+            timestamp=moment(found.timestamp_us),
+            origin_timestamp=moment(origin) if origin else None,
+            id=UUID(int=found.id),
+            key=key,
+            headers={
+                header.key.decode(errors="replace"): header.python_value() for header in headers
+            },
+            payload=found.payload,
+        )
+
+    def last(self, count: int) -> MessageBatch:
+        """The last of them, in each partition as many."""
+        parts = []
+        for part in self.parts:
+            area, starts = part.area
+            first = max(0, len(starts) - count)
+            parts.append(
+                Part(part.partition, part.start + first, cut(area, starts, first, len(starts)))
+            )
+        return MessageBatch(self.stream, self.topic, tuple(parts))
+
+    def to_arrow(self, columns: Sequence[str] = COLUMNS, *, text: bool = False) -> pa.Table:
+        """A table with the columns that Spark's source has; `text` gives payloads as strings."""
+        from headrace.client.tables import to_table
+
+        return to_table(self, columns, text=text)
+
+    def to_pandas(self, *, json: bool = False) -> pd.DataFrame:
+        """A DataFrame; with `json`, payloads that are JSON objects become columns of their own."""
+        from headrace.client.tables import to_frame
+
+        return to_frame(self, json=json)
+
+    def _repr_html_(self) -> str:
+        shown = list(self.last(HTML_ROWS_MAX))[-HTML_ROWS_MAX:]
+        rows = [
+            (m.partition, m.offset, f"{m.timestamp:%Y-%m-%d %H:%M:%S.%f}", m.key, m.payload)
+            for m in shown
+        ]
+        title = f"{self.stream}/{self.topic}: {len(self)} messages"
+        if len(shown) < len(self):
+            title += f", the last {len(shown)}"
+        return html_table(title, ("partition", "offset", "timestamp", "key", "payload"), rows)
+
+
+def moment(microseconds: int) -> datetime:
+    """Exact, where a float of seconds is not."""
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def html_table(title: str, names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table for notebooks. Every value is text to them, whatever it holds."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(_shown(value))}</td>" for value in row) + "</tr>"
+        for row in rows
+    )
+    return (
+        f"<table><caption>{escape(title)}</caption>"
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bytes):
+        try:
+            text = value[: 4 * HTML_CHARACTERS_MAX].decode()
+        except UnicodeDecodeError:
+            text = value[:HTML_CHARACTERS_MAX].hex(" ")
+    else:
+        text = str(value)
+    return text if len(text) <= HTML_CHARACTERS_MAX else f"{text[:HTML_CHARACTERS_MAX]}…"

@@ -1,0 +1,189 @@
+"""Reading topics: what their partitions hold, and their messages from any offset.
+
+Messages come straight from the data nodes with a ticket, or from the broker where those are out of
+reach or the server is a plain Iggy server; both read the same log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace.client.areas import Area, cut
+from headrace.client.link import Link
+from headrace.client.retrying import retry
+from headrace.client.tickets import Access, TicketReader
+from headrace.errors import (
+    DeadlineError,
+    HeadraceError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    UnavailableError,
+)
+from headrace.wire.iggy.batch import gather_headers, locate
+from headrace.wire.iggy.messages.extensions import Ticket
+from headrace.wire.iggy.primitives import Strategy
+
+POLL_MESSAGES_MAX = 20_000
+FALLBACK_SECONDS = 5.0  # for data nodes that do not answer, before the broker is asked instead
+AVOID_SECONDS = 60.0  # until they are tried again
+TICKET_SECONDS_LEFT_MIN = 30.0
+ASK_AGAIN_SECONDS = 0.05  # between two questions to a broker, which does not wait for messages
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a partition holds: offsets [low, high)."""
+
+    partition: int
+    low: int
+    high: int
+
+
+class TopicReading:
+    """Reads any topic of one server; owned by a client."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._clock = link.runtime.clock
+        self._reader = TicketReader(link.runtime, link.tls)
+        self._access: dict[tuple[str, str], Access] = {}
+        self._avoided_until = 0.0
+
+    async def close(self) -> None:
+        await self._reader.close()
+
+    async def spans(self, stream: str, topic: str) -> tuple[Span, ...]:
+        """NotFoundError if there is no such topic."""
+        if await self._link.hello() is None:
+            return await self._plain_spans(stream, topic)
+        ticket = await self._ticket(stream, topic)
+        return tuple(Span(p.partition, p.start, p.next) for p in ticket.topics[0].partitions)
+
+    async def _ticket(self, stream: str, topic: str) -> Ticket:
+        try:
+            ticket = await self._link.call(lambda client: client.read_ticket([(stream, topic)]))
+        except NotFoundError:
+            raise NotFoundError(f"there is no topic {stream}/{topic}") from None
+        kept = self._access.get((stream, topic))
+        streams = {("", p.partition): p.sbp_stream for p in ticket.topics[0].partitions}
+        if (
+            kept is None
+            or kept.streams != streams
+            or kept.expires_within(TICKET_SECONDS_LEFT_MIN, self._clock.now_ms())
+        ):
+            # Connections belong to a ticket, so one is used as long as it lasts.
+            self._access[stream, topic] = Access(
+                ticket.ticket, ticket.expires_ms, ticket.placement, streams
+            )
+        return ticket
+
+    async def _plain_spans(self, stream: str, topic: str) -> tuple[Span, ...]:
+        details = await self._link.call(lambda client: client.get_topic(stream, topic))
+        if details is None:
+            raise NotFoundError(f"there is no topic {stream}/{topic}")
+        spans = []
+        for each in details.partitions:
+            high = each.current_offset + 1 if each.messages_count or each.current_offset else 0
+            spans.append(Span(each.id, max(0, high - each.messages_count), high))
+        return tuple(spans)
+
+    async def offset_at(self, stream: str, topic: str, span: Span, timestamp_us: int) -> int:
+        """The first message of the partition that is not older; its end where there is none."""
+        if span.low == span.high:
+            return span.high
+        polled = await self._link.call(
+            lambda client: client.poll(
+                stream,
+                topic,
+                partition=span.partition,
+                strategy=Strategy.timestamp(timestamp_us),
+                count=1,
+            )
+        )
+        for piece in polled.slices[:1]:
+            return _first_offset(memoryview(piece))
+        return span.high
+
+    async def fetch(
+        self, stream: str, topic: str, partition: int, *, start: int, end: int
+    ) -> tuple[list[Area], int]:
+        """Messages from `start` on, at most up to `end`, and the offset after them."""
+        key = ("", partition)
+        access = await self._current(stream, topic)
+        if access is not None and key in access.streams:
+            try:
+                async with asyncio.timeout(FALLBACK_SECONDS):
+                    return await retry(
+                        lambda: self._reader.fetch(access, key, start, end),
+                        self._clock,
+                        FALLBACK_SECONDS,
+                    )
+            except (UnavailableError, DeadlineError, TimeoutError):
+                self._avoided_until = self._clock.monotonic() + AVOID_SECONDS
+        return await self._poll(stream, topic, partition, start, end)
+
+    async def _current(self, stream: str, topic: str) -> Access | None:
+        """None: ask the broker."""
+        if await self._link.hello() is None or self._clock.monotonic() < self._avoided_until:
+            return None
+        access = self._access.get((stream, topic))
+        now_ms = self._clock.now_ms()
+        if access is None or access.expires_within(TICKET_SECONDS_LEFT_MIN, now_ms):
+            await self._ticket(stream, topic)
+        return self._access[stream, topic]
+
+    async def _poll(
+        self, stream: str, topic: str, partition: int, start: int, end: int
+    ) -> tuple[list[Area], int]:
+        polled = await self._link.call(
+            lambda client: client.poll(
+                stream,
+                topic,
+                partition=partition,
+                strategy=Strategy.offset(start),
+                count=min(end - start, POLL_MESSAGES_MAX),
+            )
+        )
+        areas, at = [], start
+        for piece in polled.slices:
+            area = memoryview(piece)
+            starts = locate(area)
+            if not len(starts):
+                continue
+            if _first_offset(area) != at:
+                break  # retention was faster
+            areas.append(cut(area, starts, 0, min(len(starts), end - at)))
+            at += len(areas[-1][1])
+        if not areas:
+            raise OffsetOutOfRangeError(
+                "the server no longer has these messages", partition=partition, offset=start
+            )
+        return areas, at
+
+    async def wait(self, stream: str, topic: str, ends: Mapping[int, int], seconds: float) -> None:
+        """Until a partition may have grown past its end, or that long."""
+        begun = self._clock.monotonic()
+        access = await self._current(stream, topic)
+        if access is not None:
+            wanted = {
+                ("", partition): end
+                for partition, end in ends.items()
+                if ("", partition) in access.streams
+            }
+            try:
+                async with asyncio.timeout(seconds + 1.0):
+                    if wanted and await self._reader.wait(access, wanted, seconds):
+                        return
+            except (HeadraceError, TimeoutError):
+                self._avoided_until = self._clock.monotonic() + AVOID_SECONDS
+        left = seconds - (self._clock.monotonic() - begun)
+        if left > 0:
+            await self._clock.sleep(min(left, ASK_AGAIN_SECONDS))
+
+
+def _first_offset(area: memoryview) -> int:
+    import numpy as np
+
+    return int(gather_headers(area, np.zeros(1, np.uint32))["offset"][0])

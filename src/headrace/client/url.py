@@ -1,0 +1,85 @@
+"""Where a client connects and as whom, out of one text: `headrace://user:password@host:8090`.
+
+`headrace+tls://` connects over TLS; `?ca=/path/ca.pem&server_name=broker` say whom to trust, and
+`?token=…` takes the place of user and password. What the text leaves out comes from the
+environment that the command line reads too (HEADRACE_ADDRESS, HEADRACE_USERNAME, …), and after that
+from what `headrace up --dev` serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from headrace.client.tls_options import TlsOptions, tls_from
+from headrace.errors import ConfigError
+from headrace.net.addresses import format_address, parse_address
+
+PORT = 8090
+_SCHEMES = ("headrace", "headrace+tls", "iggy", "iggy+tls")
+_OPTIONS = ("token", "ca", "server_name")
+_FORM = "headrace://user:password@host:8090"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUrl:
+    host: str = "127.0.0.1"
+    port: int = PORT
+    username: str = "iggy"
+    password: str = field(default="iggy", repr=False)
+    token: str = field(default="", repr=False)
+    """If there is one, it is used instead of user and password."""
+    tls: TlsOptions = field(default_factory=TlsOptions)
+
+    def __str__(self) -> str:
+        return format_address(self.host, self.port)
+
+
+def from_environment(environment: Mapping[str, str]) -> ServerUrl:
+    found = ServerUrl(tls=tls_from(environment))
+    address = environment.get("HEADRACE_ADDRESS", "")
+    if address:
+        host, port = parse_address(address)
+        found = replace(found, host=host, port=port)
+    return replace(
+        found,
+        username=environment.get("HEADRACE_USERNAME") or found.username,
+        password=environment.get("HEADRACE_PASSWORD") or found.password,
+        token=environment.get("HEADRACE_TOKEN", ""),
+    )
+
+
+def parse_url(url: str, environment: Mapping[str, str]) -> ServerUrl:
+    """ConfigError for a text that is not of the form above; it never repeats a password."""
+    found = from_environment(environment)
+    if not url:
+        return found
+    try:
+        parts = urlsplit(url if "://" in url else f"headrace://{url}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ConfigError(f"not an address of a server; it looks like {_FORM}") from error
+    if parts.scheme not in _SCHEMES or not host or parts.path not in ("", "/"):
+        raise ConfigError(f"not an address of a server; it looks like {_FORM}")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = options.keys() - set(_OPTIONS)
+    if unknown:
+        raise ConfigError(
+            f"unknown option {', '.join(sorted(unknown))} of the address; there are "
+            f"{', '.join(_OPTIONS)}"
+        )
+    tls = found.tls
+    if parts.scheme.endswith("+tls") or "ca" in options:
+        tls = replace(tls, enabled=True, ca=options.get("ca", tls.ca))
+    if "server_name" in options:
+        tls = replace(tls, server_name=options["server_name"])
+    found = replace(found, host=host, port=port or PORT, tls=tls)
+    if parts.username:
+        found = replace(
+            found,
+            username=unquote(parts.username),
+            password=unquote(parts.password or ""),
+            token="",
+        )
+    return replace(found, token=options.get("token", found.token))
