@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from importlib.resources import files
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from headrace.assembly.certificates import (
@@ -24,7 +22,7 @@ from headrace.client.leadership import HolderFile, Leadership
 from headrace.client.sbp import SbpClient
 from headrace.client.statelog import StateLog
 from headrace.config.settings import LOOPBACK, Settings
-from headrace.errors import HeadraceError, UnauthenticatedError
+from headrace.errors import HeadraceError
 from headrace.net.addresses import format_address, parse_address
 from headrace.net.credentials import service_token
 from headrace.net.tls import ClientTls
@@ -34,68 +32,10 @@ from headrace.pipeline.journal import LOG_NAME, VERSION
 from headrace.pipeline.launcher import LocalLauncher
 from headrace.runtime import Runtime
 from headrace.web.api import create_app
-from headrace.web.logins import Login
-from headrace.wire.iggy.errors import IggyError
+from headrace.web.assets import load_assets
+from headrace.web.broker_links import BrokerLinks
 
 LEASE_NAME = "controller"
-
-
-class BrokerView:
-    """What the JSON API asks of the broker; each login is tried on a connection of its own."""
-
-    def __init__(
-        self, runtime: Runtime, address: str, token: str, *, tls: ClientTls | None = None
-    ) -> None:
-        self._runtime = runtime
-        self._address = parse_address(address)
-        self._tls = tls
-        self._token = token
-        self._client: IggyClient | None = None
-        self._connecting = asyncio.Lock()
-
-    async def login(self, username: str, password: str) -> Login:
-        """Whether the broker knows this user, and whether they may manage the server."""
-        async with await self._connect() as client:
-            try:
-                await client.login(username, password)
-            except IggyError as error:
-                raise UnauthenticatedError("unknown user or wrong password") from error
-            details = await client.get_user(username)  # reading oneself is always allowed
-            permissions = None if details is None else details.permissions
-            may_manage = permissions is not None and permissions.everywhere.manage_servers
-            return Login(username, may_manage=may_manage)
-
-    async def _connect(self) -> IggyClient:
-        return await IggyClient.connect(self._runtime, *self._address, tls=self._tls)
-
-    async def overview(self) -> dict[str, Any]:
-        async with self._shared() as client:
-            stats = await client.get_stats()
-            topics = [
-                {
-                    "stream": stream.name,
-                    "topic": topic.name,
-                    "partitions": topic.partitions_count,
-                    "messages": topic.messages_count,
-                    "bytes": topic.size_bytes,
-                }
-                for stream in await client.get_streams()
-                for topic in await client.get_topics(stream.id)
-            ]
-        return {"server": f"version {stats.server_version}", "topics": topics}
-
-    @asynccontextmanager
-    async def _shared(self) -> AsyncIterator[IggyClient]:
-        async with self._connecting:
-            if self._client is None or not self._client.usable:
-                client = await self._connect()
-                await client.login_with_token(self._token)
-                self._client = client
-        yield self._client
-
-    async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
 
 
 class ControlPlane:
@@ -197,13 +137,16 @@ class ControlPlane:
         )
         await self._controller.start()
         self._closers.append(self._controller.close)
-        broker = BrokerView(runtime, self._addresses["iggy"], token, tls=self._tls)
+        broker = BrokerLinks(runtime, iggy_address, token, tls=self._tls)
         self._closers.append(broker.close)
-        page = (files("headrace.web") / "static" / "index.html").read_text()
-        self._web = WebServer(create_app(runtime, self._controller, broker, page))
+        assets = await self._files.run(load_assets)
+        web = create_app(runtime, self._controller, broker, assets)
+        self._web = WebServer(web.asgi)
         files_of = None if trust is None else (certificate.chain_path, certificate.key_path)
         await self._web.start(settings.host, settings.http_port, certificate=files_of)
         self._closers.append(self._web.close)
+        web.sampler.start()
+        self._closers.append(web.sampler.close)  # first: it ends the connections that are fed
 
     def _load_tls(self) -> tuple[Certificate, PeerTrust | None]:
         """Blocks. The data plane made the development certificate before we came."""

@@ -1,21 +1,23 @@
 """The JSON API that anyone may call, and the page that reads it.
 
 The API holds no state of its own: it asks the controller in this process and the broker over its
-own protocol. Every path but `/health` asks for a broker user by HTTP Basic; running code needs a
-user who may manage the server.
+own protocol. Every path but `/health`, the page and its files asks for a broker user, by HTTP Basic
+or by a session; running code needs a user who may manage the server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from headrace.errors import (
@@ -31,9 +33,14 @@ from headrace.errors import (
 )
 from headrace.observability.exposition import CONTENT_TYPE
 from headrace.runtime import Runtime
+from headrace.web import overview_api, session_api
+from headrace.web.assets import Asset, SecurityHeaders, answer_asset
+from headrace.web.catalogue import Catalogue
+from headrace.web.live import Live, Sampler
 from headrace.web.logins import Broker, Guarded, Logins
 from headrace.web.metrics import Measured, format_metrics
 from headrace.web.openapi import document
+from headrace.web.sessions import Sessions
 from headrace.web.stram import Stram
 from headrace.web.stram import routes as stram_routes
 
@@ -86,9 +93,11 @@ _STATUS: tuple[tuple[type[HeadraceError], int], ...] = (
 )
 
 
-def _error_response(_request: Request, error: Exception) -> Response:
+def _error_response(request: Request, error: Exception) -> Response:
     code = next(status for kind, status in _STATUS if isinstance(error, kind))
-    headers = {"WWW-Authenticate": 'Basic realm="headrace"'} if code == 401 else None
+    # A page asks for a password itself: the header would bring up the browser's own window.
+    asks = code == 401 and "sec-fetch-site" not in request.headers
+    headers = {"WWW-Authenticate": 'Basic realm="headrace"'} if asks else None
     return JSONResponse({"error": str(error)}, status_code=code, headers=headers)
 
 
@@ -124,9 +133,21 @@ async def _read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def create_app(runtime: Runtime, pipelines: Pipelines, broker: Broker, page: str) -> Starlette:
-    """The ASGI application. `page` is the dashboard's HTML."""
-    logins = Logins(runtime, broker)
+@dataclass(frozen=True, slots=True)
+class WebApplication:
+    """The ASGI application, and the task that feeds its live pages: start it, and close it."""
+
+    asgi: Starlette
+    sampler: Sampler
+
+
+def create_app(
+    runtime: Runtime, pipelines: Pipelines, broker: Broker, assets: Mapping[str, Asset]
+) -> WebApplication:
+    logins = Logins(runtime, broker, Sessions(runtime))
+    live, catalogue = Live(runtime), Catalogue(runtime, broker)
+    sampler = Sampler(runtime, live)
+    overview_api.sample(sampler, catalogue, pipelines)
 
     def route(
         path: str,
@@ -139,9 +160,6 @@ def create_app(runtime: Runtime, pipelines: Pipelines, broker: Broker, page: str
 
     async def health(_request: Request) -> Response:
         return PlainTextResponse("ok\n")
-
-    async def dashboard(_request: Request) -> Response:
-        return HTMLResponse(page)
 
     async def overview(_request: Request) -> Response:
         return JSONResponse({**await broker.overview(), "pipelines": pipelines.list()})
@@ -185,10 +203,14 @@ def create_app(runtime: Runtime, pipelines: Pipelines, broker: Broker, page: str
         routes = [one for one in request.app.routes if isinstance(one, Route)]
         return JSONResponse(document(routes, version("headrace")))
 
-    return Starlette(
+    files = answer_asset(assets)
+    application = Starlette(
         routes=[
             Route("/health", health),
-            route("/", dashboard),
+            Route("/", files),
+            Route("/static/{path:path}", files),
+            *session_api.routes(route, logins, live),
+            *overview_api.routes(route, catalogue, pipelines),
             route("/api/overview", overview),
             route("/api/pipelines", list_pipelines),
             route("/api/pipelines", submit, "POST", manage=True),
@@ -202,5 +224,7 @@ def create_app(runtime: Runtime, pipelines: Pipelines, broker: Broker, page: str
             route("/openapi.json", openapi),
             *stram_routes(route, pipelines, runtime.clock.now_ms),
         ],
+        middleware=[Middleware(SecurityHeaders)],
         exception_handlers={HeadraceError: _error_response},
     )
+    return WebApplication(application, sampler)

@@ -1,4 +1,8 @@
-"""Who may call: a broker user by HTTP Basic, and for what changes something one who may manage."""
+"""Who may call: a broker user, by HTTP Basic or by the cookie of a session.
+
+The broker decides what a user may do with streams, topics and users: those calls go to it as that
+user. What the controller does needs a user who may manage the server.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,25 @@ import base64
 import binascii
 import hmac
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.client.iggy import IggyClient
 from headrace.errors import UnauthenticatedError, UnauthorizedError
 from headrace.runtime import Runtime
+from headrace.web.sessions import COOKIE, Credentials, Sessions
+from headrace.wire.iggy.messages.users import Permissions
 
 LOGIN_CACHE_SECONDS = 60.0
 LOGIN_CACHE_ENTRIES_MAX = 256
+PAGE_HEADER = "x-headrace-page"
+"""Our page sends it with all that changes something: no other site's page can."""
 _OWN_PAGES = ("same-origin", "none")  # of Sec-Fetch-Site, which every browser sends
+_READING = ("GET", "HEAD")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,7 @@ class Login:
 
     username: str
     may_manage: bool
+    permissions: Permissions | None = None
 
 
 class Broker(Protocol):
@@ -35,6 +47,12 @@ class Broker(Protocol):
         """UnauthenticatedError when the broker refuses."""
 
     async def overview(self) -> dict[str, Any]: ...
+
+    def as_user(self, credentials: Credentials) -> AbstractAsyncContextManager[IggyClient]:
+        """A connection on which this user is logged in; errors of the calls on it are theirs."""
+
+    def as_service(self) -> AbstractAsyncContextManager[IggyClient]:
+        """A connection that sees everything: for what is filtered before a user gets it."""
 
 
 @dataclass(slots=True)
@@ -46,35 +64,63 @@ class Logins:
 
     runtime: Runtime
     broker: Broker
+    sessions: Sessions
     _key: bytes = b""
     _known: dict[bytes, tuple[float, Login]] = field(default_factory=dict)
 
     async def check(self, request: Request) -> Login:
-        username, password = _basic_credentials(request.headers.get("authorization", ""))
+        """Also puts `login` and `credentials` where the route's answer finds them."""
+        credentials = self._credentials(request)
+        login = await self.verify(credentials)
+        request.state.login, request.state.credentials = login, credentials
+        return login
+
+    async def verify(self, credentials: Credentials) -> Login:
         if not self._key:
             self._key = self.runtime.random.bytes(32)
-        digest = hmac.digest(self._key, f"{username}\0{password}".encode(), "sha256")
+        said = f"{credentials.username}\0{credentials.password}"
+        digest = hmac.digest(self._key, said.encode(), "sha256")
         now = self.runtime.clock.monotonic()
         known = self._known.get(digest)
         if known is not None and known[0] > now:
             return known[1]
-        login = await self.broker.login(username, password)
+        login = await self.broker.login(credentials.username, credentials.password)
         if len(self._known) >= LOGIN_CACHE_ENTRIES_MAX:
             self._known.clear()
         self._known[digest] = (now + LOGIN_CACHE_SECONDS, login)
         return login
+
+    def has_session(self, request: Request) -> bool:
+        return self.sessions.find(request.cookies.get(COOKIE, "")) is not None
+
+    def _credentials(self, request: Request) -> Credentials:
+        header = request.headers.get("authorization")
+        if header is not None:
+            return Credentials(*_basic_credentials(header))
+        found = self.sessions.find(request.cookies.get(COOKIE, ""))
+        if found is None:
+            raise UnauthenticatedError("log in with a user of the broker")
+        return found
 
 
 def _basic_credentials(header: str) -> tuple[str, str]:
     scheme, _, encoded = header.partition(" ")
     try:
         text = base64.b64decode(encoded, validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError) as error:
+    except (binascii.Error, ValueError) as error:
         raise UnauthenticatedError("the Authorization header is not valid") from error
     username, colon, password = text.partition(":")
     if scheme.lower() != "basic" or not colon:
         raise UnauthenticatedError("log in with a user of the broker")
     return username, password
+
+
+def check_origin(request: Request) -> None:
+    """A browser adds its login to what any other site's page asks it to send."""
+    if request.headers.get("sec-fetch-site", "none") not in _OWN_PAGES:
+        raise UnauthorizedError("this cannot be done from another site's page")
+    if "authorization" not in request.headers and PAGE_HEADER not in request.headers:
+        raise UnauthorizedError(f"a request of a session says so with a header {PAGE_HEADER}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +133,8 @@ class Guarded:
 
     async def serve(self, request: Request) -> Response:
         login = await self.logins.check(request)
-        if self.manage:
-            if not login.may_manage:
-                raise UnauthorizedError(f"user {login.username} may not manage pipelines")
-            # A browser adds its login to what any other site's page asks it to send.
-            if request.headers.get("sec-fetch-site", "none") not in _OWN_PAGES:
-                raise UnauthorizedError("this cannot be done from another site's page")
+        if self.manage and not login.may_manage:
+            raise UnauthorizedError(f"user {login.username} may not manage pipelines")
+        if request.method not in _READING:
+            check_origin(request)
         return await self.answer(request)

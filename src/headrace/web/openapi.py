@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from starlette.routing import Route
 
+from headrace.web import broker_types as b
 from headrace.web import stram_types as t
 from headrace.web.stram import BASE
 
@@ -35,6 +36,28 @@ class Detail:
 DETAILS: Mapping[tuple[str, str], Detail] = {
     ("GET", "/health"): Detail("Whether the server answers.", text=True),
     ("GET", "/"): Detail("The dashboard's page.", text=True),
+    ("GET", "/static/{path}"): Detail("A file of the dashboard.", text=True),
+    ("POST", "/api/v1/session"): Detail(
+        "Log in: sets the cookie of a session.", b.SessionInfo, b.SessionStart
+    ),
+    ("GET", "/api/v1/session"): Detail("Who is logged in, and what they may do.", b.SessionInfo),
+    ("DELETE", "/api/v1/session"): Detail("Log out."),
+    ("GET", "/api/v1/events/stream"): Detail(
+        "Server-sent events, one topic of events after the other as they change.",
+        text=True,
+        query={"topics": "overview, topics, streams, groups, cluster, with commas between."},
+    ),
+    ("GET", "/api/v1/overview"): Detail("The server, totals and rates.", b.Overview),
+    ("GET", "/api/v1/streams"): Detail("Streams that the user may see.", b.StreamRows),
+    ("GET", "/api/v1/topics"): Detail(
+        "Topics that the user may see.",
+        b.TopicRows,
+        query={
+            "search": "Only those with this in `stream/topic`.",
+            "offset": "How many to leave out.",
+            "limit": "At most so many.",
+        },
+    ),
     ("GET", "/openapi.json"): Detail("This document."),
     ("GET", "/metrics"): Detail("Metrics for Prometheus.", text=True),
     ("GET", "/api/overview"): Detail("Topics and pipelines."),

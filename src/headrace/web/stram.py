@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -19,12 +19,11 @@ from starlette.routing import Route
 from headrace.errors import InvalidArgumentError, NotFoundError
 from headrace.web import stram_types as t
 from headrace.web import stram_views as views
+from headrace.web.exchange import json_answer, query_number, read_body
 
 BASE = "/ws/v2/stram/{application}"
-BODY_BYTES_MAX = 1024 * 1024
 EVENTS_MAX = 1_000
 
-T = TypeVar("T")
 Answer = Callable[[Request], Awaitable[Response]]
 
 
@@ -78,14 +77,14 @@ def routes(add: AddRoute, stram: Stram, now_ms: Callable[[], int]) -> list[Route
 
     def get(path: str, make: Callable[[dict[str, Any], Request], Any]) -> Route:
         async def answer(request: Request) -> Response:
-            return _json(make(view(request), request))
+            return json_answer(make(view(request), request))
 
         return add(f"{BASE}{path}", answer)
 
     def post(path: str, act: Callable[[str, Request], Awaitable[Any]]) -> Route:
         async def answer(request: Request) -> Response:
             stram.show(request.path_params["application"])  # NotFoundError comes first
-            return _json(await act(request.path_params["application"], request), 202)
+            return json_answer(await act(request.path_params["application"], request), 202)
 
         return add(f"{BASE}{path}", answer, "POST", manage=True)
 
@@ -101,36 +100,36 @@ def routes(add: AddRoute, stram: Stram, now_ms: Callable[[], int]) -> list[Route
         name, container = request.path_params["application"], request.path_params["container"]
         views.container_info(view(request), container)
         found = msgspec.json.decode(await stram.stack_trace(name, container))
-        return _json(
+        return json_answer(
             t.StackTrace(
                 container=container, python=found.get("python", []), jvm=found.get("jvm", [])
             )
         )
 
     async def events(request: Request) -> Response:
-        after = _number(request, "offset", 0, 2**63)
-        limit = _number(request, "limit", EVENTS_MAX, EVENTS_MAX)
+        after = query_number(request, "offset", 0)
+        limit = query_number(request, "limit", EVENTS_MAX, EVENTS_MAX)
         found = stram.events(request.path_params["application"], after=after)
-        return _json(t.Events(events=views.events(found[-limit:] if limit else [])))
+        return json_answer(t.Events(events=views.events(found[-limit:] if limit else [])))
 
     async def set_loggers(name: str, request: Request) -> t.Done:
-        wanted = await _body(request, t.Loggers)
+        wanted = await read_body(request, t.Loggers)
         await stram.set_log_levels(name, {one.target: one.log_level for one in wanted.loggers})
         return t.Done(detail=f"{len(wanted.loggers)} loggers")
 
     async def change_plan(name: str, request: Request) -> t.Done:
-        wanted = await _body(request, t.PlanChange)
+        wanted = await read_body(request, t.PlanChange)
         await stram.change_plan(name, wanted.requests)
         return t.Done(detail=f"{len(wanted.requests)} changes")
 
     async def set_logical(name: str, request: Request) -> t.Done:
-        values = await _body(request, dict[str, Any])
+        values = await read_body(request, dict[str, Any])
         views.logical_operator(stram.show(name), request.path_params["operator"])
         await stram.set_property(name, request.path_params["operator"], values)
         return t.Done(detail=f"{len(values)} properties")
 
     async def set_physical(name: str, request: Request) -> t.Done:
-        values = await _body(request, dict[str, Any])
+        values = await read_body(request, dict[str, Any])
         found = stram.show(name)
         operator = _operator(found, request).name
         if sum(one["name"] == operator for one in found["operators"]) > 1:
@@ -139,13 +138,13 @@ def routes(add: AddRoute, stram: Stram, now_ms: Callable[[], int]) -> list[Route
         return t.Done(detail=f"{len(values)} properties")
 
     async def set_instances(name: str, request: Request) -> t.Done:
-        wanted = await _body(request, t.Instances)
+        wanted = await read_body(request, t.Instances)
         await stram.set_instances(name, request.path_params["operator"], wanted.instances)
         return t.Done(detail="at a committed window")
 
     async def record(name: str, request: Request) -> t.Recording:
         operator = _recorded(stram.show(name), request)
-        wanted = await _body(request, t.RecordingStart, t.RecordingStart())
+        wanted = await read_body(request, t.RecordingStart, t.RecordingStart())
         return t.Recording(id=await stram.start_recording(name, operator, wanted.num_windows))
 
     async def stop_recording(name: str, request: Request) -> t.Done:
@@ -155,19 +154,19 @@ def routes(add: AddRoute, stram: Stram, now_ms: Callable[[], int]) -> list[Route
     async def recording(request: Request) -> Response:
         name = request.path_params["application"]
         rows = await stram.recorded(name, request.path_params["recording"])
-        return _json(t.Recorded(windows=rows))
+        return json_answer(t.Recorded(windows=rows))
 
     async def resume(name: str, _request: Request) -> t.Done:
         await stram.resume(name)
         return t.Done(detail="from its checkpoints")
 
     async def roll_back(name: str, request: Request) -> t.Done:
-        wanted = await _body(request, t.RollBack)
+        wanted = await read_body(request, t.RollBack)
         await stram.roll_back(name, wanted.window_id, wanted.operators)
         return t.Done(detail=f"to {wanted.window_id}")
 
     async def replay(name: str, request: Request) -> t.Done:
-        wanted = await _body(request, t.Replay)
+        wanted = await read_body(request, t.Replay)
         await stram.replay(name, wanted.topic, wanted.starting)
         return t.Done(detail=f"{wanted.topic} from {wanted.starting}")
 
@@ -311,37 +310,3 @@ def _operator_class(found: dict[str, Any], request: Request) -> dict[str, Any]:
         raise NotFoundError("no such operator class", name=name)
     example = views.logical_operator(found, row["operators"][0])
     return {**row, "ports": example.get("ports", []), "properties": example.get("properties", {})}
-
-
-async def _body(request: Request, kind: type[T], default: T | None = None) -> T:
-    """What was sent, as `kind`; nothing at all is the default where there is one."""
-    body = await _read(request)
-    if not body and default is not None:
-        return default
-    # A form cannot send this type, so no foreign page can act with a browser's login.
-    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-        raise InvalidArgumentError("send application/json")
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
-        raise InvalidArgumentError(f"not what this path takes: {error}") from error
-
-
-async def _read(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > BODY_BYTES_MAX:
-            raise InvalidArgumentError(f"a request is at most {BODY_BYTES_MAX} bytes")
-    return bytes(body)
-
-
-def _number(request: Request, name: str, default: int, most: int) -> int:
-    text = request.query_params.get(name, str(default))
-    if not (text.isascii() and text.isdigit()) or not 0 <= int(text) <= most:
-        raise InvalidArgumentError(f"{name} must be 0 to {most}")
-    return int(text)
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")

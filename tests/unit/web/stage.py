@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 import httpx
 from starlette.applications import Starlette
 
-from headrace.errors import NotFoundError, UnauthenticatedError
+from headrace.client.iggy import IggyClient
+from headrace.errors import NotFoundError, UnauthenticatedError, UnavailableError
 from headrace.pipeline import views
 from headrace.pipeline.observations import Observations
 from headrace.runtime.system import system_runtime
 from headrace.web.api import create_app
+from headrace.web.assets import Asset
 from headrace.web.logins import Login
+from headrace.web.sessions import Credentials
 from headrace.wire.umbilical import messages as m
 from tests.unit.pipeline.test_state import START, Driver
 
@@ -113,10 +117,21 @@ class Broker:
     async def overview(self) -> dict[str, Any]:
         return {"topics": []}
 
+    @asynccontextmanager
+    async def as_user(self, credentials: Credentials) -> AsyncIterator[IggyClient]:
+        raise UnavailableError("there is none behind this stage")
+        yield
+
+    @asynccontextmanager
+    async def as_service(self) -> AsyncIterator[IggyClient]:
+        raise UnavailableError("there is none behind this stage")
+        yield
+
 
 def make() -> tuple[Starlette, Pipelines]:
     pipelines = Pipelines()
-    return create_app(system_runtime(), pipelines, Broker(), "<html>"), pipelines
+    assets = {"index.html": Asset(b"<html>", "text/html", '"1"')}
+    return create_app(system_runtime(), pipelines, Broker(), assets).asgi, pipelines
 
 
 async def ask(

@@ -47,7 +47,18 @@ def fill(path: str) -> str:
 
 
 GETS = [path for method, path in described() if method == "GET" and path.startswith(BASE)]
-POSTS = [path for method, path in described() if method == "POST"]
+POSTS = [
+    plain_path(route.path)
+    for route in all_routes()
+    if "POST" in (route.methods or ()) and needs_manager(route)
+]
+GUARDED = [
+    (method, plain_path(route.path))
+    for route in all_routes()
+    for method in sorted((route.methods or set()) - {"HEAD"})
+    if needs_login(route)
+]
+OPEN = {"/health", "/", "/static/{path}", "/api/v1/session"}
 
 
 @pytest.mark.parametrize("path", GETS)
@@ -68,10 +79,9 @@ async def test_an_unknown_application_is_not_found(path: str) -> None:
     assert answer.status_code == 404
 
 
-@pytest.mark.parametrize("path", [path for _, path in described() if path != "/health"])
-async def test_nobody_gets_in_without_a_login(path: str) -> None:
+@pytest.mark.parametrize(("method", "path"), GUARDED)
+async def test_nobody_gets_in_without_a_login(method: str, path: str) -> None:
     app, _ = make()
-    method = "POST" if path in POSTS and ("GET", path) not in described() else "GET"
     for user in (None, ("root", "wrong")):
         assert (await ask(app, fill(path), method, user=user)).status_code == 401
 
@@ -83,6 +93,10 @@ async def test_what_changes_something_needs_a_manager(path: str) -> None:
     other = [("sec-fetch-site", "cross-site")]
     assert (await ask(app, fill(path), "POST", headers=other, json={})).status_code == 403
     assert pipelines.calls == []
+
+
+def test_only_the_page_and_the_way_in_are_open() -> None:
+    assert {path for row in described() if row not in GUARDED for path in row[1:]} == OPEN
 
 
 def test_the_document_has_every_route_and_no_other() -> None:

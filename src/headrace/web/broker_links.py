@@ -1,0 +1,139 @@
+"""Connections to the broker: one as the service, and one for each user who asks something.
+
+A user's connection is kept for a while, because a login costs the broker an Argon2; there are at
+most LINKS_MAX of them. Each does one request at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.client.iggy import IggyClient
+from headrace.errors import UnauthenticatedError
+from headrace.net.tls import ClientTls
+from headrace.runtime import Runtime
+from headrace.web.logins import Login
+from headrace.web.sessions import Credentials
+from headrace.wire.iggy.errors import IggyError
+
+LINKS_MAX = 64
+IDLE_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class _Link:
+    client: IggyClient | None = None
+    connecting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+    used: float = 0.0
+
+
+class BrokerLinks:
+    """What the JSON API asks of the broker (`logins.Broker`)."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        address: tuple[str, int],
+        token: str,
+        *,
+        tls: ClientTls | None = None,
+    ) -> None:
+        self._runtime = runtime
+        self._address = address
+        self._tls = tls
+        self._token = token
+        self._service = _Link()
+        self._links: OrderedDict[bytes, _Link] = OrderedDict()
+
+    async def login(self, username: str, password: str) -> Login:
+        """Whether the broker knows this user, and what they may do."""
+        async with self.as_user(Credentials(username, password)) as client:
+            details = await client.get_user(username)  # reading oneself is always allowed
+        permissions = None if details is None else details.permissions
+        may_manage = permissions is not None and permissions.everywhere.manage_servers
+        return Login(username, may_manage=may_manage, permissions=permissions)
+
+    @asynccontextmanager
+    async def as_user(self, credentials: Credentials) -> AsyncIterator[IggyClient]:
+        said = f"{credentials.username}\0{credentials.password}"
+        key = hashlib.sha256(said.encode()).digest()
+        link = self._links.setdefault(key, _Link())
+        self._links.move_to_end(key)
+        link.users += 1
+        try:
+            yield await self._connected(link, credentials)
+        except UnauthenticatedError:
+            await self._drop(key)  # nobody is logged in on it
+            raise
+        finally:
+            link.users -= 1
+            link.used = self._runtime.clock.monotonic()
+            await self._tidy()
+
+    @asynccontextmanager
+    async def as_service(self) -> AsyncIterator[IggyClient]:
+        yield await self._connected(self._service, None)
+
+    async def _connected(self, link: _Link, credentials: Credentials | None) -> IggyClient:
+        async with link.connecting:
+            if link.client is None or not link.client.usable:
+                link.client = await self._connect(credentials)
+            return link.client
+
+    async def _connect(self, credentials: Credentials | None) -> IggyClient:
+        client = await IggyClient.connect(self._runtime, *self._address, tls=self._tls)
+        try:
+            if credentials is None:
+                await client.login_with_token(self._token)
+            else:
+                await client.login(credentials.username, credentials.password)
+        except IggyError as error:
+            await client.close()
+            raise UnauthenticatedError("unknown user or wrong password") from error
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def _tidy(self) -> None:
+        """Close what nobody used for a while, and the oldest when there are too many."""
+        old = self._runtime.clock.monotonic() - IDLE_SECONDS
+        free = [key for key, link in self._links.items() if not link.users]
+        surplus = len(self._links) - LINKS_MAX
+        for position, key in enumerate(free):
+            if position < surplus or self._links[key].used < old:
+                await self._drop(key)
+
+    async def _drop(self, key: bytes) -> None:
+        link = self._links.pop(key, None)
+        if link is not None and link.client is not None:
+            await link.client.close()
+
+    async def overview(self) -> dict[str, Any]:
+        async with self.as_service() as client:
+            stats = await client.get_stats()
+            topics = [
+                {
+                    "stream": stream.name,
+                    "topic": topic.name,
+                    "partitions": topic.partitions_count,
+                    "messages": topic.messages_count,
+                    "bytes": topic.size_bytes,
+                }
+                for stream in await client.get_streams()
+                for topic in await client.get_topics(stream.id)
+            ]
+        return {"server": f"version {stats.server_version}", "topics": topics}
+
+    async def close(self) -> None:
+        for key in list(self._links):
+            await self._drop(key)
+        if self._service.client is not None:
+            await self._service.client.close()

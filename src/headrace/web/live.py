@@ -1,0 +1,156 @@
+"""What browsers see change: one sampler for all of them, server-sent events to each.
+
+A *topic* of events has one latest value, no queue: a connection that reads slowly gets the newest
+value when it comes round, and never holds more than one frame. What a user may see of a value is
+decided when it is sent; those who see the same share the encoded bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import msgspec
+
+from headrace.errors import HeadraceError, ThrottledError
+from headrace.observability.logging import get_logger
+from headrace.runtime import Runtime
+from headrace.web.logins import Login
+
+log = get_logger(__name__)
+
+LISTENERS_MAX = 64
+CONNECTION_SECONDS_MAX = 300.0  # then it connects again, and its login is looked at again
+QUIET_SECONDS = 15.0  # a comment after so long: proxies end connections that say nothing
+TICK_SECONDS = 0.5
+_SCOPES_MAX = 32
+
+View: TypeAlias = Callable[[Login], Any]
+"""The value as this user may see it."""
+Sample: TypeAlias = Callable[[], Awaitable[View]]
+
+
+@dataclass(slots=True)
+class _Latest:
+    version: int
+    view: View
+    encoded: dict[Hashable, bytes] = field(default_factory=dict)
+
+    def frame(self, topic: str, login: Login) -> bytes:
+        scope = (login.may_manage, login.permissions)
+        found = self.encoded.get(scope)
+        if found is None:
+            data = msgspec.json.encode(self.view(login))
+            found = b"event: %s\ndata: %s\n\n" % (topic.encode(), data)
+            if len(self.encoded) >= _SCOPES_MAX:
+                self.encoded.clear()
+            self.encoded[scope] = found
+        return found
+
+
+class Live:
+    """The latest value of each topic, and who waits for the next."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._clock = runtime.clock
+        self._latest: dict[str, _Latest] = {}
+        self._listeners: dict[asyncio.Event, frozenset[str]] = {}
+        self._closed = False
+
+    def publish(self, topic: str, view: View) -> None:
+        before = self._latest.get(topic)
+        self._latest[topic] = _Latest(1 if before is None else before.version + 1, view)
+        for changed, wanted in self._listeners.items():
+            if topic in wanted:
+                changed.set()
+
+    def wanted(self, topic: str) -> bool:
+        """Whether anybody listens to it."""
+        return any(topic in topics for topics in self._listeners.values())
+
+    @property
+    def full(self) -> bool:
+        return len(self._listeners) >= LISTENERS_MAX
+
+    async def frames(self, login: Login, topics: Collection[str]) -> AsyncIterator[bytes]:
+        """Until the server stops or the connection is old. ThrottledError: too many listen."""
+        if self.full:
+            raise ThrottledError(f"at most {LISTENERS_MAX} pages are fed at a time")
+        changed = asyncio.Event()
+        self._listeners[changed] = frozenset(topics)
+        try:
+            seen: dict[str, int] = {}
+            ends = self._clock.monotonic() + CONNECTION_SECONDS_MAX
+            yield b"retry: 1000\n\n"
+            while not self._closed and self._clock.monotonic() < ends:
+                changed.clear()
+                for topic in topics:
+                    latest = self._latest.get(topic)
+                    if latest is not None and latest.version != seen.get(topic):
+                        seen[topic] = latest.version
+                        yield latest.frame(topic, login)
+                try:
+                    async with asyncio.timeout(QUIET_SECONDS):
+                        await changed.wait()
+                except TimeoutError:
+                    yield b": still here\n\n"
+        finally:
+            del self._listeners[changed]
+
+    def close(self) -> None:
+        self._closed = True
+        for changed in self._listeners:
+            changed.set()
+
+
+@dataclass(slots=True)
+class _Sampled:
+    topic: str
+    sample: Sample
+    seconds: float
+    idle_seconds: float
+    due: float = 0.0
+
+
+class Sampler:
+    """One task that takes every sample in turn. `add` before `start`."""
+
+    def __init__(self, runtime: Runtime, live: Live) -> None:
+        self._clock = runtime.clock
+        self._live = live
+        self._sampled: list[_Sampled] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def add(
+        self, topic: str, sample: Sample, *, seconds: float, idle_seconds: float = float("inf")
+    ) -> None:
+        """Every `seconds` while somebody listens, else every `idle_seconds`."""
+        self._sampled.append(_Sampled(topic, sample, seconds, idle_seconds))
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        self._live.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            for one in self._sampled:
+                await self._take(one)
+            await self._clock.sleep(TICK_SECONDS)
+
+    async def _take(self, one: _Sampled) -> None:
+        now = self._clock.monotonic()
+        pause = one.seconds if self._live.wanted(one.topic) else one.idle_seconds
+        if one.due and now < one.due + pause:
+            return
+        one.due = now
+        try:
+            self._live.publish(one.topic, await one.sample())
+        except HeadraceError as error:
+            log.info("not sampled", topic=one.topic, reason=str(error))
