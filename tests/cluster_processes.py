@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.cli.cluster_status import Status, look
+from headrace.cli.cluster_status import look
 from headrace.client.iggy import IggyClient
 from headrace.errors import HeadraceError
 from headrace.net.addresses import parse_address
 from headrace.runtime.system import system_runtime
+from headrace.web.broker_types import ClusterInfo
 
 T = TypeVar("T")
 
@@ -133,12 +134,12 @@ class ClusterProcesses:
 
     # -- what it says of itself
 
-    def status(self) -> Status:
+    def status(self) -> ClusterInfo:
         return look(str(self.folder), None, "")
 
     def brokers(self, role: str) -> list[str]:
         """Names of the brokers that have this role now."""
-        found = {each["address"] for each in self.status().brokers if each["role"] == role}
+        found = {each.address for each in self.status().brokers if each.role == role}
         return [name for name in self.names("broker") if self.address(name) in found]
 
     def wait_leader(self, *, other_than: str = "", seconds: float = 30.0) -> str:

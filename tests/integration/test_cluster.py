@@ -124,7 +124,7 @@ def test_a_data_node_may_join_later(cluster: ClusterProcesses, tmp_path: Path) -
             topic = f"t{number}"
             cluster.call(broker, lambda client, topic=topic: fill(client, topic))  # type: ignore[misc]  # mypy cannot infer a lambda's default
             nodes = cluster.status().data_nodes
-            if any(node["address"] == address and node["open_ranges"] for node in nodes):
+            if any(node.address == address and node.open_ranges for node in nodes):
                 break
         else:
             pytest.fail("no range was placed on the new node")

@@ -12,6 +12,7 @@ from headrace.assembly.certificates import (
     load_certificate,
     load_trust,
 )
+from headrace.assembly.cluster_state import ClusterState
 from headrace.assembly.links import node_connect, placement_links
 from headrace.assembly.secrets import load_secret
 from headrace.assembly.web_server import WebServer
@@ -79,10 +80,11 @@ class ControlPlane:
         certificate, trust = await self._files.run(self._load_tls)
         self._tls = None if trust is None else trust.client()
         managers = self._addresses["placement_manager"].split(",")
+        connect_to = node_connect(runtime, secret, "controller", tls=self._tls)
         client = SbpClient(
             runtime,
             placement=placement_links(runtime, managers, secret, "controller", tls=self._tls),
-            node=node_connect(runtime, secret, "controller", tls=self._tls),
+            node=connect_to,
             client_id="controller",
             settings=self._settings.client,
         )
@@ -140,13 +142,14 @@ class ControlPlane:
         broker = BrokerLinks(runtime, iggy_address, token, tls=self._tls)
         self._closers.append(broker.close)
         assets = await self._files.run(load_assets)
-        web = create_app(runtime, self._controller, broker, assets)
+        cluster = ClusterState(client, connect_to, managers)
+        web = create_app(runtime, self._controller, broker, cluster, assets)
         self._web = WebServer(web.asgi)
         files_of = None if trust is None else (certificate.chain_path, certificate.key_path)
         await self._web.start(settings.host, settings.http_port, certificate=files_of)
         self._closers.append(self._web.close)
         web.sampler.start()
-        self._closers.append(web.sampler.close)  # first: it ends the connections that are fed
+        self._closers.append(web.close)  # first: it ends the connections that are fed
 
     def _load_tls(self) -> tuple[Certificate, PeerTrust | None]:
         """Blocks. The data plane made the development certificate before we came."""

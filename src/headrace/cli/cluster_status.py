@@ -4,57 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 
+import msgspec
+
+from headrace.assembly.cluster_state import ClusterState, cluster_info
 from headrace.assembly.links import check_addresses, node_connect, placement_links
-from headrace.broker.roster import members_of
 from headrace.cli.broker import client_tls
 from headrace.cli.local_cluster import State
 from headrace.cli.output import print_json, print_rows
 from headrace.cli.secret import read_secret
-from headrace.client.channels import Connect, Link
 from headrace.client.sbp import SbpClient
 from headrace.errors import (
     ConfigError,
-    HeadraceError,
-    NotLeaderError,
     UnauthenticatedError,
     UnauthorizedError,
     UnavailableError,
 )
-from headrace.net.addresses import format_address
 from headrace.runtime.system import run, system_runtime
-from headrace.wire.sbp import messages as m
-from headrace.wire.sbp.errors import raise_for_status
-from headrace.wire.sbp.opcodes import Code
-
-_ASK_SECONDS = 2.0
+from headrace.web.broker_types import ClusterInfo
 
 
-@dataclass(frozen=True)
-class Status:
-    placement_managers: list[dict[str, object]]
-    data_nodes: list[dict[str, object]]
-    brokers: list[dict[str, object]]
-    streams: int
-    ranges: int
-    ranges_sealing: int
-    ranges_under_replicated: int
-    ranges_unavailable: int
-
-    @property
-    def healthy(self) -> bool:
-        """Everybody there, everything replicated, somebody leads."""
-        return (
-            all(each["state"] in ("leader", "follower") for each in self.placement_managers)
-            and all(node["alive"] for node in self.data_nodes)
-            and any(broker["role"] == "leader" for broker in self.brokers)
-            and not self.ranges_under_replicated
-            and not self.ranges_sealing
-        )
-
-
-def look(data_dir: str, managers: Sequence[str] | None, secret: str) -> Status:
+def look(data_dir: str, managers: Sequence[str] | None, secret: str) -> ClusterInfo:
     if not managers:
         state = State.load(data_dir)
         managers, secret = state.placement_managers, secret or state.secret
@@ -67,7 +37,7 @@ def look(data_dir: str, managers: Sequence[str] | None, secret: str) -> Status:
     return run(_ask(check_addresses(managers), key))
 
 
-async def _ask(managers: Sequence[str], secret: bytes) -> Status:
+async def _ask(managers: Sequence[str], secret: bytes) -> ClusterInfo:
     runtime = system_runtime()
     tls = client_tls()
     connect_to = node_connect(runtime, secret, "status", tls=tls)
@@ -77,9 +47,10 @@ async def _ask(managers: Sequence[str], secret: bytes) -> Status:
         node=connect_to,
         client_id="status",
     )
+    state = ClusterState(client, connect_to, managers)
     try:
         states, described = await asyncio.gather(
-            asyncio.gather(*(_state_of(connect_to(address)) for address in managers)),
+            state.manager_states(),
             client.describe_cluster(count_ranges=True),
             return_exceptions=True,
         )
@@ -92,80 +63,26 @@ async def _ask(managers: Sequence[str], secret: bytes) -> Status:
     if isinstance(described, BaseException):
         listed = ", ".join(f"{a} {s}" for a, s in zip(managers, states, strict=True))
         raise UnavailableError(f"no placement manager leads ({listed})") from described
-    return _status(managers, states, described)
+    return cluster_info(managers, states, described)
 
 
-async def _state_of(connect: Connect) -> str:
-    link = Link(connect)
-    try:
-        async with asyncio.timeout(_ASK_SECONDS):
-            query = m.LeaseRequest(action=m.LeaseAction.QUERY, name="broker")
-            reply = await link.call(Code.LEASE, query, timeout=_ASK_SECONDS)
-            raise_for_status(getattr(reply.message, "status", None))
-    except NotLeaderError:
-        return "follower"
-    except TimeoutError:
-        return "silent"
-    except HeadraceError:
-        return "unreachable"
-    finally:
-        await link.close()
-    return "leader"
-
-
-def _status(
-    managers: Sequence[str], states: Sequence[str], described: m.DescribeClusterResponse
-) -> Status:
-    return Status(
-        placement_managers=[
-            {"address": address, "state": state}
-            for address, state in zip(managers, states, strict=True)
-        ],
-        data_nodes=[_node(node) for node in described.nodes],
-        brokers=[
-            {
-                "address": format_address(member.place.host, member.place.port),
-                "role": "leader" if member.leads else "standby",
-            }
-            for member in members_of(described)
-        ],
-        streams=described.streams,
-        ranges=described.ranges,
-        ranges_sealing=described.ranges_sealing,
-        ranges_under_replicated=described.ranges_short,
-        ranges_unavailable=described.ranges_unavailable,
-    )
-
-
-def _node(info: m.NodeInfo) -> dict[str, object]:
-    node = info.data_node or m.DataNode()
-    return {
-        "id": node.node_id,
-        "address": node.advertise_addr,
-        "alive": bool(info.is_alive),
-        "draining": bool(info.is_draining),
-        "disk_free_bytes": info.disk_free_bytes if info.disk_free_bytes >= 0 else None,
-        "ranges": info.ranges,
-        "open_ranges": info.open_ranges,
-    }
-
-
-def show(status: Status, *, as_json: bool) -> None:
+def show(status: ClusterInfo, *, as_json: bool) -> None:
+    listed = msgspec.to_builtins(status)
     if as_json:
-        print_json({**asdict(status), "healthy": status.healthy})
+        print_json(listed)
         return
     print("Placement managers")
-    print_rows(status.placement_managers, ("address", "state"), as_json=False)
+    print_rows(listed["placement_managers"], ("address", "state"), as_json=False)
     print("\nData nodes")
     columns = ("id", "address", "alive", "draining", "disk_free", "ranges", "open_ranges")
-    nodes = [{**node, "disk_free": _size(node["disk_free_bytes"])} for node in status.data_nodes]
+    nodes = [{**one, "disk_free": _size(one["disk_free_bytes"])} for one in listed["data_nodes"]]
     print_rows(nodes, columns, as_json=False)
     print("\nBrokers")
-    print_rows(status.brokers, ("address", "role"), as_json=False)
+    print_rows(listed["brokers"], ("address", "role"), as_json=False)
     print(f"\n{status.streams} streams, {status.ranges} ranges: {_replication(status)}")
 
 
-def _replication(status: Status) -> str:
+def _replication(status: ClusterInfo) -> str:
     found = [
         f"{count} {what}"
         for count, what in (

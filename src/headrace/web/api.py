@@ -25,6 +25,7 @@ from headrace.errors import (
     ConfigError,
     HeadraceError,
     InvalidArgumentError,
+    LocalProtocolError,
     NotFoundError,
     RequestError,
     TooLargeError,
@@ -32,10 +33,20 @@ from headrace.errors import (
     UnauthorizedError,
 )
 from headrace.observability.exposition import CONTENT_TYPE
-from headrace.runtime import Runtime
-from headrace.web import overview_api, session_api
+from headrace.runtime import Executor, Runtime
+from headrace.web import (
+    cluster_api,
+    group_api,
+    message_api,
+    overview_api,
+    people_api,
+    session_api,
+    topic_api,
+)
 from headrace.web.assets import Asset, SecurityHeaders, answer_asset
 from headrace.web.catalogue import Catalogue
+from headrace.web.cluster_api import Cluster
+from headrace.web.lag import GroupWatch
 from headrace.web.live import Live, Sampler
 from headrace.web.logins import Broker, Guarded, Logins
 from headrace.web.metrics import Measured, format_metrics
@@ -89,6 +100,7 @@ _STATUS: tuple[tuple[type[HeadraceError], int], ...] = (
     (InvalidArgumentError, 400),
     (ConfigError, 400),
     (RequestError, 400),
+    (LocalProtocolError, 400),  # what was asked for cannot be said to the broker
     (HeadraceError, 503),
 )
 
@@ -139,15 +151,28 @@ class WebApplication:
 
     asgi: Starlette
     sampler: Sampler
+    executor: Executor
+
+    async def close(self) -> None:
+        await self.sampler.close()
+        self.executor.close()
 
 
 def create_app(
-    runtime: Runtime, pipelines: Pipelines, broker: Broker, assets: Mapping[str, Asset]
+    runtime: Runtime,
+    pipelines: Pipelines,
+    broker: Broker,
+    cluster: Cluster,
+    assets: Mapping[str, Asset],
 ) -> WebApplication:
     logins = Logins(runtime, broker, Sessions(runtime))
     live, catalogue = Live(runtime), Catalogue(runtime, broker)
+    groups = GroupWatch(runtime, broker, catalogue)
+    executor = runtime.executor("web", 1)
     sampler = Sampler(runtime, live)
     overview_api.sample(sampler, catalogue, pipelines)
+    group_api.sample(sampler, groups)
+    cluster_api.sample(sampler, cluster, broker, catalogue)
 
     def route(
         path: str,
@@ -161,8 +186,9 @@ def create_app(
     async def health(_request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
-    async def overview(_request: Request) -> Response:
-        return JSONResponse({**await broker.overview(), "pipelines": pipelines.list()})
+    async def overview(request: Request) -> Response:
+        found = await broker.overview(request.state.login)
+        return JSONResponse({**found, "pipelines": pipelines.list()})
 
     async def list_pipelines(_request: Request) -> Response:
         return JSONResponse(pipelines.list())
@@ -211,6 +237,11 @@ def create_app(
             Route("/static/{path:path}", files),
             *session_api.routes(route, logins, live),
             *overview_api.routes(route, catalogue, pipelines),
+            *topic_api.routes(route, broker, catalogue),
+            *message_api.routes(route, broker, executor),
+            *group_api.routes(route, broker, groups),
+            *people_api.routes(route, broker),
+            *cluster_api.routes(route, cluster, broker),
             route("/api/overview", overview),
             route("/api/pipelines", list_pipelines),
             route("/api/pipelines", submit, "POST", manage=True),
@@ -227,4 +258,4 @@ def create_app(
         middleware=[Middleware(SecurityHeaders)],
         exception_handlers={HeadraceError: _error_response},
     )
-    return WebApplication(application, sampler)
+    return WebApplication(application, sampler, executor)

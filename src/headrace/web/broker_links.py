@@ -20,6 +20,8 @@ from headrace.net.tls import ClientTls
 from headrace.runtime import Runtime
 from headrace.web.logins import Login
 from headrace.web.sessions import Credentials
+from headrace.web.visibility import may
+from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.errors import IggyError
 
 LINKS_MAX = 64
@@ -116,7 +118,7 @@ class BrokerLinks:
         if link is not None and link.client is not None:
             await link.client.close()
 
-    async def overview(self) -> dict[str, Any]:
+    async def overview(self, login: Login) -> dict[str, Any]:
         async with self.as_service() as client:
             stats = await client.get_stats()
             topics = [
@@ -129,6 +131,7 @@ class BrokerLinks:
                 }
                 for stream in await client.get_streams()
                 for topic in await client.get_topics(stream.id)
+                if may(login.permissions, Permission.READ_TOPIC, stream.id, topic.id)
             ]
         return {"server": f"version {stats.server_version}", "topics": topics}
 

@@ -5,10 +5,12 @@ Fields that may be absent in what is sent have defaults; None in an answer: not 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, field
+
+from headrace.web.stram_types import Done as Done
 
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
 
@@ -177,7 +179,6 @@ class GroupPartition(Info, frozen=True):
 class GroupMember(Info, frozen=True):
     client_id: int
     address: str | None
-    user: str | None
     partitions: list[int]
 
 
@@ -223,6 +224,18 @@ class MessageHeader(Info, frozen=True):
     value: str
 
 
+class ArrowColumn(Info, frozen=True):
+    name: str
+    type: str
+
+
+class ArrowTable(Info, frozen=True):
+    columns: list[ArrowColumn]
+    rows: list[list[str | None]]
+    """The first ones, as text."""
+    count: int
+
+
 class MessageRow(Info, frozen=True):
     partition: int
     offset: int
@@ -233,9 +246,10 @@ class MessageRow(Info, frozen=True):
     headers: list[MessageHeader]
     bytes: int
     format: Literal["json", "text", "arrow", "hex", "empty"]
-    """How `value` is to be read."""
-    value: Any
+    """How `value` is to be read; of Arrow it is empty, and `table` has the rows."""
+    value: str
     truncated: bool
+    table: ArrowTable | None = None
 
 
 class Messages(Info, frozen=True):
@@ -285,7 +299,8 @@ class UserRows(Info, frozen=True):
 
 class UserInfo(UserRow, frozen=True):
     rights: Rights
-    streams: list[dict[str, Any]]
+    streams: list[int]
+    """Ids of streams that the user has rights of their own for."""
 
 
 class CreateUser(Given, frozen=True):
@@ -352,9 +367,3 @@ class RangeRow(Info, frozen=True):
 
 class RangeRows(Info, frozen=True):
     ranges: list[RangeRow]
-
-
-class Done(Info, frozen=True):
-    """`detail` says of what."""
-
-    detail: str = ""

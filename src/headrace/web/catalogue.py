@@ -13,7 +13,8 @@ from headrace.client.iggy import IggyClient
 from headrace.runtime import Runtime
 from headrace.web import broker_types as t
 from headrace.web.logins import Broker, Login
-from headrace.web.visibility import may_read_stream, may_read_topic
+from headrace.web.visibility import may
+from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.messages.streams import Stream
 from headrace.wire.iggy.messages.system import Stats
 from headrace.wire.iggy.messages.topics import UNLIMITED, Topic
@@ -94,8 +95,8 @@ class Catalogue:
         messages, size = self.rates()
         self.history.append((float(self.sampled_ms), round(messages, 2), round(size, 1)))
 
-    async def forget(self) -> None:
-        """Something was created or deleted: look at everything next time, which is now."""
+    async def look_again(self) -> None:
+        """Something was created or deleted: read every stream, now."""
         self._refreshes = 0
         await self.refresh()
 
@@ -138,7 +139,7 @@ class Catalogue:
         return [
             state.row()
             for (stream_id, topic_id), state in self.topics.items()
-            if may_read_topic(login.permissions, stream_id, topic_id)
+            if may(login.permissions, Permission.READ_TOPIC, stream_id, topic_id)
         ]
 
     def stream_rows(self, login: Login) -> list[t.StreamRow]:
@@ -159,7 +160,7 @@ class Catalogue:
                 bytes_per_second=round(rates.get(one.id, (0.0, 0.0))[1], 1),
             )
             for one in self.streams.values()
-            if may_read_stream(login.permissions, one.id)
+            if may(login.permissions, Permission.GET_STREAM, one.id)
         ]
 
     def find(self, stream: str, topic: str) -> TopicState | None:

@@ -46,7 +46,7 @@ class Broker(Protocol):
     async def login(self, username: str, password: str) -> Login:
         """UnauthenticatedError when the broker refuses."""
 
-    async def overview(self) -> dict[str, Any]: ...
+    async def overview(self, login: Login) -> dict[str, Any]: ...
 
     def as_user(self, credentials: Credentials) -> AbstractAsyncContextManager[IggyClient]:
         """A connection on which this user is logged in; errors of the calls on it are theirs."""

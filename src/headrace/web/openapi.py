@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from starlette.routing import Route
 
-from headrace.web import broker_types as b
 from headrace.web import stram_types as t
+from headrace.web.openapi_broker import BROKER_DETAILS, Detail, Parameter
 from headrace.web.stram import BASE
 
 VERSION = "3.1.0"
@@ -24,40 +23,11 @@ _OPERATOR, _LOGICAL = f"{BASE}/physicalPlan/operators", f"{BASE}/logicalPlan/ope
 _CONTAINERS = f"{BASE}/physicalPlan/containers"
 
 
-@dataclass(frozen=True, slots=True)
-class Detail:
-    summary: str
-    answer: type[msgspec.Struct] | None = None  # None: some object, or text
-    body: type[msgspec.Struct] | None = None
-    query: Mapping[str, str] | None = None
-    text: bool = False
-
-
 DETAILS: Mapping[tuple[str, str], Detail] = {
+    **BROKER_DETAILS,
     ("GET", "/health"): Detail("Whether the server answers.", text=True),
     ("GET", "/"): Detail("The dashboard's page.", text=True),
     ("GET", "/static/{path}"): Detail("A file of the dashboard.", text=True),
-    ("POST", "/api/v1/session"): Detail(
-        "Log in: sets the cookie of a session.", b.SessionInfo, b.SessionStart
-    ),
-    ("GET", "/api/v1/session"): Detail("Who is logged in, and what they may do.", b.SessionInfo),
-    ("DELETE", "/api/v1/session"): Detail("Log out."),
-    ("GET", "/api/v1/events/stream"): Detail(
-        "Server-sent events, one topic of events after the other as they change.",
-        text=True,
-        query={"topics": "overview, topics, streams, groups, cluster, with commas between."},
-    ),
-    ("GET", "/api/v1/overview"): Detail("The server, totals and rates.", b.Overview),
-    ("GET", "/api/v1/streams"): Detail("Streams that the user may see.", b.StreamRows),
-    ("GET", "/api/v1/topics"): Detail(
-        "Topics that the user may see.",
-        b.TopicRows,
-        query={
-            "search": "Only those with this in `stream/topic`.",
-            "offset": "How many to leave out.",
-            "limit": "At most so many.",
-        },
-    ),
     ("GET", "/openapi.json"): Detail("This document."),
     ("GET", "/metrics"): Detail("Metrics for Prometheus.", text=True),
     ("GET", "/api/overview"): Detail("Topics and pipelines."),
@@ -220,24 +190,36 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
 
 
 def _query_parameters(detail: Detail) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "in": "query", "description": text, "schema": {"type": "string"}}
-        for name, text in (detail.query or {}).items()
-    ]
+    found = []
+    for name, given in (detail.query or {}).items():
+        one = given if isinstance(given, Parameter) else Parameter(given, {"type": "string"})
+        found.append(
+            {
+                "name": name,
+                "in": "query",
+                "description": one.description,
+                "schema": one.schema,
+                "required": one.required,
+            }
+        )
+    return found
 
 
 def _responses(detail: Detail, method: str, path: str, route: Route) -> dict[str, Any]:
-    good = {"description": "Done." if method == "POST" else "Found."}
+    good: dict[str, Any] = {"description": "Found." if method == "GET" else "Done."}
     if detail.text:
-        content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
-    else:
-        content = _content(detail.answer)
+        good["content"] = {detail.media_type: {"schema": {"type": "string"}}}
+    elif not detail.nothing:
+        good["content"] = _content(detail.answer)
     error = {"description": "Why not.", "content": {"application/json": {"schema": _REFERENCE}}}
+    asks_broker = path.startswith("/api/v1")
     codes = ["400"]
-    codes += ["401"] if needs_login(route) else []
-    codes += ["403"] if needs_manager(route) else []
+    codes += ["401"] if needs_login(route) or detail.body is not None else []
+    codes += ["403"] if needs_manager(route) or method != "GET" or asks_broker else []
     codes += ["404"] if "{" in path else []
-    return {"2XX": {**good, "content": content}, **dict.fromkeys(codes, error)}
+    codes += ["409", "413"] if method != "GET" else []
+    codes += ["503"] if asks_broker else []
+    return {"2XX": good, **dict.fromkeys(codes, error)}
 
 
 _REFERENCE = {"$ref": "#/components/schemas/Error"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from headrace.pipeline.observations import Observations
 from headrace.runtime.system import system_runtime
 from headrace.web.api import create_app
 from headrace.web.assets import Asset
+from headrace.web.broker_types import ClusterInfo, RangeRow
 from headrace.web.logins import Login
 from headrace.web.sessions import Credentials
 from headrace.wire.umbilical import messages as m
@@ -114,7 +115,7 @@ class Broker:
             raise UnauthenticatedError("unknown user or wrong password")
         return Login(username, may_manage=username == "root")
 
-    async def overview(self) -> dict[str, Any]:
+    async def overview(self, login: Login) -> dict[str, Any]:
         return {"topics": []}
 
     @asynccontextmanager
@@ -128,10 +129,21 @@ class Broker:
         yield
 
 
+class Cluster:
+    async def describe(self) -> ClusterInfo:
+        raise UnavailableError("there is none behind this stage")
+
+    async def ranges(self, streams: Sequence[tuple[int, int]]) -> list[RangeRow]:
+        return []
+
+    async def durability(self, stream: int) -> str:
+        return "synced"
+
+
 def make() -> tuple[Starlette, Pipelines]:
     pipelines = Pipelines()
     assets = {"index.html": Asset(b"<html>", "text/html", '"1"')}
-    return create_app(system_runtime(), pipelines, Broker(), assets).asgi, pipelines
+    return create_app(system_runtime(), pipelines, Broker(), Cluster(), assets).asgi, pipelines
 
 
 async def ask(

@@ -109,7 +109,7 @@ function showFrame() {
     state.className = `live ${now === "live" ? "on" : now === "waiting" ? "waiting" : ""}`;
     state.textContent = { live: "live", waiting: "reconnecting…", off: "not live" }[now];
   });
-  const role = session.may_manage ? "may manage" : Object.entries(session.rights).some(([right, has]) => has && right.startsWith("manage")) ? "may manage some" : "read only";
+  const role = session.may_manage ? "manager" : Object.entries(session.rights).some(([right, has]) => has && right.startsWith("manage")) ? "manages some" : "read only";
   const outer = h("div", { class: "frame" });
   const open = (yes) => outer.classList.toggle("open", yes);
   const side = h("aside", { class: "side", "aria-label": "Navigation", on: { click: (event) => { if (event.target.closest("a")) open(false); } } },

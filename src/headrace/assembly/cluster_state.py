@@ -1,0 +1,156 @@
+"""What the placement managers know of the cluster: for `headrace cluster status` and the pages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from headrace.broker.roster import members_of
+from headrace.client.channels import Connect, Link
+from headrace.client.sbp import SbpClient
+from headrace.errors import HeadraceError, NotLeaderError
+from headrace.net.addresses import format_address
+from headrace.web import broker_types as t
+from headrace.wire.sbp import messages as m
+from headrace.wire.sbp.errors import raise_for_status
+from headrace.wire.sbp.opcodes import Code
+
+_ASK_SECONDS = 2.0
+
+
+class ClusterState:
+    """`headrace.web.cluster_api.Cluster` over SBP."""
+
+    def __init__(
+        self, client: SbpClient, connect_to: Callable[[str], Connect], managers: Sequence[str]
+    ) -> None:
+        self._client = client
+        self._connect_to = connect_to
+        self._managers = managers
+
+    async def describe(self) -> t.ClusterInfo:
+        states, described = await asyncio.gather(
+            self.manager_states(), self._client.describe_cluster(count_ranges=True)
+        )
+        return cluster_info(self._managers, states, described)
+
+    async def manager_states(self) -> list[str]:
+        return await asyncio.gather(
+            *(_state_of(self._connect_to(address)) for address in self._managers)
+        )
+
+    async def ranges(self, streams: Sequence[tuple[int, int]]) -> list[t.RangeRow]:
+        found = await self._client.list_ranges_of([stream for _, stream in streams])
+        return [
+            _range(partition, one) for partition, stream in streams for one in found.get(stream, ())
+        ]
+
+    async def durability(self, stream: int) -> str:
+        found = await self._client.describe_stream(stream)
+        return "written" if found.durability == m.Durability.WRITTEN else "synced"
+
+
+async def _state_of(connect: Connect) -> str:
+    link = Link(connect)
+    try:
+        async with asyncio.timeout(_ASK_SECONDS):
+            query = m.LeaseRequest(action=m.LeaseAction.QUERY, name="broker")
+            reply = await link.call(Code.LEASE, query, timeout=_ASK_SECONDS)
+            raise_for_status(getattr(reply.message, "status", None))
+    except NotLeaderError:
+        return "follower"
+    except TimeoutError:
+        return "silent"
+    except HeadraceError:
+        return "unreachable"
+    finally:
+        await link.close()
+    return "leader"
+
+
+def cluster_info(
+    managers: Sequence[str], states: Sequence[str], described: m.DescribeClusterResponse
+) -> t.ClusterInfo:
+    nodes = [_node(one) for one in described.nodes]
+    brokers = [
+        t.BrokerRow(
+            address=format_address(member.place.host, member.place.port),
+            role="leader" if member.leads else "standby",
+        )
+        for member in members_of(described)
+    ]
+    listed = [
+        t.ManagerRow(address=address, state=state)
+        for address, state in zip(managers, states, strict=True)
+    ]
+    problems = _problems(listed, nodes, brokers, described)
+    return t.ClusterInfo(
+        healthy=not problems,
+        problems=problems,
+        placement_managers=listed,
+        data_nodes=nodes,
+        brokers=brokers,
+        streams=described.streams,
+        ranges=described.ranges,
+        ranges_sealing=described.ranges_sealing,
+        ranges_under_replicated=described.ranges_short,
+        ranges_unavailable=described.ranges_unavailable,
+    )
+
+
+def _problems(
+    managers: Sequence[t.ManagerRow],
+    nodes: Sequence[t.NodeRow],
+    brokers: Sequence[t.BrokerRow],
+    described: m.DescribeClusterResponse,
+) -> list[str]:
+    """Everybody there, everything replicated, somebody leads; else why not."""
+    found = [
+        f"placement manager {one.address} is {one.state}"
+        for one in managers
+        if one.state not in ("leader", "follower")
+    ]
+    found += [f"data node {one.id} ({one.address}) is lost" for one in nodes if not one.alive]
+    if not any(one.role == "leader" for one in brokers):
+        found.append("no broker leads")
+    for count, what in (
+        (described.ranges_unavailable, "without a replica that lives"),
+        (described.ranges_short, "with too few replicas"),
+        (described.ranges_sealing, "being sealed"),
+    ):
+        if count > 0:
+            found.append(f"{count} range{'s' if count > 1 else ''} {what}")
+    return found
+
+
+def _node(info: m.NodeInfo) -> t.NodeRow:
+    node = info.data_node or m.DataNode()
+    return t.NodeRow(
+        id=node.node_id,
+        address=node.advertise_addr,
+        alive=bool(info.is_alive),
+        draining=bool(info.is_draining),
+        disk_free_bytes=info.disk_free_bytes if info.disk_free_bytes >= 0 else None,
+        ranges=info.ranges,
+        open_ranges=info.open_ranges,
+    )
+
+
+def _range(partition: int, one: m.Range) -> t.RangeRow:
+    return t.RangeRow(
+        partition=partition,
+        stream_id=one.stream_id,
+        index=one.range_index,
+        start_offset=one.start_offset,
+        end_offset=one.end_offset if one.end_offset >= 0 else None,
+        epoch=one.writer_epoch,
+        acknowledgements=max(1, one.ack_quorum),
+        replicas=[
+            t.ReplicaRow(
+                node_id=replica.data_node.node_id if replica.data_node else -1,
+                address=replica.data_node.advertise_addr if replica.data_node else "",
+                primary=replica.is_primary,
+            )
+            for replica in one.replica_nodes
+        ],
+    )

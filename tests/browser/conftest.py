@@ -1,0 +1,131 @@
+"""One server and one Chromium for all browser tests; whatever a page complains of fails its test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from headrace.client.iggy import IggyClient
+from headrace.web.people_api import ROLES
+from headrace.wire.iggy.messages.messages import Message
+from headrace.wire.iggy.primitives import Partitioning
+from headrace.wire.iggy.userheaders import UserHeader, encode_headers, key_header
+from tests.dashboard_stack import ROOT, Stack
+
+CHROMIUM = "/usr/bin/chromium"
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+DESK, PHONE = (1280, 800), (390, 844)
+READER, NOBODY = ("reader", "reader"), ("nobody", "nobody")
+
+Opens = Callable[..., Page]
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    with Stack() as started:
+        started.call(_fill)
+        yield started
+
+
+async def _fill(client: IggyClient) -> None:
+    await client.create_user(*READER, permissions=ROLES["read"])
+    await client.create_user(*NOBODY)
+    for stream in ("shop", "telemetry"):
+        await client.create_stream(stream)
+    await client.create_topic(
+        "shop", "orders", partitions_count=3, message_expiry_us=7 * 86400 * 10**6
+    )
+    await client.create_topic("shop", "notes")
+    await client.create_topic("telemetry", "frames")
+    await client.create_group("shop", "orders", "billing")
+    orders = [_order(number) for number in range(120)]
+    await client.send("shop", "orders", orders, partitioning=Partitioning.to_partition(0))
+    await client.send("shop", "orders", orders[:40], partitioning=Partitioning.to_partition(1))
+    await client.send(
+        "shop", "notes", [Message(payload=b"plain words"), Message(payload=b"\x00\xff\x10binary")]
+    )
+    await client.send("telemetry", "frames", [Message(payload=_arrow())])
+
+
+def _order(number: int) -> Message:
+    text = f'{{"order": {number}, "item": "{("tea", "mug", "lamp")[number % 3]}", "amount": {number * 1.5}}}'
+    headers = key_header(b"customer-%d" % (number % 7)) + encode_headers(
+        [UserHeader.of("source", "web")]
+    )
+    return Message(payload=text.encode(), headers=headers)
+
+
+def _arrow() -> bytes:
+    import pyarrow as pa
+
+    table = pa.table({"sensor": ["north", "south"], "celsius": [21.5, 19.25]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def complaints() -> list[str]:
+    """What pages said on their consoles; a test that provokes something takes it out."""
+    return []
+
+
+@pytest.fixture
+def opens(stack: Stack, browser: Browser, complaints: list[str]) -> Iterator[Opens]:
+    """`opens("#/topics", size=PHONE, user=READER)`: a page, logged in unless user is None."""
+    contexts: list[BrowserContext] = []
+
+    def open_page(
+        address: str = "",
+        *,
+        size: tuple[int, int] = DESK,
+        user: tuple[str, str] | None = ROOT,
+        theme: str = "light",
+        base: Stack = stack,
+    ) -> Page:
+        context = browser.new_context(
+            viewport={"width": size[0], "height": size[1]},
+            color_scheme="dark" if theme == "dark" else "light",
+            reduced_motion="reduce",
+            permissions=["clipboard-read", "clipboard-write"],
+        )
+        context.set_default_timeout(10_000)
+        contexts.append(context)
+        if user is not None:
+            cookie = {"name": "headrace_session", "value": base.session(user), "url": base.url}
+            context.add_cookies([cookie])  # type: ignore[list-item]  # a plain dict is what it takes
+        page = context.new_page()
+        page.on(
+            "console",
+            lambda said: (
+                complaints.append(said.text) if said.type in ("error", "warning") else None
+            ),
+        )
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(f"{base.url}/{address}")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def picture(page: Page, name: str) -> None:
+    """For the documentation; only when it is asked for, as every machine's fonts differ."""
+    if os.environ.get("HEADRACE_SCREENSHOTS") == "1":
+        IMAGES.mkdir(exist_ok=True)
+        page.screenshot(path=str(IMAGES / f"{name}.png"))
