@@ -1,4 +1,4 @@
-"""Data plane and control plane in a thread of this process, for tests of the pages and their API."""
+"""Data plane and control plane in a thread of this process: for tests of pages and their API."""
 
 from __future__ import annotations
 

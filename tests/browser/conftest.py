@@ -1,4 +1,4 @@
-"""One server and one Chromium for all browser tests; whatever a page complains of fails its test."""
+"""One server and one Chromium for all browser tests; what a page complains of fails its test."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ async def _fill(client: IggyClient) -> None:
 
 
 def _order(number: int) -> Message:
-    text = f'{{"order": {number}, "item": "{("tea", "mug", "lamp")[number % 3]}", "amount": {number * 1.5}}}'
-    headers = key_header(b"customer-%d" % (number % 7)) + encode_headers(
-        [UserHeader.of("source", "web")]
+    item = ("tea", "mug", "lamp")[number % 3]
+    text = f'{{"order": {number}, "item": "{item}", "amount": {number * 1.5}}}'
+    key = key_header(b"customer-%d" % (number % 7))
+    return Message(
+        payload=text.encode(), headers=key + encode_headers([UserHeader.of("source", "web")])
     )
-    return Message(payload=text.encode(), headers=headers)
 
 
 def _arrow() -> bytes:

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import PurePosixPath
 from typing import Any, Protocol
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -51,22 +49,10 @@ from headrace.web.live import Live, Sampler
 from headrace.web.logins import Broker, Guarded, Logins
 from headrace.web.metrics import Measured, format_metrics
 from headrace.web.openapi import document
+from headrace.web.packages import SubmittedPackage, read_package
 from headrace.web.sessions import Sessions
 from headrace.web.stram import Stram
 from headrace.web.stram import routes as stram_routes
-
-PACKAGE_BYTES_MAX = 32 * 1024 * 1024
-PACKAGE_FILES_MAX = 2_000
-
-
-class SubmittedPackage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A pipeline as it arrives: the files of the project and which one to run."""
-
-    entry: str
-    files: dict[str, bytes]
-    name: str = ""
-    available_now: bool = False
-    new_state: tuple[str, ...] = ()  # operators that begin a new checkpoint, when deployed over
 
 
 class Pipelines(Stram, Measured, Protocol):
@@ -111,38 +97,6 @@ def _error_response(request: Request, error: Exception) -> Response:
     asks = code == 401 and "sec-fetch-site" not in request.headers
     headers = {"WWW-Authenticate": 'Basic realm="headrace"'} if asks else None
     return JSONResponse({"error": str(error)}, status_code=code, headers=headers)
-
-
-def _decode_package(body: bytes) -> SubmittedPackage:
-    try:
-        package = msgspec.json.decode(body, type=SubmittedPackage)
-    except msgspec.DecodeError as error:
-        raise InvalidArgumentError(f"not a pipeline package: {error}") from error
-    if len(package.files) > PACKAGE_FILES_MAX:
-        raise TooLargeError(f"a package holds at most {PACKAGE_FILES_MAX} files")
-    for path in (package.entry, *package.files):
-        parts = PurePosixPath(path).parts
-        if not parts or path.startswith("/") or ".." in parts or "\0" in path or "\\" in path:
-            raise InvalidArgumentError(f"not a path inside the package: {path!r}")
-    if package.entry not in package.files:
-        raise InvalidArgumentError(f"the package has no file {package.entry!r}")
-    return package
-
-
-async def _read_package(request: Request) -> SubmittedPackage:
-    # A form cannot send this type, so no foreign page can submit code with a browser's login.
-    if request.headers.get("content-type") != "application/json":
-        raise InvalidArgumentError("send the package as application/json")
-    return _decode_package(await _read_body(request))
-
-
-async def _read_body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > PACKAGE_BYTES_MAX:
-            raise TooLargeError(f"a package is at most {PACKAGE_BYTES_MAX} bytes")
-    return bytes(body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +151,13 @@ def create_app(
         return JSONResponse(pipelines.show(request.path_params["name"]))
 
     async def submit(request: Request) -> Response:
-        return JSONResponse(await pipelines.submit(await _read_package(request)), 201)
+        return JSONResponse(await pipelines.submit(await read_package(request)), 201)
 
     async def diff(request: Request) -> Response:
-        return JSONResponse(await pipelines.diff(await _read_package(request)))
+        return JSONResponse(await pipelines.diff(await read_package(request)))
 
     async def deploy(request: Request) -> Response:
-        package = await _read_package(request)
+        package = await read_package(request)
         return JSONResponse(await pipelines.deploy(package, package.new_state), 201)
 
     async def stop(request: Request) -> Response:

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from headrace.web import stram_types as t
 from headrace.web.openapi_broker import BROKER_DETAILS, Detail, Parameter
+from headrace.web.packages import SubmittedPackage
 from headrace.web.stram import BASE
 
 VERSION = "3.1.0"
@@ -32,11 +33,16 @@ DETAILS: Mapping[tuple[str, str], Detail] = {
     ("GET", "/metrics"): Detail("Metrics for Prometheus.", text=True),
     ("GET", "/api/overview"): Detail("Topics and pipelines."),
     ("GET", "/api/pipelines"): Detail("All pipelines."),
-    ("POST", "/api/pipelines"): Detail("Submit a package and start its application."),
-    ("POST", "/api/deployments"): Detail(
-        "Deploy a package over its application, at a committed window; start it if there is none."
+    ("POST", "/api/pipelines"): Detail(
+        "Submit a package and start its application.", body=SubmittedPackage
     ),
-    ("POST", "/api/deployments/diff"): Detail("What deploying a package would keep."),
+    ("POST", "/api/deployments"): Detail(
+        "Deploy a package over its application, at a committed window; start it if there is none.",
+        body=SubmittedPackage,
+    ),
+    ("POST", "/api/deployments/diff"): Detail(
+        "What deploying a package would keep.", body=SubmittedPackage
+    ),
     ("GET", "/api/pipelines/{name}"): Detail("One pipeline in full."),
     ("POST", "/api/pipelines/{name}/stop"): Detail("Stop a pipeline."),
     ("POST", "/api/pipelines/{name}/containers/{container}/kill"): Detail("Kill a container."),
