@@ -124,7 +124,7 @@ def create_app(
     groups = GroupWatch(runtime, broker, catalogue)
     executor = runtime.executor("web", 1)
     sampler = Sampler(runtime, live)
-    overview_api.sample(sampler, catalogue, pipelines)
+    overview_api.sample(sampler, live, catalogue, pipelines)
     group_api.sample(sampler, groups)
     cluster_api.sample(sampler, cluster, broker, catalogue)
 

@@ -111,45 +111,51 @@ class _Sampled:
     sample: Sample
     seconds: float
     idle_seconds: float
-    due: float = 0.0
+    also: tuple[str, ...]
 
 
 class Sampler:
-    """One task that takes every sample in turn. `add` before `start`."""
+    """Takes samples for all pages. `add` before `start`; one that takes long delays no other."""
 
     def __init__(self, runtime: Runtime, live: Live) -> None:
         self._clock = runtime.clock
         self._live = live
         self._sampled: list[_Sampled] = []
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def add(
-        self, topic: str, sample: Sample, *, seconds: float, idle_seconds: float = float("inf")
+        self,
+        topic: str,
+        sample: Sample,
+        *,
+        seconds: float,
+        idle_seconds: float = float("inf"),
+        also: tuple[str, ...] = (),
     ) -> None:
-        """Every `seconds` while somebody listens, else every `idle_seconds`."""
-        self._sampled.append(_Sampled(topic, sample, seconds, idle_seconds))
+        """Every `seconds` while somebody listens to it (or `also` to these), else every
+        `idle_seconds`."""
+        self._sampled.append(_Sampled(topic, sample, seconds, idle_seconds, also))
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._tasks = [asyncio.create_task(self._run(one)) for one in self._sampled]
 
     async def close(self) -> None:
         self._live.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
-    async def _run(self) -> None:
+    async def _run(self, one: _Sampled) -> None:
+        taken = float("-inf")
         while True:
-            for one in self._sampled:
+            wanted = any(self._live.wanted(topic) for topic in (one.topic, *one.also))
+            if self._clock.monotonic() >= taken + (one.seconds if wanted else one.idle_seconds):
+                taken = self._clock.monotonic()
                 await self._take(one)
             await self._clock.sleep(TICK_SECONDS)
 
     async def _take(self, one: _Sampled) -> None:
-        now = self._clock.monotonic()
-        pause = one.seconds if self._live.wanted(one.topic) else one.idle_seconds
-        if one.due and now < one.due + pause:
-            return
-        one.due = now
         try:
             self._live.publish(one.topic, await one.sample())
         except HeadraceError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -13,7 +12,7 @@ from headrace.errors import UnavailableError
 from headrace.web import broker_types as t
 from headrace.web.catalogue import Catalogue
 from headrace.web.exchange import json_answer, query_number
-from headrace.web.live import Sampler, View
+from headrace.web.live import Live, Sampler, View
 from headrace.web.logins import Login
 from headrace.web.stram import AddRoute
 
@@ -67,23 +66,17 @@ def overview(catalogue: Catalogue, pipelines: Listed, *, history: bool = True) -
     )
 
 
-def sample(sampler: Sampler, catalogue: Catalogue, pipelines: Listed) -> None:
+def sample(sampler: Sampler, live: Live, catalogue: Catalogue, pipelines: Listed) -> None:
     """`overview` (without its history, which grows by what is sent), `topics` and `streams`."""
 
     async def totals() -> View:
         await catalogue.refresh()
+        live.publish("topics", lambda login: changing(catalogue, login))
+        live.publish("streams", catalogue.stream_rows)
         found = overview(catalogue, pipelines, history=False)
         return lambda _login: found
 
-    def rows(make: Callable[[Login], Any]) -> Callable[[], Any]:
-        async def take() -> View:
-            return make
-
-        return take
-
-    sampler.add("overview", totals, seconds=2.0, idle_seconds=5.0)
-    sampler.add("topics", rows(lambda login: changing(catalogue, login)), seconds=2.0)
-    sampler.add("streams", rows(catalogue.stream_rows), seconds=2.0)
+    sampler.add("overview", totals, seconds=2.0, idle_seconds=5.0, also=("topics", "streams"))
 
 
 def changing(catalogue: Catalogue, login: Login) -> list[list[float]]:

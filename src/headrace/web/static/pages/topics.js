@@ -45,6 +45,7 @@ route("/topics", "Topics", async (ctx) => {
     table.update([...rows.values()]);
   }
   await load();
+  ctx.every(5000, () => { if ([...rows.values()].some((row) => row.durability === null)) load(); });
   ctx.live("topics", (changes) => {
     let known = changes.length === rows.size;
     for (const [stream, topic, messages, bytes, rate, size] of changes) {
