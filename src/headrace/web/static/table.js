@@ -21,6 +21,7 @@ export function makeTable(options) {
   const { columns, key, label } = options;
   const view = { sort: options.sort ?? columns[0].id, descending: options.descending ?? false, filter: options.filter ?? "" };
   let all = options.rows ?? [];
+  let loaded = all.length > 0;
   let shown = [];
   let first = -1, last = -1;
   const kept = new Map(); // key -> {tr, cells: [text]}
@@ -77,9 +78,10 @@ export function makeTable(options) {
     }
     grid.setAttribute("aria-rowcount", shown.length);
     setText(count, view.filter ? `${plural(shown.length, "of", "of")} ${all.length}` : String(all.length));
-    scroller.hidden = !all.length && Boolean(options.empty);
+    scroller.hidden = !all.length && (!loaded || Boolean(options.empty));
     nothing.hidden = Boolean(shown.length);
-    if (!shown.length) replace(nothing, all.length ? h("p", { class: "soft" }, "Nothing matches the filter.") : options.empty ?? h("p", { class: "soft" }, "Nothing here yet."));
+    if (!shown.length && !loaded) replace(nothing, h("p", { class: "soft" }, "Loading…"));
+    else if (!shown.length) replace(nothing, all.length ? h("p", { class: "soft" }, "Nothing matches the filter.") : options.empty ?? h("p", { class: "soft" }, "Nothing here yet."));
     draw(true);
   }
 
@@ -137,7 +139,7 @@ export function makeTable(options) {
   arrange();
   return {
     node, count,
-    update(rows) { all = rows; arrange(); },
+    update(rows) { all = rows; loaded = true; arrange(); },
     setFilter(text) { view.filter = text; scroller.scrollTop = 0; arrange(); options.onView?.({ ...view }); },
     get view() { return { ...view }; },
     get rows() { return shown; },

@@ -84,5 +84,5 @@ route("/groups/:stream/:topic/:group", "Consumer group", async (ctx) => {
     who.update(found.members_list);
   }
   await ctx.guard(load());
-  ctx.every(2000, () => load().catch(() => {}));
+  ctx.live("groups", () => load().catch(() => {})); // while somebody looks, lag is measured more often
 }, { nav: "groups" });

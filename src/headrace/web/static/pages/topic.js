@@ -131,7 +131,7 @@ route("/topics/:stream/:topic/ranges", "Ranges", async (ctx) => {
   const found = await ctx.guard(get(topic.api("/ranges"), { signal: ctx.signal }));
   if (!found) return;
   const table = makeTable({
-    label: "Ranges", key: (row) => `${row.stream_id}/${row.index}`, rows: found.ranges, sort: "partition",
+    label: "Ranges", key: (row) => `${row.stream_id}/${row.index}`, rows: [], sort: "partition",
     empty: empty("Nothing was written yet: a range begins with the first message."),
     columns: [
       { id: "partition", title: "Partition", text: (row) => String(row.partition), sort: (row) => row.partition * 1e6 + row.index },
@@ -144,5 +144,6 @@ route("/topics/:stream/:topic/ranges", "Ranges", async (ctx) => {
         node: (row) => h("span", {}, row.replicas.map((one) => [badge(`node ${one.node_id}`, one.primary ? "busy" : "quiet", `${one.address}${one.primary ? ", primary: it orders the range" : ""}`), " "])) },
     ],
   });
+  table.update(found.ranges);
   replace(topic.body, h("section", { class: "card flush" }, table.node), h("p", { class: "soft" }, "A partition's log is a row of ranges; the last one is open. Marked in colour is the primary, which orders the range."));
 }, { nav: "topics" });
