@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from playwright.sync_api import Page, expect
 
 from headrace.wire.iggy.primitives import Strategy
@@ -149,7 +151,7 @@ def test_the_message_browser(stack: Stack, opens: Opens) -> None:
     for one in messages.locator(".preview").all_inner_texts():
         assert "lamp" in one
     messages.first.locator("summary").click()
-    assert "open=119" in page.url
+    expect(page).to_have_url(re.compile("open=119"))
     expect(messages.first.locator(".value")).to_contain_text('"order": 119')
     expect(messages.first).to_contain_text("source")
     messages.first.get_by_role("button", name="Copy value").click()

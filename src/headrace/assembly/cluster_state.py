@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from headrace.broker.roster import members_of
+from headrace.broker.roster import LEADER_LEASE, members_of
 from headrace.client.channels import Connect, Link
 from headrace.client.sbp import SbpClient
 from headrace.errors import HeadraceError, NotLeaderError
@@ -72,13 +72,7 @@ def cluster_info(
     managers: Sequence[str], states: Sequence[str], described: m.DescribeClusterResponse
 ) -> t.ClusterInfo:
     nodes = [_node(one) for one in described.nodes]
-    brokers = [
-        t.BrokerRow(
-            address=format_address(member.place.host, member.place.port),
-            role="leader" if member.leads else "standby",
-        )
-        for member in members_of(described)
-    ]
+    brokers = _brokers(described)
     listed = [
         t.ManagerRow(address=address, state=state)
         for address, state in zip(managers, states, strict=True)
@@ -96,6 +90,21 @@ def cluster_info(
         ranges_under_replicated=described.ranges_short,
         ranges_unavailable=described.ranges_unavailable,
     )
+
+
+def _brokers(described: m.DescribeClusterResponse) -> list[t.BrokerRow]:
+    """A broker that shares its process with the data node has no listing of its own, and leads."""
+    found = [
+        t.BrokerRow(
+            address=format_address(member.place.host, member.place.port),
+            role="leader" if member.leads else "standby",
+        )
+        for member in members_of(described)
+    ]
+    alone = next((one for one in described.leases if one.name == LEADER_LEASE and one.holder), None)
+    if not found and alone is not None:
+        found.append(t.BrokerRow(address=alone.address or "embedded", role="leader"))
+    return found
 
 
 def _problems(

@@ -66,6 +66,9 @@ class Live:
             if topic in wanted:
                 changed.set()
 
+    def published(self) -> set[str]:
+        return set(self._latest)
+
     def wanted(self, topic: str) -> bool:
         """Whether anybody listens to it."""
         return any(topic in topics for topics in self._listeners.values())
@@ -147,11 +150,13 @@ class Sampler:
             await asyncio.wait(self._tasks)
 
     async def _run(self, one: _Sampled) -> None:
-        taken = float("-inf")
+        taken: float | None = None
         while True:
             wanted = any(self._live.wanted(topic) for topic in (one.topic, *one.also))
-            if self._clock.monotonic() >= taken + (one.seconds if wanted else one.idle_seconds):
-                taken = self._clock.monotonic()
+            pause = one.seconds if wanted else one.idle_seconds
+            now = self._clock.monotonic()
+            if pause < float("inf") and (taken is None or now >= taken + pause):
+                taken = now
                 await self._take(one)
             await self._clock.sleep(TICK_SECONDS)
 

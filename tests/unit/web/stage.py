@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 
 import httpx
@@ -118,15 +118,11 @@ class Broker:
     async def overview(self, login: Login) -> dict[str, Any]:
         return {"topics": []}
 
-    @asynccontextmanager
-    async def as_user(self, credentials: Credentials) -> AsyncIterator[IggyClient]:
+    def as_user(self, credentials: Credentials) -> AbstractAsyncContextManager[IggyClient]:
         raise UnavailableError("there is none behind this stage")
-        yield
 
-    @asynccontextmanager
-    async def as_service(self) -> AsyncIterator[IggyClient]:
+    def as_service(self) -> AbstractAsyncContextManager[IggyClient]:
         raise UnavailableError("there is none behind this stage")
-        yield
 
 
 class Cluster:

@@ -190,7 +190,7 @@ async function show() {
 
 // --- keys ----------------------------------------------------------------------------------------
 
-let pending = 0;
+let pending = -Infinity; // when `g` was pressed
 
 function showHelp() {
   const keys = entries().filter((one) => one.key).map((one) => [["g", one.key], one.label]);
@@ -210,7 +210,7 @@ addEventListener("keydown", (event) => {
   }
   if (!session || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   if (performance.now() - pending < 1200) {
-    pending = 0;
+    pending = -Infinity;
     const entry = entries().find((one) => one.key === event.key);
     if (entry) { event.preventDefault(); location.hash = entry.href; }
     return;
