@@ -7,6 +7,7 @@ same batches: here they get their offset, there they must fit to it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -41,8 +42,8 @@ class Accepted(msgspec.Struct, frozen=True):
     stored: Awaitable[None]
     """On this disk, or on as many as the range's ack quorum says."""
     on_failed: Callable[[], None] | None = None
-    replicated: bool = False
-    """Other nodes decide too: it may take for ever."""
+    replicated: asyncio.Future[None] | None = None
+    """`stored`, where other nodes decide too: it may take for ever."""
 
 
 def split_payload(
@@ -86,8 +87,10 @@ def accept(
         count = header.record_count
         stored = producers.find(header.producer_id, header.sequence, count)
         if stored is not None:
-            waiting = _wait_stored(log, led, stored, stored + count)
-            return Accepted(stored, waiting, replicated=led is not None)
+            if led is None or stored < log.start_offset:
+                return Accepted(stored, _wait_stored(log, stored))
+            waiting = led.wait(stored + count)
+            return Accepted(stored, waiting, replicated=waiting)
     base_offset = log.next_offset
     patch_base_offset(batch.header, base_offset)
     if led is not None:
@@ -98,7 +101,7 @@ def accept(
     if led is not None:
         # It may be part of the stream even if this fails: where the range ends decides that, and
         # what the seal tells of its producers.
-        return Accepted(base_offset, done, replicated=True)
+        return Accepted(base_offset, done, replicated=done)
     if remembered is None or producers is None:
         return Accepted(base_offset, done)
     return Accepted(base_offset, done, partial(producers.on_failed, *remembered))
@@ -114,13 +117,10 @@ def _remember(
     return remembered
 
 
-async def _wait_stored(log: RangeLog, led: LedRange | None, offset: int, end: int) -> None:
+async def _wait_stored(log: RangeLog, offset: int) -> None:
     """The batch at `offset` was accepted before; its repetition is answered when that one is."""
     if offset < log.start_offset:
         return  # in an earlier range: sealed, so stored
-    if led is not None:
-        await led.wait(end)
-        return
     await log.wait_for(offset)
     if log.committed_offset <= offset:
         raise SealedError("the range ended before the batch was durable", offset=offset)

@@ -177,20 +177,29 @@ async def _outcome(
     node: DataNodeService, taken: Accepted, deadline: float | None
 ) -> HeadraceError | None:
     """None when the batch is stored."""
+    timer = None
+    if deadline is not None and taken.replicated is not None:
+        left = max(deadline - node.runtime.clock.monotonic(), 0)
+        timer = asyncio.get_running_loop().call_later(left, _expire, taken.replicated)
     try:
-        if deadline is None or not taken.replicated:
-            await taken.stored
-        else:
-            left = deadline - node.runtime.clock.monotonic()
-            async with asyncio.timeout(max(left, 0)):
-                await taken.stored
-    except TimeoutError:
-        return DeadlineError("timeout: not on enough replicas in time; it may be yet")
+        await taken.stored
+    except DeadlineError as error:
+        return error  # it may be stored yet
     except HeadraceError as error:
         if taken.on_failed is not None:
             taken.on_failed()
         return error
+    finally:
+        if timer is not None:
+            timer.cancel()
     return None
+
+
+def _expire(stored: asyncio.Future[None]) -> None:
+    if not stored.done():
+        stored.set_exception(
+            DeadlineError("timeout: not on enough replicas in time; it may be yet")
+        )
 
 
 async def fetch(

@@ -22,8 +22,7 @@ class Gate:
 
     async def enter(self, size: int) -> None:
         """Wait for room; without waiting when there is some and nobody came before."""
-        if not self._waiting and not self.held and self._fits(size):
-            self._take(size)
+        if self.enter_at_once(size):
             return
         admitted = asyncio.get_running_loop().create_future()
         self._waiting.append((admitted, size))
@@ -35,6 +34,13 @@ class Gate:
             else:
                 self.leave(size)  # admitted in the same moment
             raise
+
+    def enter_at_once(self, size: int) -> bool:
+        """Without waiting, if it need not be."""
+        if self._waiting or self.held or not self._fits(size):
+            return False
+        self._take(size)
+        return True
 
     @property
     def waiting(self) -> int:

@@ -100,6 +100,9 @@ class _Pending:
         if not self.answer.done():
             self.answer.set_exception(error)
 
+    def expire(self, code: Code, peer: str) -> None:
+        self.fail(DeadlineError("no answer in time", opcode=code.name, peer=peer))
+
 
 class TcpChannel:
     """One connection; any number of calls at a time. Made by `connect`."""
@@ -121,7 +124,7 @@ class TcpChannel:
         self._held_until = 0.0
         self._holding: asyncio.TimerHandle | None = None
         self.on_goaway: Callable[[], None] | None = None
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._read(), name="sbp channel reader"),
             loop.create_task(self._keep_alive(), name="sbp channel heartbeat"),
@@ -206,37 +209,46 @@ class TcpChannel:
         response: type[Message] | None,
         timeout: float,
     ) -> Reply:
+        deadline = self._loop.time() + timeout
+        if code in _UNTHROTTLED:
+            return await self._exchange(code, header, payload, response, deadline)
         size = len(header) + payload_bytes(payload)
-        admitted = code in _UNTHROTTLED
+        if not self._gate.enter_at_once(size):
+            await self._wait_in_line(size, deadline, code)
         try:
-            async with asyncio.timeout(timeout):
-                if admitted:
-                    return await self._exchange(code, header, payload, response)
+            return await self._exchange(code, header, payload, response, deadline)
+        finally:
+            self._gate.leave(size)
+
+    async def _wait_in_line(self, size: int, deadline: float, code: Code) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
                 await self._gate.enter(size)
-                admitted = True
-                try:
-                    return await self._exchange(code, header, payload, response)
-                finally:
-                    self._gate.leave(size)
         except TimeoutError as error:
-            if not admitted and self._gate.held:
+            if self._gate.held:
                 raise ThrottledError("the peer asked for a pause", peer=self.peer) from error
             raise DeadlineError("no answer in time", opcode=code.name, peer=self.peer) from error
 
     def _pause(self, seconds: float) -> None:
         """Send nothing new for a while; of several pauses the one that ends last counts."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
-        if seconds <= 0 or until <= self._held_until or self._broken is not None:
+        if seconds <= 0:
+            return
+        until = self._loop.time() + seconds
+        if until <= self._held_until or self._broken is not None:
             return
         self._held_until = until
         self._gate.hold()
         if self._holding is not None:
             self._holding.cancel()
-        self._holding = loop.call_at(until, self._gate.release)
+        self._holding = self._loop.call_at(until, self._gate.release)
 
     async def _exchange(
-        self, code: Code, header: bytes, payload: Payload, response: type[Message] | None
+        self,
+        code: Code,
+        header: bytes,
+        payload: Payload,
+        response: type[Message] | None,
+        deadline: float,
     ) -> Reply:
         if self._broken is not None:
             raise UnavailableError(self._broken.message, peer=self.peer, refused=True)
@@ -245,15 +257,15 @@ class TcpChannel:
         else:
             stream_id, pieces = self._core.request(code, header, payload)
         pending = self._pending[stream_id] = _Pending(response)
+        # A timer of our own: `asyncio.timeout` takes several times as long.
+        timer = self._loop.call_at(deadline, pending.expire, code, self.peer)
         try:
-            self._connection.write(pieces)
-            await self._connection.drain()
+            self._connection.write(pieces)  # the gate bounds what waits to be sent
             return await pending.answer
         finally:
+            timer.cancel()
             self._core.forget(stream_id)
             del self._pending[stream_id]
-            if not pending.answer.cancel() and not pending.answer.cancelled():
-                pending.answer.exception()  # seen, even when `drain` told first
             self._close_if_done()
 
     def _close_if_done(self) -> None:

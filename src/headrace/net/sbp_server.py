@@ -268,7 +268,8 @@ class _Serving:
         if isinstance(event, Answer):
             await self._write(event.pieces)
         elif isinstance(event, Request):
-            await self.gate.enter(event.bytes)
+            if not self.gate.enter_at_once(event.bytes):
+                await self.gate.enter(event.bytes)
             self._dispatch(event)
         elif self._server.on_goaway is not None:
             assert isinstance(event, GoAway)

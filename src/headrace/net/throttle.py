@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.wire.sbp.errors import StatusCode
-from headrace.wire.sbp.messages import AppendResponse, FetchResponse, Message
+from headrace.wire.sbp.messages import OK, AppendResponse, FetchResponse, Message
 
 LEVEL_START = 0.75
 ROLE_PAUSE_MS_MAX = 500  # 128 MiB before a disk of 250 MB/s
@@ -31,8 +31,9 @@ def pause_ms(level: float, longest_ms: int) -> int:
 def with_pause(message: Message, pause: int) -> Message:
     """The answer to an APPEND or FETCH with that pause in it; others are not throttled."""
     if isinstance(message, AppendResponse):
-        if any(_is_refused(result.status) for result in message.append_responses):
-            pause = max(pause, REFUSED_PAUSE_MS_MIN)
+        for result in message.append_responses:
+            if result.status is not OK and _is_refused(result.status):
+                pause = max(pause, REFUSED_PAUSE_MS_MIN)
         return replace(message, throttle_time_ms=pause) if pause else message
     if pause and isinstance(message, FetchResponse):
         return replace(message, throttle_time_ms=pause)

@@ -27,9 +27,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from operator import attrgetter, itemgetter, ne
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
 from headrace.errors import LocalProtocolError, RemoteProtocolError
+from headrace.wire.sbp import shapes
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -38,6 +39,19 @@ class Message:
     """Base of every header table."""
 
     __slots__ = ()
+
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass_transform(frozen_default=True)
+def message(cls: type[M]) -> type[M]:
+    """Declares a header table: a dataclass that nobody changes.
+
+    That is left to the type checker: a dataclass that is frozen at run time takes several times as
+    long to make, and a few are made for every request.
+    """
+    return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
 class Kind(Enum):
@@ -105,8 +119,6 @@ def tables(id: int, of: type[Message]) -> Any:
 def i64_vector(id: int) -> Any:
     return _field(FlatField(id, Kind.I64_VECTOR), ())
 
-
-M = TypeVar("M", bound=Message)
 
 _SCALARS = {
     Kind.BOOL: ("?", 1),
@@ -180,6 +192,8 @@ class _Plan:
         self.vtable_bytes = 4 + 2 * (1 + max((s.id for s in self.specs), default=-1))
         self.write_layouts: dict[tuple[bool, ...], _WriteLayout] = {}
         self.read_layouts: dict[bytes, _ReadLayout] = {}
+        self.shapes: dict[int, shapes.Shape | None] = {}  # by bytes of the header
+        self.learned = 0
 
     def write_layout(self, present: tuple[bool, ...]) -> _WriteLayout:
         layout = self.write_layouts.get(present)
@@ -327,10 +341,71 @@ def decode(cls: type[M], data: Buffer) -> M:
     """Read a `cls` from bytes that may be anything; RemoteProtocolError when they are not one."""
     if len(data) < 4:
         raise RemoteProtocolError("header too short for a FlatBuffer", bytes=len(data))
+    plan = _plan(cls)
+    shape = plan.shapes.get(len(data))
+    message: M
+    if shape is not None and isinstance(data, bytes):
+        message = shape.read(data)
+        if message is not None:
+            return message
     reader = _Reader(data)
     (root,) = _U32.unpack_from(data)
-    message: M = reader.table(cls, root)
+    message = reader.table(cls, root)
+    if len(data) <= shapes.HEADER_BYTES_MAX and plan.learned < shapes.LEARNED_MAX:
+        _learn(plan, bytes(data), root)
     return message
+
+
+def _learn(plan: _Plan, data: bytes, root: int) -> None:
+    """Keep the shape of a header that was just read, in place of the last of its length."""
+    plan.learned += 1
+    if len(plan.shapes) >= shapes.SHAPES_MAX:
+        plan.shapes.clear()
+    structure = [(0, 4)]
+    try:
+        plan.shapes[len(data)] = shapes.Shape(_trace(plan, data, root, structure), structure, data)
+    except ValueError:
+        plan.shapes[len(data)] = None
+
+
+def _trace(
+    plan: _Plan, data: bytes, position: int, structure: list[tuple[int, int]]
+) -> shapes.Table:
+    """Where everything in a good table stands. ValueError when not all of it is scalars."""
+    vtable = position - _I32.unpack_from(data, position)[0]
+    vtable_bytes, _ = _VTABLE_HEAD.unpack_from(data, vtable)
+    structure += [(position, position + 4), (vtable, vtable + vtable_bytes)]
+    entries = struct.unpack_from(f"<{vtable_bytes // 2 - 2}H", data, vtable + 4)
+    arguments: list[Any] = []
+    for spec, default in zip(plan.specs, plan.defaults, strict=True):
+        start = position + entries[spec.id] if spec.id < len(entries) and entries[spec.id] else 0
+        letter, size = _inline_of(spec)
+        if not start:
+            arguments.append(shapes.Constant(default))
+        elif spec.kind in _SCALARS:
+            arguments.append(shapes.Scalar(start, letter, size))
+        elif spec.table is None:
+            raise ValueError("of any length")
+        else:
+            structure.append((start, start + size))
+            target = start + _U32.unpack_from(data, start)[0]
+            arguments.append(_trace_tables(spec, data, target, structure))
+    return shapes.Table(plan.cls, arguments)
+
+
+def _trace_tables(
+    spec: FlatField, data: bytes, position: int, structure: list[tuple[int, int]]
+) -> shapes.Table | list[shapes.Table]:
+    assert spec.table is not None
+    plan = _plan(spec.table)
+    if spec.kind is Kind.TABLE:
+        return _trace(plan, data, position, structure)
+    (count,) = _U32.unpack_from(data, position)
+    starts = range(position + 4, position + 4 + 4 * count, 4)
+    structure.append((position, position + 4 + 4 * count))
+    return [
+        _trace(plan, data, start + _U32.unpack_from(data, start)[0], structure) for start in starts
+    ]
 
 
 class _Reader:

@@ -1,4 +1,4 @@
-"""SBP header tables as frozen dataclasses; the FlatBuffers field id and type stand at each field.
+"""SBP header tables as dataclasses; the FlatBuffers field id and type stand at each field.
 
 Ids are explicit and only ever appended. Fields marked "ours" are Headrace's extensions: absent
 means the seed's behaviour, scalars default to -1. `flat.py` turns these classes into FlatBuffers
@@ -9,7 +9,6 @@ and back. In one process the objects themselves are handed over and nothing is e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 from headrace.wire.sbp.flat import (
@@ -20,6 +19,7 @@ from headrace.wire.sbp.flat import (
     i32,
     i64,
     i64_vector,
+    message,
     octets,
     string,
     table,
@@ -43,7 +43,7 @@ class Durability(IntEnum):
     WRITTEN = 1  # in the page cache: survives the process, not a power cut
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Status(Message):
     code: int = i16(0)
     message: str = string(1)
@@ -53,45 +53,45 @@ class Status(Message):
 OK = Status()
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class SystemErrorResponse(Message):
     status: Status | None = table(0, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class PlacementManagerNode(Message):
     name: str = string(0)
     advertise_addr: str = string(1)
     is_leader: bool = boolean(2)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class PlacementManager(Message):
     """Root of Status.detail when the code is PM_NOT_LEADER."""
 
     nodes: tuple[PlacementManagerNode, ...] = tables(0, PlacementManagerNode)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class DataNode(Message):
     node_id: int = i32(0, -1)
     advertise_addr: str = string(1)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ReplicaNode(Message):
     data_node: DataNode | None = table(0, DataNode)
     is_primary: bool = boolean(1)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class RangeId(Message):
     stream_id: int = i64(0, -1)
     range_index: int = i32(1, -1)
     writer_epoch: int = i64(2, -1)  # ours
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ProducerState(Message):
     """Ours: the last sequence of a producer, travels with seal and sync."""
 
@@ -100,7 +100,7 @@ class ProducerState(Message):
     last_base_offset: int = i64(2, -1)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Range(Message):
     stream_id: int = i64(0, -1)
     range_index: int = i32(1, -1)
@@ -116,7 +116,7 @@ class Range(Message):
     producers_whole: bool = boolean(9)  # ours: all there is to know of producers comes with it
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Stream(Message):
     stream_id: int = i64(0, -1)
     replica_nums: int = i8(1)
@@ -125,7 +125,7 @@ class Stream(Message):
     durability: int = i8(4, -1)  # ours
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class HeartbeatRequest(Message):
     client_id: str = string(0)
     client_role: int = i8(1)
@@ -133,7 +133,7 @@ class HeartbeatRequest(Message):
     credential: bytes = octets(3)  # ours
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class HeartbeatResponse(Message):
     client_id: str = string(0)
     client_role: int = i8(1)
@@ -141,19 +141,19 @@ class HeartbeatResponse(Message):
     status: Status | None = table(3, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class IdAllocationRequest(Message):
     timeout_ms: int = i32(0)
     host: str = string(1)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class IdAllocationResponse(Message):
     id: int = i32(0, -1, written=True)
     status: Status | None = table(1, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class AppendInfo(Message):
     range: Range | None = table(0, Range)
     request_index: int = i32(1)
@@ -162,7 +162,7 @@ class AppendInfo(Message):
     expected_offset: int = i64(4, -1)  # ours
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class AppendRequest(Message):
     """Payload: the record batches one after the other, `batch_length` bytes each."""
 
@@ -170,7 +170,7 @@ class AppendRequest(Message):
     append_requests: tuple[AppendInfo, ...] = tables(1, AppendInfo)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class AppendResult(Message):
     stream_id: int = i64(0, -1)
     request_index: int = i32(1)
@@ -179,14 +179,14 @@ class AppendResult(Message):
     status: Status | None = table(4, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class AppendResponse(Message):
     throttle_time_ms: int = i32(0)
     append_responses: tuple[AppendResult, ...] = tables(1, AppendResult)
     status: Status | None = table(2, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class FetchInfo(Message):
     stream_id: int = i64(0, -1)
     request_index: int = i32(1)
@@ -195,14 +195,14 @@ class FetchInfo(Message):
     start_timestamp: int = i64(4, -1)  # ours: ms; the first batch whose max_timestamp reaches it
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class FetchRequest(Message):
     max_wait_ms: int = i32(0)
     min_bytes: int = i32(1)
     fetch_requests: tuple[FetchInfo, ...] = tables(2, FetchInfo)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class FetchResult(Message):
     stream_id: int = i64(0, -1)
     request_index: int = i32(1)
@@ -210,46 +210,46 @@ class FetchResult(Message):
     status: Status | None = table(3, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class FetchResponse(Message):
     throttle_time_ms: int = i32(0)
     fetch_responses: tuple[FetchResult, ...] = tables(1, FetchResult)
     status: Status | None = table(2, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class RangeCriteria(Message):
     data_node: DataNode | None = table(0, DataNode)
     stream_id: int = i64(1, -1)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ListRangesRequest(Message):
     timeout_ms: int = i32(0)
     range_criteria: tuple[RangeCriteria, ...] = tables(1, RangeCriteria)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ListRangesResult(Message):
     range_criteria: RangeCriteria | None = table(0, RangeCriteria)
     ranges: tuple[Range, ...] = tables(1, Range)
     status: Status | None = table(2, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ListRangesResponse(Message):
     throttle_time_ms: int = i32(0)
     list_responses: tuple[ListRangesResult, ...] = tables(1, ListRangesResult)
     status: Status | None = table(2, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class SealRangesRequest(Message):
     timeout_ms: int = i32(0)
     ranges: tuple[RangeId, ...] = tables(1, RangeId)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class SealRangesResult(Message):
     """From a data node the sealed range, from the placement manager the new writable one."""
 
@@ -258,14 +258,14 @@ class SealRangesResult(Message):
     producers: tuple[ProducerState, ...] = tables(2, ProducerState)  # ours
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class SealRangesResponse(Message):
     throttle_time_ms: int = i32(0)
     seal_responses: tuple[SealRangesResult, ...] = tables(1, SealRangesResult)
     status: Status | None = table(2, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class StreamRanges(Message):
     stream_id: int = i64(0, -1)
     ranges: tuple[Range, ...] = tables(1, Range)
@@ -273,34 +273,34 @@ class StreamRanges(Message):
     reserved: bool = boolean(3)  # ours: control state, may use the disk space kept back for it
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class SyncRangesRequest(Message):
     timeout_ms: int = i32(0)
     stream_ranges: tuple[StreamRanges, ...] = tables(1, StreamRanges)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class SyncRangesResult(Message):
     stream_id: int = i64(0, -1)
     ranges: tuple[Range, ...] = tables(1, Range)
     status: Status | None = table(2, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class SyncRangesResponse(Message):
     throttle_time_ms: int = i32(0)
     sync_responses: tuple[SyncRangesResult, ...] = tables(1, SyncRangesResult)
     status: Status | None = table(2, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class DescribeRangesRequest(Message):
     timeout_ms: int = i32(0)
     ranges: tuple[RangeId, ...] = tables(1, RangeId)
     sync: bool = boolean(2)  # ours: make everything written durable before answering
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class SegmentInfo(Message):
     """Ours: one segment file of a range."""
 
@@ -310,7 +310,7 @@ class SegmentInfo(Message):
     max_timestamp: int = i64(3)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class DescribeRangeResult(Message):
     stream_id: int = i64(0, -1)
     range: Range | None = table(1, Range)
@@ -318,117 +318,117 @@ class DescribeRangeResult(Message):
     segments: tuple[SegmentInfo, ...] = tables(3, SegmentInfo)  # ours
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class DescribeRangesResponse(Message):
     throttle_time_ms: int = i32(0)
     describe_responses: tuple[DescribeRangeResult, ...] = tables(1, DescribeRangeResult)
     status: Status | None = table(2, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class CreateStreamsRequest(Message):
     timeout_ms: int = i32(0)
     streams: tuple[Stream, ...] = tables(1, Stream)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class CreateStreamResult(Message):
     stream: Stream | None = table(0, Stream)
     range: Range | None = table(1, Range)
     status: Status | None = table(2, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class CreateStreamsResponse(Message):
     throttle_time_ms: int = i32(0)
     create_responses: tuple[CreateStreamResult, ...] = tables(1, CreateStreamResult)
     status: Status | None = table(2, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class DeleteStreamsRequest(Message):
     timeout_ms: int = i32(0)
     streams: tuple[Stream, ...] = tables(1, Stream)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class DeleteStreamResult(Message):
     deleted_stream: Stream | None = table(0, Stream)
     status: Status | None = table(1, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class DeleteStreamsResponse(Message):
     throttle_time_ms: int = i32(0)
     delete_responses: tuple[DeleteStreamResult, ...] = tables(1, DeleteStreamResult)
     status: Status | None = table(2, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class UpdateStreamsRequest(Message):
     timeout_ms: int = i32(0)
     streams: tuple[Stream, ...] = tables(1, Stream)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class UpdateStreamResult(Message):
     stream: Stream | None = table(0, Stream)
     status: Status | None = table(1, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class UpdateStreamsResponse(Message):
     throttle_time_ms: int = i32(0)
     update_responses: tuple[UpdateStreamResult, ...] = tables(1, UpdateStreamResult)
     status: Status | None = table(2, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class DescribeStreamsRequest(Message):
     timeout_ms: int = i32(0)
     stream_ids: tuple[int, ...] = i64_vector(1)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class DescribeStreamResult(Message):
     stream: Stream | None = table(0, Stream)
     status: Status | None = table(1, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class DescribeStreamsResponse(Message):
     throttle_time_ms: int = i32(0)
     describe_responses: tuple[DescribeStreamResult, ...] = tables(1, DescribeStreamResult)
     status: Status | None = table(2, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class TrimmedStream(Message):
     stream_id: int = i64(0, -1)
     trim_offset: int = i64(1)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class TrimStreamsRequest(Message):
     timeout_ms: int = i32(0)
     trimmed_streams: tuple[TrimmedStream, ...] = tables(1, TrimmedStream)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class TrimStreamResult(Message):
     trimmed_stream: Stream | None = table(0, Stream)
     range: Range | None = table(1, Range)
     status: Status | None = table(2, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class TrimStreamsResponse(Message):
     throttle_time_ms: int = i32(0)
     trim_responses: tuple[TrimStreamResult, ...] = tables(1, TrimStreamResult)
     status: Status | None = table(2, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ReportMetricsRequest(Message):
     data_node: DataNode | None = table(0, DataNode)
     disk_in_rate: int = i64(1)
@@ -451,7 +451,7 @@ class ReportMetricsRequest(Message):
     disk_total_space: int = i64(18, -1)  # ours: what disk_free_space is a part of
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ReportMetricsResponse(Message):
     data_node: DataNode | None = table(0, DataNode)
     status: Status | None = table(1, Status)
@@ -463,7 +463,7 @@ class LeaseAction(IntEnum):
     QUERY = 2
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class LeaseRequest(Message):
     """Ours: leadership by name. The epoch rises whenever the holder changes and never falls."""
 
@@ -476,7 +476,7 @@ class LeaseRequest(Message):
     epoch: int = i64(6, -1)  # of the lease being renewed or released; -1 on first acquire
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class LeaseResponse(Message):
     granted: bool = boolean(0)
     epoch: int = i64(1, -1)
@@ -486,7 +486,7 @@ class LeaseResponse(Message):
     status: Status | None = table(5, Status)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class LeaseInfo(Message):
     """Ours: a lease that is held now."""
 
@@ -497,7 +497,7 @@ class LeaseInfo(Message):
     remaining_ms: int = i32(4)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class NodeInfo(Message):
     """Ours: a data node as the placement manager sees it."""
 
@@ -509,7 +509,7 @@ class NodeInfo(Message):
     is_draining: bool = boolean(5)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class DescribeClusterRequest(Message):
     """Ours: who is there and how the log is doing."""
 
@@ -517,7 +517,7 @@ class DescribeClusterRequest(Message):
     count_ranges: bool = boolean(1)  # looks at every range: for people, not for every second
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class DescribeClusterResponse(Message):
     placement_managers: tuple[PlacementManagerNode, ...] = tables(0, PlacementManagerNode)
     nodes: tuple[NodeInfo, ...] = tables(1, NodeInfo)
