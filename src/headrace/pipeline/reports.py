@@ -117,7 +117,7 @@ def operator_stats(report: BatchReport, grid: WindowGrid, place: Place) -> Opera
         )
     return OperatorStats(
         window_id=window.window,
-        checkpoint=Checkpoint(window_id=window.window),
+        checkpoint=Checkpoint(window_id=window.complete),
         input_ports=inputs,
         output_ports=tuple(outputs),
         checkpoint_stats=CheckpointStats(

@@ -40,6 +40,14 @@ class BatchWindow:
     replay: bool
     closed: tuple[int, ...] = ()
     """The last window that each publisher of the query had closed."""
+    read: WindowId | None = None
+    """How far all edges are read with this batch, None without any. Lower than the batch's own
+    window where Spark asked one edge before a window was closed and the next one after it."""
+
+    @property
+    def complete(self) -> WindowId:
+        """Nothing up to this window will be read again."""
+        return self.window if self.read is None else min(self.window, self.read)
 
 
 Closed = Sequence[int] | Callable[[], Sequence[int]]
@@ -78,12 +86,15 @@ class WindowLog:
             batches = self._batches()
             earlier = [batch for batch in batches if batch < batch_id]
             before = self._read(earlier[-1])[0] if earlier else NO_WINDOW
+            planned_ms, edges = self._offsets(batch_id)
+            read = min(edges.values(), default=None)
             if batch_id in batches:
-                entered = BatchWindow(*self._read(batch_id), replay=True, closed=closed)
+                entered = BatchWindow(*self._read(batch_id), replay=True, closed=closed, read=read)
             else:
                 previous = max(before, self._idle())
-                window = max(self._grid.next(previous), self._planned(batch_id))
-                entered = BatchWindow(window, previous, replay=False, closed=closed)
+                planned = self._grid.window_at(planned_ms) if read is None else read
+                window = max(self._grid.next(previous), planned)
+                entered = BatchWindow(window, previous, replay=False, closed=closed, read=read)
             self._check(entered, before)
             if not entered.replay:
                 self._write(str(batch_id), window=entered.window, previous=entered.previous)
@@ -161,10 +172,6 @@ class WindowLog:
     def _newest(self, folder: str) -> int:
         names = self._disk.list(f"{self._checkpoint}/{folder}")
         return max((int(name) for name in names if name.isdigit()), default=-1)
-
-    def _planned(self, batch_id: int) -> WindowId:
-        planned_ms, edges = self._offsets(batch_id)
-        return min(edges.values()) if edges else self._grid.window_at(planned_ms)
 
     def _offsets(self, batch_id: int) -> tuple[int, dict[str, WindowId]]:
         """From Spark's offset log: a version line, a JSON line, an offset line per source."""

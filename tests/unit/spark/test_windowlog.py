@@ -112,6 +112,17 @@ def window(ordinal: int) -> WindowId:
     return GRID.window_at(at(ordinal))
 
 
+def test_edges_that_were_asked_at_different_moments_complete_only_what_all_have_read() -> None:
+    disk = MemoryDisk()
+    log = make_log(disk)
+    disk.plan(0, at(1), window(2), window(2))
+    assert log.enter(0).complete == window(2)
+    disk.plan(1, at(1), window(2), window(3))  # closed between the two questions
+    entered = log.enter(1)
+    assert (entered.window, entered.complete) == (window(3), window(2))
+    assert log.enter(1).complete == window(2), "the same when it is replayed"
+
+
 def test_a_batch_that_reads_edges_belongs_to_the_lowest_window_it_reads_up_to() -> None:
     disk = MemoryDisk()
     log = make_log(disk)
