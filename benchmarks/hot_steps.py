@@ -20,9 +20,17 @@ from isal.isal_zlib import crc32
 
 from headrace.runtime.system import run as run_loop
 from headrace.runtime.system_executor import SystemExecutor
-from headrace.wire.sbp.flat import encode
-from headrace.wire.sbp.messages import OK, AppendResponse, AppendResult
-from headrace.wire.sbp.templates import encode_stored
+from headrace.wire.sbp import flat
+from headrace.wire.sbp.flat import decode, encode
+from headrace.wire.sbp.messages import (
+    OK,
+    AppendInfo,
+    AppendRequest,
+    AppendResponse,
+    AppendResult,
+    Range,
+)
+from headrace.wire.sbp.templates import encode_replicated, encode_stored
 
 ROUNDS = 5
 HOPS = 2000
@@ -33,14 +41,30 @@ def run() -> list[dict[str, Any]]:
     ours, pool = run_loop(hops())
     result = AppendResult(77, 0, 12345, 1_794_753_076_000, OK)
     answer = AppendResponse(append_responses=(result,), status=OK)
+    info = AppendInfo(Range(77, 0, next_offset=12345), batch_length=65536)
+    replicated = AppendRequest(append_requests=(info,))
+    request = encode(replicated)
     frame = memoryview(os.urandom(FRAME_BYTES))
     return [
         row("hand a call to a thread, limit: ThreadPoolExecutor", ours, pool),
         row("answer a stored append, limit: encode it",
             best(lambda: encode_stored(answer), 5000), best(lambda: encode(answer), 5000)),
+        row("ask for a replica's append, limit: encode it",
+            best(lambda: encode_replicated(replicated), 5000),
+            best(lambda: encode(replicated), 5000)),
+        row("read an append of a known shape, limit: table by table",
+            best(lambda: decode(AppendRequest, request), 5000),
+            best(lambda: read_tables(request), 5000)),
         row("CRC-32 of 1 MiB, limit: zlib's",
             best(lambda: crc32(frame), 100), best(lambda: zlib.crc32(frame), 100)),
     ]  # fmt: skip
+
+
+def read_tables(header: bytes) -> AppendRequest:
+    found: AppendRequest = flat._Reader(header).table(
+        AppendRequest, flat._U32.unpack(header[:4])[0]
+    )
+    return found
 
 
 def row(name: str, ours: float, other: float) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def refusing(
         return accept_replica(state, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.datanode.handlers.accept_replica", accept)
+        patch.setattr("headrace.datanode.append_calls.accept_replica", accept)
         yield
 
 

@@ -7,7 +7,6 @@ same batches: here they get their offset, there they must fit to it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -40,10 +39,8 @@ class Batch(msgspec.Struct, frozen=True):
 class Accepted(msgspec.Struct, frozen=True):
     base_offset: int
     stored: Awaitable[None]
-    """On this disk, or on as many as the range's ack quorum says."""
+    """On this disk, or on as many as the range's ack quorum says; that may take for ever."""
     on_failed: Callable[[], None] | None = None
-    replicated: asyncio.Future[None] | None = None
-    """`stored`, where other nodes decide too: it may take for ever."""
 
 
 def split_payload(
@@ -89,8 +86,7 @@ def accept(
         if stored is not None:
             if led is None or stored < log.start_offset:
                 return Accepted(stored, _wait_stored(log, stored))
-            waiting = led.wait(stored + count)
-            return Accepted(stored, waiting, replicated=waiting)
+            return Accepted(stored, led.wait(stored + count))
     base_offset = log.next_offset
     patch_base_offset(batch.header, base_offset)
     if led is not None:
@@ -101,7 +97,7 @@ def accept(
     if led is not None:
         # It may be part of the stream even if this fails: where the range ends decides that, and
         # what the seal tells of its producers.
-        return Accepted(base_offset, done, replicated=done)
+        return Accepted(base_offset, done)
     if remembered is None or producers is None:
         return Accepted(base_offset, done)
     return Accepted(base_offset, done, partial(producers.on_failed, *remembered))

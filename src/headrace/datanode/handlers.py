@@ -12,26 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.datanode import fetching
-from headrace.datanode.appending import (
-    Accepted,
-    Batch,
-    accept,
-    accept_replica,
-    split_payload,
-)
-from headrace.errors import (
-    DeadlineError,
-    HeadraceError,
-    InvalidArgumentError,
-    RangeNotFoundError,
-    TooLargeError,
-    UnavailableError,
-)
+from headrace.datanode.append_calls import append
+from headrace.errors import HeadraceError, TooLargeError
 from headrace.net.sbp_server import Handler, Payload, Peer, Reply
 from headrace.storage.model import RangeKey
 from headrace.storage.rangelog import RangeLog
 from headrace.wire.sbp import messages as m
-from headrace.wire.sbp.errors import AppendGapError, status_of
+from headrace.wire.sbp.errors import status_of
 from headrace.wire.sbp.messages import OK
 from headrace.wire.sbp.opcodes import Code
 
@@ -61,145 +48,6 @@ async def heartbeat(
             status=OK,
         )
     )
-
-
-async def append(
-    node: DataNodeService, request: m.AppendRequest, payload: Payload, peer: Peer
-) -> Reply:
-    clock = node.runtime.clock
-    started = clock.monotonic()
-    infos = request.append_requests
-    replica = peer.role is m.ClientRole.DATA_NODE and node.access.is_node(peer)
-    batches = split_payload(infos, payload, replica=replica)
-    take = _take_replica if replica else _take
-    # Nothing is awaited until every batch has its offset: arrival order is offset order.
-    taken = [take(node, info, batch, peer) for info, batch in zip(infos, batches, strict=True)]
-    counters = node.counters
-    counters.appends_in_flight += len(taken)
-    deadline = started + request.timeout_ms / 1000 if request.timeout_ms > 0 else None
-    try:
-        results = [
-            await _append_result(node, info, accepted, deadline)
-            for info, accepted in zip(infos, taken, strict=True)
-        ]
-    finally:
-        counters.appends_in_flight -= len(taken)
-    if node.state.closing and replica:
-        # What failed has failed because we stop: the primary must not take it for our last word.
-        raise UnavailableError("the data node closes")
-    counters.appends += len(results)
-    counters.append_seconds += (clock.monotonic() - started) * len(results)
-    return Reply(m.AppendResponse(append_responses=tuple(results), status=OK))
-
-
-def _take(
-    node: DataNodeService, info: m.AppendInfo, batch: Batch | TooLargeError | None, peer: Peer
-) -> Accepted | HeadraceError:
-    try:
-        if isinstance(batch, TooLargeError):
-            raise batch
-        if info.range is None or batch is None:
-            raise InvalidArgumentError("append without a range")
-        stream_id = info.range.stream_id
-        log = node.state.writable(stream_id, info.range.range_index)
-        node.access.check_stream(peer, stream_id, owned=log.writer_epoch >= 0)
-        node.state.check_append(
-            log, writer_epoch=info.writer_epoch, expected_offset=info.expected_offset
-        )
-        producers = None if log.writer_epoch >= 0 else node.tables.open(log)
-        led = node.leading.require(log) if log.ack_quorum > 1 else None
-        return accept(log, batch, producers, led)
-    except HeadraceError as error:
-        return error
-
-
-def _take_replica(
-    node: DataNodeService, info: m.AppendInfo, batch: Batch | TooLargeError | None, peer: Peer
-) -> Accepted | HeadraceError | None:
-    """From the range's primary; without a batch only to tell what is committed."""
-    try:
-        if isinstance(batch, TooLargeError):
-            raise batch
-        if info.range is None:
-            raise InvalidArgumentError("append without a range")
-        log = node.state.find(RangeKey(info.range.stream_id, info.range.range_index))
-        if log is None:
-            node.contact.settle_soon(certainly=True)  # its SYNC_RANGES may be lost
-            raise RangeNotFoundError(stream_id=info.range.stream_id)
-        committed = info.range.next_offset
-        if batch is None:
-            node.state.check_replica(log, base_offset=log.next_offset)
-            log.set_committed(committed)
-            return None
-        plain = log.writer_epoch < 0 and not log.sealed
-        producers = node.tables.open(log) if plain else None
-        return accept_replica(node.state, log, batch, producers, committed=committed)
-    except HeadraceError as error:
-        return error
-
-
-async def _append_result(
-    node: DataNodeService,
-    info: m.AppendInfo,
-    taken: Accepted | HeadraceError | None,
-    deadline: float | None,
-) -> m.AppendResult:
-    stream_id = info.range.stream_id if info.range is not None else -1
-    base_offset = -1 if taken is None or isinstance(taken, HeadraceError) else taken.base_offset
-    if isinstance(taken, Accepted):
-        error = await _outcome(node, taken, deadline)
-    else:
-        error = taken
-    if error is None:
-        return m.AppendResult(
-            stream_id=stream_id,
-            request_index=info.request_index,
-            base_offset=base_offset,
-            stream_append_time_ms=node.runtime.clock.now_ms(),
-            status=OK,
-        )
-    node.on_append_failed(error)
-    return m.AppendResult(
-        stream_id=stream_id,
-        request_index=info.request_index,
-        base_offset=_next_of(error),
-        status=status_of(error),
-    )
-
-
-def _next_of(error: HeadraceError) -> int:
-    """Where a replica that misses something goes on."""
-    found = error.data.get("next") if isinstance(error, AppendGapError) else -1
-    return found if isinstance(found, int) else -1
-
-
-async def _outcome(
-    node: DataNodeService, taken: Accepted, deadline: float | None
-) -> HeadraceError | None:
-    """None when the batch is stored."""
-    timer = None
-    if deadline is not None and taken.replicated is not None:
-        left = max(deadline - node.runtime.clock.monotonic(), 0)
-        timer = asyncio.get_running_loop().call_later(left, _expire, taken.replicated)
-    try:
-        await taken.stored
-    except DeadlineError as error:
-        return error  # it may be stored yet
-    except HeadraceError as error:
-        if taken.on_failed is not None:
-            taken.on_failed()
-        return error
-    finally:
-        if timer is not None:
-            timer.cancel()
-    return None
-
-
-def _expire(stored: asyncio.Future[None]) -> None:
-    if not stored.done():
-        stored.set_exception(
-            DeadlineError("timeout: not on enough replicas in time; it may be yet")
-        )
 
 
 async def fetch(

@@ -54,6 +54,7 @@ from headrace.wire.sbp.errors import error_of, raise_for_status, status_of
 from headrace.wire.sbp.flat import decode, encode
 from headrace.wire.sbp.frames import FRAME_BYTES_MAX, payload_bytes
 from headrace.wire.sbp.messages import (
+    AppendRequest,
     ClientRole,
     DataNode,
     HeartbeatRequest,
@@ -63,6 +64,7 @@ from headrace.wire.sbp.messages import (
 )
 from headrace.wire.sbp.multipart import Assembler
 from headrace.wire.sbp.opcodes import TABLE, Code
+from headrace.wire.sbp.templates import encode_replicated
 
 log = get_logger(__name__)
 
@@ -91,10 +93,10 @@ class _Pending:
 
     __slots__ = ("answer", "assembler", "response")
 
-    def __init__(self, response: type[Message] | None) -> None:
+    def __init__(self, response: type[Message] | None, loop: asyncio.AbstractEventLoop) -> None:
         self.response = response
         self.assembler = Assembler()
-        self.answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Reply] = loop.create_future()
 
     def fail(self, error: HeadraceError) -> None:
         if not self.answer.done():
@@ -171,7 +173,8 @@ class TcpChannel:
         self, code: Code, message: Message, payload: Payload = (), *, timeout: float = 3.0
     ) -> Reply:
         """Requests leave in the order of the calls."""
-        header = encode(message)
+        replicated = encode_replicated(message) if isinstance(message, AppendRequest) else None
+        header = replicated or encode(message)
         return await self._request(code, header, payload, TABLE[code].response, timeout)
 
     async def heartbeat(self, *, credential: bytes = b"", timeout: float = 3.0) -> None:
@@ -256,7 +259,7 @@ class TcpChannel:
             stream_id, pieces = self._core.go_away()
         else:
             stream_id, pieces = self._core.request(code, header, payload)
-        pending = self._pending[stream_id] = _Pending(response)
+        pending = self._pending[stream_id] = _Pending(response, self._loop)
         # A timer of our own: `asyncio.timeout` takes several times as long.
         timer = self._loop.call_at(deadline, pending.expire, code, self.peer)
         try:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from inspect import iscoroutinefunction
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -58,6 +59,9 @@ Handler: TypeAlias = Callable[[Message, Payload, Peer], Awaitable[Reply | AsyncI
 class Route:
     opcode: Opcode
     handler: Handler
+    at_once: bool = False
+    """The handler is no coroutine: what it does, it does when it is called, and its one reply is a
+    future. It needs no task, and keeps the request's deadline by itself."""
 
 
 class LocalNode(Protocol):
@@ -101,7 +105,10 @@ def build_routes(
     if served.keys() != handlers.keys():
         differing = sorted(f"0x{code:04x}" for code in served.keys() ^ handlers.keys())
         raise RuntimeError(f"routes out of step with the opcode table: {', '.join(differing)}")
-    table = {code: Route(row, handlers[code]) for code, row in served.items()}
+    table = {
+        code: Route(row, handlers[code], at_once=not iscoroutinefunction(handlers[code]))
+        for code, row in served.items()
+    }
     return Routes(role, table, local)
 
 

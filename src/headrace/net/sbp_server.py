@@ -1,8 +1,8 @@
 """Serves SBP over TCP.
 
 Per connection one task reads, and each request runs in a task of its own: a slow FETCH holds up
-nobody, answers leave in the order they are ready. Tasks start in the order of arrival, so whatever
-a handler does before it first waits (an append takes its offset there) happens in that order.
+nobody, answers leave in the order they are ready. An APPEND needs no task: it takes its offset as
+soon as it is read, so offsets follow the order of arrival, and is answered when it is stored.
 
 What a peer can cost is bounded. Reading stops while too many requests or bytes are in flight, and
 an answer waits for the one before it to be taken, so a peer that does not read stops itself; if it
@@ -15,9 +15,11 @@ wait a moment for the peer to hang up (a reset would destroy what it has not rea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -211,7 +213,10 @@ class _Serving:
         )
         self.replies = Gate(limits.requests_in_flight_max, limits.reply_bytes_max)
         self._peer = Peer(address=connection.peer, reply_gate=self.replies)
-        self._tasks: dict[asyncio.Task[None], Code] = {}
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[asyncio.Future[Any], Code] = {}  # of what is being worked on
+        self._answers: list[Buffer] = []  # ready, to be written before this turn is over
+        self._answered: list[Request] = []
         self._retiring: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         self._ended = asyncio.Event()
@@ -281,12 +286,69 @@ class _Serving:
         route = self._server.routes.table[request.opcode.code]
         try:
             message = self._admit(request)
+            if route.at_once:
+                self._call(route, request, message)
+                return
             work = self._serve(route, request, message)
         except HeadraceError as error:
             work = self._refuse(request, error)
-        task = asyncio.get_running_loop().create_task(work, name=f"sbp {request.opcode.name}")
+        self._start(work, request)
+
+    def _start(self, work: Coroutine[Any, Any, None], request: Request) -> None:
+        task = self._loop.create_task(work, name=f"sbp {request.opcode.name}")
         self._tasks[task] = request.opcode.code
         task.add_done_callback(self._tasks.pop)
+
+    def _call(self, route: Route, request: Request, message: Message) -> None:
+        """A handler that needs no task."""
+        payload = (request.payload,) if request.payload else ()
+        try:
+            reply = route.handler(message, payload, self._peer)
+        except HeadraceError:
+            raise
+        except Exception as error:
+            log.error("handler failed", opcode=request.opcode.name, exc_info=error)
+            raise HeadraceError("internal error") from error
+        assert isinstance(reply, asyncio.Future)
+        self._tasks[reply] = request.opcode.code
+        reply.add_done_callback(partial(self._on_reply, request))
+
+    def _on_reply(self, request: Request, done: asyncio.Future[Reply]) -> None:
+        del self._tasks[done]
+        if done.cancelled():  # nobody waits any more
+            self._leave(request)
+            return
+        error = done.exception()
+        if error is None:
+            reply = self._throttle(request, done.result())
+            for header, payload, last in _frames(reply, last=True):
+                self._answers += self._core.respond(request, header, payload, last=last)
+            if not self._answered:
+                self._loop.call_soon(self._flush)
+            self._answered.append(request)
+            return
+        if not isinstance(error, HeadraceError):
+            log.error("handler failed", opcode=request.opcode.name, exc_info=error)
+            error = HeadraceError("internal error")
+        self._start(self._refuse(request, error), request)
+
+    def _flush(self) -> None:
+        """Answers that are ready in one turn of the loop leave together: one call of the kernel
+        here, and one waking of the peer."""
+        answers, self._answers = self._answers, []
+        answered, self._answered = self._answered, []
+        if not answered:
+            return
+        if answers and not self._write_at_once(answers):
+            self._start(self._write_late(answers, answered), answered[0])
+            return
+        for request in answered:
+            self._leave(request)
+
+    async def _write_late(self, answers: list[Buffer], answered: list[Request]) -> None:
+        await self._write(answers)
+        for request in answered:
+            self._leave(request)
 
     def _admit(self, request: Request) -> Message:
         """The decoded request, if the peer may make it."""
@@ -357,7 +419,7 @@ class _Serving:
         if timeout_ms <= 0:
             return None
         delay = timeout_ms / 1000 + _TIMEOUT_MARGIN
-        return asyncio.get_running_loop().call_later(delay, self._on_timeout, request)
+        return self._loop.call_later(delay, self._on_timeout, request)
 
     def _on_timeout(self, request: Request) -> None:
         """Every request is answered in time; the work goes on and its result is dropped."""
@@ -426,7 +488,7 @@ class _Serving:
             return False
         if payload_bytes(pieces) > _AT_ONCE_BYTES:
             return False
-        self._connection.write(pieces)
+        self._connection.write(pieces if len(pieces) == 1 else [b"".join(pieces)])
         return True
 
     async def _write(self, pieces: list[Buffer]) -> None:
@@ -481,6 +543,7 @@ class _Serving:
     async def _finish(self, ending: _Ending) -> None:
         """The peer sends nothing more. What it asked to be done is done; what it only wanted to
         know is dropped, at once if it is gone, else after a moment: it may still be reading."""
+        self._flush()
         if ending is _Ending.ENDED:
             await self._wait_for_tasks(self._limits.linger)
         for task, code in list(self._tasks.items()):
@@ -499,8 +562,7 @@ class _Serving:
             await asyncio.wait(list(self._tasks), timeout=timeout)
 
 
-def _frames(reply: Reply, *, last: bool) -> Iterator[tuple[bytes, Payload, bool]]:
+def _frames(reply: Reply, *, last: bool) -> list[tuple[bytes, Payload, bool]]:
     """Header and payload of each frame, and whether it ends the answer."""
-    parts = list(encode_answer(reply.message, reply.payload))
-    for position, (header, payload) in enumerate(parts, 1):
-        yield header, payload, last and position == len(parts)
+    *before, (header, payload) = encode_answer(reply.message, reply.payload)
+    return [*((*each, False) for each in before), (header, payload, last)]

@@ -5,8 +5,6 @@ means the seed's behaviour, scalars default to -1. `flat.py` turns these classes
 and back. In one process the objects themselves are handed over and nothing is encoded.
 """
 
-# ruff: noqa: RUF009  # the calls declare fields, as dataclasses.field does
-
 from __future__ import annotations
 
 from enum import IntEnum

@@ -36,20 +36,26 @@ ANSWER_BYTES_MAX = 256 << 20  # what one call may collect
 
 def encode_answer(
     message: Message, payload: Sequence[Buffer]
-) -> Iterator[tuple[bytes, Sequence[Buffer]]]:
+) -> list[tuple[bytes, Sequence[Buffer]]]:
     """Header and payload of each frame that the answer takes; one, nearly always."""
+    stored = encode_stored(message) if isinstance(message, AppendResponse) else None
+    return [(stored, payload)] if stored is not None else list(_encode_parts(message, payload))
+
+
+def _encode_parts(
+    message: Message, payload: Sequence[Buffer]
+) -> Iterator[tuple[bytes, Sequence[Buffer]]]:
     if isinstance(message, FetchResponse) and payload_bytes(payload) > PAYLOAD_BYTES:
         for part, pieces in _cut_fetch(message, payload):
             yield encode(part), pieces
         return
-    stored = encode_stored(message) if isinstance(message, AppendResponse) else None
-    header = stored or encode(message)
+    header = encode(message)
     halves = _halve(message) if len(header) > HEADER_BYTES and not payload else None
     if halves is None:
         yield header, payload
         return
     for half in halves:
-        yield from encode_answer(half, ())
+        yield from _encode_parts(half, ())
 
 
 def _halve(message: Message) -> list[Message] | None:
