@@ -32,13 +32,13 @@ from headrace.spark.offsets import Key, PartitionState, SourceState, TopicState
 from headrace.spark.options import ReadFrom, Target
 from headrace.spark.positions import Topics
 from headrace.spark.splits import Span
-from headrace.wire.iggy.messages.extensions import Ticket
-from headrace.wire.iggy.messages.topics import TopicDetails
 from headrace.wire.iggy.primitives import Consumer, Strategy
 
 if TYPE_CHECKING:
     from headrace.client.areas import Area
     from headrace.spark.remote import Remote
+    from headrace.wire.iggy.messages.extensions import Ticket
+    from headrace.wire.iggy.messages.topics import TopicDetails
 
 POLL_MESSAGES_MAX = 20_000
 FETCH_SECONDS = 90.0  # for one run of messages, retries included

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from headrace.client.iggy import IggyClient
 from headrace.client.retrying import TRANSIENT, retry
 from headrace.client.tls_options import TlsOptions
 from headrace.errors import AlreadyExistsError, NotFoundError
@@ -19,14 +18,13 @@ from headrace.net.addresses import parse_address
 from headrace.runtime.interfaces import Runtime
 from headrace.spark.options import Credentials, Target
 from headrace.spark.reading import Reading
-from headrace.wire.iggy import commands as c
-from headrace.wire.iggy.messages.extensions import PublisherOpened, StagedSpan
-from headrace.wire.iggy.messages.messages import SendMessages
-from headrace.wire.iggy.primitives import Partitioning
 
 if TYPE_CHECKING:
+    from headrace.client.iggy import IggyClient
     from headrace.spark.windows import Window
     from headrace.wire.iggy.batch import Positions
+    from headrace.wire.iggy.messages.extensions import PublisherOpened, StagedSpan
+    from headrace.wire.iggy.messages.messages import SendMessages
 
 T = TypeVar("T")
 
@@ -99,6 +97,8 @@ class Remote:
     # -- publishing windows
 
     async def publishes_windows(self) -> bool:
+        from headrace.wire.iggy import commands as c
+
         if self._features is None:
             hello = await self.call(lambda client: client.hello())
             self._features = frozenset(hello.features) if hello is not None else frozenset()
@@ -165,6 +165,8 @@ class Remote:
     # -- the connection
 
     async def _connected(self) -> IggyClient:
+        from headrace.client.iggy import IggyClient  # a task that reads never asks the broker
+
         async with self._connecting:
             if self._client is None or not self._client.usable:
                 host, port = parse_address(self._address)
@@ -190,5 +192,8 @@ class Remote:
 def _request(
     target: Target, partition: int | None, area: memoryview, starts: Positions
 ) -> SendMessages:
+    from headrace.wire.iggy.messages.messages import SendMessages
+    from headrace.wire.iggy.primitives import Partitioning
+
     where = Partitioning.balanced() if partition is None else Partitioning.to_partition(partition)
     return SendMessages(target.stream, target.topic, where, starts, area)

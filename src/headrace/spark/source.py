@@ -33,11 +33,8 @@ from headrace.client.tickets import Access
 from headrace.errors import ConfigError, CorruptionError
 from headrace.runtime.system import system_runtime
 from headrace.spark.filters import FOREVER, Bounds, bounds_of
-from headrace.spark.following import NO_LIMITS, Following, Limits, resolve_position, tasks
 from headrace.spark.formats.options import RAW_FORMATS
-from headrace.spark.offsets import Key, SourceState
 from headrace.spark.options import SourceOptions, parse_source
-from headrace.spark.reading import Reading
 from headrace.spark.server import connect
 from headrace.spark.splits import Span, plan
 
@@ -45,7 +42,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headrace.client.areas import Area
+    from headrace.spark.following import Following, Limits
     from headrace.spark.formats.typed import TypedRows
+    from headrace.spark.offsets import Key, SourceState
+    from headrace.spark.reading import Reading
 
 T = TypeVar("T")
 
@@ -110,6 +110,8 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark's classes 
         return [TopicPartition(*task) for task in server.run(self._plan(server.remote.reading))]
 
     async def _plan(self, reading: Reading) -> list[tuple[Span, Access]]:
+        from headrace.spark.following import resolve_position, tasks
+
         options = self._options
         state, access = await reading.describe(options.target, options.topics, sizes=True)
         clamp = options.on_data_loss == "skip"
@@ -210,6 +212,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     @property
     def following(self) -> Following:
         if self._following is None:
+            from headrace.spark.following import Following  # the driver's alone
+
             reading = connect(self._options.target).remote.reading
             self._following = Following(reading, self._options, system_runtime().clock)
         return self._following
@@ -218,6 +222,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return connect(self._options.target).run(work)
 
     def _limits(self, limit: ReadLimit) -> Limits:
+        from headrace.spark.following import NO_LIMITS, Limits
+
         if isinstance(limit, ReadAllAvailable):
             return NO_LIMITS
         rows, size = self._options.messages_max, self._options.bytes_max
