@@ -7,12 +7,13 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from headrace.runtime.interfaces import Clock, Random, Runtime
 from headrace.runtime.system_disk import SystemDisk
 from headrace.runtime.system_executor import SystemExecutor
+from headrace.runtime.system_memory import keep_freed_memory
 from headrace.runtime.system_network import SystemTransport
 from headrace.runtime.system_processes import SystemProcesses
 
@@ -57,13 +58,18 @@ def system_runtime() -> Runtime:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a program's main coroutine, on uvloop where it exists (nowhere on Windows)."""
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    """Run a program's main coroutine."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it exists (nowhere on Windows): it hands large writes on as they are. The
+    process keeps the memory of buffers from now on."""
+    keep_freed_memory()
     try:
         import uvloop
     except ImportError:
-        pass
-    else:
-        loop_factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(main)
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

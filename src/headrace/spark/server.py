@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from headrace.client.tls_options import TlsOptions
 from headrace.errors import DeadlineError
-from headrace.runtime.system import system_runtime
+from headrace.runtime.system import new_event_loop, system_runtime
 from headrace.spark.options import Credentials, Target
 from headrace.spark.remote import Remote
 
@@ -33,7 +33,7 @@ class _Loop:
     """An event loop in a daemon thread."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="headrace", daemon=True).start()
 
     def submit(self, work: Awaitable[T]) -> Future[T]:
