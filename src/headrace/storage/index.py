@@ -64,6 +64,11 @@ class Index:
         at = bisect_right(self.offsets, offset) - 1
         return Point(self.positions[at], self.offsets[at]) if at >= 0 else Point(0, base)
 
+    def last_within(self, position: int) -> int:
+        """The last position of an entry that is not above `position`; 0 without one."""
+        at = bisect_right(self.positions, position) - 1
+        return self.positions[at] if at >= 0 else 0
+
     def before_time(self, timestamp: int, base: int) -> Point:
         """Where to start looking for the first batch that reaches `timestamp`."""
         at = bisect_left(self.timestamps, timestamp) - 1

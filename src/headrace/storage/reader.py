@@ -40,14 +40,14 @@ class Stretch:
 
 
 def read_batches(
-    file: File, stretch: Stretch, offset: int, *, max_bytes: int, lead_bytes: int
+    file: File, stretch: Stretch, offset: int, *, max_bytes: int, fetch_bytes: int
 ) -> list[memoryview]:
     """Whole batches from the one that contains `offset`, at least one, else up to `max_bytes`.
 
-    `lead_bytes` is how far before it the stretch may start. Neighbours in the file come out as one
-    view; a mark between two batches separates them.
+    `fetch_bytes` are asked of the file at a time. Neighbours in it come out as one view; a mark
+    between two batches separates them.
     """
-    walk = _Walk(file, stretch, fetch_bytes=max_bytes + lead_bytes)
+    walk = _Walk(file, stretch, fetch_bytes=fetch_bytes)
     runs: list[memoryview] = []
     taken = run_start = run_end = 0
     while walk.offset < stretch.stop.offset:

@@ -43,11 +43,12 @@ class SegmentIO:
         # An entry of the index may stand that far before the batch; at it only marks are passed.
         exact = stretch.start.offset == offset
         lead_bytes = _MARKS_BYTES if exact else self._settings.index_interval_bytes
+        fetch_bytes = _fetch_bytes(segment.index, stretch, max_bytes + lead_bytes)
         return await self._with_file(
             segment,
             self._shared.read_executor,
             lambda file: read_batches(
-                file, stretch, offset, max_bytes=max_bytes, lead_bytes=lead_bytes
+                file, stretch, offset, max_bytes=max_bytes, fetch_bytes=fetch_bytes
             ),
         )
 
@@ -235,6 +236,13 @@ def _stretch(segment: Segment, start: Point, offset: int, stop: int) -> Stretch:
     if next_span is not None:
         ends.append(next_span)
     return Stretch(segment.binding, start, Point(segment.position, min(ends)))
+
+
+def _fetch_bytes(index: Index, stretch: Stretch, limit: int) -> int:
+    """At most `limit`, up to where a batch ends: half a large one would be read for nothing."""
+    start = stretch.start.position
+    end = index.last_within(start + limit)
+    return end - start if start < end and start + limit < stretch.stop.position else limit
 
 
 def _refuse_corrupt(span: CorruptSpan | None) -> None:

@@ -21,6 +21,7 @@ from headrace.errors import (
     UnavailableError,
     UnexpectedOffsetError,
 )
+from headrace.runtime.simulated_disk import SimulatedFile
 from headrace.runtime.system import system_runtime
 from headrace.storage import LogStore, RangeKey, StorageSettings
 from headrace.wire.sbp.messages import Durability
@@ -182,6 +183,33 @@ async def test_cached_and_stored_reads_agree() -> None:
     log = store.range(KEY)
     assert [b"".join(await log.read(offset, 1)) for offset in range(60)] == cached
     assert store.statistics()["tail_cache_hits"] == 0
+    await store.close()
+
+
+async def test_a_read_asks_the_file_for_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start of a batch that does not fit any more would be read for nothing."""
+    settings = StorageSettings(
+        tail_cache_bytes=0, index_interval_bytes=4096, idle_ms=10**6, min_free_bytes=0
+    )
+    store = await open_store(simulated_disk(), settings)
+    log = await store.create_range(KEY, start_offset=0)
+    written = [(await append_many(log, 1, size=50_000))[0] for _ in range(12)]
+    asked: list[int] = []
+    pread = SimulatedFile.pread
+
+    def counting(self: SimulatedFile, length: int, offset: int) -> bytes:
+        asked.append(length)
+        return pread(self, length, offset)
+
+    monkeypatch.setattr(SimulatedFile, "pread", counting)
+    for offset in (0, 3, 9):
+        asked.clear()
+        assert b"".join(await log.read(offset, 140_000)) == b"".join(written[offset : offset + 2])
+        assert 100_000 <= sum(asked) < 102_000
+    asked.clear()
+    assert b"".join(await log.read(10, 10**6)) == b"".join(written[10:])
+    assert b"".join(await log.read(11, 1)) == written[11]
+    assert await read_all(log, max_bytes=140_000) == written
     await store.close()
 
 
