@@ -223,11 +223,12 @@ class PartitionLog:
         """As `append`, of a publisher's window, which the batches name; does not wait for them.
 
         Returns the first offset. Messages are not looked at for duplicates: a window is published
-        once by itself.
+        once by itself. Their checksums are made for whoever reads them; Spark does not.
         """
         await self._wait_for_room(len(area))
         first = self._owned.next_offset
-        return first, self._place(area, starts, _Source(records.PUBLISHED, publisher, window))
+        source = _Source(records.PUBLISHED | records.UNSUMMED, publisher, window)
+        return first, self._place(area, starts, source)
 
     async def _wait_for_room(self, length: int) -> None:
         while self._pending_bytes and self._pending_bytes + length > self._pending_bytes_max:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 import msgspec
 
@@ -247,10 +247,10 @@ class Publishing:
         if len({span.staged for span in manifest}) < len(manifest):
             raise StagedDataGoneError("a staged batch is named twice")
         for span in manifest:
-            header, _ = await self._staging.read(publisher, span)
-            if header.producer_id != publisher.uid or header.sequence != window:
+            found = await self._staging.window_of(publisher, span)
+            if found != window:
                 raise StagedDataGoneError(
-                    "staged for another window", staged=span.staged, window=header.sequence
+                    "staged for another window", staged=span.staged, window=found
                 )
 
     async def _carry_out(
@@ -336,24 +336,22 @@ class Publishing:
         place = target.place
         found = [] if fresh else await self._find(publisher.uid, intent.window, target, partition)
         skip = sum(run.count for run in found)
+        spans = [span for span in intent.manifest if span.place == place]
+        while spans and skip >= spans[0].count:
+            skip -= spans.pop(0).count
         waiting = []
-        for span in intent.manifest:
-            if span.place != place:
-                continue
-            if skip >= span.count:
-                skip -= span.count
-                continue
-            header, view = await self._staging.read(publisher, span)
-            body = bytearray(view[records.HEADER_BYTES :])  # it is stamped in place
-            area, starts = batch.read_starts(body, header.record_count)
-            if skip:
-                area, starts = batch.subset(area, starts, skip, span.count - skip)
-                skip = 0
-            first, stored = await partition.publish(
-                area, starts, publisher=publisher.uid, window=intent.window
-            )
-            found.append(p.Run(place, first, len(starts), len(area)))
-            waiting += stored
+        async with aclosing(self._staging.read_all(publisher, spans)) as staged:
+            async for header, view in staged:
+                body = bytearray(view[records.HEADER_BYTES :])  # it is stamped in place
+                area, starts = batch.read_starts(body, header.record_count)
+                if skip:
+                    area, starts = batch.subset(area, starts, skip, len(starts) - skip)
+                    skip = 0
+                first, stored = await partition.publish(
+                    area, starts, publisher=publisher.uid, window=intent.window
+                )
+                found.append(p.Run(place, first, len(starts), len(area)))
+                waiting += stored
         for answer in waiting:
             await answer
         if not self._synced:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.broker import publishers as p
@@ -37,7 +38,11 @@ class Ownership:
 
 
 class Staging:
-    """Used after `start`."""
+    """Used after `start`.
+
+    What was staged under this leader is remembered, a line for each batch, so that a window can be
+    checked without reading all of it.
+    """
 
     def __init__(self, runtime: Runtime, client: SbpClient) -> None:
         self._runtime = runtime
@@ -46,6 +51,8 @@ class Staging:
         self._record: Callable[[p.Event], Awaitable[None]]
         self._opening = Turns()
         self._streams: dict[int, OwnedStream] = {}
+        self._known: dict[int, dict[int, tuple[int, int]]] = {}
+        """By publisher and offset: messages, window."""
 
     def start(self, ownership: Ownership, record: Callable[[p.Event], Awaitable[None]]) -> None:
         self._ownership, self._record = ownership, record
@@ -77,7 +84,37 @@ class Staging:
             except ThrottledError:
                 await stream.flush()
                 continue
-            return await stored
+            offset = await stored
+            self._known.setdefault(publisher.uid, {})[offset] = (len(starts), window)
+            return offset
+
+    async def window_of(self, publisher: p.Publisher, span: p.Span) -> int:
+        """For which of the publisher's windows it was staged; StagedDataGoneError."""
+        count, window = self._known.get(publisher.uid, {}).get(span.staged, (-1, -1))
+        if count == span.count:
+            return window
+        header, _ = await self.read(publisher, span)
+        if header.producer_id != publisher.uid:
+            raise StagedDataGoneError("staged by somebody else", staged=span.staged)
+        return header.sequence
+
+    async def read_all(
+        self, publisher: p.Publisher, spans: Sequence[p.Span]
+    ) -> AsyncGenerator[tuple[records.BatchHeader, memoryview], None]:
+        """One after the other, the next one read while the last is in use."""
+        loop = asyncio.get_running_loop()
+        ahead: asyncio.Task[tuple[records.BatchHeader, memoryview]] | None = None
+        try:
+            for number, span in enumerate(spans):
+                read = ahead or loop.create_task(self.read(publisher, span))
+                ahead = None
+                if number + 1 < len(spans):
+                    ahead = loop.create_task(self.read(publisher, spans[number + 1]))
+                yield await read
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.gather(ahead, return_exceptions=True)
 
     async def read(
         self, publisher: p.Publisher, span: p.Span
@@ -95,23 +132,33 @@ class Staging:
     async def trim(self, publisher: p.Publisher) -> None:
         """Forget what closed windows staged, up to what a later one has."""
         offset = start = (await self._client.bounds(publisher.stream_id))[0]
+        known = self._known.get(publisher.uid, {})
         while True:
+            if offset in known:
+                count, window = known[offset]
+                if window > publisher.last:
+                    break
+                offset += count
+                continue
             fetched = await self._client.fetch(publisher.stream_id, offset, max_bytes=_SCAN_BYTES)
             headers = [h for piece in fetched.pieces for h, _ in records.split(piece)]
             kept = [h for h in headers if h.sequence > publisher.last]
             offset = kept[0].base_offset if kept else fetched.next_offset
             if kept or not headers:
                 break
+        for staged in [staged for staged in known if staged < offset]:
+            del known[staged]
         if offset > start:
             await self._client.trim(publisher.stream_id, offset)
 
     async def forget(self, uid: int) -> None:
+        self._known.pop(uid, None)
         stream = self._streams.pop(uid, None)
         if stream is not None:
             await stream.close()
 
     async def retain(self, living: Callable[[int], bool]) -> None:
-        for uid in [uid for uid in self._streams if not living(uid)]:
+        for uid in [uid for uid in {**self._streams, **self._known} if not living(uid)]:
             await self.forget(uid)
 
     async def _stream_of(self, publisher: p.Publisher) -> OwnedStream:
