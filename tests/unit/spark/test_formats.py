@@ -60,7 +60,7 @@ def test_without_a_place_for_it_a_bad_payload_fails_with_its_place_and_reason() 
         decode("json", [good, good, b'{"n": "x"}', b"oops"], N)
     text = str(caught.value)
     assert f"offset {BASE_OFFSET + 2} of partition 3 of shop/orders" in text
-    assert "number to string" in text
+    assert "Expected `int | null`, got `str`" in text
     assert "1 more" in text
     assert "_corrupt" in text
 

@@ -48,7 +48,7 @@ def bad(payload: bytes) -> dict[str, Any]:
             b'{"n": "1"}',
             b'{"n": 3000000000}',
             b'{"s": 5}',
-            b'{"n": 1, "n": 2}',
+            b'{"n": 1.0}',
             b"\xff\xfe",
             b"{}{}",
         ),
@@ -58,6 +58,51 @@ def test_a_bad_row_stands_alone(payload: bytes) -> None:
     around = b'{"n": 1, "s": "x"}'
     assert decode([around, payload, around]) == [good(1, "x"), bad(payload), good(1, "x")]
     assert decode([payload]) == [bad(payload)]
+
+
+def test_of_a_key_that_stands_twice_the_last_counts() -> None:
+    assert decode([b'{"n": 1, "s": "x", "n": 2}']) == [good(2, "x")]
+
+
+def test_times_with_and_without_a_zone() -> None:
+    schema = pa.schema([("at", pa.timestamp("us", tz="UTC")), ("_corrupt", pa.string())])
+    texts = ["2026-01-01T12:00:00Z", "2026-01-01T12:00:00", "2026-01-01 14:00:00.5+02:00", "noon"]
+    rows = decode([b'{"at": "%s"}' % text.encode() for text in texts] + [b'{"at": null}'], schema)
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    times = [noon, noon, noon.replace(microsecond=500_000), None, None]
+    assert [row["at"] for row in rows] == times
+    assert [row["_corrupt"] for row in rows] == [None] * 3 + ['{"at": "noon"}', None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (pa.int8(), b"-128", -128),
+        (pa.int8(), b"128", None),
+        (pa.int64(), b"9223372036854775807", 2**63 - 1),
+        (pa.int64(), b"9223372036854775808", None),
+        (pa.int64(), b"99999999999999999999999999", None),
+        (pa.int64(), b"true", None),
+        (pa.float32(), b"1.5", 1.5),
+        (pa.float64(), b"3", 3.0),
+        (pa.float64(), b"1e999", None),
+        (pa.float64(), b'"1.5"', None),
+        (pa.bool_(), b"false", False),
+        (pa.bool_(), b"0", None),
+        (pa.date32(), b'"2026-02-28"', date(2026, 2, 28)),
+        (pa.date32(), b'"2026-02-30"', None),
+        (pa.string(), b'"\\u00fc\\n"', "\u00fc\n"),
+        (pa.string(), b"1", None),
+    ],
+)
+def test_plain_values_are_of_their_type_or_bad(kind: pa.DataType, text: bytes, value: Any) -> None:
+    schema = pa.schema([("v", kind), ("_corrupt", pa.string())])
+    payloads = [b'{"v": null}', b'{"v": %s}' % text, b'{"x": [{"v": 1}]}']
+    rows = decode(payloads, schema)
+    assert rows[0] == rows[2] == {"v": None, "_corrupt": None}
+    assert rows[1] == {"v": value, "_corrupt": payloads[1].decode() if value is None else None}
+    nested = pa.schema([*schema, ("w", pa.struct([("x", pa.int32())]))])
+    assert [row["v"] for row in decode(payloads, nested)] == [None, value, None], "as Arrow has it"
 
 
 def test_two_objects_in_one_payload_do_not_make_up_for_an_empty_one() -> None:
@@ -87,12 +132,33 @@ def test_payloads_that_only_together_are_objects_are_bad_each() -> None:
     assert decode(payloads) == [bad(each) for each in payloads]
     payloads = [b"{}\n{}", b'{"x": "', b'"}']
     assert decode(payloads) == [bad(each) for each in payloads]
+    # All of these begin and end as objects do.
+    payloads = [b"{}{}", b'{"x": {}', b"{}}", b'{"x": "}', b'{"}', b"{}\n{}", b"{},{}", b"{}x{}"]
+    assert decode(payloads) == [bad(each) for each in payloads]
+    only = pa.schema([("t", pa.map_(pa.string(), pa.int32())), ("_corrupt", pa.string())])
+    found = decode([b"{},{}", b"{}{}"], only)
+    assert [each["_corrupt"] for each in found] == ["{},{}", "{}{}"]
 
 
 def test_text_is_checked_not_mended() -> None:
     payloads = [b'{"s": "a\nb"}', b'{"s": "\xff"}', b'{"x": "\xff"}', b'{"s": "\\ud800"}']
     assert decode(payloads) == [bad(each) for each in payloads]
     assert decode([b"{" + b'"x":{' * 100_000])[0]["n"] is None, "too deep"
+
+
+def test_nesting_is_limited_whatever_stands_around_it() -> None:
+    flat, deep = b'{"n": 1}', b'{"x":' * 100_000 + b"{}" + b"}" * 100_000
+    lists = b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    many = b'{"n": 1, "x": [' + b",".join([b"[{}]"] * 500) + b"]}"
+    payloads = [flat, deep, many, lists, flat]
+    assert [row["n"] for row in decode(payloads)] == [1, None, 1, None, 1]
+    assert [row["n"] for row in decode([many] * 10)] == [1] * 10
+
+
+@pytest.mark.parametrize("word", [b"NaN", b"Infinity", b"-Infinity", b"Inf"])
+def test_numbers_that_json_does_not_have_are_bad(word: bytes) -> None:
+    payloads = [b'{"n": 1, "x": %s}' % word, b'{"n": 1, "s": "%s"}' % word]
+    assert decode(payloads) == [bad(payloads[0]), good(1, word.decode())]
 
 
 def test_what_the_schema_does_not_name_is_the_rest() -> None:

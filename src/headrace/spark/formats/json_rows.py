@@ -7,7 +7,8 @@ nothing but what msgspec has found to be exactly one object per payload, at a te
 payloads are framed by a number that their authors cannot know.
 
 What Arrow does not read as JSON means it (maps, binary as base64) is read row by row by msgspec,
-those columns only; dates are read as text and cast.
+those columns only; dates are read as text and cast. Schemas of plain values alone are read without
+Arrow (`json_flat`).
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json
 
 from headrace.errors import ConfigError
 from headrace.spark.formats.decoding import REST, Decoded, UnreadableError, halve
+from headrace.spark.formats.json_flat import FlatDecoder, is_flat, joined
 from headrace.spark.formats.values import Converter, converter, to_array
 
 _BLOCK_BYTES_MIN = 1 << 16
@@ -49,17 +50,19 @@ class JsonDecoder:
         self._read_as = pa.schema([each.with_type(_read_as(each.type)) for each in quick])
         self._converters: list[Converter] = [converter(each.type) for each in self._slow]
         self._rows = _row_decoder(self._slow)
+        flat = bool(fields) and not self._with_rest and all(is_flat(each.type) for each in fields)
+        self._read = FlatDecoder(schema).read if flat else self._read_any
 
     def __call__(self, payloads: pa.BinaryArray) -> Decoded:
         return halve(payloads, self._schema, self._read)
 
-    def _read(self, payloads: pa.BinaryArray) -> pa.Table:
+    def _read_any(self, payloads: pa.BinaryArray) -> pa.Table:
         try:
             payloads.cast(pa.string())
         except pa.ArrowInvalid:
             raise UnreadableError("not UTF-8 text") from None
         _check_framing(payloads)
-        lines = _join(payloads, b"\n")
+        lines = joined(payloads, b"\n")
         columns: dict[str, Any] = {}
         if self._with_rest:
             quick = self._parse(lines, len(payloads), unknown="error", none_if_unknown=True)
@@ -106,7 +109,7 @@ class JsonDecoder:
 
     def _slow_columns(self, payloads: pa.BinaryArray) -> dict[str, pa.Array]:
         try:
-            rows = self._rows.decode(_join(payloads, b",", b"[", b"]"))
+            rows = self._rows.decode(_array(payloads, b","))
         except (msgspec.DecodeError, RecursionError) as error:
             raise UnreadableError(str(error)) from None
         found = {}
@@ -118,7 +121,7 @@ class JsonDecoder:
     def _rest(self, payloads: pa.BinaryArray) -> pa.Array:
         """The fields that the schema does not name, as one object; null where there are none."""
         texts = []
-        for fields in _FIELDS.decode(_join(payloads, b",", b"[", b"]")):
+        for fields in _FIELDS.decode(_array(payloads, b",")):
             rest = {name: value for name, value in fields.items() if name not in self._names}
             texts.append(msgspec.json.encode(rest).decode() if rest else None)
         return pa.array(texts, self._schema.field(REST).type)
@@ -127,7 +130,7 @@ class JsonDecoder:
 def _check_framing(payloads: pa.BinaryArray) -> None:
     """Whether each payload is exactly one object: between two frames stands one object."""
     frame = randbits(62)
-    text = _join(payloads, b",%d," % frame, b"[", b"]")
+    text = _array(payloads, b",%d," % frame)
     try:
         found = _FRAMED.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -138,13 +141,9 @@ def _check_framing(payloads: pa.BinaryArray) -> None:
         raise UnreadableError("not an object")
 
 
-def _join(
-    payloads: pa.BinaryArray, separator: bytes, before: bytes = b"", after: bytes = b"\n"
-) -> pa.Buffer:
-    """Whole at a time; the offsets of `payloads` may start anywhere."""
-    lists = pa.ListArray.from_arrays(pa.array([0, len(payloads)], pa.int32()), payloads)
-    joined = pc.binary_join(lists, separator)
-    return pa.py_buffer(b"".join((before, joined.buffers()[2] or b"", after)))
+def _array(payloads: pa.BinaryArray, separator: bytes) -> bytes:
+    """One JSON array of them."""
+    return b"".join((b"[", joined(payloads, separator), b"]"))
 
 
 def _row_decoder(fields: list[pa.Field]) -> msgspec.json.Decoder[list[Any]]:
