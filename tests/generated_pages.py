@@ -1,4 +1,5 @@
-"""Writes the tables of docs/settings.md, cli.md and protocols/*.md; `--check` only compares.
+"""Writes the tables of docs/settings.md, cli.md and protocols/*.md, and of the Wireshark
+dissectors; `--check` only compares.
 
 Every row names the test that proves it. A row without a proof, or a proof that names a test which
 does not exist, is an error: a page may not promise what nothing checks. Settings without a
@@ -175,8 +176,21 @@ GENERATED: Mapping[str, Callable[[], dict[str, str]]] = {
 }
 
 
+def _files() -> dict[str, str]:
+    """Whole files, by their path from the root."""
+    from tests import wireshark_tables
+
+    return {wireshark_tables.PATH: wireshark_tables.text()}
+
+
 def main(arguments: list[str]) -> int:
     stale = []
+    for name, text in _files().items():
+        path = ROOT / name
+        if not path.exists() or path.read_text() != text:
+            stale.append(name)
+            if "--check" not in arguments:
+                path.write_text(text)
     for name, tables in GENERATED.items():
         path = DOCS / name
         try:

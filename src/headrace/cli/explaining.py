@@ -187,7 +187,8 @@ class _Iggy:
 
     def _request(self, event: Any) -> Entry:
         from headrace.wire.iggy.commands import TABLE
-        from headrace.wire.iggy.detection import candidates
+        from headrace.wire.iggy.detection import TELLING, candidates, hint
+        from headrace.wire.iggy.dialects import of_version
         from headrace.wire.iggy.frames import RequestFrame
 
         if not isinstance(event, RequestFrame):
@@ -195,8 +196,10 @@ class _Iggy:
         self._asked.append(event.code)
         if event.head is not None:
             self._spoken.on_framing()
-        elif found := candidates(event.code, event.payload):
-            self._spoken.on_shape(found)
+        elif event.code in TELLING:
+            self._spoken.on_shape(candidates(event.code, event.payload))
+        else:
+            self._spoken.on_hint(hint(event.code))
         command = TABLE.get(event.code)
         told: dict[str, Any] = {"code": event.code, "dialect": self._spoken.dialect.name}
         if event.head is not None:
@@ -206,6 +209,9 @@ class _Iggy:
         try:
             request = command.decode_request(event.payload, self._spoken.dialect)
             told |= plain(request)
+            if stated := of_version(getattr(request, "version", "")):
+                self._spoken.on_version(stated)
+                told["dialect"] = stated.name
         except HeadraceError as error:
             return Entry(Protocol.IGGY, Side.CLIENT, command.name, told, str(error))
         return Entry(Protocol.IGGY, Side.CLIENT, command.name, told)

@@ -28,6 +28,7 @@ from headrace.cli import (
     topics,
     up,
     users,
+    wireshark,
 )
 
 app = typer.Typer(
@@ -62,6 +63,7 @@ app.add_typer(users.tokens, name="token")
 app.add_typer(clients.app, name="client")
 app.add_typer(clients.server, name="server")
 app.add_typer(profiles.app, name="profile")
+app.add_typer(wireshark.app, name="wireshark")
 pipeline_change.add_to(pipelines.app)
 app.add_typer(pipelines.app, name="pipeline")
 
