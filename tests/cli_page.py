@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from headrace.cli.broker import OPTIONS as CONNECTION
+from headrace.cli.control_api import OPTIONS as CONTROL
 from headrace.cli.main import app
 
 
@@ -30,12 +31,17 @@ def _walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield from _walk(f"{name} {each}", found)
 
 
-def connects(command: Any) -> bool:
-    return CONNECTION.keys() <= {parameter.name for parameter in command.params}
+# Options that are told once, above the table, and the mark of the commands that take them.
+SHARED = ((" ¹", CONNECTION.keys()), (" ²", CONTROL.keys()))
+
+
+def shared(command: Any) -> tuple[str, Any]:
+    names = {parameter.name for parameter in command.params}
+    return next(((mark, keys) for mark, keys in SHARED if keys <= names), ("", frozenset()))
 
 
 def parameters(command: Any) -> Iterator[str]:
-    common = CONNECTION.keys() if connects(command) else frozenset()
+    _, common = shared(command)
     for parameter in command.params:
         if parameter.name in common or parameter.name == "help":
             continue
@@ -53,7 +59,7 @@ def rows() -> list[list[str]]:
         text = (command.help or "").split("\n\n")[0].replace("\n", " ")
         if not text:
             raise UndescribedError(f"{name}: no description")
-        mark = " ¹" if connects(command) else ""
+        mark, _ = shared(command)
         listed = "<br>".join(each.replace("|", "\\|") for each in parameters(command))
         found.append([f"`{name}`{mark}", text, listed])
     return found

@@ -151,12 +151,19 @@ def test_a_user_may_do_what_it_was_permitted(shell: Shell) -> None:
     shell.ok("user", "create", "ann", "--new-password", "secret one")
     ann = ("--username", "ann", "--password", "secret one")
     assert shell("topic", "show", "guarded/in", *ann).exit_code != 0
-    shell.ok("user", "permit", "ann", "--allow", "guarded/in:all", "--allow", "guarded:read_stream")
+    shell.ok(
+        "permission", "set", "ann", "--allow", "guarded/in:all", "--allow", "guarded:read_stream"
+    )
     assert shell.json("topic", "show", "guarded/in", *ann)["messages"] == 0
     shell.ok("produce", "guarded/in", *ann, input="x\n")
     assert shell("produce", "guarded/out", *ann, input="x\n").exit_code != 0
     shown = shell.json("user", "show", "ann")
     assert "guarded:read_stream" in shown["permissions"]
+    listed = [row["permission"] for row in shell.json("permission", "show", "ann")]
+    assert listed == shown["permissions"]
+    assert "guarded/in:send_messages" in listed
+    known = {row["name"] for row in json.loads(shell.ok("permission", "list", "--json"))}
+    assert known >= {rule.rpartition(":")[2] for rule in listed}
     assert shown["active"]
     shell.ok("user", "password", "ann", "--current", "secret one", "--new", "secret two")
     assert shell("stream", "list", *ann).exit_code != 0
@@ -167,9 +174,9 @@ def test_a_user_may_do_what_it_was_permitted(shell: Shell) -> None:
     shell.ok("user", "rename", "ann", "anna")
     assert [u["name"] for u in shell.json("user", "list")] == ["iggy", "anna"]
     shell.ok("user", "delete", "anna")
-    unknown = shell("user", "permit", "iggy", "--allow", "fly")
+    unknown = shell("permission", "set", "iggy", "--allow", "fly")
     assert (unknown.exit_code, "manage_servers" in unknown.output) == (2, True)
-    nowhere = shell("user", "permit", "iggy", "--allow", "nowhere:read_stream")
+    nowhere = shell("permission", "set", "iggy", "--allow", "nowhere:read_stream")
     assert (nowhere.exit_code, "no stream" in nowhere.output) == (2, True)
 
 

@@ -1,4 +1,4 @@
-"""`headrace pipeline ...` against the web application on a real port."""
+"""Commands about pipelines against the web application on a real port."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from headrace.assembly.web_server import WebServer
+from headrace.cli import completion
 from headrace.cli.main import app as commands
 from headrace.errors import HeadraceError
 from tests.unit.web.stage import CONTAINER, MANAGER, READER, Pipelines, make
@@ -26,7 +28,7 @@ class Served:
     async def run(self, *arguments: str, user: tuple[str, str] = MANAGER) -> str:
         """What the command prints; its error is raised."""
         options = ["--http", self.address, "--username", user[0], "--password", user[1]]
-        command = ["pipeline", *arguments, *options]
+        command = [*arguments, *options]
         result = await asyncio.to_thread(CliRunner().invoke, commands, command)
         if isinstance(result.exception, HeadraceError):
             raise result.exception
@@ -45,39 +47,61 @@ async def served() -> AsyncIterator[Served]:
 
 
 async def test_looking(served: Served) -> None:
-    assert CONTAINER in await served.run("containers", "shop", user=READER)
-    rows = json.loads(await served.run("operators", "shop", "--json", user=READER))
+    assert CONTAINER in await served.run("container", "list", "shop", user=READER)
+    shown = json.loads(await served.run("container", "show", "shop", CONTAINER, "--json"))
+    assert shown["id"] == CONTAINER
+    rows = json.loads(await served.run("operator", "list", "shop", "--json", user=READER))
     assert [one["name"] for one in rows] == ["orders", "revenue"]
-    (first, *_), after = json.loads(await served.run("events", "shop", "--json")), "1"
-    assert first["type"] == "StartContainer"
-    assert "StartContainer" not in await served.run("events", "shop", "--after", after)
-    assert "python main" in await served.run("stack-trace", "shop", CONTAINER)
-    assert json.loads(await served.run("recording", "shop", "revenue-1"))["window"] == "1"
+    one = json.loads(await served.run("operator", "show", "shop", "2", "--json", user=READER))
+    assert (one["name"], "properties" in one) == ("revenue", True)
+    windows = json.loads(await served.run("window", "list", "shop", "--json", user=READER))
+    assert [one["operator"] for one in windows["operators"]] == ["orders", "revenue"]
+    listed = json.loads(await served.run("event", "list", "shop", "--json"))
+    assert listed[0]["type"] == "StartContainer"
+    assert "StartContainer" not in await served.run("event", "list", "shop", "--after", "1")
+    assert "python main" in await served.run("container", "stack-trace", "shop", CONTAINER)
+    sample = await served.run("pipeline", "recording", "shop", "revenue-1")
+    assert json.loads(sample)["window"] == "1"
+
+
+async def test_pipelines_are_completed(served: Served) -> None:
+    context = typer.Context(typer.main.get_command(commands))
+    context.params = {"http": served.address, "username": READER[0], "password": READER[1]}
+    assert await asyncio.to_thread(completion.pipelines, context, "sh") == ["shop"]
+    assert await asyncio.to_thread(completion.pipelines, context, "x") == []
+    context.params["password"] = "wrong"
+    assert await asyncio.to_thread(completion.pipelines, context, "sh") == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "call"),
     [
-        (["kill-container", "shop", CONTAINER], ("kill_container", "shop", CONTAINER)),
-        (["log-level", "shop", "py4j", "info"], ("set_log_levels", "shop", {"py4j": "info"})),
-        (["resume", "shop"], ("resume", "shop")),
+        (["container", "kill", "shop", CONTAINER], ("kill_container", "shop", CONTAINER)),
         (
-            ["set", "shop", "revenue", "limit=3", "label=abc"],
+            ["pipeline", "log-level", "shop", "py4j", "info"],
+            ("set_log_levels", "shop", {"py4j": "info"}),
+        ),
+        (["pipeline", "resume", "shop"], ("resume", "shop")),
+        (
+            ["pipeline", "set", "shop", "revenue", "limit=3", "label=abc"],
             ("set_property", "shop", "revenue", {"limit": 3, "label": "abc"}),
         ),
-        (["scale", "shop", "revenue", "2"], ("set_instances", "shop", "revenue", 2)),
+        (["pipeline", "scale", "shop", "revenue", "2"], ("set_instances", "shop", "revenue", 2)),
         (
-            ["roll-back", "shop", "a1", "--operator", "revenue"],
+            ["pipeline", "roll-back", "shop", "a1", "--operator", "revenue"],
             ("roll_back", "shop", "a1", ["revenue"]),
         ),
-        (["replay", "shop", "orders", "earliest"], ("replay", "shop", "orders", "earliest")),
         (
-            ["record", "shop", "2", "--windows", "7"],
+            ["pipeline", "replay", "shop", "orders", "earliest"],
+            ("replay", "shop", "orders", "earliest"),
+        ),
+        (
+            ["pipeline", "record", "shop", "2", "--windows", "7"],
             ("start_recording", "shop", "revenue", 7),
         ),
-        (["record", "shop", "2", "--stop"], ("stop_recording", "shop", "revenue")),
+        (["pipeline", "record", "shop", "2", "--stop"], ("stop_recording", "shop", "revenue")),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
+    ids=lambda value: value[1] if isinstance(value, list) else "",
 )
 async def test_changing(served: Served, arguments: list[str], call: tuple[Any, ...]) -> None:
     with pytest.raises(HeadraceError, match="may not manage"):
@@ -91,8 +115,8 @@ async def test_changing_the_plan(served: Served, tmp_path: Path) -> None:
     file = tmp_path / "requests.json"
     requests = [{"requestType": "RemoveOperatorRequest", "operatorName": "late"}]
     file.write_text(json.dumps(requests))
-    await served.run("change", "shop", str(file))
+    await served.run("pipeline", "change", "shop", str(file))
     assert served.pipelines.calls == [("change_plan", "shop", requests)]
     file.write_text("not json")
     with pytest.raises(HeadraceError, match="not JSON"):
-        await served.run("change", "shop", str(file))
+        await served.run("pipeline", "change", "shop", str(file))

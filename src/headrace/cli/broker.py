@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from headrace.cli import completion
 from headrace.cli.options import TLS, TLS_DEFAULTS, TLS_OPTIONS, Tls, with_options
 
 if TYPE_CHECKING:
@@ -53,7 +54,12 @@ OPTIONS: dict[str, Any] = {
         typer.Option("--token", envvar="HEADRACE_TOKEN", help="Instead of user and password."),
     ],
     "profile": Annotated[
-        str | None, typer.Option("--profile", help="Of `headrace profile`, not the current one.")
+        str | None,
+        typer.Option(
+            "--profile",
+            help="Of `headrace profile`, not the current one.",
+            autocompletion=completion.profiles,
+        ),
     ],
     **TLS_OPTIONS,
 }

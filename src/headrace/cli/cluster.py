@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from headrace.cli import role_options as o
+from headrace.cli.cluster_client import DATA_DIR
 from headrace.cli.options import AsJson, takes_tls
-
-DATA_DIR = "headrace-cluster"
 
 app = typer.Typer(help="Run a local cluster; look at any.", no_args_is_help=True)
 
@@ -80,4 +79,4 @@ def status(
     """
     from headrace.cli.cluster_status import look, show
 
-    show(look(data_dir, o.split_addresses(placement_managers), secret or ""), as_json=as_json)
+    show(look(data_dir, placement_managers, secret or ""), as_json=as_json)

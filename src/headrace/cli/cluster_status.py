@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import msgspec
 
 from headrace.assembly.cluster_state import ClusterState, cluster_info
-from headrace.assembly.links import check_addresses, node_connect, placement_links
+from headrace.assembly.links import node_connect, placement_links
 from headrace.cli.broker import client_tls
-from headrace.cli.local_cluster import State
+from headrace.cli.cluster_client import find_cluster
 from headrace.cli.output import print_json, print_rows
-from headrace.cli.secret import read_secret
 from headrace.client.sbp import SbpClient
 from headrace.errors import (
     ConfigError,
@@ -24,17 +23,8 @@ from headrace.runtime.system import run, system_runtime
 from headrace.web.broker_types import ClusterInfo
 
 
-def look(data_dir: str, managers: Sequence[str] | None, secret: str) -> ClusterInfo:
-    if not managers:
-        state = State.load(data_dir)
-        managers, secret = state.placement_managers, secret or state.secret
-        if not managers:
-            raise ConfigError(
-                f"no cluster was started in {data_dir}; choose its --data-dir, or give "
-                "--placement-managers and --secret"
-            )
-    key = read_secret(secret, data_dir)
-    return run(_ask(check_addresses(managers), key))
+def look(data_dir: str, managers: str | None, secret: str) -> ClusterInfo:
+    return run(_ask(*find_cluster(data_dir, managers, secret)))
 
 
 async def _ask(managers: Sequence[str], secret: bytes) -> ClusterInfo:

@@ -22,6 +22,7 @@ from headrace.cli import (
     pipelines,
     produce,
     profiles,
+    ranges,
     roles,
     spark_conf,
     streams,
@@ -50,15 +51,17 @@ app.command("broker")(roles.broker)
 app.command("controller")(roles.controller)
 app.command("spark-conf")(spark_conf.spark_conf)
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(ranges.nodes, name="node")
+app.add_typer(ranges.app, name="range")
 app.add_typer(streams.app, name="stream")
 app.add_typer(topics.app, name="topic")
-pipeline_inspect.add_to(pipelines.app)
 app.add_typer(partitions.app, name="partition")
 app.add_typer(partitions.segments, name="segment")
 app.add_typer(groups.app, name="group")
 app.add_typer(groups.offsets, name="offset")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(users.app, name="user")
+app.add_typer(users.permissions, name="permission")
 app.add_typer(users.tokens, name="token")
 app.add_typer(clients.app, name="client")
 app.add_typer(clients.server, name="server")
@@ -66,6 +69,10 @@ app.add_typer(profiles.app, name="profile")
 app.add_typer(wireshark.app, name="wireshark")
 pipeline_change.add_to(pipelines.app)
 app.add_typer(pipelines.app, name="pipeline")
+app.add_typer(pipeline_inspect.containers, name="container")
+app.add_typer(pipeline_inspect.operators, name="operator")
+app.add_typer(pipeline_inspect.windows, name="window")
+app.add_typer(pipeline_inspect.events, name="event")
 
 
 def _print_version(wanted: bool) -> None:

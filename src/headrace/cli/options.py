@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from headrace.cli import completion
+
 Address = Annotated[
     str,
     typer.Option("--address", envvar="HEADRACE_ADDRESS", help="The broker's Iggy port."),
@@ -24,7 +26,7 @@ Password = Annotated[
     str, typer.Option("--password", envvar="HEADRACE_PASSWORD", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-TopicName = Annotated[str, typer.Argument(metavar="STREAM/TOPIC")]
+TopicName = Annotated[str, typer.Argument(metavar="STREAM/TOPIC", autocompletion=completion.topics)]
 
 ADDRESS = "127.0.0.1:8090"
 HTTP = "127.0.0.1:3000"

@@ -80,8 +80,27 @@ def _stream(
     )
 
 
-def told(permissions: Permissions | None, streams: Mapping[int, str]) -> list[str]:
-    """The rules that would build it; topics by their number, for they are listed elsewhere."""
+def places() -> list[dict[str, str]]:
+    """Every permission, with the forms in which it can be given."""
+    kinds = (
+        ("NAME", GlobalPermissions),
+        ("STREAM:NAME", StreamPermissions),
+        ("STREAM/TOPIC:NAME", TopicPermissions),
+    )
+    found: dict[str, list[str]] = {}
+    for form, kind in kinds:
+        for flag in flags_of(kind):
+            if flag != "topics":
+                found.setdefault(flag, []).append(form.replace("NAME", flag))
+    return [{"name": name, "given": ", ".join(forms)} for name, forms in found.items()]
+
+
+def told(
+    permissions: Permissions | None,
+    streams: Mapping[int, str],
+    topics: Mapping[tuple[int, int], str],
+) -> list[str]:
+    """The rules that would build it; what has no name any more by its number."""
     if permissions is None:
         return []
     rules = [flag for flag in flags_of(GlobalPermissions) if getattr(permissions.everywhere, flag)]
@@ -91,7 +110,7 @@ def told(permissions: Permissions | None, streams: Mapping[int, str]) -> list[st
         rules += [f"{name}:{flag}" for flag in kept if getattr(stream, flag)]
         for topic in stream.topics:
             rules += [
-                f"{name}/{topic.topic_id}:{flag}"
+                f"{name}/{topics.get((stream.stream_id, topic.topic_id), topic.topic_id)}:{flag}"
                 for flag in flags_of(TopicPermissions)
                 if getattr(topic, flag)
             ]

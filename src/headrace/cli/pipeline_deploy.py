@@ -10,16 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.options import (
-    HTTP,
-    PASSWORD,
-    USERNAME,
-    AsJson,
-    Http,
-    Password,
-    Username,
-    takes_tls,
-)
+from headrace.cli.control_api import control_api, controls
+from headrace.cli.options import AsJson
 from headrace.cli.output import note, print_fields, print_json, print_rows
 
 # What a project folder holds besides its code; never part of a package.
@@ -77,7 +69,7 @@ def _project_files(folder: Path) -> Iterator[Path]:
         )
 
 
-@takes_tls
+@controls
 def deploy(
     script: Script,
     project: Project = None,
@@ -90,34 +82,24 @@ def deploy(
     available_now: Annotated[
         bool, typer.Option("--available-now", help="Read what is there, then end.")
     ] = False,
-    http: Http = HTTP,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
     as_json: AsJson = False,
 ) -> None:
     """Deploy a version of a project: at a committed window it takes over from the running one."""
-    from headrace.cli.pipelines import Api
-
     package = read_project(script, project)
     body = {**package, "available_now": available_now, "new_state": new_state or []}
-    view = Api(http, username, password).post("/deployments", body, seconds=DEPLOY_SECONDS)
+    view = control_api().post("/deployments", body, seconds=DEPLOY_SECONDS)
     fields = {name: view.get(name) for name in ("name", "state", "package", "committed_window")}
     print_fields(fields, as_json=as_json)
 
 
-@takes_tls
+@controls
 def diff(
     script: Script,
     project: Project = None,
-    http: Http = HTTP,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
     as_json: AsJson = False,
 ) -> None:
     """Say what deploying this version would keep; exit 0 only if it keeps everything."""
-    from headrace.cli.pipelines import Api
-
-    api = Api(http, username, password)
+    api = control_api()
     answer = api.post("/deployments/diff", read_project(script, project), seconds=DEPLOY_SECONDS)
     if as_json:
         print_json(answer)

@@ -1,115 +1,75 @@
-"""headrace pipeline containers|operators|events|kill-container|stack-trace|log-level
+"""headrace container, operator, window, event: what a pipeline is made of and what it does.
 
 Over Stram's REST paths, which anyone may call: see /openapi.json.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.options import (
-    HTTP,
-    PASSWORD,
-    USERNAME,
-    AsJson,
-    Http,
-    Password,
-    Username,
-    takes_tls,
-)
-from headrace.cli.output import note, print_json, print_rows
-from headrace.cli.pipelines import Api
+from headrace.cli.control_api import Pipeline, control_api, controls, stram_api
+from headrace.cli.options import AsJson
+from headrace.cli.output import note, print_fields, print_json, print_rows
 
-Name = Annotated[str, typer.Argument(metavar="NAME")]
+containers = typer.Typer(
+    help="Containers: the processes of a pipeline, one Spark driver each.", no_args_is_help=True
+)
+operators = typer.Typer(help="Operators of a running pipeline.", no_args_is_help=True)
+windows = typer.Typer(help="Windows: how far each operator is.", no_args_is_help=True)
+events = typer.Typer(help="What happened to pipelines.", no_args_is_help=True)
+
 Container = Annotated[str, typer.Argument(metavar="CONTAINER")]
 CONTAINERS = ("id", "state", "jvmName", "numOperators", "memoryMBFree", "lastHeartbeat", "restarts")
 OPERATORS = (
-    "id",
-    "name",
-    "status",
-    "container",
-    "totalTuplesProcessed",
-    "totalTuplesEmitted",
-    "tuplesProcessedPSMA",
-    "tuplesEmittedPSMA",
-    "latencyMA",
-    "currentWindowId",
-    "recoveryWindowId",
-)
+    "id", "name", "status", "container", "totalTuplesProcessed", "totalTuplesEmitted",
+    "tuplesProcessedPSMA", "tuplesEmittedPSMA", "latencyMA", "currentWindowId", "recoveryWindowId",
+)  # fmt: skip
+WINDOWS = (
+    "operator", "id", "currentWindowId", "checkpointWindowId", "recoveryWindowId",
+    "checkpointTime", "latencyMA",
+)  # fmt: skip
 EVENTS = ("id", "timestamp", "type", "level", "reason")
+FOLLOW_SECONDS = 1.0
 
 
-class StramApi(Api):
-    """The paths that Apache Apex had."""
-
-    def __init__(self, address: str, username: str, password: str) -> None:
-        super().__init__(address, username, password)
-        self._base = f"{self._base.removesuffix('/api')}/ws/v2/stram"
-
-
-def containers(
-    name: Name,
-    http: Http = HTTP,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
+@containers.command("list")
+@controls
+def list_containers(
+    name: Pipeline,
+    states: Annotated[
+        str, typer.Option("--states", help="Only these: ACTIVE, KILLED, ... with commas.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """List a pipeline's containers."""
-    found = StramApi(http, username, password).get(f"/{name}/physicalPlan/containers")
+    wanted = f"?states={states}" if states else ""
+    found = stram_api().get(f"/{name}/physicalPlan/containers{wanted}")
     _print(found["containers"], CONTAINERS, as_json=as_json)
 
 
-def operators(
-    name: Name,
-    http: Http = HTTP,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
-    as_json: AsJson = False,
-) -> None:
-    """List a pipeline's operators: rows, rates, latency and windows."""
-    found = StramApi(http, username, password).get(f"/{name}/physicalPlan/operators")
-    _print(found["operators"], OPERATORS, as_json=as_json)
+@containers.command("show")
+@controls
+def show_container(name: Pipeline, container: Container, as_json: AsJson = False) -> None:
+    """Show one container."""
+    print_fields(stram_api().get(f"/{name}/physicalPlan/containers/{container}"), as_json=as_json)
 
 
-def events(
-    name: Name,
-    after: Annotated[int, typer.Option("--after", help="Only events with a higher id.")] = 0,
-    http: Http = HTTP,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
-    as_json: AsJson = False,
-) -> None:
-    """List what happened to a pipeline, newest last."""
-    found = StramApi(http, username, password).get(f"/{name}/events?offset={after}")
-    _print(found["events"], EVENTS, as_json=as_json)
-
-
-def kill_container(
-    name: Name,
-    container: Container,
-    http: Http = HTTP,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
-) -> None:
+@containers.command("kill")
+@controls
+def kill(name: Pipeline, container: Container) -> None:
     """Kill a container; the controller starts it again."""
-    path = f"/{name}/physicalPlan/containers/{container}/kill"
-    StramApi(http, username, password).post(path)
+    stram_api().post(f"/{name}/physicalPlan/containers/{container}/kill")
     note(f"{container} is killed and will be started again")
 
 
-def stack_trace(
-    name: Name,
-    container: Container,
-    http: Http = HTTP,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
-    as_json: AsJson = False,
-) -> None:
+@containers.command("stack-trace")
+@controls
+def stack_trace(name: Pipeline, container: Container, as_json: AsJson = False) -> None:
     """Ask a container what its threads, in Python and in the JVM, are doing now."""
-    path = f"/{name}/physicalPlan/containers/{container}/stackTrace"
-    found = StramApi(http, username, password).get(path)
+    found = stram_api().get(f"/{name}/physicalPlan/containers/{container}/stackTrace")
     if as_json:
         print_json(found)
         return
@@ -120,34 +80,72 @@ def stack_trace(
                 print(f"    {line.strip()}")
 
 
-def log_level(
-    name: Name,
-    logger: Annotated[str, typer.Argument(metavar="LOGGER", help="Its name; root for all.")],
-    level: Annotated[str, typer.Argument(metavar="LEVEL", help="DEBUG, INFO, WARN, ERROR, OFF")],
-    http: Http = HTTP,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
+@operators.command("list")
+@controls
+def list_operators(name: Pipeline, as_json: AsJson = False) -> None:
+    """List a pipeline's operators: rows, rates, latency and windows."""
+    found = stram_api().get(f"/{name}/physicalPlan/operators")
+    _print(found["operators"], OPERATORS, as_json=as_json)
+
+
+@operators.command("show")
+@controls
+def show_operator(
+    name: Pipeline,
+    operator: Annotated[int, typer.Argument(metavar="OPERATOR-ID", help="See `operator list`.")],
+    as_json: AsJson = False,
 ) -> None:
-    """Set a log level in every container of a pipeline."""
-    body = {"loggers": [{"target": logger, "logLevel": level}]}
-    StramApi(http, username, password).post(f"/{name}/loggers", body)
-    note(f"{logger}: {level.upper()} with the next heartbeats")
+    """Show one operator with its ports and properties."""
+    api = stram_api()
+    found = api.get(f"/{name}/physicalPlan/operators/{operator}")
+    logical = found.get("logicalName") or found["name"]
+    found["properties"] = api.get(f"/{name}/logicalPlan/operators/{logical}/properties")
+    print_fields(found, as_json=as_json)
 
 
-def _print(rows: list[dict[str, object]], columns: tuple[str, ...], *, as_json: bool) -> None:
+@windows.command("list")
+@controls
+def list_windows(name: Pipeline, as_json: AsJson = False) -> None:
+    """List how far each operator is: its window, its checkpoint, and what is committed."""
+    rows = stram_api().get(f"/{name}/physicalPlan/operators")["operators"]
+    told = [{"operator": one["name"], **one} for one in rows]
+    kept = [{column: one.get(column) for column in WINDOWS} for one in told]
+    view = control_api().get(f"/pipelines/{name}")
+    committed = view.get("committed_window")
+    if as_json:
+        print_json({"committed_window": committed, "operators": kept})
+        return
+    print_rows(kept, WINDOWS, as_json=False)
+    print(f"committed window {committed or '-'}")
+
+
+@events.command("list")
+@controls
+def list_events(
+    name: Pipeline,
+    after: Annotated[int, typer.Option("--after", help="Only events with a higher id.")] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for more; Ctrl-C ends it.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List what happened to a pipeline, newest last."""
+    api = stram_api()
+    found = api.get(f"/{name}/events?offset={after}")["events"]
+    _print(found, EVENTS, as_json=as_json)
+    try:
+        while follow:
+            after = max((int(one["id"]) for one in found), default=after)
+            time.sleep(FOLLOW_SECONDS)
+            found = api.get(f"/{name}/events?offset={after}")["events"]
+            if found:
+                _print(found, EVENTS, as_json=as_json)
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+
+
+def _print(rows: list[dict[str, Any]], columns: tuple[str, ...], *, as_json: bool) -> None:
     if as_json:
         print_json(rows)  # whole: a program chooses for itself
     else:
         print_rows(rows, columns, as_json=False)
-
-
-def add_to(app: typer.Typer) -> None:
-    for name, command in (
-        ("containers", containers),
-        ("operators", operators),
-        ("events", events),
-        ("kill-container", kill_container),
-        ("stack-trace", stack_trace),
-        ("log-level", log_level),
-    ):
-        app.command(name)(takes_tls(command))

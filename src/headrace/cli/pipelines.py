@@ -6,26 +6,14 @@ import base64
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from headrace.cli import pipeline_deploy, pipeline_plan, pipeline_runs
-from headrace.cli.broker import client_tls
-from headrace.cli.options import (
-    HTTP,
-    PASSWORD,
-    USERNAME,
-    AsJson,
-    Http,
-    Password,
-    Username,
-    takes_tls,
-)
+from headrace.cli.control_api import Api, Pipeline, control_api, controls
+from headrace.cli.options import AsJson
 from headrace.cli.output import format_value, note, print_fields, print_json, print_rows
-
-if TYPE_CHECKING:
-    import httpx
 
 app = typer.Typer(
     help="Pipelines: PySpark code that the controller supervises.", no_args_is_help=True
@@ -33,9 +21,7 @@ app = typer.Typer(
 app.command("deploy")(pipeline_deploy.deploy)
 app.command("diff")(pipeline_deploy.diff)
 
-Name = Annotated[str, typer.Argument(metavar="NAME")]
 COLUMNS = ("name", "state", "rows", "rows_per_second", "lag", "window", "restarts")
-SUBMIT_SECONDS = 60.0
 FOLLOW_SECONDS = 0.5
 ENDED = ("FINISHED", "FAILED", "STOPPED")
 # What a project folder holds besides code; never part of a package.
@@ -45,70 +31,6 @@ PACKAGE_FILE_BYTES_MAX = 4 << 20
 app.command("dry-run")(pipeline_plan.dry_run)
 app.command("plan")(pipeline_plan.plan)
 app.command("validate")(pipeline_plan.validate)
-
-
-class Api:
-    """The control plane's JSON API."""
-
-    def __init__(self, address: str, username: str, password: str) -> None:
-        self._tls = client_tls()
-        self._base = f"{'http' if self._tls is None else 'https'}://{address}/api"
-        self._auth = (username, password)
-
-    def get(self, path: str) -> Any:
-        return self._ask("GET", path).json()
-
-    def text(self, path: str) -> str:
-        return self._ask("GET", path).text
-
-    def post(self, path: str, body: object = None, *, seconds: float = SUBMIT_SECONDS) -> Any:
-        return self._ask("POST", path, body, seconds).json()
-
-    def _ask(
-        self, method: str, path: str, body: object = None, seconds: float = SUBMIT_SECONDS
-    ) -> httpx.Response:
-        import httpx
-
-        from headrace.errors import (
-            AlreadyExistsError,
-            NotFoundError,
-            RequestError,
-            UnauthenticatedError,
-            UnauthorizedError,
-            UnavailableError,
-        )
-
-        tls = self._tls
-        extensions = {"sni_hostname": tls.server_name} if tls and tls.server_name else {}
-        try:
-            with httpx.Client(
-                verify=True if tls is None else tls.context,
-                trust_env=False,  # a proxy has no business between us and our own server
-            ) as client:
-                answer = client.request(
-                    method,
-                    f"{self._base}{path}",
-                    auth=self._auth,
-                    json=body,
-                    timeout=seconds,
-                    extensions=extensions,
-                )
-        except httpx.HTTPError as error:
-            raise UnavailableError(f"{self._base}: {error}") from error
-        if answer.is_success:
-            return answer
-        try:
-            text = answer.json()["error"]
-        except (ValueError, KeyError, TypeError):
-            text = f"HTTP {answer.status_code}"
-        kind = {
-            401: UnauthenticatedError,
-            403: UnauthorizedError,
-            404: NotFoundError,
-            409: AlreadyExistsError,
-            503: UnavailableError,
-        }.get(answer.status_code, RequestError)
-        raise kind(text)
 
 
 def read_package(script: Path) -> dict[str, Any]:
@@ -130,7 +52,7 @@ def read_package(script: Path) -> dict[str, Any]:
 
 
 @app.command("run")
-@takes_tls
+@controls
 def run(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT.py")],
     available_now: Annotated[
@@ -143,9 +65,6 @@ def run(
     ending: pipeline_runs.To = None,
     backfill_name: pipeline_runs.BackfillName = "",
     settings: pipeline_runs.Set = None,
-    http: Http = HTTP,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
     as_json: AsJson = False,
 ) -> None:
     """Hand a pipeline to the controller and show its progress; Ctrl-C leaves it running.
@@ -154,7 +73,7 @@ def run(
     With --from or --to it is a backfill: an application of its own, with its own checkpoint and
     output, that ends when it has read that far.
     """
-    api = Api(http, username, password)
+    api = control_api()
     run_of = pipeline_runs.make_run(starting, ending, backfill_name, settings)
     package = pipeline_runs.add_run(read_package(script), run_of)
     ends = available_now or run_of.backfill
@@ -197,29 +116,23 @@ def follow(api: Api, name: str) -> dict[str, Any]:
 
 
 @app.command("list")
-@takes_tls
+@controls
 def list_pipelines(
-    http: Http = HTTP,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
     as_json: AsJson = False,
 ) -> None:
     """List the pipelines."""
-    rows = Api(http, username, password).get("/pipelines")
+    rows = control_api().get("/pipelines")
     print_rows(rows, COLUMNS, as_json=as_json)
 
 
 @app.command("show")
-@takes_tls
+@controls
 def show(
-    name: Name,
-    http: Http = HTTP,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
+    name: Pipeline,
     as_json: AsJson = False,
 ) -> None:
     """Show one pipeline: plan, containers, operators, checkpoints, events."""
-    view = Api(http, username, password).get(f"/pipelines/{name}")
+    view = control_api().get(f"/pipelines/{name}")
     if as_json:
         print_json(view)
         return
@@ -234,30 +147,24 @@ def show(
 
 
 @app.command("stop")
-@takes_tls
+@controls
 def stop(
-    name: Name,
-    http: Http = HTTP,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
+    name: Pipeline,
 ) -> None:
     """Stop a pipeline; its checkpoint stays, and the next run goes on from it."""
-    view = Api(http, username, password).post(f"/pipelines/{name}/stop")
+    view = control_api().post(f"/pipelines/{name}/stop")
     note(f"{name}: {view['state']}")
 
 
 @app.command("logs")
-@takes_tls
+@controls
 def logs(
-    name: Name,
+    name: Pipeline,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000)] = 100,
-    http: Http = HTTP,
-    username: Username = USERNAME,
-    password: Password = PASSWORD,
     as_json: AsJson = False,
 ) -> None:
     """Print the last lines of a pipeline's log."""
-    text = Api(http, username, password).text(f"/pipelines/{name}/logs?lines={lines}")
+    text = control_api().text(f"/pipelines/{name}/logs?lines={lines}")
     if as_json:
         print(json.dumps(text.splitlines()))
     else:

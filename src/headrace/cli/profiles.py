@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headrace.cli import completion
 from headrace.cli.options import AsJson
 from headrace.cli.output import note, print_fields, print_rows
 
@@ -21,7 +22,7 @@ FIELDS = (
     "address", "http", "username", "password", "token", "tls", "tls_ca", "tls_server_name",
 )  # fmt: skip
 COLUMNS = ("name", "current", "address", "http", "username", "tls")
-Name = Annotated[str, typer.Argument(metavar="NAME")]
+Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.profiles)]
 
 
 def path() -> Path:
@@ -118,9 +119,7 @@ def list_profiles(as_json: AsJson = False) -> None:
 
 
 @app.command("show")
-def show(
-    name: Annotated[str, typer.Argument(metavar="NAME")] = "", as_json: AsJson = False
-) -> None:
+def show(name: Name = "", as_json: AsJson = False) -> None:
     """Show a profile, or the current one."""
     found = load()
     wanted = name or found.get("current") or ""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli import completion
 from headrace.cli.broker import connects, with_broker
 from headrace.cli.options import AsJson
 from headrace.cli.output import note, print_fields, print_rows
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Streams: folders of topics.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="STREAM")]
+Name = Annotated[str, typer.Argument(metavar="STREAM", autocompletion=completion.streams)]
 COLUMNS = ("name", "id", "topics", "messages", "bytes")
 
 

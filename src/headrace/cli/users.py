@@ -1,4 +1,4 @@
-"""headrace user and headrace token: who may log in, and what they may do."""
+"""headrace user, permission and token: who may log in, and what they may do."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli import completion
 from headrace.cli.broker import connects, with_broker
 from headrace.cli.options import AsJson
 from headrace.cli.output import note, print_fields, print_json, print_rows
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
     from headrace.wire.iggy.messages.users import Permissions, PersonalAccessToken, User
 
 app = typer.Typer(help="Users and what they may do.", no_args_is_help=True)
+permissions = typer.Typer(help="What users may do, and where.", no_args_is_help=True)
 tokens = typer.Typer(help="Personal access tokens of the user you are.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="USER")]
+Name = Annotated[str, typer.Argument(metavar="USER", autocompletion=completion.users)]
 Allow = Annotated[
     list[str] | None,
     typer.Option(
@@ -60,17 +62,23 @@ def list_users(as_json: AsJson = False) -> None:
 def show(name: Name, as_json: AsJson = False) -> None:
     """Show a user and the permissions given to it."""
 
-    async def work(client: IggyClient) -> dict[str, Any]:
-        from headrace.cli.permissions import told
-        from headrace.errors import NotFoundError
+    print_fields(with_broker(lambda client: _user(client, name)), as_json=as_json)
 
-        found = await client.get_user(name)
-        if found is None:
-            raise NotFoundError(f"there is no user {name!r}")
-        names = {stream.id: stream.name for stream in await client.get_streams()}
-        return {**_row(found.user), "permissions": told(found.permissions, names)}
 
-    print_fields(with_broker(work), as_json=as_json)
+async def _user(client: IggyClient, name: str) -> dict[str, Any]:
+    from headrace.cli.permissions import told
+    from headrace.errors import NotFoundError
+
+    found = await client.get_user(name)
+    if found is None:
+        raise NotFoundError(f"there is no user {name!r}")
+    streams = {stream.id: stream.name for stream in await client.get_streams()}
+    topics: dict[tuple[int, int], str] = {}
+    for one in found.permissions.streams if found.permissions is not None else ():
+        if one.topics and one.stream_id in streams:
+            for topic in await client.get_topics(one.stream_id):
+                topics[one.stream_id, topic.id] = topic.name
+    return {**_row(found.user), "permissions": told(found.permissions, streams, topics)}
 
 
 @app.command("create")
@@ -94,9 +102,29 @@ def create(
     print_fields(with_broker(work), as_json=as_json)
 
 
-@app.command("permit")
+@permissions.command("list")
+def list_permissions(as_json: AsJson = False) -> None:
+    """List the permissions there are, and where each can be given."""
+    from headrace.cli.permissions import places
+
+    print_rows(places(), ("name", "given"), as_json=as_json)
+
+
+@permissions.command("show")
 @connects
-def permit(name: Name, allow: Allow = None) -> None:
+def show_permissions(name: Name, as_json: AsJson = False) -> None:
+    """List what a user may do, as `permission set --allow` takes it."""
+
+    async def work(client: IggyClient) -> list[dict[str, str]]:
+        found = await _user(client, name)
+        return [{"permission": rule} for rule in found["permissions"]]
+
+    print_rows(with_broker(work), ("permission",), as_json=as_json)
+
+
+@permissions.command("set")
+@connects
+def set_permissions(name: Name, allow: Allow = None) -> None:
     """Replace the permissions of a user; without --allow it keeps none."""
 
     async def work(client: IggyClient) -> None:

@@ -149,6 +149,18 @@ class MetadataClient:
         self._remember(stream_id, ranges, known_at=asked)
         return ranges
 
+    async def list_ranges_on(self, node_id: int) -> list[m.Range]:
+        """Those that a data node holds or is to hold; for whoever proves the cluster's secret."""
+
+        def read(response: m.ListRangesResponse) -> list[m.Range]:
+            for result in response.list_responses:
+                raise_for_status(result.status, node_id=node_id)
+            return [one for result in response.list_responses for one in result.ranges]
+
+        criterion = m.RangeCriteria(data_node=m.DataNode(node_id=node_id))
+        request = m.ListRangesRequest(range_criteria=(criterion,))
+        return await self._ask(Code.LIST_RANGES, request, m.ListRangesResponse, read)
+
     async def list_ranges_of(self, stream_ids: Sequence[int]) -> dict[int, list[m.Range]]:
         """Of many streams in one request; those that do not exist are left out."""
 

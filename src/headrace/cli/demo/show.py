@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from headrace.cli.control_api import Api
 from headrace.cli.demo.check import Verdict, check, expected
-from headrace.cli.pipelines import Api, read_package
+from headrace.cli.pipelines import read_package
 from headrace.client.sync import SyncIggyClient
 from headrace.errors import ConfigError, HeadraceError, UnavailableError
 from headrace.net.addresses import parse_address

@@ -1,0 +1,176 @@
+"""The control plane's JSON API for one command: the options that say where, and the calls.
+
+As in `broker.py`: an option wins over its environment variable, that over the profile, that over
+what `headrace up --dev` serves.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli import completion
+from headrace.cli.broker import client_tls, resolve
+from headrace.cli.options import (
+    HTTP,
+    PASSWORD,
+    TLS,
+    TLS_DEFAULTS,
+    TLS_OPTIONS,
+    USERNAME,
+    with_options,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+SUBMIT_SECONDS = 60.0
+
+Pipeline = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.pipelines)]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a command goes, and as whom."""
+
+    http: str = HTTP
+    username: str = USERNAME
+    password: str = PASSWORD
+
+
+TARGET: ContextVar[Target] = ContextVar("http target", default=Target())  # noqa: B039  # frozen
+
+OPTIONS: dict[str, Any] = {
+    "http": Annotated[
+        str | None,
+        typer.Option(
+            "--http", envvar="HEADRACE_HTTP", help=f"The control plane's HTTP port. [{HTTP}]"
+        ),
+    ],
+    "username": Annotated[str | None, typer.Option("--username", envvar="HEADRACE_USERNAME")],
+    "password": Annotated[str | None, typer.Option("--password", envvar="HEADRACE_PASSWORD")],
+    "profile": Annotated[
+        str | None,
+        typer.Option(
+            "--profile",
+            help="Of `headrace profile`, not the current one.",
+            autocompletion=completion.profiles,
+        ),
+    ],
+    **TLS_OPTIONS,
+}
+DEFAULTS: dict[str, Any] = {
+    "http": None, "username": None, "password": None, "profile": None, **TLS_DEFAULTS,
+}  # fmt: skip
+
+
+def controls(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options that say which control plane; `control_api` looks at them."""
+
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        given = {name: arguments.pop(name) for name in OPTIONS}
+        target, tls = _target(given)
+        tokens = TARGET.set(target), TLS.set(tls)
+        try:
+            command(**arguments)
+        finally:
+            TARGET.reset(tokens[0])
+            TLS.reset(tokens[1])
+
+    return with_options(run, command, OPTIONS, DEFAULTS)
+
+
+def _target(given: dict[str, Any]) -> tuple[Target, Any]:
+    from headrace.cli import profiles
+
+    found, tls = resolve({"address": None, "token": None, **given})
+    http = given["http"] or profiles.chosen(given["profile"]).get("http") or HTTP
+    return Target(str(http), found.username, found.password), tls
+
+
+def control_api() -> Api:
+    target = TARGET.get()
+    return Api(target.http, target.username, target.password)
+
+
+def stram_api() -> StramApi:
+    target = TARGET.get()
+    return StramApi(target.http, target.username, target.password)
+
+
+class Api:
+    """The control plane's JSON API."""
+
+    def __init__(self, address: str, username: str, password: str) -> None:
+        self._tls = client_tls()
+        self._base = f"{'http' if self._tls is None else 'https'}://{address}/api"
+        self._auth = (username, password)
+
+    def get(self, path: str, *, seconds: float = SUBMIT_SECONDS) -> Any:
+        return self._ask("GET", path, seconds=seconds).json()
+
+    def text(self, path: str) -> str:
+        return self._ask("GET", path).text
+
+    def post(self, path: str, body: object = None, *, seconds: float = SUBMIT_SECONDS) -> Any:
+        return self._ask("POST", path, body, seconds).json()
+
+    def _ask(
+        self, method: str, path: str, body: object = None, seconds: float = SUBMIT_SECONDS
+    ) -> httpx.Response:
+        import httpx
+
+        from headrace.errors import (
+            AlreadyExistsError,
+            NotFoundError,
+            RequestError,
+            UnauthenticatedError,
+            UnauthorizedError,
+            UnavailableError,
+        )
+
+        tls = self._tls
+        extensions = {"sni_hostname": tls.server_name} if tls and tls.server_name else {}
+        try:
+            with httpx.Client(
+                verify=True if tls is None else tls.context,
+                trust_env=False,  # a proxy has no business between us and our own server
+            ) as client:
+                answer = client.request(
+                    method,
+                    f"{self._base}{path}",
+                    auth=self._auth,
+                    json=body,
+                    timeout=seconds,
+                    extensions=extensions,
+                )
+        except httpx.HTTPError as error:
+            raise UnavailableError(f"{self._base}: {error}") from error
+        if answer.is_success:
+            return answer
+        try:
+            text = answer.json()["error"]
+        except (ValueError, KeyError, TypeError):
+            text = f"HTTP {answer.status_code}"
+        kind = {
+            401: UnauthenticatedError,
+            403: UnauthorizedError,
+            404: NotFoundError,
+            409: AlreadyExistsError,
+            503: UnavailableError,
+        }.get(answer.status_code, RequestError)
+        raise kind(text)
+
+
+class StramApi(Api):
+    """The paths that Apache Apex had."""
+
+    def __init__(self, address: str, username: str, password: str) -> None:
+        super().__init__(address, username, password)
+        self._base = f"{self._base.removesuffix('/api')}/ws/v2/stram"
