@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli import (
+    backups,
     clients,
     cluster,
     consume,
@@ -45,6 +46,10 @@ app.command("doctor")(doctor.doctor)
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.command("decode")(decode.decode)
+app.command("backup")(backups.backup)
+app.command("restore")(backups.restore)
+app.command("verify")(backups.verify)
+app.command("upgrade")(backups.upgrade)
 app.command("placement-manager")(roles.placement_manager)
 app.command("data-node")(roles.data_node)
 app.command("broker")(roles.broker)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -34,6 +34,10 @@ from headrace.placement.records import (
 from headrace.runtime.interfaces import Runtime
 
 SCHEMA_VERSION = 1
+
+Migration = Callable[[sqlite3.Connection], None]
+MIGRATIONS: dict[int, Migration] = {}
+"""From version n to n + 1, within the transaction that also writes the new number."""
 
 
 class Store(ABC):
@@ -97,7 +101,7 @@ class SqliteStore(Store):
         """FormatError when a newer version wrote it, LockedError when another process has it."""
         executor = runtime.executor("placement-store-open", 1)
         try:
-            connection = await executor.run(_connect, path)
+            connection = await executor.run(open_database, path)
         finally:
             executor.close()
         return cls(runtime, connection)
@@ -133,7 +137,18 @@ class SqliteStore(Store):
             self._executor.close()
 
 
-def _connect(path: str) -> sqlite3.Connection:
+def schema_version(connection: sqlite3.Connection) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def open_database(
+    path: str,
+    *,
+    migrations: Mapping[int, Migration] = MIGRATIONS,
+    current: int = SCHEMA_VERSION,
+) -> sqlite3.Connection:
+    """Exclusively, and in the current version: an older file is migrated, all the way or not."""
     connection = sqlite3.connect(
         path, isolation_level=None, check_same_thread=False, timeout=1.0, cached_statements=64
     )
@@ -143,15 +158,13 @@ def _connect(path: str) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("BEGIN IMMEDIATE")
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
-            raise FormatError("written by a newer version", found=version, known=SCHEMA_VERSION)
+        _migrate(connection, migrations, current)
         for table in Table:
             connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {table} (key TEXT PRIMARY KEY, value BLOB NOT NULL)"
                 " WITHOUT ROWID"
             )
-        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        connection.execute(f"PRAGMA user_version={current}")
         connection.execute("COMMIT")
     except sqlite3.Error as error:
         connection.close()
@@ -160,6 +173,25 @@ def _connect(path: str) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _migrate(
+    connection: sqlite3.Connection, migrations: Mapping[int, Migration], current: int
+) -> None:
+    version = schema_version(connection)
+    if version > current:
+        raise FormatError(
+            f"the placement manager's metadata has version {version}, this program knows up to "
+            f"{current}: install the release that wrote it, or a newer one"
+        )
+    for number in range(version, current) if version else ():  # 0: a new file
+        step = migrations.get(number)
+        if step is None:
+            raise FormatError(
+                f"version {number} of the placement manager's metadata can no longer be read: "
+                "open it once with an earlier release"
+            )
+        step(connection)
 
 
 def _load(connection: sqlite3.Connection) -> list[Record]:
