@@ -32,4 +32,6 @@ _ADVICE: tuple[tuple[type[HeadraceError], str], ...] = (
 
 
 def advice(error: HeadraceError) -> str:
+    if "`headrace " in str(error):
+        return ""  # it says so itself
     return next((text for kind, text in _ADVICE if isinstance(error, kind)), "")

@@ -23,6 +23,8 @@ from headrace.cli.options import AsJson
 from headrace.cli.output import print_json
 
 PORTS = {"iggy": 8090, "quic": 8080, "placement manager": 12378, "data node": 10911, "http": 3000}
+SYNCS = 15
+SYNC_MS_HIGH = 20.0
 FREE_BYTES_LOW = 1 << 30
 FILES_LOW = 4096
 MEMORY_LOW = 2 << 30
@@ -53,7 +55,7 @@ def doctor(
     """Look for what would keep Headrace from working here, and say how to mend it."""
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         check_python, check_versions, check_java, check_files, check_memory,
-        lambda: check_disk(Path(data_dir)), check_server,
+        lambda: check_disk(Path(data_dir)), lambda: check_sync(Path(data_dir)), check_server,
     )  # fmt: skip
     findings = [finding for check in checks for finding in check()]
     if as_json:
@@ -155,6 +157,32 @@ def check_disk(folder: Path) -> Iterator[Finding]:
         yield Finding("disk", Level.WARNING, text, "Free some, or choose another --data-dir.")
     else:
         yield Finding("disk", Level.OK, text)
+
+
+def check_sync(folder: Path) -> Iterator[Finding]:
+    """An acknowledgement of a `synced` topic waits for one of these."""
+    import tempfile
+    import time
+
+    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not os.access(there, os.W_OK):
+        return  # said already
+    times = []
+    with tempfile.TemporaryFile(dir=there) as file:
+        for number in range(SYNCS):
+            os.pwrite(file.fileno(), bytes(4096), 4096 * number)
+            began = time.perf_counter()
+            os.fsync(file.fileno())
+            times.append(time.perf_counter() - began)
+    middle_ms = sorted(times)[SYNCS // 2] * 1000
+    text = f"{middle_ms:.1f} ms to sync a write: the least that a send waits"
+    if middle_ms > SYNC_MS_HIGH:
+        yield Finding(
+            "sync", Level.WARNING, text,
+            "Choose a faster disk, or durability `written` for topics that may lose their end.",
+        )  # fmt: skip
+    else:
+        yield Finding("sync", Level.OK, text)
 
 
 def check_server() -> Iterator[Finding]:

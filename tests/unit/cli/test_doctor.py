@@ -38,6 +38,16 @@ def test_a_small_disk_and_a_closed_folder_are_told(
     assert (closed.level, "--data-dir" in closed.fix) == (Level.BROKEN, True)
 
 
+def test_a_slow_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "not/yet/there"
+    monkeypatch.setattr(doctor, "SYNC_MS_HIGH", 1e9)
+    assert only(doctor.check_sync(folder)).level is Level.OK
+    monkeypatch.setattr(doctor, "SYNC_MS_HIGH", 0.0)
+    slow = only(doctor.check_sync(folder))
+    assert (slow.level, "written" in slow.fix) == (Level.WARNING, True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_few_files_and_little_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "FILES_LOW", 1 << 62)
     monkeypatch.setattr(doctor, "MEMORY_LOW", 1 << 62)

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from headrace.errors import CorruptionError, DiskFullError, LockedError, StorageError
+from headrace.errors import (
+    CorruptionError,
+    DiskFullError,
+    FormatError,
+    LockedError,
+    StorageError,
+)
 from headrace.placement.records import (
     CounterRecord,
     LeaseRecord,
@@ -19,7 +25,13 @@ from headrace.placement.records import (
     Remove,
     StreamRecord,
 )
-from headrace.placement.store import MemoryStore, SqliteStore, Store
+from headrace.placement.store import (
+    MemoryStore,
+    SqliteStore,
+    Store,
+    open_database,
+    schema_version,
+)
 from headrace.runtime.system import system_runtime
 
 RECORDS: list[Record] = [
@@ -124,3 +136,27 @@ async def test_unreadable_records_are_reported(tmp_path: Path) -> None:
     with pytest.raises(CorruptionError):
         await store.load()
     await store.close()
+
+
+async def test_an_older_schema_is_migrated_all_the_way_or_not_at_all(tmp_path: Path) -> None:
+    path = str(tmp_path / "p.db")
+    store = await SqliteStore.open(system_runtime(), path)
+    await store.commit([Put(StreamRecord(stream_id=1))])
+    await store.close()
+
+    def rename(connection: sqlite3.Connection) -> None:
+        connection.execute("UPDATE streams SET key = key || '-2'")
+
+    def fail(connection: sqlite3.Connection) -> None:
+        raise RuntimeError("cut")
+
+    with pytest.raises(RuntimeError):
+        open_database(path, migrations={1: rename, 2: fail}, current=3)
+    with pytest.raises(FormatError, match="can no longer be read"):
+        open_database(path, migrations={2: rename}, current=3)
+    connection = open_database(path, migrations={1: rename}, current=2)
+    ((key,),) = connection.execute("SELECT key FROM streams")
+    assert (key, schema_version(connection)) == (f"{StreamRecord(stream_id=1).key}-2", 2)
+    connection.close()
+    with pytest.raises(FormatError, match="knows up to 1"):
+        await SqliteStore.open(system_runtime(), path)

@@ -1,4 +1,4 @@
-"""headrace backup, restore, verify, upgrade: a data directory kept, brought back, looked through."""
+"""headrace backup, restore, verify, upgrade: what to do with a data directory as a whole."""
 
 from __future__ import annotations
 
