@@ -20,6 +20,7 @@ from headrace.cli.wireshark import scripts
 from headrace.client.channels import tcp_connect
 from headrace.client.iggy import IggyClient
 from headrace.client.sbp import SbpClient
+from headrace.client.tls_options import TlsOptions
 from headrace.errors import NotFoundError
 from headrace.net.addresses import parse_address
 from headrace.runtime.system import system_runtime
@@ -252,6 +253,28 @@ def test_umbilical_fields(frames: list[tuple[int, str, Layers]]) -> None:
     assert list(deep(sent, "umbilical.container_heartbeat.jvm_name")) == [beat.jvm_name]
     assert list(deep(sent, "umbilical.container_heartbeat.sent_tms")) == [str(beat.sent_tms)]
     assert told[-1]["umbilical.exception"] == "java.io.IOException"
+
+
+def test_what_is_inside_tls_is_told_with_the_session_keys(tmp_path: Path) -> None:
+    keys, capture = tmp_path / "keys", tmp_path / "tls.pcap"
+    tls = TlsOptions(enabled=True, insecure=True).client()
+    assert tls is not None
+    tls.context.keylog_filename = str(keys)
+
+    async def session(broker: LocalBroker) -> list[Recorded]:
+        host, port = parse_address(broker.address)
+        async with RecordingProxy(host, port, 8090) as proxy:
+            async with await IggyClient.connect(
+                system_runtime(), "127.0.0.1", proxy.listening, tls=tls
+            ) as client:
+                await client.login("iggy", "iggy")
+            return proxy.recorded
+
+    with LocalBroker() as broker:
+        write_pcap(capture, asyncio.run(session(broker)), segment_bytes_max=300)
+    with_keys = list(dissected(capture, "-o", f"tls.keylog_file:{keys}"))
+    assert [each["iggy.code"] for _, _, each in with_keys][:2] == ["38", "38"]
+    assert not list(dissected(capture))
 
 
 def test_bytes_that_mean_nothing_are_no_error(sessions: list[Recorded], tmp_path: Path) -> None:
