@@ -90,7 +90,7 @@ def _codec_names() -> dict[int, str]:
     from headrace.wire.iggy import fields as wire
     from headrace.wire.iggy import primitives
 
-    kinds = {
+    kinds: dict[str, Any] = {
         "u8": wire.U8, "u32": wire.U32, "u64": wire.U64, "f32": wire.F32, "flag": wire.Flag,
         "str8": wire.Str8, "str32": wire.Str32, "id": wire.Id, "partition": wire.Partition,
         "requested_id": wire.RequestedId, "optional_partition": wire.OptionalPartition,

@@ -5,7 +5,8 @@ Nothing here may fail or make a person wait: without a server there are simply n
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -79,21 +80,18 @@ def _from_broker(
         return broker.with_broker(in_time)
 
 
-class _chosen:  # read as a statement
+@contextmanager
+def _chosen(*, target: Any, tls: Any) -> Iterator[None]:
     """What the options before the cursor say, for as long as names are looked up."""
+    from headrace.cli.broker import TARGET
+    from headrace.cli.options import TLS
 
-    def __init__(self, *, target: Any, tls: Any) -> None:
-        from headrace.cli.broker import TARGET
-        from headrace.cli.options import TLS
-
-        self._set = [(TLS, tls)] + ([(TARGET, target)] if target is not None else [])
-
-    def __enter__(self) -> None:
-        self._tokens = [(variable, variable.set(value)) for variable, value in self._set]
-
-    def __exit__(self, *_: object) -> None:
-        for variable, token in self._tokens:
-            variable.reset(token)
+    chosen = TLS.set(tls), TARGET.set(TARGET.get() if target is None else target)
+    try:
+        yield
+    finally:
+        TLS.reset(chosen[0])
+        TARGET.reset(chosen[1])
 
 
 def _begin(names: Any, incomplete: str) -> list[str]:

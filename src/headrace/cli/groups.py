@@ -12,6 +12,7 @@ from headrace.cli.output import note, print_fields, print_json, print_rows
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
+    from headrace.wire.iggy.messages import groups
     from headrace.wire.iggy.primitives import Consumer
 
 app = typer.Typer(help="Consumer groups and their lag.", no_args_is_help=True)
@@ -28,25 +29,26 @@ OFFSET_COLUMNS = ("partition", "stored", "next", "lag")
 def list_groups(name: TopicName, as_json: AsJson = False) -> None:
     """List the groups of a topic."""
     stream, topic = split_topic(name)
-    rows = [
-        {
-            "name": group.name,
-            "id": group.id,
-            "partitions": group.partitions_count,
-            "members": group.members_count,
-        }
-        for group in with_broker(lambda c: c.get_groups(stream, topic))
-    ]
-    print_rows(rows, COLUMNS, as_json=as_json)
+    found = with_broker(lambda c: c.get_groups(stream, topic))
+    print_rows(map(_row, found), COLUMNS, as_json=as_json)
+
+
+def _row(group: groups.Group) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "id": group.id,
+        "partitions": group.partitions_count,
+        "members": group.members_count,
+    }
 
 
 @app.command("create")
 @connects
-def create(name: TopicName, group: Group) -> None:
+def create(name: TopicName, group: Group, as_json: AsJson = False) -> None:
     """Make a group."""
     stream, topic = split_topic(name)
-    with_broker(lambda c: c.create_group(stream, topic, group))
-    note(f"created {group}")
+    made = with_broker(lambda c: c.create_group(stream, topic, group))
+    print_fields(_row(made.group), as_json=as_json)
 
 
 @app.command("delete")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from headrace.cli.broker import connects, with_broker
-from headrace.cli.options import TopicName, split_topic
-from headrace.cli.output import note
+from headrace.cli.options import AsJson, TopicName, split_topic
+from headrace.cli.output import note, print_json
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
@@ -56,6 +56,7 @@ def produce(
     rate: Annotated[
         float, typer.Option("--rate", min=0, help="Messages per second; 0 = as fast as it goes.")
     ] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Send each line as a message. What is reported as sent is on the server's disk."""
     from headrace.cli.records import parse_headers
@@ -82,7 +83,11 @@ def produce(
                     await asyncio.sleep(ahead)
         return sent
 
-    note(f"sent {with_broker(work)} messages to {name}")
+    sent = with_broker(work)
+    if as_json:
+        print_json({"topic": name, "sent": sent})
+    else:
+        note(f"sent {sent} messages to {name}")
 
 
 class _Parser:

@@ -115,28 +115,29 @@ def _sweep(data_dir: Path, links: Path) -> tuple[list[Found], Metadata | None, i
         links.mkdir(mode=0o700)
         before = signature(data_dir)
         metadata = Metadata.read(data_dir)
-        state = _state_streams(metadata, links)
+        streams = _control_streams(metadata, links)
+        state = frozenset(each for each, name in streams.items() if name != OFFSETS)
+        offsets = frozenset(each for each, name in streams.items() if name == OFFSETS)
         sizes = _sizes(data_dir, state)
-        found = list(_pinned(data_dir, links))
-        still = _sizes(data_dir, state) == sizes and signature(data_dir) == before
-        if still:
+        found = list(_pinned(data_dir, links, first=offsets))
+        if _sizes(data_dir, state) == sizes and signature(data_dir) == before:
             return found, metadata, tries, False
     return found, metadata, TRIES_MAX, True
 
 
-def _state_streams(metadata: Metadata | None, links: Path) -> frozenset[str]:
-    """Folders of the streams that must not move; none where no placement manager is."""
+def _control_streams(metadata: Metadata | None, links: Path) -> dict[str, str]:
+    """Folder and name of the streams that hold state; none where no placement manager is."""
     if metadata is None:
-        return frozenset()
+        return {}
     scratch = links / "metadata"
     metadata.save(scratch)
     streams, _ = records(scratch / FILE)
     shutil.rmtree(scratch)
-    return frozenset(
-        str(one.stream_id)
+    return {
+        str(one.stream_id): one.name
         for one in streams.values()
-        if one.name.startswith(STATE_PREFIX) and one.name != OFFSETS
-    )
+        if one.name.startswith(STATE_PREFIX)
+    }
 
 
 def _sizes(data_dir: Path, streams: frozenset[str]) -> dict[str, int]:
@@ -154,20 +155,20 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _pinned(data_dir: Path, links: Path) -> Iterator[Found]:
-    """Every file but those of applications and the metadata, linked so that it stays."""
-    number = 0
+def _pinned(data_dir: Path, links: Path, *, first: frozenset[str]) -> Iterator[Found]:
+    """Every file but those of applications and the metadata, linked so that it stays; those of the
+    streams `first` before all others, so that no stored offset points above what is there."""
+    listed: list[tuple[bool, str, int]] = []
     for root, folders, names in os.walk(data_dir):
         place = Path(root)
         if place == data_dir:
             folders[:] = [each for each in folders if each != APPLICATIONS and each[0] != "."]
         newest = max((base for base in map(parse_base, names) if base is not None), default=-1)
-        for name in sorted(names):
-            relative = str((place / name).relative_to(data_dir))
-            if not _is_kept(relative, newest):
-                continue
-            number += 1
-            one = _pin(place / name, links / str(number), relative, newest)
+        late = place.parent.name not in first
+        listed += [(late, str((place / name).relative_to(data_dir)), newest) for name in names]
+    for number, (_, name, newest) in enumerate(sorted(listed)):
+        if _is_kept(name, newest):
+            one = _pin(data_dir / name, links / str(number), name, newest)
             if one is not None:
                 yield one
 

@@ -46,6 +46,31 @@ function common.connection(connections, pinfo)
   return connections[key]
 end
 
+-- Both protocols also come inside TLS on the same port, told by the first bytes. From then on every
+-- segment of the connection is TLS's, which calls our dissector again with what it could decrypt.
+local inside_tls = false
+
+function common.is_tls(connection, tvb)
+  if inside_tls then
+    return false
+  end
+  connection.tls = connection.tls or (connection.seen == nil and tvb:len() > 1
+    and tvb(0, 2):uint() == 0x1603)
+  connection.seen = true
+  return connection.tls
+end
+
+function common.call_tls(tvb, pinfo, root)
+  inside_tls = true
+  pinfo.can_desegment = 2 -- each call takes one off; without any left TLS would not reassemble
+  local ok, result = pcall(function() return Dissector.get("tls"):call(tvb, pinfo, root) end)
+  inside_tls = false
+  if not ok then
+    error(result, 0)
+  end
+  return result
+end
+
 -- What was found when this frame was seen first: packets are dissected again when people click on
 -- them, but replies can be matched only once, in order. Frames of one packet are told by counting.
 function common.remembered(connection, pinfo, make)

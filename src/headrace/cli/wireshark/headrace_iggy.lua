@@ -707,10 +707,10 @@ local function is_request(pinfo, connection)
 end
 
 function proto.dissector(tvb, pinfo, root)
-  if tvb:len() > 1 and tvb(0, 2):uint() == 0x1603 then
-    return Dissector.get("tls"):call(tvb, pinfo, root)
-  end
   local connection = common.connection(connections, pinfo)
+  if common.is_tls(connection, tvb) then
+    return common.call_tls(tvb, pinfo, root)
+  end
   local asks = is_request(pinfo, connection)
   local length_of = asks and request_length or reply_length
   return common.each_frame(tvb, pinfo, HEAD_BYTES,

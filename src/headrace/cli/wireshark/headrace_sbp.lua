@@ -294,11 +294,10 @@ local function show_frame(tvb, pinfo, root, at, bytes, connection)
 end
 
 function proto.dissector(tvb, pinfo, root)
-  local first, second = tvb(0, 1):uint(), tvb:len() > 1 and tvb(1, 1):uint() or 0
-  if first == 0x16 and second == 3 then
-    return Dissector.get("tls"):call(tvb, pinfo, root)
-  end
   local connection = common.connection(connections, pinfo)
+  if common.is_tls(connection, tvb) then
+    return common.call_tls(tvb, pinfo, root)
+  end
   return common.each_frame(tvb, pinfo, HEAD_BYTES,
     function(at) return frame_length(tvb, at) end,
     function(at, bytes) show_frame(tvb, pinfo, root, at, bytes, connection) end,
