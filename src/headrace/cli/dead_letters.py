@@ -197,7 +197,7 @@ def _topics(name: str, operator: str, http: str) -> list[tuple[str, str, str]]:
     """(stream, topic, operator) of every topic that may hold letters."""
     if "/" in name:
         return [(*split_topic(name), operator)]
-    from headrace.cli.pipeline_inspect import StramApi
+    from headrace.cli.control_api import StramApi
     from headrace.errors import NotFoundError
     from headrace.pipeline.letter_topics import letter_topics
 
