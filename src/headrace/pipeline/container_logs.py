@@ -8,6 +8,7 @@ from headrace.errors import NotFoundError
 from headrace.runtime.interfaces import Disk
 
 LOGS_MAX = 10  # log files kept per application and container
+AROUND_BYTES = 8 * 1024  # of a log, shown beside an error
 
 
 def make_room(disk: Disk, folder: str, containers: int) -> None:
@@ -25,6 +26,33 @@ def last_lines(disk: Disk, folder: str, lines: int, *, bytes_max: int) -> str:
         if text.count("\n") >= lines:
             break
     return "".join(text.splitlines(keepends=True)[-lines:])
+
+
+def last_lines_of(
+    disk: Disk, folder: str, container_id: str, lines: int, *, bytes_max: int
+) -> str:
+    """Of one container. Blocks."""
+    text = _tail(disk, _file_of(disk, folder, container_id), bytes_max)
+    return "".join(text.splitlines(keepends=True)[-lines:])
+
+
+def lines_before(disk: Disk, folder: str, container_id: str, offset: int) -> str:
+    """What a container wrote last before a place in its log, in whole lines. Blocks."""
+    file = disk.open(_file_of(disk, folder, container_id))
+    try:
+        end = min(max(0, offset), file.size())
+        start = max(0, end - AROUND_BYTES)
+        text = file.pread(end - start, start).decode("utf-8", "replace")
+    finally:
+        file.close()
+    return text.partition("\n")[2] if start else text
+
+
+def _file_of(disk: Disk, folder: str, container_id: str) -> str:
+    # Only what is there: an id with a path in it names nothing.
+    if f"{container_id}.log" not in disk.list(folder):
+        raise NotFoundError("no log of such a container", container_id=container_id)
+    return f"{folder}/{container_id}.log"
 
 
 def log_files(disk: Disk, folder: str) -> Sequence[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -81,6 +82,11 @@ class Events:
 
     def list(self, *, after: int = 0, type: EventType | None = None) -> list[Event]:
         return [one for one in self._events if one.id > after and type in (None, one.type)]
+
+    def newest(self, most: int | None = None) -> Iterable[Event]:
+        """Oldest first; all, or only so many of them."""
+        skipped = 0 if most is None else max(0, len(self._events) - most)
+        return itertools.islice(self._events, skipped, None)
 
 
 def _event(source: Mapping[str, Any]) -> Event:

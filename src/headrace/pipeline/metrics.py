@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headrace.pipeline.declarations import OUTPUT_PORT
+from headrace.pipeline.statistics import BATCH_DURATION_MS, WATERMARK_MS
 
 # What Spark and the container tell beside the declared metrics, where a sum would mean nothing.
-_KNOWN = {"batch_duration_ms": "max"}
+_KNOWN = {BATCH_DURATION_MS: "max", WATERMARK_MS: "min"}
 
 
 def aggregators(declared: Sequence[Sequence[str]]) -> dict[str, str]:

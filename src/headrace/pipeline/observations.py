@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.pipeline.history import WindowPoint, window_point
 from headrace.wire.umbilical import messages as m
 
 LATENCY_SAMPLES = 100  # RPC_LATENCY_COMPENSATION_SAMPLES
@@ -18,6 +19,7 @@ CLOCK_SKEW_MS = 50  # a container's clock may be so far ahead before it is worth
 RATE_MS = 10_000  # THROUGHPUT_CALCULATION_INTERVAL
 SAMPLES_MAX = 1_000
 PORTS_MAX = 256  # of one operator
+POINTS_MAX = 180  # windows of one operator that are remembered
 
 
 @dataclass(slots=True)
@@ -35,6 +37,7 @@ class _Operator:
     counters: m.Value = None
     ports: dict[str, _Port] = field(default_factory=dict)
     cpu: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    points: deque[WindowPoint] = field(default_factory=lambda: deque(maxlen=POINTS_MAX))
 
     def fold(self, stats: m.OperatorStats, now_ms: int) -> None:
         if stats.window_id <= self.window:
@@ -51,6 +54,7 @@ class _Operator:
                 port.bytes += report.buffer_server_bytes
                 port.recording_id = report.recording_id
         self.cpu.append((now_ms, stats.cpu_time_used))
+        self.points.append(window_point(stats, now_ms))
 
     def to_json(self, now_ms: int) -> dict[str, Any]:
         used = sum(ns for at_ms, ns in self.cpu if now_ms - at_ms < RATE_MS)
@@ -138,6 +142,10 @@ class Observations:
         return (
             m.StramToNodeRequest(0, m.RequestType.SET_LOG_LEVEL, target_levels=dict(self._levels)),
         )
+
+    def history(self) -> dict[int, tuple[WindowPoint, ...]]:
+        """The last windows of every operator, oldest first."""
+        return {id_: tuple(one.points) for id_, one in self._operators.items()}
 
     def on_end(self, container_id: str) -> None:
         self._containers.pop(container_id, None)

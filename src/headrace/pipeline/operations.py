@@ -24,6 +24,7 @@ from headrace.errors import (
 from headrace.pipeline import container_logs, packages, recordings, versions, views
 from headrace.pipeline.events import EventType
 from headrace.pipeline.fleet import Running
+from headrace.pipeline.history import WindowPoint
 from headrace.pipeline.journal import ApplicationRecord, Journal
 from headrace.pipeline.lifecycle import Action
 from headrace.pipeline.loglevels import check_levels
@@ -43,6 +44,7 @@ Views: TypeAlias = list[dict[str, Any]]  # `list` is a method of the class below
 PROPERTY_SECONDS = 5.0  # for a container to confirm
 STACK_TRACE_SECONDS = 10.0
 RECORDING_WINDOWS_MAX = 10_000
+GLANCE_EVENTS = 100
 
 
 class Operations(ABC):
@@ -254,8 +256,18 @@ class Operations(ABC):
         running, now_ms = self._get(name), self._now_ms()
         return running.observations.annotate(views.details(running.application, now_ms), now_ms)
 
+    def glance(self, name: str) -> dict[str, Any]:
+        """What `show` says, with the newest events alone: for those who look every second."""
+        running, now_ms = self._get(name), self._now_ms()
+        view = views.details(running.application, now_ms, events_max=GLANCE_EVENTS)
+        return running.observations.annotate(view, now_ms)
+
     def events(self, name: str, *, after: int = 0) -> Views:
         return [one.to_json() for one in self._get(name).application.events.list(after=after)]
+
+    def history(self, name: str) -> dict[int, tuple[WindowPoint, ...]]:
+        """The last windows of every operator, by its id, oldest first."""
+        return self._get(name).observations.history()
 
     async def wait(self, name: str) -> dict[str, Any]:
         """Until the application has ended and its processes with it; then what `show` says."""
@@ -277,6 +289,25 @@ class Operations(ABC):
             folder,
             lines,
             bytes_max=self._settings.log_tail_bytes_max,
+        )
+
+    async def container_log(self, name: str, container_id: str, lines: int = 100) -> str:
+        """The last lines of one container, also of one that ended; NotFoundError without any."""
+        folder = f"{self._get(name).application.path}/logs"
+        return await self._disk.run(
+            container_logs.last_lines_of,
+            self._runtime.disk,
+            folder,
+            container_id,
+            lines,
+            bytes_max=self._settings.log_tail_bytes_max,
+        )
+
+    async def log_before(self, name: str, container_id: str, offset: int) -> str:
+        """The lines of a container's log that end at a place in it, as an error reports it."""
+        folder = f"{self._get(name).application.path}/logs"
+        return await self._disk.run(
+            container_logs.lines_before, self._runtime.disk, folder, container_id, offset
         )
 
     # what the controller brings

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from headrace.ids import WindowId
 from headrace.pipeline.declarations import OUTPUT_PORT
-from headrace.pipeline.statistics import ROWS_LATE
+from headrace.pipeline.statistics import (
+    ROWS_LATE,
+    STATE_BYTES,
+    STATE_ROWS,
+    WATERMARK_MS,
+)
 from headrace.pipeline.windowlog import BatchWindow
 from headrace.pipeline.windows import WindowGrid
 from headrace.wire.umbilical.messages import (
@@ -20,6 +26,15 @@ from headrace.wire.umbilical.messages import (
     PortStats,
     Value,
 )
+
+# Spark's names of the parts of a batch's time, and ours.
+_PHASES = {
+    "latestOffset": "ask_source_ms",
+    "queryPlanning": "plan_ms",
+    "addBatch": "process_ms",
+    "walCommit": "write_ahead_ms",
+    "commitOffsets": "commit_ms",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +52,8 @@ class BatchReport:
     checkpoint_ms: int
     observed: Mapping[str, Mapping[str, Value]]  # by `operator.port`
     state: Mapping[str, Value]  # rows that Spark keeps, and those that came too late to count
+    watermark_ms: int | None = None  # event time; None where nothing has one yet
+    phases: Mapping[str, Value] = field(default_factory=dict)  # where the batch's time went
 
 
 def read_progress(progress: Mapping[str, Any], window: BatchWindow, rows_out: int) -> BatchReport:
@@ -57,6 +74,8 @@ def read_progress(progress: Mapping[str, Any], window: BatchWindow, rows_out: in
         checkpoint_ms=durations.get("walCommit", 0) + durations.get("commitOffsets", 0) + state_ms,
         observed=_observed(progress),
         state=_state(progress),
+        watermark_ms=_watermark_ms(progress),
+        phases=_phases(progress),
     )
 
 
@@ -92,8 +111,11 @@ def operator_stats(report: BatchReport, grid: WindowGrid, place: Place) -> Opera
     metrics: dict[str, Value] = {"batch_duration_ms": report.duration_ms}
     if place.topic:
         metrics["rows"] = rows
+    if report.watermark_ms is not None:
+        metrics[WATERMARK_MS] = report.watermark_ms
     if place.first:
         metrics["lag_messages"] = report.lag_messages
+        metrics |= report.phases
     if place.last:
         metrics["rows_published"] = report.rows_out
     if place.stateful:
@@ -168,6 +190,32 @@ def _state(progress: Mapping[str, Any]) -> dict[str, Value]:
     if not states:
         return {}
     return {
-        "state_rows": sum(int(each.get("numRowsTotal", 0)) for each in states),
+        STATE_ROWS: sum(int(each.get("numRowsTotal", 0)) for each in states),
+        STATE_BYTES: sum(int(each.get("memoryUsedBytes", 0)) for each in states),
         ROWS_LATE: sum(int(each.get("numRowsDroppedByWatermark", 0)) for each in states),
     }
+
+
+def _watermark_ms(progress: Mapping[str, Any]) -> int | None:
+    """None before the first row: Spark then says 1970."""
+    text = (progress.get("eventTime") or {}).get("watermark")
+    if not isinstance(text, str):
+        return None
+    found = int(datetime.fromisoformat(text).timestamp() * 1000)
+    return found if found > 0 else None
+
+
+def _phases(progress: Mapping[str, Any]) -> dict[str, Value]:
+    durations = progress.get("durationMs") or {}
+    found: dict[str, Value] = {
+        ours: int(durations[theirs]) for theirs, ours in _PHASES.items() if theirs in durations
+    }
+    for theirs, ours in (
+        ("inputRowsPerSecond", "rows_in_per_second"),
+        ("processedRowsPerSecond", "rows_processed_per_second"),
+    ):
+        rate = progress.get(theirs)
+        # NaN and infinity are not JSON; Spark gives them for a batch that took no time.
+        if isinstance(rate, int | float) and math.isfinite(rate):
+            found[ours] = float(rate)
+    return found

@@ -17,6 +17,10 @@ from headrace.wire.umbilical.messages import Json, OperatorStats, PortStats, Val
 
 ROWS_LATE = "rows_late"  # metric: rows of this window that came after their watermark
 ROWS_BAD = "bad_rows"  # metric, with the port before it: rows of this window that were set aside
+STATE_ROWS = "state_rows"  # metric: rows that a stateful operator keeps
+STATE_BYTES = "state_bytes"  # metric: memory they take
+WATERMARK_MS = "watermark_ms"  # metric: event time behind which rows are late
+BATCH_DURATION_MS = "batch_duration_ms"  # metric: how long the window's batch took
 TASKS_FINISHED = "tasks_finished"  # metric of a query in the middle of a batch: tasks done in it
 RATE_MS = 10_000  # THROUGHPUT_CALCULATION_INTERVAL
 SAMPLES_MAX = 1_000  # THROUGHPUT_CALCULATION_MAX_SAMPLES

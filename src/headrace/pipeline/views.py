@@ -38,7 +38,10 @@ def summary(application: Application, now_ms: int) -> dict[str, Any]:
     }
 
 
-def details(application: Application, now_ms: int) -> dict[str, Any]:
+def details(
+    application: Application, now_ms: int, *, events_max: int | None = None
+) -> dict[str, Any]:
+    """`events_max`: only so many of the newest events."""
     return {
         **summary(application, now_ms),
         "path": application.path,
@@ -62,7 +65,7 @@ def details(application: Application, now_ms: int) -> dict[str, Any]:
             }
             for stream in application.plan.logical.streams
         ],
-        "events": [event.to_json() for event in application.events.list()],
+        "events": [event.to_json() for event in application.events.newest(events_max)],
     }
 
 

@@ -113,3 +113,34 @@ def test_levels_are_checked() -> None:
         check_levels({"a" * 300: "INFO"}, {})
     with pytest.raises(TooLargeError):
         check_levels({"a": "INFO"}, {str(number): "INFO" for number in range(LOGGERS_MAX)})
+
+
+def test_the_last_windows_are_remembered_as_points() -> None:
+    observed = Observations()
+    port = m.PortStats("output", 10, NOW, 500, 7)
+    metrics = {
+        "batch_duration_ms": 300,
+        "rows_late": 1,
+        "ok.bad_rows": 2,
+        "bad_rows": 3,
+        "state_rows": 4,
+        "state_bytes": 5,
+        "watermark_ms": 6,
+        "label": "x",
+    }
+    for number in range(1, module.POINTS_MAX + 3):
+        stats = m.OperatorStats(
+            number,
+            output_ports=(port,),
+            metrics=metrics,
+            checkpoint_stats=m.CheckpointStats(NOW, 40),
+        )
+        watch(observed, heartbeat(stats), NOW + number)
+        watch(observed, heartbeat(stats), NOW + number)  # the same heartbeat twice
+    points = observed.history()[1]
+    assert len(points) == module.POINTS_MAX
+    last = points[-1]
+    assert (last.window, last.at_ms) == (module.POINTS_MAX + 2, NOW + module.POINTS_MAX + 2)
+    assert (last.duration_ms, last.checkpoint_ms, last.rows_out, last.lag) == (300, 40, 10, 7)
+    assert (last.rows_late, last.rows_bad) == (1, 5)
+    assert (last.state_rows, last.state_bytes, last.watermark_ms) == (4, 5, 6)

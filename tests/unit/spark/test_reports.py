@@ -26,8 +26,18 @@ PROGRESS = {
     "batchId": 7,
     "batchDuration": 800,
     "numInputRows": 120,
-    "durationMs": {"addBatch": 600, "walCommit": 20, "commitOffsets": 30},
-    "stateOperators": [{"commitTimeMs": 11, "numRowsTotal": 5, "numRowsDroppedByWatermark": 2}],
+    "inputRowsPerSecond": 60.0,
+    "processedRowsPerSecond": 150.0,
+    "durationMs": {"addBatch": 600, "latestOffset": 40, "walCommit": 20, "commitOffsets": 30},
+    "eventTime": {"max": "2023-11-14T22:13:20.000Z", "watermark": "2023-11-14T22:11:20.000Z"},
+    "stateOperators": [
+        {
+            "commitTimeMs": 11,
+            "numRowsTotal": 5,
+            "numRowsDroppedByWatermark": 2,
+            "memoryUsedBytes": 4096,
+        }
+    ],
     "observedMetrics": {
         "orders.output": {"rows": 110, "bad_rows": 1},
         "valid.ok": {"rows": 90, "units": 2.5},
@@ -43,7 +53,16 @@ def test_a_progress_record_becomes_a_report() -> None:
     assert report.ended_ms == 1_700_000_005_800
     assert report.checkpoint_ms == 61
     assert report.observed["orders.output"] == {"rows": 110, "bad_rows": 1}
-    assert report.state == {"state_rows": 5, "rows_late": 2}
+    assert report.state == {"state_rows": 5, "state_bytes": 4096, "rows_late": 2}
+    assert report.watermark_ms == 1_699_999_880_000
+    assert report.phases == {
+        "ask_source_ms": 40,
+        "process_ms": 600,
+        "write_ahead_ms": 20,
+        "commit_ms": 30,
+        "rows_in_per_second": 60.0,
+        "rows_processed_per_second": 150.0,
+    }
 
 
 def test_rows_stand_where_they_enter_and_where_they_leave() -> None:
@@ -61,6 +80,9 @@ def test_rows_stand_where_they_enter_and_where_they_leave() -> None:
     assert [port.tuple_count for port in middle.output_ports] == [90, 0]
     assert last.metrics["rows_published"] == 6
     assert last.metrics["rows_late"] == 2
+    assert last.metrics["state_bytes"] == 4096
+    assert last.metrics["watermark_ms"] == report.watermark_ms
+    assert (first.metrics["process_ms"], "process_ms" in last.metrics) == (600, False)
     assert [port.id for port in last.input_ports] == ["enriched"]
     for stats in (first, middle, last):
         assert stats.window_id == window(12)
@@ -75,3 +97,16 @@ def test_a_source_that_is_not_ours_and_a_first_window_do_no_harm() -> None:
     report = read_progress(bare, BatchWindow(window(3), NO_WINDOW, replay=True), 0)
     assert report.lag_messages == 0
     assert operator_stats(report, GRID, Place("a", topic=True, last=True)).window_count == 1
+
+
+def test_a_batch_without_a_watermark_or_time_says_nothing_of_them() -> None:
+    bare = {
+        **PROGRESS,
+        "eventTime": {"watermark": "1970-01-01T00:00:00.000Z"},
+        "processedRowsPerSecond": float("inf"),
+        "inputRowsPerSecond": float("nan"),
+    }
+    report = read_progress(bare, BatchWindow(window(3), NO_WINDOW, replay=False), 0)
+    assert report.watermark_ms is None
+    assert not {"rows_in_per_second", "rows_processed_per_second"} & set(report.phases)
+    assert "watermark_ms" not in operator_stats(report, GRID, Place("a", topic=True)).metrics

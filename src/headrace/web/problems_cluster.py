@@ -1,0 +1,175 @@
+"""What is wrong with the broker and its cluster, in the words of the front page. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from headrace.web import broker_types as t
+from headrace.web.problems_types import Action, Problem, Severity
+
+DISK_SHARE_WARNING = 0.10  # free
+DISK_SHARE_CRITICAL = 0.03
+GROUP_LAG = 10_000  # messages; below it nobody is woken
+
+
+def cluster_problems(
+    cluster: t.ClusterInfo | None,
+    server: t.ServerInfo | None,
+    groups: Iterable[t.GroupRow] = (),
+) -> list[Problem]:
+    """None: it could not be asked."""
+    found = list(_groups(groups))
+    if server is not None:
+        found += _disk(server)
+    if cluster is not None:
+        found += _cluster(cluster)
+    return found
+
+
+def unreachable(reason: str) -> Problem:
+    """The broker does not answer at all."""
+    return _problem(
+        "broker",
+        "broker",
+        "unreachable",
+        "critical",
+        "The broker does not answer",
+        "See whether it runs and what its log says; `headrace doctor` looks at ports and disk.",
+        reason,
+    )
+
+
+def _problem(
+    subject: str,
+    name: str,
+    kind: str,
+    severity: Severity,
+    title: str,
+    next_step: str,
+    detail: str = "",
+    actions: tuple[Action, ...] = (),
+) -> Problem:
+    return Problem(
+        id=f"{subject}/{name}/{kind}",
+        kind=kind,
+        severity=severity,
+        subject=subject,  # type: ignore[arg-type]  # a literal at every call above and below
+        name=name,
+        title=title,
+        detail=detail,
+        next_step=next_step,
+        actions=actions,
+    )
+
+
+def _cluster(cluster: t.ClusterInfo) -> Iterator[Problem]:
+    for node in cluster.data_nodes:
+        if not node.alive:
+            yield _problem(
+                "node",
+                str(node.id),
+                "node down",
+                "critical",
+                f"Data node {node.id} at {node.address} is down",
+                "Start it again. Its ranges are copied to other nodes meanwhile, if there are"
+                " enough.",
+                f"{node.ranges} ranges have a replica there",
+            )
+    if cluster.ranges_unavailable:
+        yield _problem(
+            "range",
+            "all",
+            "unavailable",
+            "critical",
+            f"{cluster.ranges_unavailable:,} ranges cannot be read: no replica is alive",
+            "Bring back one of the nodes that hold them; nothing is lost while their disks live.",
+        )
+    if cluster.ranges_under_replicated:
+        yield _problem(
+            "range",
+            "all",
+            "under-replicated",
+            "warning",
+            f"{cluster.ranges_under_replicated:,} ranges have fewer replicas than they should",
+            "It heals by itself once enough nodes are alive; add or restart a data node.",
+        )
+    yield from _managers(cluster)
+    yield from _standbys(cluster)
+
+
+def _managers(cluster: t.ClusterInfo) -> Iterator[Problem]:
+    for one in cluster.placement_managers:
+        if one.state in ("silent", "unreachable"):
+            yield _problem(
+                "node",
+                one.address,
+                "manager down",
+                "warning",
+                f"Placement manager {one.address} does not answer",
+                "Start it again: until then the cluster survives one loss less.",
+            )
+    if cluster.placement_managers and all(
+        one.state != "leader" for one in cluster.placement_managers
+    ):
+        yield _problem(
+            "node",
+            "leader",
+            "no leader",
+            "critical",
+            "No placement manager leads",
+            "Topics cannot be made and ranges cannot be moved: see whether etcd answers.",
+        )
+
+
+def _standbys(cluster: t.ClusterInfo) -> Iterator[Problem]:
+    several = len(cluster.data_nodes) > 1
+    standbys = [one for one in cluster.brokers if one.role != "leader"]
+    if several and cluster.brokers and not standbys:
+        yield _problem(
+            "broker",
+            "standby",
+            "standby missing",
+            "warning",
+            "There is no standby broker",
+            "Start a second one: clients wait until this one is back when it goes down.",
+        )
+
+
+def _disk(server: t.ServerInfo) -> Iterator[Problem]:
+    if not server.disk_total_bytes:
+        return
+    share = server.disk_free_bytes / server.disk_total_bytes
+    if share > DISK_SHARE_WARNING:
+        return
+    free = server.disk_free_bytes / (1 << 30)
+    yield _problem(
+        "node",
+        server.hostname,
+        "disk nearly full",
+        "critical" if share <= DISK_SHARE_CRITICAL else "warning",
+        f"The disk of {server.hostname} is nearly full: {free:.1f} GiB are left",
+        "Shorten the retention of large topics, delete what nobody needs, or add space:"
+        " a full disk refuses all new messages.",
+        f"{share:.0%} free",
+    )
+
+
+def _groups(groups: Iterable[t.GroupRow]) -> Iterator[Problem]:
+    for one in groups:
+        lag = one.lag or 0
+        if lag < GROUP_LAG or one.lag_per_second < 0:
+            continue
+        away = one.members == 0
+        if not away and one.lag_per_second == 0:
+            continue
+        yield _problem(
+            "group",
+            f"{one.stream}/{one.topic}/{one.name}",
+            "group lags",
+            "notice" if away else "warning",
+            f"Group {one.name} is {lag:,} messages behind on {one.stream}/{one.topic}",
+            "Nobody reads for it: start its consumers, or delete the group."
+            if away
+            else "It reads slower than messages arrive: add members, up to one per partition.",
+            f"{one.members} members, lag grows by {one.lag_per_second:,.0f} a second",
+        )
