@@ -163,9 +163,7 @@ class EmulatedContainer:
         self.write('  File "/opt/spark/python/shop.py", line 41, in revenue\n')
         self.write(f"{behaviour.error}\n")
         place = m.LogFileInfo(f"logs/{self.request.container_id}.log", self.log_bytes)
-        await client.report_error(
-            self.request.container_id, (operator.id,), behaviour.error, place
-        )
+        await client.report_error(self.request.container_id, (operator.id,), behaviour.error, place)
         if " failed on " not in behaviour.error:
             self.failed.add(operator.id)
 
@@ -216,9 +214,7 @@ class EmulatedContainer:
         self.taken += rows
         self.batch += 1
         progress = self._progress(rows, behaviour, now_ms, waiting - rows)
-        entered = BatchWindow(
-            window, self.previous if self.batch > 1 else NO_WINDOW, replay=False
-        )
+        entered = BatchWindow(window, self.previous if self.batch > 1 else NO_WINDOW, replay=False)
         report = read_progress(progress, entered, rows - behaviour.bad)
         if behaviour.bad and len(names) > 1:
             report = with_bad_rows(report, {names[1]: behaviour.bad})
@@ -274,7 +270,9 @@ class EmulatedContainer:
             ]
             if behaviour.state_rows
             else [],
-            "sources": [{"endOffset": offset(self.taken), "latestOffset": offset(self.taken + lag)}],
+            "sources": [
+                {"endOffset": offset(self.taken), "latestOffset": offset(self.taken + lag)}
+            ],
         }
 
     def _record(self, window: int) -> None:
@@ -363,12 +361,12 @@ def shop(name: str = "shop", *, instances: int = 1, live: bool = True) -> Applic
     return app
 
 
-def small(name: str) -> Application:
-    """One container: a topic and a copy of it."""
+def small(name: str, *, attempts: int = 1_000) -> Application:
+    """One container: a topic and a copy of it. `attempts` to recover."""
     app = Application(name, trigger="500 milliseconds")
     app.topic("events", "web/events", schema="kind string, n int")
 
-    @app.operator(to="web/counted", key="kind")
+    @app.operator(to="web/counted", key="kind", RECOVERY_ATTEMPTS=attempts)
     def counted(events: Any) -> Any:
         return events
 

@@ -28,9 +28,7 @@ def last_lines(disk: Disk, folder: str, lines: int, *, bytes_max: int) -> str:
     return "".join(text.splitlines(keepends=True)[-lines:])
 
 
-def last_lines_of(
-    disk: Disk, folder: str, container_id: str, lines: int, *, bytes_max: int
-) -> str:
+def last_lines_of(disk: Disk, folder: str, container_id: str, lines: int, *, bytes_max: int) -> str:
     """Of one container. Blocks."""
     text = _tail(disk, _file_of(disk, folder, container_id), bytes_max)
     return "".join(text.splitlines(keepends=True)[-lines:])

@@ -49,9 +49,7 @@ def window_point(stats: m.OperatorStats, now_ms: int) -> WindowPoint:
         rows_out=sum(port.tuple_count for port in stats.output_ports),
         lag=sum(port.queue_size for port in (*stats.input_ports, *stats.output_ports)),
         rows_late=number(ROWS_LATE),
-        rows_bad=sum(
-            number(name) for name in metrics if name.rpartition(".")[2] == ROWS_BAD
-        ),
+        rows_bad=sum(number(name) for name in metrics if name.rpartition(".")[2] == ROWS_BAD),
         state_rows=number(STATE_ROWS),
         state_bytes=number(STATE_BYTES),
         watermark_ms=number(WATERMARK_MS),

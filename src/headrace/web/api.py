@@ -38,6 +38,8 @@ from headrace.web import (
     message_api,
     overview_api,
     people_api,
+    pipeline_api,
+    pipeline_live,
     session_api,
     topic_api,
 )
@@ -50,12 +52,13 @@ from headrace.web.logins import Broker, Guarded, Logins
 from headrace.web.metrics import Measured, format_metrics
 from headrace.web.openapi import document
 from headrace.web.packages import SubmittedPackage, read_package
+from headrace.web.problems_broker import BrokerTrouble
 from headrace.web.sessions import Sessions
 from headrace.web.stram import Stram
 from headrace.web.stram import routes as stram_routes
 
 
-class Pipelines(Stram, Measured, Protocol):
+class Pipelines(Stram, Measured, pipeline_api.Watched, Protocol):
     """What this layer needs of the controller."""
 
     async def submit(self, package: SubmittedPackage) -> dict[str, Any]: ...
@@ -127,6 +130,13 @@ def create_app(
     overview_api.sample(sampler, live, catalogue, pipelines)
     group_api.sample(sampler, groups)
     cluster_api.sample(sampler, cluster, broker, catalogue)
+
+    async def pause() -> None:
+        await runtime.clock.sleep(0)
+
+    trouble = BrokerTrouble(runtime, catalogue, groups, cluster)
+    diagnosis = pipeline_api.Diagnosis(pipelines, runtime.clock.now_ms, pause, trouble.look)
+    pipeline_live.sample(sampler, live, diagnosis)
 
     def route(
         path: str,
@@ -207,6 +217,7 @@ def create_app(
             route("/api/pipelines/{name}/logs", logs),
             route("/metrics", metrics),
             route("/openapi.json", openapi),
+            *pipeline_api.routes(route, pipelines, diagnosis),
             *stram_routes(route, pipelines, runtime.clock.now_ms),
         ],
         middleware=[Middleware(SecurityHeaders)],

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from headrace.web import stram_types as t
 from headrace.web.openapi_broker import BROKER_DETAILS, Detail, Parameter
 from headrace.web.packages import SubmittedPackage
+from headrace.web.pipeline_openapi import PIPELINE_DETAILS
 from headrace.web.stram import BASE
 
 VERSION = "3.1.0"
@@ -26,6 +27,7 @@ _CONTAINERS = f"{BASE}/physicalPlan/containers"
 
 DETAILS: Mapping[tuple[str, str], Detail] = {
     **BROKER_DETAILS,
+    **PIPELINE_DETAILS,
     ("GET", "/health"): Detail("Whether the server answers.", text=True),
     ("GET", "/"): Detail("The dashboard's page.", text=True),
     ("GET", "/static/{path}"): Detail("A file of the dashboard.", text=True),

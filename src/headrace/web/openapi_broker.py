@@ -57,7 +57,8 @@ BROKER_DETAILS: Mapping[tuple[str, str], Detail] = {
         media_type="text/event-stream",
         query={
             "topics": Parameter(
-                "overview, topics, streams, groups, cluster, with commas between.",
+                "overview, topics, streams, groups, cluster, alerts, problems, pipeline/<name>,"
+                " with commas between.",
                 {"type": "string", "pattern": "^[a-z]+(,[a-z]+){0,31}$"},
                 required=True,
             )

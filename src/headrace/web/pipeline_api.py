@@ -16,6 +16,7 @@ from headrace.pipeline.history import WindowPoint
 from headrace.pipeline.windows import format_window
 from headrace.web import pipeline_errors, problems
 from headrace.web.exchange import json_answer, query_number
+from headrace.web.logins import Login
 from headrace.web.pipeline_graph import Graphs, graphs
 from headrace.web.problems_types import LastError, PipelineHealth, Problem, Situation
 from headrace.web.stram import AddRoute
@@ -24,7 +25,7 @@ ERRORS_MAX = 50
 LOG_LINES_MAX = 10_000
 POINTS_MAX = 180
 PIPELINE = "/api/pipelines/{name}"
-_LEVELS = ("", "INFO", "WARNING", "ERROR")
+LEVELS = ("", "INFO", "WARNING", "ERROR")
 _TRIGGER = re.compile(r"(\d+(?:\.\d+)?) (millisecond|second|minute|hour|day)s?\Z")
 _UNITS_MS = {
     "millisecond": 1,
@@ -165,9 +166,23 @@ class Diagnosis:
         return pipeline_errors.with_log(error, before)
 
 
+def visible(situation: Situation, login: Login) -> Situation:
+    """Without what names topics, for a user who may not see all of them."""
+    everywhere = None if login.permissions is None else login.permissions.everywhere
+    sees_all = login.may_manage or (
+        everywhere is not None and (everywhere.read_streams or everywhere.manage_streams)
+    )
+    if sees_all:
+        return situation
+    others = [
+        one for one in situation.problems if one.subject not in ("group", "topic", "pipeline")
+    ]
+    return problems.situation(situation.pipelines, others, situation.now_ms)
+
+
 def routes(add: AddRoute, watched: Watched, diagnosis: Diagnosis) -> list[Route]:
-    async def situation(_request: Request) -> Response:
-        return json_answer(await diagnosis.situation())
+    async def situation(request: Request) -> Response:
+        return json_answer(visible(await diagnosis.situation(), request.state.login))
 
     async def live(request: Request) -> Response:
         after_ms = query_number(request, "after_ms", 0)
@@ -178,8 +193,8 @@ def routes(add: AddRoute, watched: Watched, diagnosis: Diagnosis) -> list[Route]
 
     async def container_log(request: Request) -> Response:
         level = request.query_params.get("level", "").upper()
-        if level not in _LEVELS:
-            raise InvalidArgumentError(f"level must be one of {', '.join(_LEVELS[1:])}")
+        if level not in LEVELS:
+            raise InvalidArgumentError(f"level must be one of {', '.join(LEVELS[1:])}")
         lines = query_number(request, "lines", 200, LOG_LINES_MAX, least=1)
         name, container = request.path_params["name"], request.path_params["container"]
         # Lines of lower levels are read too, so that enough are left of the wanted ones.

@@ -50,7 +50,7 @@ def with_log(error: LastError, before: str) -> LastError:
 
 
 def filter_lines(text: str, level: str) -> str:
-    """Lines of a level and worse. A line without one belongs to the line before it (a traceback)."""
+    """Lines of a level and worse. A line without one (of a traceback) goes with the one before."""
     least = _RANKS.get(level.upper(), 0)
     if not least:
         return text

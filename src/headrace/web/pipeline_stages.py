@@ -50,9 +50,7 @@ def stages_of(
             first=not one["inputs"] or any(not each["local"] for each in one["inputs"]),
             terminal=one["query"] is not None,
             trend=trend(history.get(one["id"], ()), now_ms),
-            phases={
-                name: int(one["metrics"][name]) for name in _PHASES if name in one["metrics"]
-            },
+            phases={name: int(one["metrics"][name]) for name in _PHASES if name in one["metrics"]},
         )
         for one in view["operators"]
     ]

@@ -5,60 +5,60 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from headrace.web import broker_types as t
-from headrace.web.problems_types import Action, Problem, Severity
+from headrace.web.problems_types import Problem, Severity, Subject
+from headrace.wire.iggy.messages.system import Stats
 
+SILENT_MS = 20_000  # the broker is asked every five seconds
 DISK_SHARE_WARNING = 0.10  # free
 DISK_SHARE_CRITICAL = 0.03
 GROUP_LAG = 10_000  # messages; below it nobody is woken
 
 
-def cluster_problems(
-    cluster: t.ClusterInfo | None,
-    server: t.ServerInfo | None,
+def broker_problems(
+    stats: Stats | None,
+    silent_ms: int,
+    *,
+    cluster: t.ClusterInfo | None = None,
     groups: Iterable[t.GroupRow] = (),
 ) -> list[Problem]:
-    """None: it could not be asked."""
-    found = list(_groups(groups))
-    if server is not None:
-        found += _disk(server)
-    if cluster is not None:
-        found += _cluster(cluster)
-    return found
+    """What was heard of the broker `silent_ms` ago. None: nothing yet."""
+    if stats is None:
+        return []
+    if silent_ms > SILENT_MS:
+        return [_unreachable(silent_ms)]  # all else is of a moment that is over
+    found = [*_disk(stats), *_groups(groups)]
+    return found if cluster is None else [*found, *_cluster(cluster)]
 
 
-def unreachable(reason: str) -> Problem:
-    """The broker does not answer at all."""
+def _unreachable(silent_ms: int) -> Problem:
     return _problem(
         "broker",
         "broker",
         "unreachable",
         "critical",
-        "The broker does not answer",
+        f"The broker has not answered for {silent_ms / 1000:.0f} s",
         "See whether it runs and what its log says; `headrace doctor` looks at ports and disk.",
-        reason,
     )
 
 
 def _problem(
-    subject: str,
+    subject: Subject,
     name: str,
     kind: str,
     severity: Severity,
     title: str,
     next_step: str,
     detail: str = "",
-    actions: tuple[Action, ...] = (),
 ) -> Problem:
     return Problem(
         id=f"{subject}/{name}/{kind}",
         kind=kind,
         severity=severity,
-        subject=subject,  # type: ignore[arg-type]  # a literal at every call above and below
+        subject=subject,
         name=name,
         title=title,
         detail=detail,
         next_step=next_step,
-        actions=actions,
     )
 
 
@@ -135,19 +135,19 @@ def _standbys(cluster: t.ClusterInfo) -> Iterator[Problem]:
         )
 
 
-def _disk(server: t.ServerInfo) -> Iterator[Problem]:
-    if not server.disk_total_bytes:
+def _disk(stats: Stats) -> Iterator[Problem]:
+    if not stats.total_disk_space:
         return
-    share = server.disk_free_bytes / server.disk_total_bytes
+    share = stats.free_disk_space / stats.total_disk_space
     if share > DISK_SHARE_WARNING:
         return
-    free = server.disk_free_bytes / (1 << 30)
+    free = stats.free_disk_space / (1 << 30)
     yield _problem(
         "node",
-        server.hostname,
+        stats.hostname,
         "disk nearly full",
         "critical" if share <= DISK_SHARE_CRITICAL else "warning",
-        f"The disk of {server.hostname} is nearly full: {free:.1f} GiB are left",
+        f"The disk of {stats.hostname} is nearly full: {free:.1f} GiB are left",
         "Shorten the retention of large topics, delete what nobody needs, or add space:"
         " a full disk refuses all new messages.",
         f"{share:.0%} free",

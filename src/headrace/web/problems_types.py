@@ -9,6 +9,7 @@ import msgspec
 Severity = Literal["critical", "warning", "notice", "ok"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "notice", "ok")  # worst first
 CatchUp = Literal["caught up", "catching up", "never", "unknown"]
+Subject = Literal["pipeline", "node", "range", "group", "topic", "broker"]
 # A button that helps; the page knows how to ask for it.
 Action = Literal["resume", "scale", "kill", "logs", "errors", "dead letters", "deploy"]
 
@@ -19,7 +20,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     id: str  # the same as long as the problem is the same
     kind: str
     severity: Severity
-    subject: Literal["pipeline", "node", "range", "group", "topic", "broker"]
+    subject: Subject
     name: str
     title: str
     detail: str = ""

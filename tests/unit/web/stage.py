@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from headrace.client.iggy import IggyClient
 from headrace.errors import NotFoundError, UnauthenticatedError, UnavailableError
 from headrace.pipeline import views
+from headrace.pipeline.history import WindowPoint
 from headrace.pipeline.observations import Observations
 from headrace.runtime.system import system_runtime
 from headrace.web.api import create_app
@@ -73,6 +74,21 @@ class Pipelines:
             raise NotFoundError("no such application", name=name)
         view = views.details(self.driver.application, self.driver.now)
         return self.observations.annotate(view, self.driver.now)
+
+    def glance(self, name: str) -> dict[str, Any]:
+        return self.show(name)
+
+    def history(self, name: str) -> dict[int, tuple[WindowPoint, ...]]:
+        self.show(name)
+        return self.observations.history()
+
+    async def container_log(self, name: str, container_id: str, lines: int = 100) -> str:
+        if container_id not in [one["id"] for one in self.show(name)["containers"]]:
+            raise NotFoundError("no log of such a container", container_id=container_id)
+        return "".join(f"[info] line {number}\n[error] bad {number}\n" for number in range(9))
+
+    async def log_before(self, name: str, container_id: str, offset: int) -> str:
+        return f"[error] what stands before {offset}\n"
 
     def events(self, name: str, *, after: int = 0) -> Rows:
         self.show(name)

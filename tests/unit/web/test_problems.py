@@ -8,7 +8,8 @@ import pytest
 
 from headrace.pipeline import views
 from headrace.pipeline.history import WindowPoint
-from headrace.web.problems import health, situation, span, unreadable
+from headrace.web.problems import health, situation, unreadable
+from headrace.web.problems_findings import span
 from headrace.web.problems_types import PipelineHealth, Problem
 from headrace.wire.umbilical import messages as m
 from tests.unit.pipeline.test_state import Driver
@@ -156,9 +157,7 @@ def test_state_and_watermark() -> None:
         for one in points([0] * 5)
     ]
     driver = running()
-    found = health(
-        views.details(driver.application, NOW) | {"containers": []}, {1: behind}, NOW
-    )
+    found = health(views.details(driver.application, NOW) | {"containers": []}, {1: behind}, NOW)
     assert found.watermark_delay_seconds == pytest.approx(7_200)
     assert (found.state_rows, found.state_bytes) == (9, 2 << 30)
     assert sorted(kinds(found)) == ["large state", "watermark behind"]

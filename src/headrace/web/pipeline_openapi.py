@@ -1,0 +1,40 @@
+"""What the paths of the pipelines' pages take and give, for the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.web import pipeline_api as p
+from headrace.web.openapi_broker import Detail, Parameter
+from headrace.web.problems_types import Situation
+
+PIPELINE_DETAILS: Mapping[tuple[str, str], Detail] = {
+    ("GET", "/api/problems"): Detail(
+        "Everything that is wrong, worst first, and how all pipelines are.", Situation
+    ),
+    ("GET", f"{p.PIPELINE}/live"): Detail(
+        "One pipeline as its page shows it.",
+        p.PipelineLive,
+        query={
+            "after_ms": Parameter(
+                "Only windows that were heard of after this time.",
+                {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
+            )
+        },
+    ),
+    ("GET", f"{p.PIPELINE}/errors"): Detail(
+        "Its errors, newest first, each with its log lines.", p.PipelineErrors
+    ),
+    ("GET", f"{p.PIPELINE}/containers/{{container}}/logs"): Detail(
+        "The last lines of a container.",
+        text=True,
+        query={
+            "lines": Parameter(
+                "How many.", {"type": "integer", "minimum": 1, "maximum": p.LOG_LINES_MAX}
+            ),
+            "level": Parameter(
+                "Only these and worse.", {"type": "string", "enum": list(p.LEVELS[1:])}
+            ),
+        },
+    ),
+}

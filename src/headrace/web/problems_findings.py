@@ -1,0 +1,266 @@
+"""What is wrong with a pipeline, and what to do about it. Pure.
+
+Each finding is a sentence that names the part, and a next step that its reader can take now. The
+thresholds are for people who are woken by them: what repairs itself is no more than a notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from headrace.web.pipeline_stages import BUSY_SOME, Stage
+from headrace.web.problems_types import Bottleneck, PipelineHealth, Problem, Severity
+
+View = Mapping[str, Any]  # what `Controller.show` gives
+
+LAG_SECONDS_NOTICE = 10.0
+LAG_SECONDS_CRITICAL = 300.0
+CATCH_UP_SECONDS_LONG = 900.0
+SILENT_MS = 60_000  # no batch for so long although rows wait
+HEARTBEAT_MS = 15_000
+WATERMARK_SECONDS = 3600.0
+STATE_BYTES_LARGE = 1 << 30
+RESTARTS_MANY = 3  # of a container, lately
+LATELY_MS = 600_000
+ENDED = ("STOPPED", "FINISHED")
+
+
+def findings(
+    view: View, health: PipelineHealth, stages: Sequence[Stage], now_ms: int
+) -> Iterator[Problem]:
+    """What is wrong with a pipeline whose figures are known."""
+    if health.state in ENDED:
+        return
+    if health.state == "FAILED":
+        yield _failed(health)
+        return
+    yield from _of_containers(view, now_ms)
+    yield from _of_operators(view)
+    yield from _of_lag(view, health, stages)
+    yield from _of_rows(health)
+    yield from _of_state(health)
+
+
+def _problem(
+    name: str, kind: str, severity: Severity, title: str, next_step: str, **more: Any
+) -> Problem:
+    place = more.get("operator") or more.get("container") or ""
+    return Problem(
+        id="/".join(filter(None, ("pipeline", name, kind, place))),
+        kind=kind,
+        severity=severity,
+        subject="pipeline",
+        name=name,
+        title=title,
+        next_step=next_step,
+        **more,
+    )
+
+
+def _failed(health: PipelineHealth) -> Problem:
+    error = health.last_error
+    return _problem(
+        health.name,
+        "failed",
+        "critical",
+        f"{health.name} failed and is not tried again",
+        "Read the error and its log line. Deploy the fix, or resume if the cause is gone:"
+        " it goes on from its checkpoints.",
+        detail=_first_line(error.text) if error else "",
+        actions=("errors", "resume", "logs"),
+        operator=error.operator if error else "",
+    )
+
+
+def _of_containers(view: View, now_ms: int) -> Iterator[Problem]:
+    name = view["name"]
+    for one in view["containers"]:
+        number = one["index"] + 1
+        if one["state"] == "KILLED":
+            wait = max(0, (one["restart_at_ms"] or now_ms) - now_ms) / 1000
+            lately = _restarts_lately(view, one, now_ms)
+            severity: Severity = "critical" if lately >= RESTARTS_MANY else "warning"
+            yield _problem(
+                name,
+                "container down",
+                severity,
+                f"Container {number} of {name} is down, starts again in {wait:.0f} s",
+                "It goes on from its checkpoint by itself. If it comes down again, its log says"
+                " why.",
+                detail=f"exit status {one['exit_status']}, {lately} times in ten minutes",
+                actions=("logs", "errors"),
+                container=one["id"],
+            )
+        elif one["state"] in ("NEW", "ALLOCATED"):
+            yield _problem(
+                name,
+                "container starting",
+                "notice",
+                f"Container {number} of {name} is starting",
+                "Nothing to do: Spark needs some seconds.",
+                container=one["id"],
+            )
+        elif (one["heartbeat_age_ms"] or 0) > HEARTBEAT_MS:
+            yield _problem(
+                name,
+                "container silent",
+                "critical",
+                f"Container {number} of {name} has said nothing for "
+                f"{one['heartbeat_age_ms'] / 1000:.0f} s",
+                "It is replaced when its time-out is over. Look at its stack trace, or kill it"
+                " to have it replaced now.",
+                actions=("kill", "logs"),
+                container=one["id"],
+            )
+
+
+def _of_operators(view: View) -> Iterator[Problem]:
+    seen = set()
+    for one in view["operators"]:
+        if one["failures"] and one["name"] not in seen:
+            seen.add(one["name"])
+            yield _problem(
+                view["name"],
+                "operator fails",
+                "critical",
+                f"{one['name']} of {view['name']} fails again and again",
+                "Read the error beside its log line; the same rows are tried until it is fixed"
+                " or its attempts are used up.",
+                detail=_first_line(one["last_error"] or ""),
+                actions=("errors", "logs"),
+                operator=one["name"],
+                container=one["container"],
+            )
+
+
+def _of_lag(view: View, health: PipelineHealth, stages: Sequence[Stage]) -> Iterator[Problem]:
+    for one in stages:
+        silent = one.trend.silent_ms or 0
+        if one.trend.lag_rows and silent > SILENT_MS:
+            yield _problem(
+                health.name,
+                "standing still",
+                "critical",
+                f"{one.operator} of {health.name} has finished no batch for "
+                f"{silent / 1000:.0f} s, and {one.trend.lag_rows:,} rows wait",
+                "Its stack trace shows what it waits for; killing the container starts it anew.",
+                actions=("kill", "logs"),
+                operator=one.operator,
+                container=one.container,
+            )
+    late = health.lag_seconds or 0.0
+    if late < LAG_SECONDS_NOTICE or not health.lag_rows:
+        return
+    limiting = health.bottleneck
+    rates = (
+        f"{health.arrival_per_second:,.0f} rows/s arrive, {health.rows_per_second:,.0f} are"
+        f" processed; {health.lag_rows:,} wait"
+    )
+    if health.catch_up == "never":
+        yield _problem(
+            health.name,
+            "falls behind",
+            "critical" if late >= LAG_SECONDS_CRITICAL else "warning",
+            f"{health.name} is {span(late)} behind and does not catch up",
+            _faster(view, limiting),
+            detail=f"{rates}. {limiting.reason}." if limiting else rates,
+            actions=("scale",) if _can_scale(view, limiting) else ("logs",),
+            operator=limiting.operator if limiting else "",
+        )
+    elif health.catch_up == "catching up":
+        left = health.catch_up_seconds or 0.0
+        yield _problem(
+            health.name,
+            "catching up",
+            "warning" if left > CATCH_UP_SECONDS_LONG else "notice",
+            f"{health.name} is {span(late)} behind and caught up in about {span(left)}",
+            _faster(view, limiting) if left > CATCH_UP_SECONDS_LONG else "Nothing to do.",
+            detail=rates,
+        )
+
+
+def _faster(view: View, limiting: Bottleneck | None) -> str:
+    if limiting is None:
+        return "Give it more cores, or take more messages per batch (messages_max)."
+    if _can_scale(view, limiting):
+        return f"Run {limiting.operator} in more containers (scale)."
+    if limiting.busy < BUSY_SOME:
+        return "It waits between batches: shorten its trigger or raise messages_max."
+    return (
+        f"Give {limiting.operator} more cores or memory (VCORES, MEMORY_MB), or split it"
+        " with isolate."
+    )
+
+
+def _can_scale(view: View, limiting: Bottleneck | None) -> bool:
+    """An operator that keeps no state, as far as its reports tell, and reads others' rows."""
+    if limiting is None:
+        return False
+    copies = [one for one in view["operators"] if one["name"] == limiting.operator]
+    return all(one["inputs"] and "state_rows" not in one["metrics"] for one in copies)
+
+
+def _of_rows(health: PipelineHealth) -> Iterator[Problem]:
+    if health.rows_dead_lately:
+        yield _problem(
+            health.name,
+            "dead rows",
+            "warning",
+            f"{health.rows_dead_lately:,} bad rows of {health.name} were set aside or dropped",
+            "Look at the dead letters and their reasons, fix the cause, then send them again.",
+            detail=f"{health.rows_dead:,} in all",
+            actions=("dead letters",),
+        )
+    if health.rows_late_lately:
+        yield _problem(
+            health.name,
+            "late rows",
+            "warning",
+            f"{health.rows_late_lately:,} rows of {health.name} came too late and were dropped",
+            "Allow more delay in withWatermark, or find out which producer sends old rows.",
+            detail=f"{health.rows_late:,} in all",
+        )
+
+
+def _of_state(health: PipelineHealth) -> Iterator[Problem]:
+    delay = health.watermark_delay_seconds or 0.0
+    if delay > WATERMARK_SECONDS and health.catch_up == "caught up":
+        yield _problem(
+            health.name,
+            "watermark behind",
+            "notice",
+            f"The watermark of {health.name} is {span(delay)} behind",
+            "No newer rows came: windows stay open until they do. See whether a producer stopped.",
+        )
+    if health.state_bytes > STATE_BYTES_LARGE:
+        yield _problem(
+            health.name,
+            "large state",
+            "warning",
+            f"{health.name} keeps {health.state_bytes / (1 << 30):.1f} GiB of state",
+            "A watermark lets old state go; without one it grows for ever.",
+            detail=f"{health.state_rows:,} rows",
+        )
+
+
+def span(seconds: float) -> str:
+    """In the largest unit that leaves a number worth reading."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:300]
+
+
+def _restarts_lately(view: View, container: View, now_ms: int) -> int:
+    prefix = container["id"].rpartition(".")[0]
+    return sum(
+        one["type"] == "StopContainer"
+        and now_ms - one["time_ms"] <= LATELY_MS
+        and str(one.get("container", "")).rpartition(".")[0] == prefix
+        for one in view["events"]
+    )
