@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from headrace.web.people_api import ROLES
+from tests.browser.conftest import PHONE, READER, Opens
 from tests.browser.emulated_containers import Behaviour, shop, small
 from tests.browser.pipelines_stage import PipelinesStage
 
@@ -22,6 +24,7 @@ BAD_RECORD = "valid failed on shop/orders partition 0 offset 41 in window 6ab3c1
 @pytest.fixture(scope="module")
 def stage() -> Iterator[PipelinesStage]:
     with PipelinesStage() as made:
+        made.call(lambda client: client.create_user(*READER, permissions=ROLES["read"]))
         made.submit(shop(), Behaviour(state_rows=12_000, late=1))
         made.submit(shop("clicks"), Behaviour(arrives=9_000, takes=6_000, backlog=90_000, busy=1.0))
         made.submit(small("billing"), Behaviour(error=NO_PRICE, errors_left=1_000))
@@ -30,15 +33,8 @@ def stage() -> Iterator[PipelinesStage]:
 
 
 @pytest.fixture
-def page(stage: PipelinesStage, open_page: Any) -> Page:
-    opened: Page = open_page(stage.url)
-    return opened
-
-
-@pytest.fixture
-def reader_page(stage: PipelinesStage, open_page: Any) -> Page:
-    opened: Page = open_page(stage.url, user="reader")
-    return opened
+def page(stage: PipelinesStage, opens: Opens) -> Page:
+    return opens(base=stage)
 
 
 def visit(page: Page, stage: PipelinesStage, address: str) -> None:
@@ -98,11 +94,11 @@ def test_a_problem_leads_to_its_pipeline_and_to_the_error(
     expect(lines).to_contain_text('File "/opt/spark/python/shop.py", line 41')
 
 
-def test_it_is_calm_when_nothing_is_wrong(open_page: Any) -> None:
+def test_it_is_calm_when_nothing_is_wrong(opens: Opens) -> None:
     with PipelinesStage() as quiet:
         quiet.submit(small("calm"))
         quiet.until("calm", lambda view: view["rows"] > 0)
-        page = open_page(quiet.url)
+        page = opens(base=quiet)
         expect(page.locator(".hero h1")).to_have_text("Nothing is wrong")
         expect(page.locator(".hero .lead")).to_contain_text("1 running pipeline keeps up")
         expect(page.locator(".problem-card")).to_have_count(0)
@@ -197,10 +193,12 @@ def test_the_list_filters_and_keeps_its_address(page: Page, stage: PipelinesStag
     expect(page.locator("h1")).to_have_text("calm")
 
 
-def test_an_unknown_pipeline_is_said_to_be_unknown(page: Page, stage: PipelinesStage) -> None:
-    page.expected_errors = [404]  # type: ignore[attr-defined]
+def test_an_unknown_pipeline_is_said_to_be_unknown(
+    page: Page, stage: PipelinesStage, complaints: list[str]
+) -> None:
     visit(page, stage, "/pipelines/nothing")
     expect(page.get_by_role("alert")).to_contain_text("no such application")
+    complaints.clear()  # the browser says that it got a 404
 
 
 # doing
@@ -328,8 +326,10 @@ def test_a_failed_pipeline_is_resumed_from_the_front_page(
 # who may
 
 
-def test_a_reader_sees_everything_and_no_button(reader_page: Page, stage: PipelinesStage) -> None:
-    page = reader_page
+def test_a_reader_sees_everything_and_no_button(
+    stage: PipelinesStage, opens: Opens, complaints: list[str]
+) -> None:
+    page = opens(base=stage, user=READER)
     expect(page.locator('.problem-card[data-kind="operator fails"]')).to_be_visible()
     expect(page.get_by_role("button", name="Scale")).to_have_count(0)
     visit(page, stage, "/pipelines/shop?operator=valid")
@@ -339,17 +339,17 @@ def test_a_reader_sees_everything_and_no_button(reader_page: Page, stage: Pipeli
     visit(page, stage, "/pipelines/shop?tab=containers")
     expect(page.get_by_role("button", name="Stack trace").first).to_be_visible()
     expect(page.get_by_role("button", name="Kill")).to_have_count(0)
-    page.expected_errors = [403]  # type: ignore[attr-defined]
     status = page.evaluate(
         "fetch('/ws/v2/stram/shop/shutdown', {method: 'POST',"
         " headers: {'x-headrace-page': '1'}}).then((answer) => answer.status)"
     )
     assert status == 403
+    complaints.clear()  # the browser says that it was refused
     assert stage.show("shop")["state"] == "RUNNING"
 
 
-def test_narrow_windows_have_no_sideways_scroll(stage: PipelinesStage, open_page: Any) -> None:
-    page = open_page(stage.url, size=(390, 844), theme="dark")
+def test_narrow_windows_have_no_sideways_scroll(stage: PipelinesStage, opens: Opens) -> None:
+    page = opens(base=stage, size=PHONE, theme="dark")
     for address in (
         "/",
         "/pipelines",
