@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from headrace.client.umbilical import UmbilicalClient, load_token
+from headrace.ids import WindowId
 from headrace.pipeline.application import Application
 from headrace.pipeline.deploy import UNTIL
 from headrace.pipeline.launcher import LaunchRequest
 from headrace.pipeline.packages import PackageSpec
 from headrace.pipeline.plans import to_plan
 from headrace.pipeline.reports import Place, operator_stats, read_progress, with_bad_rows
+from headrace.pipeline.vitals import Vitals
 from headrace.pipeline.windowlog import BatchWindow
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid, format_window
 from headrace.runtime.interfaces import Process, Runtime
@@ -29,6 +31,7 @@ from headrace.wire.umbilical import messages as m
 
 BEAT_SECONDS = 0.2
 CHECKPOINT_MS = 35
+STATEFUL = ("revenue", "counted")
 
 
 @dataclass
@@ -36,7 +39,7 @@ class Behaviour:
     arrives: int = 1_000  # rows a second
     takes: int = 5_000  # at most, of each container
     backlog: int = 0
-    busy: float = 0.35  # share of the time in batches
+    busy: float = 0.35  # share of the time in batches, of what reads the topic
     late: int = 0  # of each batch
     bad: int = 0
     state_rows: int = 0
@@ -114,11 +117,16 @@ class EmulatedContainer:
     batch: int = 0
     log_bytes: int = 0
     taken: int = 0
-    previous: int = NO_WINDOW
+    previous: WindowId = NO_WINDOW
+    vitals: Vitals | None = None
 
     @property
     def application(self) -> str:
         return self.request.application_path.rpartition("/")[2]
+
+    @property
+    def reads_topic(self) -> bool:
+        return any(not one.inputs for one in self.operators.values())
 
     @property
     def behaviour(self) -> Behaviour:
@@ -139,6 +147,7 @@ class EmulatedContainer:
         if context is None:
             return 1
         grid = WindowGrid(context.start_window_millis, 500)
+        self.vitals = Vitals.from_context(context)
         while True:
             if self.operators and self.behaviour.crashes:
                 self.log("error", "container_failed", "reason='OutOfMemoryError: Java heap space'")
@@ -179,19 +188,25 @@ class EmulatedContainer:
             gc_collection_count=self.batch // 7,
             stats=m.ContainerStats(
                 self.request.container_id,
-                tuple(
-                    m.OperatorHeartbeat(
-                        id_,
-                        self._state(id_),
-                        window_stats=stats.get(id_, ()),
-                        request_response=tuple(self.answers.pop(id_, ())),
-                    )
-                    for id_ in sorted(self.operators)
+                self._complete(
+                    [
+                        m.OperatorHeartbeat(
+                            id_,
+                            self._state(id_),
+                            window_stats=stats.get(id_, ()),
+                            request_response=tuple(self.answers.pop(id_, ())),
+                        )
+                        for id_ in sorted(self.operators)
+                    ]
                 ),
             ),
             sent_tms=now_ms,
             stack_trace=trace,
         )
+
+    def _complete(self, reports: Sequence[m.OperatorHeartbeat]) -> tuple[m.OperatorHeartbeat, ...]:
+        assert self.vitals is not None
+        return self.vitals.complete(reports, 200_000_000 * self.batch)
 
     def _state(self, id_: int) -> m.DeployState:
         if id_ in self.failed:
@@ -199,13 +214,13 @@ class EmulatedContainer:
         return m.DeployState.SHUTDOWN if id_ in self.ending else m.DeployState.ACTIVE
 
     def _batch(
-        self, grid: WindowGrid, window: int, now_ms: int
+        self, grid: WindowGrid, window: WindowId, now_ms: int
     ) -> dict[int, tuple[m.OperatorStats, ...]]:
         """A micro-batch of all operators here."""
         if not self.operators or self.failed:
             return {}
         behaviour, names = self.behaviour, [one.name for one in self.operators.values()]
-        reads_topic = any(not one.inputs for one in self.operators.values())
+        reads_topic = self.reads_topic
         share = 0.5  # a window's seconds
         waiting = behaviour.backlog + round(behaviour.arrives * share) if reads_topic else 0
         rows = min(waiting, round(behaviour.takes * share)) if reads_topic else 400
@@ -220,7 +235,7 @@ class EmulatedContainer:
             report = with_bad_rows(report, {names[1]: behaviour.bad})
         self.previous = window
         self._record(window)
-        found = {}
+        found: dict[int, tuple[m.OperatorStats, ...]] = {}
         for index, info in enumerate(self.operators.values()):
             place = Place(
                 info.name,
@@ -228,7 +243,7 @@ class EmulatedContainer:
                 topic=not info.inputs,
                 first=index == 0,
                 last=index == len(names) - 1,
-                stateful=behaviour.state_rows > 0 and index == len(names) - 1,
+                stateful=behaviour.state_rows > 0 and info.name in STATEFUL,
             )
             found[info.id] = (operator_stats(report, grid, place),)
         return found
@@ -237,7 +252,7 @@ class EmulatedContainer:
         self, rows: int, behaviour: Behaviour, now_ms: int, lag: int
     ) -> Mapping[str, Any]:
         """As Spark would tell it."""
-        duration = round(500 * behaviour.busy)
+        duration = round(500 * (behaviour.busy if self.reads_topic else 0.3))
 
         def offset(at: int) -> str:
             return json.dumps({"v": 1, "c": "", "p": {"9/0": [0, at]}})
@@ -291,6 +306,8 @@ class EmulatedContainer:
             self.ending.discard(id_)
         for info in response.deploy_request:
             self.operators[info.id] = info
+            assert self.vitals is not None
+            self.vitals.on_deploy([info])
             self.log("info", "deployed", f"operator={info.name} run={info.run_id}")
             if UNTIL in info.context_attributes:
                 self.ending.add(info.id)

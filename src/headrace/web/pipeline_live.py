@@ -55,4 +55,4 @@ def sample(sampler: Sampler, live: Live, diagnosis: Diagnosis) -> None:
             return  # it cannot be read, or was replaced a moment ago
         live.publish(topic, lambda _login: value)
 
-    sampler.add("alerts", alerts, seconds=SECONDS)
+    sampler.add("alerts", alerts, seconds=SECONDS, also=("problems",))

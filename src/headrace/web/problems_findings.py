@@ -116,15 +116,20 @@ def _of_containers(view: View, now_ms: int) -> Iterator[Problem]:
 
 
 def _of_operators(view: View) -> Iterator[Problem]:
+    down = {one["id"] for one in view["containers"] if one["state"] != "ACTIVE"}
     seen = set()
     for one in view["operators"]:
-        if one["failures"] and one["name"] not in seen:
+        # All operators of a container that is down have failed with it: that is one problem.
+        if one["failures"] and one["name"] not in seen and one["container"] not in down:
             seen.add(one["name"])
+            again = one["failures"] > 1
             yield _problem(
                 view["name"],
                 "operator fails",
-                "critical",
-                f"{one['name']} of {view['name']} fails again and again",
+                "critical" if again else "warning",
+                f"{one['name']} of {view['name']} fails again and again"
+                if again
+                else f"{one['name']} of {view['name']} failed and is tried again",
                 "Read the error beside its log line; the same rows are tried until it is fixed"
                 " or its attempts are used up.",
                 detail=_first_line(one["last_error"] or ""),

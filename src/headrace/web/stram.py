@@ -153,7 +153,13 @@ def routes(add: AddRoute, stram: Stram, now_ms: Callable[[], int]) -> list[Route
 
     async def recording(request: Request) -> Response:
         name = request.path_params["application"]
-        rows = await stram.recorded(name, request.path_params["recording"])
+        wanted = request.path_params["recording"]
+        try:
+            rows = await stram.recorded(name, wanted)
+        except NotFoundError:
+            if not any(one.get("recording") == wanted for one in stram.events(name)):
+                raise
+            rows = []  # it was started, and no window has passed yet
         return json_answer(t.Recorded(windows=rows))
 
     async def resume(name: str, _request: Request) -> t.Done:

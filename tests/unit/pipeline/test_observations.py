@@ -118,7 +118,7 @@ def test_levels_are_checked() -> None:
 def test_the_last_windows_are_remembered_as_points() -> None:
     observed = Observations()
     port = m.PortStats("output", 10, NOW, 500, 7)
-    metrics = {
+    metrics: dict[str, m.Value] = {
         "batch_duration_ms": 300,
         "rows_late": 1,
         "ok.bad_rows": 2,

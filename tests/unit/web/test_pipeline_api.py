@@ -121,7 +121,7 @@ def test_names_of_topics_are_for_those_who_may_see_them() -> None:
 async def test_open_pages_are_fed_and_only_those() -> None:
     runtime = system_runtime()
     live, pipelines = Live(runtime), Pipelines()
-    sampler = Collected(runtime, live)
+    sampler = Sampler(runtime, live)
     pauses = []
 
     async def pause() -> None:
@@ -134,7 +134,8 @@ async def test_open_pages_are_fed_and_only_those() -> None:
     sample(sampler, live, diagnosis)
     reader = asyncio.create_task(first_frames(live, "problems", "pipeline/shop"))
     await asyncio.sleep(0)
-    alerts = await sampler.samples["alerts"]()
+    (fed,) = sampler._sampled
+    alerts = await fed.sample()
     assert alerts(Login("a", may_manage=True)).warning == 1
     frames = await reader
     assert [frame.split(b"\n")[0] for frame in frames] == [
@@ -159,17 +160,6 @@ async def test_a_pipeline_that_vanishes_while_it_is_looked_at_is_left_out() -> N
 
     found = await Diagnosis(Vanishing(), lambda: 1, nothing, nothing).situation()
     assert found.pipelines == ()
-
-
-class Collected(Sampler):
-    """Takes no samples by itself."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.samples: dict[str, Any] = {}
-
-    def add(self, topic: str, sample: Any, **times: float) -> None:
-        self.samples[topic] = sample
 
 
 async def first_frames(live: Live, *topics: str) -> list[bytes]:

@@ -124,7 +124,12 @@ def test_an_operator_that_fails_is_named() -> None:
     driver.beat(CONTAINER, m.OperatorHeartbeat(2, m.DeployState.FAILED), report(1, 3, driver.now))
     found = judged(driver)
     assert "operator fails" in kinds(found)
-    assert found.problems[0].operator == "revenue"
+    assert (found.severity, found.problems[0].operator) == ("warning", "revenue")
+    assert "failed and is tried again" in found.sentence
+    driver.application.operators[2].failures = 2  # type: ignore[index]
+    found = judged(driver)
+    assert found.severity == "critical"
+    assert "fails again and again" in found.sentence
 
 
 def test_a_container_that_says_nothing_is_critical() -> None:

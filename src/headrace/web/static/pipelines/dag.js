@@ -6,8 +6,8 @@ import { compact as count } from "../format.js";
 import { keyed, set } from "./svg.js";
 import { rows as rate } from "./words.js";
 
-const NODE = { width: 196, height: 92 };
-const GAP = { x: 84, y: 34 };
+const NODE = { width: 216, height: 92 };
+const GAP = { x: 76, y: 38 };
 const MARGIN = 26;
 const CONTAINER_PAD = 14;
 

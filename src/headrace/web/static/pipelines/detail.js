@@ -79,7 +79,7 @@ function makeFigures() {
       made.catchUp.set(catchUp(health), health.catch_up === "never" ? "more arrives than it takes" : "");
       made.rate.set(rows(health.rows_per_second), `${rows(health.arrival_per_second)} arrive`);
       made.bottleneck.set(health.bottleneck?.operator ?? "none", health.bottleneck ? `${percent(health.bottleneck.busy)} busy, ${f.duration(health.bottleneck.batch_ms)} a batch` : "nothing limits it");
-      made.watermark.set(health.watermark_delay_seconds === null ? "–" : seconds(Math.round(health.watermark_delay_seconds)), health.watermark_delay_seconds === null ? "no watermark" : "");
+      made.watermark.set(seconds(health.watermark_delay_seconds), health.watermark_delay_seconds === null ? "no watermark" : "");
       made.late.set(f.compact(health.rows_late), health.rows_late_lately ? `${f.compact(health.rows_late_lately)} lately` : "none lately");
       made.dead.set(f.compact(health.rows_dead), health.rows_dead_lately ? `${f.compact(health.rows_dead_lately)} lately` : "none lately");
       made.state.set(health.state_rows ? f.bytes(health.state_bytes) : "none", health.state_rows ? `${f.compact(health.state_rows)} rows` : "");
@@ -101,9 +101,6 @@ route("/pipelines/:name", "Pipeline", async (ctx) => {
   let lastEvent = first.events.at(-1)?.id ?? 0;
   const problems = makeProblems(ctx.session, { linked: false });
   const figures = makeFigures();
-  const state = h("span", { class: "state-place" });
-  const sentence = h("span", {});
-  const summary = h("p", { class: "summary", role: "status" }, state, sentence);
   const page = { ctx, name, live: () => live };
   const tabs = [graphTab(page), containersTab(page), eventsTab(page), errorsTab(page), logsTab(page), lettersTab(page)];
   const strip = h("nav", { class: "tabs", "aria-label": "Parts of the pipeline" }, tabs.map((tab) => {
@@ -112,7 +109,7 @@ route("/pipelines/:name", "Pipeline", async (ctx) => {
     return tab.link;
   }));
   const place = h("div", { class: "tab-place" });
-  replace(ctx.main, summary, problems.node, figures.node, strip, place);
+  replace(ctx.main, problems.node, figures.node, strip, place);
   let current = null;
 
   function choose(id, byUser = false) {
@@ -130,13 +127,12 @@ route("/pipelines/:name", "Pipeline", async (ctx) => {
 
   function draw() {
     const { health } = live;
-    const sign = `${health.state} ${live.graphs.logical.nodes.length}`;
+    const sentence = health.problems.length ? "" : health.sentence;
+    const sign = `${health.state} ${health.severity} ${sentence} ${live.graphs.logical.nodes.length}`;
     if (sign !== headSign) {
       headSign = sign;
-      ctx.head({ title: name, crumbs: [["Pipelines", "#/pipelines"]], actions: headActions(name, page.live, ctx.session) });
+      ctx.head({ title: name, crumbs: [["Pipelines", "#/pipelines"]], lead: sentence, actions: [stateBadge(health), ...headActions(name, page.live, ctx.session)] });
     }
-    replace(state, stateBadge(health));
-    setText(sentence, health.problems.length ? "" : health.sentence);
     problems.update(health.problems);
     figures.update(live);
     for (const tab of tabs) setText(tab.counter, tab.count ? tab.count(live) : "");

@@ -1,7 +1,7 @@
 // The live graph, the operator that was chosen in it, and the windows and checkpoints below.
 
 import { get, path } from "../api.js";
-import { badge, button, card, dialog, h, icon, replace, setText } from "../dom.js";
+import { badge, button, card, dialog, h, replace } from "../dom.js";
 import * as f from "../format.js";
 import { setQuery } from "../router.js";
 import * as act from "./actions.js";
@@ -63,7 +63,7 @@ export function graphTab({ ctx, name, live }) {
     const sign = JSON.stringify([operator, first.properties, copies.length, copies.map((one) => one.recording_id), value.health.state]);
     if (panel.dataset.sign !== sign) {
       panel.dataset.sign = sign;
-      replace(panel, panelHead(value, copies, node), h("div", { class: "columns" }, h("div", {}, h("h3", {}, "Now"), h("dl", { class: "facts" })), properties(first), attributes(first)));
+      replace(panel, panelHead(value, copies, node), h("div", { class: "operator-parts" }, h("div", {}, h("h3", {}, "Now"), h("dl", { class: "facts" })), properties(first), attributes(first)));
     }
     const sum = (field) => copies.reduce((total, one) => total + one[field], 0);
     replace(panel.querySelector(".facts"),
@@ -120,8 +120,10 @@ export function graphTab({ ctx, name, live }) {
     const look = async () => {
       try {
         const { windows } = await get(path`/ws/v2/stram/${name}/recordings/${id}`);
-        replace(place, windows.slice(-8).reverse().map((one) => h("div", {}, h("h3", {}, `Window ${one.window}`), h("pre", { class: "sample" }, one.rows.map((row) => JSON.stringify(row)).join("\n")))));
-      } catch { /* nothing is recorded yet */ }
+        if (windows.length) replace(place, windows.slice(-8).reverse().map((one) => h("div", {}, h("h3", {}, `Window ${one.window}`), h("pre", { class: "sample" }, one.rows.map((row) => JSON.stringify(row)).join("\n")))));
+      } catch (error) {
+        replace(place, h("p", { class: "problem" }, error.message));
+      }
       timer = setTimeout(look, 1000);
     };
     look();

@@ -5,7 +5,8 @@ import { svg as s } from "../dom.js";
 import { clock, compact as count, duration as milliseconds } from "../format.js";
 import { keyed, set } from "./svg.js";
 
-const SPAN_MS = 90_000;
+const SPAN_MS = 90_000; // at most; of a pipeline that is younger, its life
+const SPAN_MS_MIN = 20_000;
 const LANE = 64;
 const LAG = 74;
 const LEFT = 132;
@@ -13,7 +14,14 @@ const RIGHT = 12;
 const TOP = 8;
 const AXIS = 22;
 
+/** Instances of one operator are told apart by their number. */
+function label(one, rows) {
+  const copies = rows.filter((each) => each.operator === one.operator);
+  return copies.length > 1 ? `${one.operator} ${copies.indexOf(one) + 1}` : one.operator;
+}
+
 export function makeTimeline() {
+  let span = SPAN_MS;
   const lanes = s("g");
   const lag = s(
     "g",
@@ -32,10 +40,12 @@ export function makeTimeline() {
     const height = TOP + rows.length * LANE + LAG + AXIS;
     set(drawing, { viewBox: `0 0 ${width} ${height}`, width, height });
     const end = live.now_ms;
-    const x = (ms) => LEFT + ((ms - end + SPAN_MS) / SPAN_MS) * (width - LEFT - RIGHT);
+    const first = Math.min(...windows.map((one) => one.at_ms[0] ?? end));
+    span = Math.min(SPAN_MS, Math.max(SPAN_MS_MIN, end - first + 1_000));
+    const x = (ms) => LEFT + ((ms - end + span) / span) * (width - LEFT - RIGHT);
     keyed(
       lanes,
-      rows.map((one, index) => ({ ...one, index })),
+      rows.map((one, index) => ({ ...one, index, label: label(one, rows) })),
       (one) => one.id,
       () =>
         s(
@@ -56,14 +66,14 @@ export function makeTimeline() {
   function drawLane(element, one, live, x, width) {
     const [base, trigger, name, figure, bars] = element.children;
     const bottom = TOP + (one.index + 1) * LANE - 12;
-    const inside = one.at_ms.map((at, index) => index).filter((index) => one.at_ms[index] > live.now_ms - SPAN_MS);
+    const inside = one.at_ms.map((at, index) => index).filter((index) => one.at_ms[index] > live.now_ms - span);
     const limit = live.trigger_ms ?? live.window_ms;
     const top = Math.max(limit * 1.15, ...inside.map((index) => one.duration_ms[index]));
     const tall = (ms) => (ms / top) * (LANE - 22);
     set(base, { x1: LEFT, x2: width - RIGHT, y1: bottom, y2: bottom });
     set(trigger, { x1: LEFT, x2: width - RIGHT, y1: bottom - tall(limit), y2: bottom - tall(limit) });
     set(trigger.firstChild, { text: `a batch may take ${milliseconds(limit)}: the trigger` });
-    set(name, { y: bottom - 22, text: one.operator.length > 18 ? `${one.operator.slice(0, 17)}…` : one.operator });
+    set(name, { y: bottom - 22, text: one.label.length > 18 ? `${one.label.slice(0, 17)}…` : one.label });
     const last = one.duration_ms.at(-1);
     set(figure, { y: bottom - 6, text: last === undefined ? "no window yet" : `${milliseconds(last)} a batch` });
     keyed(
@@ -99,7 +109,7 @@ export function makeTimeline() {
     const [name, figure, area, line] = lag.children;
     const bottom = top + LAG - 8;
     // What waits anywhere: of each operator the value that held at a moment.
-    const times = [...new Set(windows.flatMap((one) => one.at_ms))].filter((at) => at > end - SPAN_MS).sort((a, b) => a - b);
+    const times = [...new Set(windows.flatMap((one) => one.at_ms))].filter((at) => at > end - span).sort((a, b) => a - b);
     const points = times.map((at) => [at, windows.reduce((sum, one) => sum + valueAt(one, at), 0)]);
     const most = Math.max(1, ...points.map((one) => one[1]));
     const y = (value) => bottom - (value / most) * (LAG - 26);
@@ -113,8 +123,8 @@ export function makeTimeline() {
   }
 
   function drawAxis(x, height, end) {
-    const step = 15_000;
-    const first = Math.ceil((end - SPAN_MS) / step) * step;
+    const step = span > 45_000 ? 15_000 : 5_000;
+    const first = Math.ceil((end - span) / step) * step;
     const ticks = [];
     for (let at = first; at <= end; at += step) ticks.push(at);
     keyed(

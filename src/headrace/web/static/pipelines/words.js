@@ -8,6 +8,8 @@ const KINDS = { critical: "bad", warning: "warn", notice: "busy", ok: "good" };
 const ICONS = { critical: "alert", warning: "alert", notice: "pulse", ok: "check" };
 const STATES = { RUNNING: "good", STOPPING: "busy", STOPPED: "quiet", FINISHED: "quiet", FAILED: "bad", UNREADABLE: "bad" };
 
+/** What runs no more has a sign of its own. */
+export const healthIcon = (one) => (one.severity === "ok" && one.state !== "RUNNING" ? icon("stop", { class: "icon faint" }) : severityIcon(one.severity));
 export const severityIcon = (severity) => icon(ICONS[severity], { class: `icon severity-${severity}` });
 export const severityClass = (severity) => KINDS[severity];
 
@@ -20,7 +22,11 @@ export function stateBadge({ state, severity }) {
 export const rows = (perSecond) => `${f.compact(round(perSecond))} rows/s`;
 const round = (value) => (value >= 100 ? Math.round(value) : Math.round(value * 10) / 10);
 
-export const seconds = (value) => (value === null || value === undefined ? "–" : f.duration(1000 * value));
+/** Whole seconds: nobody waits for less. */
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  return value > 0 && value < 1 ? "1 s" : f.duration(1000 * Math.round(value));
+}
 
 export function lag(health) {
   if (health.lag_seconds === null) return "–";
