@@ -14,6 +14,7 @@ from headrace.web.people_api import ROLES
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning
 from headrace.wire.iggy.userheaders import UserHeader, encode_headers, key_header
+from tests.browser.pipelines_stage import PipelinesStage, fill_letters, submit_all
 from tests.dashboard_stack import ROOT, Stack
 
 CHROMIUM = "/usr/bin/chromium"
@@ -68,6 +69,15 @@ def _arrow() -> bytes:
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return bytes(sink.getvalue())
+
+
+@pytest.fixture(scope="session")
+def stage() -> Iterator[PipelinesStage]:
+    """A server of its own, with pipelines in trouble."""
+    with PipelinesStage() as started:
+        started.call(fill_letters)
+        submit_all(started)
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -367,7 +367,7 @@ def shop(name: str = "shop", *, instances: int = 1, live: bool = True) -> Applic
     def valid(orders: Any, *, minimum: int = 1) -> Any:
         return orders
 
-    @app.operator(instances=instances, isolate=True)
+    @app.operator(instances=instances, isolate=True, STATELESS=True)
     def enriched(valid: Any, *, currency: str = "EUR") -> Any:
         return valid
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -11,15 +12,24 @@ from unittest.mock import patch
 import msgspec
 
 from headrace.assembly import control_plane
+from headrace.client.iggy import IggyClient
 from headrace.config.controller import ControllerSettings
 from headrace.config.settings import Settings
 from headrace.pipeline.application import Application
 from headrace.pipeline.controller import Controller
 from headrace.runtime.system import system_runtime
-from tests.browser.emulated_containers import Behaviour, EmulatedLauncher, package
+from headrace.web.people_api import ROLES
+from headrace.wire.iggy.messages.messages import Message
+from headrace.wire.iggy.primitives import Partitioning
+from headrace.wire.iggy.userheaders import UserHeader, encode_headers, key_header
+from tests.browser.emulated_containers import Behaviour, EmulatedLauncher, package, shop, small
 from tests.dashboard_stack import Stack
 
 T = TypeVar("T")
+
+READER = ("reader", "reader")
+LETTERS = 5
+NO_PRICE = "ValueError: no price for sku 'X-7'"
 
 SETTINGS = ControllerSettings(
     tick_interval_ms=100,
@@ -73,3 +83,36 @@ class PipelinesStage(Stack):
 
     def _settings(self) -> Settings:
         return msgspec.structs.replace(super()._settings(), controller=SETTINGS)
+
+
+def submit_all(stage: PipelinesStage) -> None:
+    """One that works, one that falls behind, one that fails, one to try things on."""
+    stage.submit(shop(), Behaviour(state_rows=12_000, late=1, bad=1))
+    stage.submit(shop("clicks"), Behaviour(arrives=9_000, takes=6_000, backlog=90_000, busy=1.0))
+    stage.submit(small("billing"), Behaviour(error=NO_PRICE, errors_left=1_000))
+    stage.submit(small("calm"))
+
+
+async def fill_letters(client: IggyClient) -> None:
+    """A user who may only read, and dead letters of `valid` in the pipeline `shop`."""
+    await client.create_user(*READER, permissions=ROLES["read"])
+    await client.create_stream("shop")
+    await client.create_topic("shop", "orders")
+    await client.create_topic("shop", "valid.dead_letter")
+    first = Partitioning.to_partition(0)
+    letters = [_letter(number) for number in range(LETTERS)]
+    await client.send("shop", "valid.dead_letter", letters, partitioning=first)
+
+
+def _letter(number: int) -> Message:
+    headers = {
+        "headrace.reason": f"qty > 0 does not hold ({-number})",
+        "headrace.operator": "valid",
+        "headrace.stream": "shop",
+        "headrace.topic": "orders",
+        "headrace.partition": "0",
+        "headrace.offset": str(100 + number),
+    }
+    own = encode_headers([UserHeader.of(name, value) for name, value in headers.items()])
+    payload = json.dumps({"sku": f"s{number}", "qty": -number}).encode()
+    return Message(payload=payload, headers=key_header(b"k%d" % number) + own)

@@ -6,30 +6,14 @@ Pipelines are emulated (`emulated_containers`); controller, broker, API and page
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from headrace.web.people_api import ROLES
 from tests.browser.conftest import PHONE, READER, Opens
-from tests.browser.emulated_containers import Behaviour, shop, small
-from tests.browser.pipelines_stage import PipelinesStage
-
-NO_PRICE = "ValueError: no price for sku 'X-7'"
-BAD_RECORD = "valid failed on shop/orders partition 0 offset 41 in window 6ab3c1f200000011: no qty"
-
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[PipelinesStage]:
-    with PipelinesStage() as made:
-        made.call(lambda client: client.create_user(*READER, permissions=ROLES["read"]))
-        made.submit(shop(), Behaviour(state_rows=12_000, late=1))
-        made.submit(shop("clicks"), Behaviour(arrives=9_000, takes=6_000, backlog=90_000, busy=1.0))
-        made.submit(small("billing"), Behaviour(error=NO_PRICE, errors_left=1_000))
-        made.submit(small("calm"))
-        yield made
+from tests.browser.emulated_containers import Behaviour, small
+from tests.browser.pipelines_stage import NO_PRICE, PipelinesStage
 
 
 @pytest.fixture
@@ -92,19 +76,6 @@ def test_a_problem_leads_to_its_pipeline_and_to_the_error(
     lines = page.locator(".log-lines").first
     expect(lines).to_contain_text("query_failed")
     expect(lines).to_contain_text('File "/opt/spark/python/shop.py", line 41')
-
-
-def test_it_is_calm_when_nothing_is_wrong(opens: Opens) -> None:
-    with PipelinesStage() as quiet:
-        quiet.submit(small("calm"))
-        quiet.until("calm", lambda view: view["rows"] > 0)
-        page = opens(base=quiet)
-        expect(page.locator(".hero h1")).to_have_text("Nothing is wrong")
-        expect(page.locator(".hero .lead")).to_contain_text("1 running pipeline keeps up")
-        expect(page.locator(".problem-card")).to_have_count(0)
-        quiet.launcher.behaviours["calm"].crashes = True
-        expect(page.locator('.problem-card[data-kind="container down"]')).to_be_visible()
-        expect(page.locator(".hero h1")).not_to_have_text("Nothing is wrong")
 
 
 # looking

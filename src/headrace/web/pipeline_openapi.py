@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.web import pipeline_api as p
+from headrace.web import pipeline_letters as d
 from headrace.web.openapi_broker import Detail, Parameter
 from headrace.web.problems_types import Situation
 
@@ -24,6 +25,27 @@ PIPELINE_DETAILS: Mapping[tuple[str, str], Detail] = {
     ),
     ("GET", f"{p.PIPELINE}/errors"): Detail(
         "Its errors, newest first, each with its log lines.", p.PipelineErrors
+    ),
+    ("GET", d.LETTERS): Detail("Dead-letter topics of its operators.", d.LetterBoxes),
+    ("GET", f"{d.LETTERS}/{{operator}}"): Detail(
+        "An operator's dead letters, newest first.",
+        d.DeadLetters,
+        query={
+            "topic": "Which, where the operator has several.",
+            "count": Parameter(
+                "At most so many of each partition.",
+                {"type": "integer", "minimum": 1, "maximum": d.LETTERS_MAX},
+            ),
+            "all": Parameter(
+                "Also those that were sent again.", {"type": "string", "enum": ["true", "false"]}
+            ),
+        },
+    ),
+    ("POST", f"{d.LETTERS}/{{operator}}/redrive"): Detail(
+        "Send dead letters again, to where they came from.",
+        d.RedriveDone,
+        d.Redrive,
+        query={"topic": "Which, where the operator has several."},
     ),
     ("GET", f"{p.PIPELINE}/containers/{{container}}/logs"): Detail(
         "The last lines of a container.",

@@ -192,18 +192,26 @@ def _faster(view: View, limiting: Bottleneck | None) -> str:
         return f"Run {limiting.operator} in more containers (scale)."
     if limiting.busy < BUSY_SOME:
         return "It waits between batches: shorten its trigger or raise messages_max."
+    if _keeps_state(view, limiting):
+        return f"Give {limiting.operator} more cores or memory (VCORES, MEMORY_MB)."
     return (
-        f"Give {limiting.operator} more cores or memory (VCORES, MEMORY_MB), or split it"
-        " with isolate."
+        f"Give {limiting.operator} more cores (VCORES); if it keeps no state, declare it"
+        " STATELESS=True and run it in more containers."
     )
 
 
 def _can_scale(view: View, limiting: Bottleneck | None) -> bool:
-    """An operator that keeps no state, as far as its reports tell, and reads others' rows."""
+    """Only what is declared to keep no state can be shared anew."""
     if limiting is None:
         return False
+    declared = [one for one in view["plan"]["operators"] if one["name"] == limiting.operator]
+    return any(one.get("attributes", {}).get("STATELESS") is True for one in declared)
+
+
+def _keeps_state(view: View, limiting: Bottleneck) -> bool:
+    """As far as its reports tell."""
     copies = [one for one in view["operators"] if one["name"] == limiting.operator]
-    return all(one["inputs"] and "state_rows" not in one["metrics"] for one in copies)
+    return any("state_rows" in one["metrics"] for one in copies)
 
 
 def _of_rows(health: PipelineHealth) -> Iterator[Problem]:

@@ -49,6 +49,15 @@ def test_one_that_falls_behind_says_who_limits_it_and_what_helps() -> None:
     assert problem.severity == "warning"
     assert "27 s behind and does not catch up" in problem.title
     assert "1,100 rows/s arrive, 100 are processed; 30,000 wait" in problem.detail
+    assert "declare it STATELESS=True" in problem.next_step
+    assert problem.actions == ("logs",)
+
+
+def test_one_that_is_declared_stateless_is_scaled() -> None:
+    slow = points([1_000 * one for one in range(1, 31)], duration_ms=1_000)
+    driver = running()
+    driver.application.record.plan["operators"][1]["attributes"] = {"STATELESS": True}
+    problem = judged(driver, {1: slow, 2: slow}).problems[0]
     assert problem.actions == ("scale",)
     assert problem.next_step == "Run revenue in more containers (scale)."
 

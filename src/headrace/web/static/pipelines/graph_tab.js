@@ -82,7 +82,7 @@ export function graphTab({ ctx, name, live }) {
     const [first] = copies;
     const running = value.health.state === "RUNNING";
     const manage = ctx.session.may_manage && running;
-    const scalable = first.inputs.length > 0;
+    const scalable = first.attributes.STATELESS === true; // only then can its rows be shared anew
     return h("div", { class: "card-head" },
       h("h2", {}, operator, " ", copies.length > 1 ? badge(`${copies.length} instances`, "busy") : null),
       h("span", { class: "soft mono operator-function" }, first.function),
