@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import PHONE, READER, Opens
+from tests.browser.conftest import PHONE, READER, Opens, picture
 from tests.browser.emulated_containers import Behaviour, small
 from tests.browser.pipelines_stage import NO_PRICE, PipelinesStage
 
@@ -64,6 +64,7 @@ def test_the_front_page_opens_on_what_is_wrong(page: Page, stage: PipelinesStage
     expect(row).to_contain_text("never")
     expect(row).to_contain_text(stage.show("clicks")["package"][:8])
     expect(page.locator('[data-nav="now"] .count')).not_to_be_empty()
+    picture(page, "pipelines-front")
 
 
 def test_a_problem_leads_to_its_pipeline_and_to_the_error(
@@ -76,6 +77,7 @@ def test_a_problem_leads_to_its_pipeline_and_to_the_error(
     lines = page.locator(".log-lines").first
     expect(lines).to_contain_text("query_failed")
     expect(lines).to_contain_text('File "/opt/spark/python/shop.py", line 41')
+    picture(page, "pipelines-errors")
 
 
 # looking
@@ -98,6 +100,7 @@ def test_the_graph_shows_rows_lag_and_pressure(page: Page, stage: PipelinesStage
     expect(figure(page, "catchUp")).to_have_text("never")
     expect(figure(page, "lag")).not_to_have_text("none")
     expect(page.locator('[data-figure="bottleneck"]')).to_contain_text("busy")
+    picture(page, "pipelines-graph")
 
 
 def test_an_operator_has_its_figures_properties_and_attributes(
@@ -155,10 +158,10 @@ def test_the_list_filters_and_keeps_its_address(page: Page, stage: PipelinesStag
     expect(page).to_have_url(re.compile("#/pipelines$"))
     expect(page.get_by_label("Filter the table")).to_be_visible()
     page.keyboard.press("/")
-    page.keyboard.type("cal")
+    page.keyboard.type("calm")
     links = page.locator("table[aria-label=Pipelines] tbody a.strong")
     expect(links).to_have_count(1)
-    expect(page).to_have_url(re.compile("filter=cal"))
+    expect(page).to_have_url(re.compile("filter=calm"))
     page.reload()
     expect(links).to_have_count(1)
     links.first.focus()
@@ -339,6 +342,8 @@ def test_narrow_windows_have_no_sideways_scroll(stage: PipelinesStage, opens: Op
         expect(page.locator("main .stack > *").first).to_be_visible()
         wider = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wider <= 0, address
+        if address == "/":
+            picture(page, "pipelines-front-phone")
 
 
 def _operator(view: dict[str, Any], name: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def test_letters_are_seen_and_sent_again(stage: PipelinesStage, opens: Opens) ->
     listed = page.locator("table[aria-label='Dead letters'] tbody tr:not(.spacer)")
     expect(listed).to_have_count(LETTERS)
     expect(listed.first).to_contain_text("qty > 0 does not hold")
-    picture(page, "pipeline-dead-letters")
+    picture(page, "pipelines-dead-letters")
 
     # One, looked at first.
     listed.filter(has_text="shop/orders/0/102").locator("button.link").click()

@@ -23,9 +23,7 @@ def test_fifty_pipelines_stay_usable(opens: Opens) -> None:
             stage.until(name, lambda view: view["rows"] > 0)
         page = opens(base=stage)
         expect(page.locator(".hero h1")).to_have_text("Nothing is wrong")
-        expect(page.locator(".hero .lead")).to_contain_text(
-            f"{PIPELINES} running pipelines keep up"
-        )
+        expect(page.locator(".hero")).to_contain_text(f"{PIPELINES} running pipelines keep up")
         expect(page.locator(".problem-card")).to_have_count(0)
         stage.launcher.behaviours[names[7]].crashes = True
         down = page.locator('.problem-card[data-kind="container down"]')
@@ -38,6 +36,7 @@ def test_fifty_pipelines_stay_usable(opens: Opens) -> None:
                 "performance.getEntriesByName('first-contentful-paint')[0].startTime"
             )
             page.wait_for_timeout(WATCHED_MS)
+        page.close()  # before the server goes
         print(f"first paint {paint:.0f} ms, longest step {1000 * longest['busy']:.1f} ms")
         assert paint < PAINT_MS_MAX
         assert longest["busy"] < BUSY_SECONDS_MAX
