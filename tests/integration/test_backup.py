@@ -154,6 +154,29 @@ def test_a_backup_in_use_holds_what_was_acknowledged_and_windows_once(tmp_path: 
             assert payloads(client, name)[-1] == b"on"
 
 
+def test_a_moment_in_which_the_state_moved_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned, made = taking._pinned, 0
+    with LocalBroker() as broker:
+        client = broker.client()
+        client.run(lambda c: c.create_stream("shop"))
+
+        def moving(*arguments: Any, **options: Any) -> Any:
+            nonlocal made
+            yield from pinned(*arguments, **options)
+            if made < 2:
+                made += 1
+                client.run(partial(IggyClient.create_topic, stream="shop", name=f"topic-{made}"))
+
+        monkeypatch.setattr(taking, "_pinned", moving)
+        assert ok("backup", tmp_path / "backup", "--data-dir", broker._folder)["tries"] == 3
+        monkeypatch.setattr(taking, "TRIES_MAX", 1)
+        made = -1
+        done = run("backup", tmp_path / "moved", "--data-dir", broker._folder)
+        assert (done.exit_code, "never stood still" in done.stderr) == (0, True)
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with three segments, which was stopped."""
