@@ -17,7 +17,9 @@ from headrace.cli import (
     decode,
     demo,
     doctor,
+    exporting,
     groups,
+    importing,
     partitions,
     pipeline_change,
     pipeline_inspect,
@@ -25,6 +27,7 @@ from headrace.cli import (
     produce,
     profiles,
     ranges,
+    replay,
     roles,
     spark_conf,
     streams,
@@ -46,6 +49,8 @@ app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.command("replay")(replay.replay)
+app.command("export")(exporting.export)
 app.command("decode")(decode.decode)
 app.command("backup")(backups.backup)
 app.command("restore")(backups.restore)
@@ -65,6 +70,7 @@ app.add_typer(partitions.app, name="partition")
 app.add_typer(partitions.segments, name="segment")
 app.add_typer(groups.app, name="group")
 app.add_typer(groups.offsets, name="offset")
+app.add_typer(importing.app, name="import")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(users.app, name="user")
 app.add_typer(users.permissions, name="permission")

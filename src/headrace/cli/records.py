@@ -8,7 +8,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import InvalidArgumentError
+import msgspec
+
+from headrace.errors import HeadraceError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from headrace.wire.iggy.messages.messages import Message
@@ -25,17 +27,27 @@ def message_of(payload: bytes, key: bytes, headers: Mapping[str, str]) -> Messag
     return Message(payload=payload, headers=key_header(key) + encode_headers(named))
 
 
-def parse_line(line: bytes, number: int) -> tuple[bytes, bytes, dict[str, str]]:
+def parse_line(line: bytes, number: int | str) -> tuple[bytes, bytes, dict[str, str]]:
     """Payload, key and headers of a JSON line as `consume --json` prints them. A payload that is
     not a string is sent as JSON."""
+    return _parse_object(_object(line, number), number)
+
+
+def _object(line: bytes, number: int | str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
-    except ValueError as error:
+        found = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(f"line {number} is not JSON: {error}") from error
     if not isinstance(found, dict) or not found.keys() & {"payload", "payload_base64"}:
         raise InvalidArgumentError(
             f'line {number} has no payload; it looks like {{"key": "k", "payload": "text"}}'
         )
+    return found
+
+
+def _parse_object(
+    found: Mapping[str, Any], number: int | str
+) -> tuple[bytes, bytes, dict[str, str]]:
     key = found.get("key") or ""
     headers = found.get("headers") or {}
     if not isinstance(key, str) or not isinstance(headers, dict):
@@ -45,7 +57,7 @@ def parse_line(line: bytes, number: int) -> tuple[bytes, bytes, dict[str, str]]:
     return _payload(found, number), key.encode(), texts
 
 
-def _payload(found: Mapping[str, Any], number: int) -> bytes:
+def _payload(found: Mapping[str, Any], number: int | str) -> bytes:
     if "payload_base64" in found:
         try:
             return base64.b64decode(found["payload_base64"], validate=True)
@@ -88,3 +100,90 @@ def as_json(partition: int, message: Message) -> dict[str, Any]:
     except UnicodeDecodeError:
         value["payload_base64"] = base64.b64encode(message.payload).decode()
     return value
+
+
+# --- lines that lose nothing ----------------------------------------------------------------------
+
+
+def to_line(partition: int, message: Message) -> dict[str, Any]:
+    """As `as_json`, and so that `from_line` gives the same message: what is not text is base64."""
+    from headrace.wire.iggy.userheaders import HeaderKind, split_key
+
+    key, headers = split_key(message.headers)
+    value: dict[str, Any] = {
+        "partition": partition,
+        "offset": message.offset,
+        "timestamp_us": message.timestamp_us,
+        "origin_timestamp_us": message.origin_timestamp_us,
+        "id": f"{message.id:032x}",
+    }
+    if key is not None:
+        value |= _text_or_base64("key", key)
+    plain: dict[str, str] = {}
+    for each in headers:
+        name, text = _text(each.key), _text(each.value)
+        typed = each.kind is not HeaderKind.STRING or each.key_kind is not HeaderKind.STRING
+        if not typed and name is not None and text is not None:
+            plain[name] = text
+    if plain:
+        value["headers"] = plain
+    if len(plain) < len(headers):  # then all of them stand here, in their order
+        value["typed_headers"] = [
+            [_base64(each.key), each.key_kind.name, _base64(each.value), each.kind.name]
+            for each in headers
+        ]
+    return value | _text_or_base64("payload", message.payload)
+
+
+def from_line(line: bytes, number: int | str) -> tuple[Message, int | None]:
+    """The message and the partition that a line of `to_line`, or any with a payload, speaks of.
+
+    Its origin timestamp is the line's, else the time at which the message was stored.
+    """
+    from headrace.wire.iggy.messages.messages import Message
+    from headrace.wire.iggy.userheaders import HeaderKind, UserHeader, encode_headers, key_header
+
+    found = _object(line, number)
+    payload, key, texts = _parse_object(found, number)
+    try:
+        if "key_base64" in found:
+            key = base64.b64decode(found["key_base64"], validate=True)
+        headers = [UserHeader.of(name, value) for name, value in texts.items() if value]
+        if "typed_headers" in found:
+            headers = [
+                UserHeader(
+                    base64.b64decode(name, validate=True),
+                    base64.b64decode(value, validate=True),
+                    HeaderKind[kind],
+                    HeaderKind[name_kind],
+                )
+                for name, name_kind, value, kind in found["typed_headers"]
+            ]
+        partition = found.get("partition")
+        message = Message(
+            payload=payload,
+            headers=key_header(key) + encode_headers(headers),
+            id=int(found.get("id") or "0", 16),
+            origin_timestamp_us=int(
+                found.get("origin_timestamp_us") or found.get("timestamp_us") or 0
+            ),
+        )
+        return message, None if partition is None else int(partition)
+    except (KeyError, TypeError, ValueError, HeadraceError) as error:
+        raise InvalidArgumentError(f"line {number}: {error}") from error
+
+
+def _text(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _text_or_base64(name: str, data: bytes) -> dict[str, str]:
+    text = _text(data)
+    return {f"{name}_base64": _base64(data)} if text is None else {name: text}

@@ -134,7 +134,7 @@ def _replay_pipeline(source: str, name: str, start: str, http: str, *, dry_run: 
     import json
     from datetime import UTC, datetime
 
-    from headrace.cli.pipeline_inspect import StramApi
+    from headrace.cli.control_api import StramApi
     from headrace.errors import NotFoundError
     from headrace.pipeline.letter_topics import topic_inputs
 
