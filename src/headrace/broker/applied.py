@@ -93,18 +93,22 @@ class Answers:
         numbers = self._sessions.get(session)
         return None if numbers is None else numbers.get(number)
 
-    def begin(self, session: int, number: int, fingerprint: bytes) -> Applying:
+    def enter(self, session: int, number: int, fingerprint: bytes) -> tuple[Applying, bool]:
+        """What is known of the request, and whether it begins now."""
         numbers = self._sessions.get(session)
         if numbers is None:
             numbers = self._sessions[session] = OrderedDict()
+            if len(self._sessions) > self._sessions_max:
+                self.forget_session(next(iter(self._sessions)))
         else:
+            known = numbers.get(number)
+            if known is not None:
+                return known, False
             self._sessions.move_to_end(session)
+            if len(numbers) >= NUMBERS_MAX:
+                self._let_go(numbers.popitem(last=False)[1])
         applying = numbers[number] = Applying(fingerprint)
-        if len(numbers) > NUMBERS_MAX:
-            self._let_go(numbers.popitem(last=False)[1])
-        if len(self._sessions) > self._sessions_max:
-            self.forget_session(next(iter(self._sessions)))
-        return applying
+        return applying, True
 
     def finish(self, applying: Applying, pieces: Sequence[Buffer]) -> None:
         length = sum(map(len, pieces))

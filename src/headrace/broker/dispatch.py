@@ -234,26 +234,27 @@ class Dispatcher:
         self, session: Session, code: int, payload: memoryview, head: Head
     ) -> Sequence[Buffer]:
         """Apply the request, unless it is one that was applied before: see `applied.py`."""
-        answers, request = self._broker.answers, Request(session.number, head.number)
+        answers, number = self._broker.answers, session.number
         fingerprint = _fingerprint(code, payload, head)
-        while (before := answers.find(*request)) is not None:
-            if before.fingerprint != fingerprint:
+        applying, new = answers.enter(number, head.number, fingerprint)
+        while not new:
+            if applying.fingerprint != fingerprint:
                 raise RequestAppliedError("another request had this number", number=head.number)
-            if before.done:
-                return self._repeated(before)
-            await before.wait()
-        applying = answers.begin(*request, fingerprint)
+            if applying.done:
+                return self._repeated(applying)
+            await applying.wait()
+            applying, new = answers.enter(number, head.number, fingerprint)
+        request = Request(number, head.number)
         token = REQUEST.set(request)
         try:
             pieces = None
-            if code != c.SEND_MESSAGES.code:
-                if self._broker.catalogue.requests.find(request) is not None:
-                    pieces = await self._answer_anew(session, code, request)
-            else:
+            if code == c.SEND_MESSAGES.code:
                 session.last_send = applying
                 left = answers.take_left(session.user_uid, fingerprint)
                 if left is not None:
                     pieces = await self._answer_of_before(left)
+            elif self._broker.catalogue.requests.find(request) is not None:
+                pieces = await self._answer_anew(session, code, request)
             if pieces is None:
                 pieces = await self._answer(session, code, payload)
         except BaseException:

@@ -598,14 +598,14 @@ def test_answers_are_bounded() -> None:
     answers = Answers(sessions_max=3, bytes_max=1000)
     for session in range(1, 6):
         for number in range(1, NUMBERS_MAX + 10):
-            answers.finish(answers.begin(session, number, b"f"), [b"x"])
+            answers.finish(answers.enter(session, number, b"f")[0], [b"x"])
     assert len(answers) == 3
     assert answers.find(5, 1) is None
     assert answers.find(5, NUMBERS_MAX) is not None
     assert answers.held_bytes == 3 * NUMBERS_MAX
-    answers.finish(answers.begin(6, 1, b"f"), [b"x" * 990])
+    answers.finish(answers.enter(6, 1, b"f")[0], [b"x" * 990])
     assert (len(answers), answers.held_bytes) == (1, 990)
-    answers.finish(answers.begin(6, 2, b"f"), [b"x" * 100_000])
+    answers.finish(answers.enter(6, 2, b"f")[0], [b"x" * 100_000])
     found = answers.find(6, 2)
     assert found is not None
     assert (found.done, found.pieces) == (True, None)

@@ -100,8 +100,8 @@ class VsrRequestDecoder:
     def feed(self, data: Buffer) -> list[RequestEvent]:
         whole = not self._pending and len(data) >= vsr.HEADER_BYTES and not self._ended
         if whole and len(data) == vsr.frame_bytes(data) <= self._frame_bytes_max:
-            self._pending = bytearray(data)  # one whole frame, as requests mostly come
-            return [self._take()]
+            # One whole frame, as requests mostly come. Bytes are nobody's to change, so they stay.
+            return [self._request(data if isinstance(data, bytes) else bytearray(data))]
         events: list[RequestEvent] = []
         view, position = memoryview(data), 0
         while not self._ended:
@@ -143,6 +143,9 @@ class VsrRequestDecoder:
 
     def _take(self) -> RequestFrame:
         frame, self._pending = self._pending, bytearray()
+        return self._request(frame)
+
+    def _request(self, frame: Buffer) -> RequestFrame:
         head, code = vsr.decode_request(frame)
         return RequestFrame(code, memoryview(frame)[vsr.HEADER_BYTES :], head)
 

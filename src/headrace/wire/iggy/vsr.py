@@ -78,6 +78,7 @@ _REPLY = struct.Struct("<48xI8xB67x16s16x16s24xQB7xI36x")
 _EVICTION = struct.Struct("<48xI8xB67x16sII103xB")
 _RESULT = struct.Struct("<III")
 _SUCCESS = bytes(4)
+_JOINED_BYTES_MAX = 4096  # a reply so short is written in one piece
 _NUMBER_MAX = (1 << 63) - 1
 
 
@@ -243,6 +244,8 @@ def encode_reply(head: Head, status: int, pieces: Sequence[Buffer] = ()) -> list
     if size > 0xFFFF_FFFF:
         raise LocalProtocolError("reply too large", length=size)
     header = _REPLY.pack(size, REPLY, head.checksum, head.client, head.number, operation, status)
+    if size <= _JOINED_BYTES_MAX:
+        return [b"".join((header, *pieces))]
     return [header, *pieces]
 
 

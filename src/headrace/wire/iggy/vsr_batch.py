@@ -91,21 +91,43 @@ def decode_batch(data: memoryview, count: int) -> tuple[memoryview, Positions]:
         raise DecodeError(Status.INVALID_MESSAGES_COUNT)
     frames = data[BATCH_HEADER_BYTES:]
     covered = _COVERED.pack(*fields, length, count)
+    if count == 1:
+        return _decode_one(frames, fields[3], covered, checksum), batch.only_start()
     convert = _decode_few if count <= batch.FEW else _decode_many
     return convert(frames, count, fields[3], covered, checksum)
 
 
-_CHECKSUM_AT = 40
+_CHECKSUM_END = 48
 _METADATA = struct.Struct("<I")
 
 
 def identity_of_send(payload: Buffer) -> bytes:
-    """Where a SEND goes and the checksum of its batch, read without a check; empty if cut short."""
+    """Where a SEND goes and its batch's header up to the checksum, read without a check; empty if
+    cut short."""
     if len(payload) < _METADATA.size:
         return b""
-    target = _METADATA.size + _METADATA.unpack_from(payload)[0]
-    at = target + _CHECKSUM_AT
-    return bytes(payload[:target]) + bytes(payload[at : at + 8])
+    end = _METADATA.size + _METADATA.unpack_from(payload)[0] + _CHECKSUM_END
+    return bytes(payload[:end])
+
+
+def _decode_one(frames: memoryview, origin_us: int, covered: bytes, checksum: int) -> memoryview:
+    """As `_decode_few`, written out: who sends messages one by one sends many of them."""
+    import xxhash
+
+    if len(frames) < FRAME_HEADER_BYTES:
+        raise DecodeError(Status.TOO_SMALL_MESSAGE, position=0)
+    found, id_, _, delta, headers_length, payload_length, reserved = _FRAME.unpack_from(frames)
+    end = FRAME_HEADER_BYTES + headers_length + payload_length
+    if end != len(frames):
+        raise DecodeError(Status.INVALID_MESSAGES_SIZE, expected=end, found=len(frames))
+    _check_frame(headers_length, payload_length, reserved)
+    if xxhash.xxh3_64_intdigest(frames[8:]) != found:
+        raise DecodeError(Status.INVALID_MESSAGE_CHECKSUM, position=0)
+    if xxhash.xxh3_64_intdigest(covered + frames[:8]) != checksum:
+        raise DecodeError(Status.INVALID_BATCH_CHECKSUM)
+    origin = (origin_us + delta) & _U64_MAX
+    head = _MESSAGE.pack(0, id_, 0, 0, origin, headers_length, payload_length, 0)
+    return memoryview(bytearray().join((head, frames[FRAME_HEADER_BYTES:])))
 
 
 def _decode_few(
@@ -138,8 +160,6 @@ def _decode_few(
         raise DecodeError(Status.INVALID_MESSAGES_SIZE, expected=position, found=len(frames))
     if xxhash.xxh3_64_intdigest(covered) != checksum:
         raise DecodeError(Status.INVALID_BATCH_CHECKSUM)
-    if count == 1:
-        return memoryview(area), batch.only_start()
     return memoryview(area), np.array(starts, np.uint32)
 
 
