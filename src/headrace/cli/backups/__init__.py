@@ -35,9 +35,7 @@ def backup(
     with byte_progress("backup", bytes_in(Path(data_dir))) as progress:
         made = take(Path(data_dir), target, link=link, progress=progress)
     if made.moved:
-        note(
-            "the state changed all the while: pipelines may publish a window again after a restore"
-        )
+        note("the state never stood still: pipelines may publish a window again after a restore")
     fields = {
         "backup": str(target), "files": len(made.manifest.files), "bytes": made.manifest.bytes,
         "tries": made.tries,
