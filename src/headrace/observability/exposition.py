@@ -1,11 +1,15 @@
 """Prometheus' text exposition format, version 0.0.4.
 
     # HELP name text
-    # TYPE name counter|gauge
+    # TYPE name counter|gauge|histogram
     name{label="value",...} number
 
-A family holds at most SAMPLES_MAX samples; what does not fit is counted, never written, so that a
-page of metrics is bounded whatever it describes.
+A histogram has, for each set of labels, `name_bucket{...,le="bound"}` with the count of values up
+to that bound, `name_sum` and `name_count`.
+
+Pages are bounded whatever they describe. A label whose values people make up (topics, groups,
+applications) has a limit, and what is beyond it is told as one sample named `other` (`bounded`). A
+family holds at most SAMPLES_MAX samples; what does not fit is counted, never written.
 """
 
 from __future__ import annotations
@@ -14,34 +18,65 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import accumulate
+from typing import Literal, TypeAlias
+
+from headrace.observability.histogram import LATENCY_SECONDS, Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SAMPLES_MAX = 5_000
 LABEL_CHARACTERS_MAX = 200
+OTHER = "other"
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
+_BOUNDS = (*(f"{bound:g}" for bound in LATENCY_SECONDS), "+Inf")
 
 Number = int | float
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
 @dataclass(slots=True)
 class Family:
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: Kind
     help: str
-    samples: list[tuple[Mapping[str, str], Number]] = field(default_factory=list)
+    labels: tuple[str, ...] | None = None
+    """What every sample must name; None = anything."""
+    samples: list[tuple[Mapping[str, str], Number | Histogram]] = field(default_factory=list)
     dropped: int = 0
 
     def __post_init__(self) -> None:
         assert _NAME.fullmatch(self.name), self.name
         assert (self.kind == "counter") == self.name.endswith("_total"), self.name
 
-    def add(self, value: Number, **labels: str) -> None:
+    def add(self, value: Number | Histogram, **labels: str) -> None:
+        assert self.labels is None or tuple(labels) == self.labels, (self.name, tuple(labels))
+        assert (self.kind == "histogram") == isinstance(value, Histogram), self.name
         if len(self.samples) >= SAMPLES_MAX:
             self.dropped += 1
         else:
             self.samples.append((labels, value))
+
+
+def bounded(
+    rows: Iterable[tuple[tuple[str, ...], Number]], limit: int
+) -> list[tuple[tuple[str, ...], Number]]:
+    """Rows of label values and a number; behind the first `limit` they become one, `other`.
+
+    Give them in an order that lasts, oldest first: whoever has a row of its own keeps it.
+    """
+    kept, rest, left = [], None, 0
+    width = 0
+    for labels, value in rows:
+        width = len(labels)
+        if left < limit:
+            kept.append((labels, value))
+            left += 1
+        else:
+            rest = value if rest is None else rest + value
+    if rest is not None:
+        kept.append(((OTHER,) * width, rest))
+    return kept
 
 
 def format_families(families: Iterable[Family]) -> str:
@@ -57,10 +92,23 @@ def format_families(families: Iterable[Family]) -> str:
 
 def _format(family: Family) -> str:
     lines = [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
-    lines += [
-        f"{family.name}{_labels(labels)} {_number(value)}" for labels, value in family.samples
-    ]
+    for labels, value in family.samples:
+        if isinstance(value, Histogram):
+            lines += _format_histogram(family.name, labels, value)
+        else:
+            lines.append(f"{family.name}{_labels(labels)} {_number(value)}")
     return "\n".join(lines) + "\n"
+
+
+def _format_histogram(name: str, labels: Mapping[str, str], histogram: Histogram) -> list[str]:
+    counts = list(accumulate(histogram.counts))
+    lines = [
+        f"{name}_bucket{_labels({**labels, 'le': bound})} {count}"
+        for bound, count in zip(_BOUNDS, counts, strict=True)
+    ]
+    lines.append(f"{name}_sum{_labels(labels)} {_number(histogram.seconds)}")
+    lines.append(f"{name}_count{_labels(labels)} {counts[-1]}")
+    return lines
 
 
 def _labels(labels: Mapping[str, str]) -> str:
