@@ -17,9 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from isal.isal_zlib import crc32
+from opentelemetry.trace import NoOpTracer
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from headrace.broker.traffic import Traffic
+from headrace.observability import tracing
 from headrace.runtime.system import run as run_loop
 from headrace.runtime.system_executor import SystemExecutor
+from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.sbp import flat
 from headrace.wire.sbp.flat import decode, encode
 from headrace.wire.sbp.messages import (
@@ -57,6 +62,8 @@ def run() -> list[dict[str, Any]]:
             best(lambda: read_tables(request), 5000)),
         row("CRC-32 of 1 MiB, limit: zlib's",
             best(lambda: crc32(frame), 100), best(lambda: zlib.crc32(frame), 100)),
+        row("count a request and its time, limit: prometheus-client", *counting()),
+        row("look whether to trace, limit: OpenTelemetry's no-op", *looking()),
     ]  # fmt: skip
 
 
@@ -65,6 +72,35 @@ def read_tables(header: bytes) -> AppendRequest:
         AppendRequest, flat._U32.unpack(header[:4])[0]
     )
     return found
+
+
+def counting() -> tuple[float, float]:
+    """What the broker does for every request, against the client library's own metrics."""
+    traffic = Traffic()
+    registry = CollectorRegistry()
+    requests = Counter("requests", "h", ("command", "dialect"), registry=registry)
+    size = Counter("size", "h", registry=registry)
+    durations = Histogram("durations", "h", ("command",), registry=registry)
+    pieces = (b"x" * 16,)
+
+    def ours() -> None:
+        traffic.on_answer(101, Dialect.B2, 0.0004, 1000, pieces)
+
+    def theirs() -> None:
+        requests.labels("send_messages", "B2").inc()
+        size.inc(1000)
+        durations.labels("send_messages").observe(0.0004)
+
+    return best(ours, 20_000), best(theirs, 20_000)
+
+
+def looking() -> tuple[float, float]:
+    tracer = NoOpTracer()
+
+    def ours() -> object:
+        return tracing.begin("append") if tracing.active else None
+
+    return best(ours, 50_000), best(lambda: tracer.start_span("append"), 50_000)
 
 
 def row(name: str, ours: float, other: float) -> dict[str, Any]:

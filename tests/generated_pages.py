@@ -1,5 +1,5 @@
-"""Writes the tables of docs/settings.md, cli.md and protocols/*.md, and of the Wireshark
-dissectors; `--check` only compares.
+"""Writes the tables of docs/settings.md, cli.md, observability.md and protocols/*.md, and of the
+Wireshark dissectors; `--check` only compares.
 
 Every row names the test that proves it. A row without a proof, or a proof that names a test which
 does not exist, is an error: a page may not promise what nothing checks. Settings without a
@@ -167,12 +167,31 @@ def cli_tables() -> dict[str, str]:
         raise ProofError(str(error)) from error
 
 
+def metrics_tables() -> dict[str, str]:
+    from headrace.observability.alerts import ALERTS
+    from headrace.observability.metrics import TABLE
+
+    rows = [
+        [f"`{one.name}`", one.kind, ", ".join(one.labels), one.role, one.help]
+        for one in TABLE.values()
+    ]
+    alerts = [
+        [f"`{one.name}`", one.severity, f"{one.minutes} min", one.summary, one.action]
+        for one in ALERTS
+    ]
+    return {
+        "metrics": markdown_table(["Metric", "Type", "Labels", "Told by", "Meaning"], rows),
+        "alerts": markdown_table(["Alert", "Severity", "After", "Says", "What to do"], alerts),
+    }
+
+
 GENERATED: Mapping[str, Callable[[], dict[str, str]]] = {
     "protocols/sbp.md": sbp_tables,
     "protocols/iggy.md": iggy_tables,
     "protocols/umbilical.md": umbilical_tables,
     "settings.md": settings_tables,
     "cli.md": cli_tables,
+    "observability.md": metrics_tables,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headrace.assembly.encryption import Tls
 from headrace.assembly.links import reach
@@ -17,6 +17,8 @@ from headrace.client.sbp import SbpClient
 from headrace.config.settings import Settings
 from headrace.errors import HeadraceError
 from headrace.runtime import Runtime
+from headrace.web.broker_metrics import ObservedBroker
+from headrace.web.checks import Observed
 
 
 class BrokerRole(Role):
@@ -50,6 +52,7 @@ class BrokerRole(Role):
         self._on_root = on_root
         self._figures = figures
         self._diagnostics = diagnostics
+        self._made: BrokerService | None = None
 
     async def _start(self) -> None:
         runtime, settings = self._runtime, self._settings
@@ -83,12 +86,17 @@ class BrokerRole(Role):
             stands_by=self._stands_by,
             advertise=settings.advertise if self._stands_by else "",
         )
+        self._made = self.service
         self.lost = self.service.lost
         quic_port = None if settings.quic_port < 0 else settings.quic_port
         if self._stands_by:
             await reach(client, wait=False)  # it stands by until they answer
         await self.service.start(host, settings.iggy_port, quic_port)
         self._closers.append(self.service.close)
+
+    def observed(self) -> Sequence[Observed]:
+        labels_max = self._settings.observability.labels_max
+        return (ObservedBroker(lambda: self._made, labels_max=labels_max),)
 
     @property
     def failure(self) -> HeadraceError | None:

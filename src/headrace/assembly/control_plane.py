@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from headrace.assembly.certificates import (
@@ -27,14 +27,18 @@ from headrace.errors import HeadraceError
 from headrace.net.addresses import format_address, parse_address
 from headrace.net.credentials import service_token
 from headrace.net.tls import ClientTls
+from headrace.observability.lineage import Emitter
 from headrace.pipeline.broker_edges import BrokerEdges
 from headrace.pipeline.controller import Controller
 from headrace.pipeline.journal import LOG_NAME, VERSION
 from headrace.pipeline.launcher import LocalLauncher
+from headrace.pipeline.lineage import Lineage
 from headrace.runtime import Runtime
 from headrace.web.api import create_app
 from headrace.web.assets import load_assets
 from headrace.web.broker_links import BrokerLinks
+from headrace.web.checks import Observed
+from headrace.web.metrics import ObservedController
 
 LEASE_NAME = "controller"
 
@@ -131,6 +135,7 @@ class ControlPlane:
                 spark_conf=settings.controller.spark_conf,
             ),
             edges=BrokerEdges(connect_edges),
+            lineage=self._make_lineage(iggy_address),
             secret=secret,
             broker=iggy_address,
             broker_token=token,
@@ -150,6 +155,19 @@ class ControlPlane:
         self._closers.append(self._web.close)
         web.sampler.start()
         self._closers.append(web.close)  # first: it ends the connections that are fed
+
+    def _make_lineage(self, broker: tuple[str, int]) -> Lineage | None:
+        told = self._settings.observability
+        if not told.lineage_url:
+            return None
+        emitter = Emitter(told.lineage_url)  # now: what is missing ends the start, not an event
+        return Lineage(
+            self._runtime,
+            lambda: emitter,
+            broker=broker,
+            namespace=told.lineage_namespace,
+            interval_ms=told.lineage_interval_ms,
+        )
 
     def _load_tls(self) -> tuple[Certificate, PeerTrust | None]:
         """Blocks. The data plane made the development certificate before we came."""
@@ -191,6 +209,22 @@ class ControlPlane:
             "http": format_address(*self._web.address),
             "umbilical": format_address(*self._controller.umbilical_address),
         }
+
+    @property
+    def controller(self) -> Controller | None:
+        """Once it works and everything is served."""
+        return None if self._web is None else self._controller
+
+    @property
+    def failure(self) -> HeadraceError | None:
+        return None if self._controller is None else self._controller.failure
+
+    def observed(self) -> Sequence[Observed]:
+        labels_max = self._settings.observability.labels_max
+        observed = ObservedController(
+            lambda: self.controller, lambda: self.failure, labels_max=labels_max
+        )
+        return (observed,)
 
     async def wait_ended(self) -> HeadraceError | None:
         """Returns the reason when the controller failed, None when the lease was lost."""

@@ -7,7 +7,7 @@ which leads to whichever broker leads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from headrace.assembly.control_plane import ControlPlane
 from headrace.assembly.encryption import load_tls
@@ -18,6 +18,8 @@ from headrace.broker.roster import LEADER_LEASE
 from headrace.client.sbp import SbpClient
 from headrace.config.settings import Settings
 from headrace.runtime import Runtime
+from headrace.web.checks import Observed
+from headrace.web.metrics import ObservedController
 
 _LOOPBACK = "127.0.0.1"
 
@@ -37,6 +39,7 @@ class ControllerRole(Role):
         self._secret = secret
         self._environment = environment
         self._watching: asyncio.Task[None] | None = None
+        self._plane: ControlPlane | None = None
 
     async def _start(self) -> None:
         runtime, settings = self._runtime, self._settings
@@ -63,20 +66,20 @@ class ControllerRole(Role):
         )
         await door.start(_LOOPBACK, 0)
         self._closers.append(door.close)
-        self._plane = ControlPlane(
+        plane = self._plane = ControlPlane(
             runtime,
             settings,
             {"placement_manager": ",".join(managers), "iggy": door.address},
             environment=self._environment,
             secret=self._secret,
         )
-        await self._plane.start()
-        self._closers.append(self._plane.close)
-        self._watching = asyncio.create_task(self._watch())
+        await plane.start()
+        self._closers.append(plane.close)
+        self._watching = asyncio.create_task(self._watch(plane))
         self._closers.append(self._stop_watching)
 
-    async def _watch(self) -> None:
-        await self._plane.wait_ended()
+    async def _watch(self, plane: ControlPlane) -> None:
+        await plane.wait_ended()
         self.lost.set()
 
     async def _stop_watching(self) -> None:
@@ -84,5 +87,15 @@ class ControllerRole(Role):
         self._watching.cancel()
         await asyncio.wait([self._watching])
 
+    def observed(self) -> Sequence[Observed]:
+        return (
+            ObservedController(
+                lambda: None if self._plane is None else self._plane.controller,
+                lambda: None if self._plane is None else self._plane.failure,
+                labels_max=self._settings.observability.labels_max,
+            ),
+        )
+
     def addresses(self) -> dict[str, str]:
+        assert self._plane is not None, "not started"
         return self._plane.addresses()

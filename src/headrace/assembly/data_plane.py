@@ -6,7 +6,7 @@ ports listen all the same, for the control plane, for Spark and for plain SBP cl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headrace.assembly.broker_role import BrokerRole
 from headrace.assembly.encryption import load_tls
@@ -26,6 +26,10 @@ from headrace.net.tls import ClientTls
 from headrace.placement.service import PlacementService
 from headrace.placement.store import SqliteStore
 from headrace.runtime import Runtime
+from headrace.web.broker_metrics import ObservedBroker
+from headrace.web.checks import Observed
+from headrace.web.node_metrics import ObservedNode
+from headrace.web.placement_metrics import ObservedPlacement
 from headrace.wire.sbp.messages import ClientRole
 
 
@@ -131,6 +135,15 @@ class DataPlane(Role):
             return await over_tcp(address)()
 
         return connect
+
+    def observed(self) -> Sequence[Observed]:
+        labels_max = self._settings.observability.labels_max
+        monotonic = self._runtime.clock.monotonic
+        return (
+            ObservedPlacement(lambda: self.placement, monotonic, labels_max=labels_max),
+            ObservedNode(lambda: self.node),
+            ObservedBroker(lambda: self.broker, labels_max=labels_max),
+        )
 
     def addresses(self) -> dict[str, str]:
         """Where clients reach each part, as `host:port`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headrace.assembly.role import Role
 from headrace.client.channels import Connect
@@ -11,6 +11,8 @@ from headrace.config.settings import Settings
 from headrace.datanode.service import DataNodeService
 from headrace.net.tls import TlsAcceptor
 from headrace.runtime import Runtime
+from headrace.web.checks import Observed
+from headrace.web.node_metrics import ObservedNode
 
 
 class NodeRole(Role):
@@ -45,6 +47,9 @@ class NodeRole(Role):
             settings.host, settings.node_port, advertise=settings.advertise, tls=self._tls
         )
         self._closers.append(self.service.close)
+
+    def observed(self) -> Sequence[Observed]:
+        return (ObservedNode(lambda: self.service),)
 
     def addresses(self) -> dict[str, str]:
         return {"data_node": self.service.address}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -17,6 +17,8 @@ from headrace.placement.etcd import EtcdMetadata
 from headrace.placement.service import PlacementService
 from headrace.placement.store import SqliteStore, Store
 from headrace.runtime import Runtime
+from headrace.web.checks import Observed
+from headrace.web.placement_metrics import ObservedPlacement
 
 OpenStore = Callable[[Runtime, str], Awaitable[Store]]
 
@@ -43,6 +45,7 @@ class PlacementRole(Role):
         self._etcd_password = etcd_password
         self._plain_streams = plain_streams
         self._open_store = open_store
+        self._made: PlacementService | None = None
         self.address = ""
         """Where others reach it."""
 
@@ -70,6 +73,7 @@ class PlacementRole(Role):
             advertise=self._advertised() if election is not None else "",
             name=self._name(),
         )
+        self._made = self.service
         await self.service.start()
         self._closers.append(self.service.close)
         listened = await self.service.listen(settings.host, settings.placement_port, tls=self._tls)
@@ -111,6 +115,11 @@ class PlacementRole(Role):
         if parse_address(address)[1] == 0:
             raise ConfigError("--advertise needs the port too when --placement-port is 0")
         return address
+
+    def observed(self) -> Sequence[Observed]:
+        labels_max = self._settings.observability.labels_max
+        monotonic = self._runtime.clock.monotonic
+        return (ObservedPlacement(lambda: self._made, monotonic, labels_max=labels_max),)
 
     def addresses(self) -> dict[str, str]:
         return {"placement_manager": self.address}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.errors import HeadraceError
+from headrace.web.checks import Observed
 
 
 class Role(ABC):
@@ -34,6 +35,10 @@ class Role(ABC):
     @abstractmethod
     def addresses(self) -> dict[str, str]:
         """Where clients and peers reach it, as `host:port`."""
+
+    def observed(self) -> Sequence[Observed]:
+        """What runs here, for `/metrics` and `/ready`; asked before it starts."""
+        return ()
 
     async def close(self) -> None:
         """Each part outlives those that use it."""

@@ -20,8 +20,10 @@ class _Server(uvicorn.Server):
 
 
 class WebServer:
-    def __init__(self, app: Starlette) -> None:
+    def __init__(self, app: Starlette, *, option: str = "--http-port") -> None:
+        """`option` is the one that chooses the port, for whoever finds it taken."""
         self._app = app
+        self._option = option
         self._task: asyncio.Task[None] | None = None
         self._server: _Server | None = None
 
@@ -55,7 +57,7 @@ class WebServer:
             await server.serve()
         except SystemExit as error:  # how uvicorn says that the address is taken
             raise ConfigError(
-                f"cannot listen on {host}:{port}; choose another --http-port, or 0 for any"
+                f"cannot listen on {host}:{port}; choose another {self._option}, or 0 for any"
             ) from error
 
     @property

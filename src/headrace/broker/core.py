@@ -23,6 +23,7 @@ from headrace.broker.sessions import Session, Sessions
 from headrace.broker.snapshot import Diagnostics, Snapshots
 from headrace.broker.staging import Ownership
 from headrace.broker.state import Catalogue
+from headrace.broker.traffic import Traffic
 from headrace.broker.turns import Turns
 from headrace.client.sbp import SbpClient
 from headrace.client.statelog import StateLog
@@ -116,6 +117,7 @@ class Broker:
         self.counters = {"sent_messages": 0, "sent_bytes": 0, "polled_messages": 0,
                          "polled_bytes": 0, "requests": 0, "refusals": 0,
                          "repeated_requests": 0}  # fmt: skip
+        self.traffic = Traffic()
         self._deciding = asyncio.Lock()
         self._logs: list[StateLog] = []
         self._tasks = TaskSet("broker")

@@ -33,12 +33,15 @@ from headrace.broker.handlers.repeated import repeat_answer
 from headrace.broker.repeated_poll import answer_at_once
 from headrace.broker.sessions import Session
 from headrace.broker.status import status_of
+from headrace.broker.traces import TRACED, traced
 from headrace.errors import (
     HeadraceError,
     InvalidArgumentError,
     UnauthenticatedError,
     UnauthorizedError,
 )
+from headrace.observability import tracing
+from headrace.observability.context import REQUEST_ID
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.iggy import commands as c
@@ -52,6 +55,8 @@ from headrace.wire.iggy.vsr_batch import identity_of_send
 log = get_logger(__name__)
 
 _POLL_BYTES_KEPT_MAX = 1024
+_NOTHING: Sequence[Buffer] = ()
+_OK = int(Status.OK)
 
 # Done again they change nothing, or mean the connection they come over.
 _REPEATABLE = frozenset(
@@ -138,6 +143,8 @@ class Dispatcher:
         self._broker = broker
         self._check_lease = check_lease
         self._routes = build_routes(HANDLERS)
+        self._traffic = broker.traffic
+        self._monotonic = broker.runtime.clock.monotonic
 
     def answer_at_once(
         self, session: Session, code: int, payload: memoryview
@@ -145,29 +152,44 @@ class Dispatcher:
         """The answer when nothing has to be waited for; None: see `on_request`."""
         if code != c.POLL_MESSAGES.code or session.known_poll is None or session.stale:
             return None
+        if tracing.active:
+            return None  # the long way has the spans
+        started = self._monotonic()
         try:
             self._check_lease()
-            return answer_at_once(self._broker, session, payload)
+            pieces = answer_at_once(self._broker, session, payload)
         except HeadraceError:
             return None  # asked the long way it says why
+        if pieces is not None:
+            seconds = self._monotonic() - started
+            self._traffic.on_answer(code, session.dialect, seconds, len(payload), pieces)
+        return pieces
 
     async def on_request(
         self, session: Session, code: int, payload: memoryview, head: Head | None = None
     ) -> tuple[int, Sequence[Buffer]]:
         counters = self._broker.counters
         counters["requests"] += 1
+        session.requests += 1
+        REQUEST_ID.set((session.client_id, session.requests))
+        status, pieces, size = _OK, _NOTHING, len(payload)
+        started = self._monotonic()
         try:
             if head is None or not self._is_numbered(session, code, head):
-                return Status.OK, await self._answer(session, code, payload)
-            return Status.OK, await self._answer_once(session, code, payload, head)
+                pieces = await self._answer(session, code, payload)
+            else:
+                pieces = await self._answer_once(session, code, payload, head)
         except HeadraceError as error:
             counters["refusals"] += 1
             log.debug("request refused", client=session.client_id, code=code, reason=str(error))
-            return status_of(error, session.rules), ()
+            status = status_of(error, session.rules)
         except Exception:
             counters["refusals"] += 1
             log.exception("request failed", client=session.client_id, code=code)
-            return Status.ERROR, ()
+            status = Status.ERROR
+        seconds = self._monotonic() - started
+        self._traffic.on_answer(code, session.dialect, seconds, size, pieces, status)
+        return status, pieces
 
     async def _answer(self, session: Session, code: int, payload: memoryview) -> Sequence[Buffer]:
         self._check_lease()
@@ -196,7 +218,10 @@ class Dispatcher:
     ) -> Sequence[Buffer]:
         if command.authenticated and not self._may(session, command, request):
             return ()
-        response = await handler(self._broker, session, request)
+        if tracing.active and command.code in TRACED:
+            response = await traced(handler, self._broker, session, command, request)
+        else:
+            response = await handler(self._broker, session, request)
         self._check_lease()  # it may have run out meanwhile, and with it what we know
         return command.encode_response(response, session.dialect)
 

@@ -25,6 +25,7 @@ from headrace.errors import (
     StorageError,
     UnavailableError,
 )
+from headrace.observability import tracing
 from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.wire.iggy import batch
 from headrace.wire.sbp import records
@@ -199,6 +200,11 @@ class PartitionLog:
         await self._wait_for_room(len(area))
         # Nothing is awaited until every part has its offsets: they are consecutive.
         first = self._owned.next_offset if stored is None else stored.first
+        span = None
+        if tracing.active:
+            span = tracing.begin(
+                "headrace.log.append", stream_id=self.stream_id, offset=first, messages=len(starts)
+            )
         # Dialect C has checksums of its own, which were checked; those of the stored form are made
         # for whoever reads them.
         attributes = records.NUMBERED | records.UNSUMMED
@@ -208,10 +214,14 @@ class PartitionLog:
         else:
             answers, dropped = self._place_new(self._window, area, starts, source)
         end = self._owned.next_offset
-        for answer in answers:
-            await answer
-        if dropped:
-            await self._owned.flush()  # it is in an earlier batch, which may still be on its way
+        try:
+            for answer in answers:
+                await answer
+            if dropped:
+                await self._owned.flush()  # it is in an earlier batch, perhaps still on its way
+        finally:
+            if span is not None:
+                span.end()
         # The callbacks of answers that came together may still be queued, but the sender's next
         # poll must see its messages.
         self.committed = max(self.committed, end)

@@ -174,7 +174,7 @@ class BrokerService:
     async def _open_door(self, host: str, port: int, quic_port: int | None) -> None:
         door = self._door = Door(
             self._runtime,
-            find_leader=self._find_leader,
+            find_leader=self.find_leader,
             wait_seconds=self._settings.leader_wait_ms / 1000,
             guests_max=self._settings.connections_max,
         )
@@ -235,7 +235,7 @@ class BrokerService:
             door.serve_here(term.transports.tcp.serve)
         await term.over.wait()
 
-    async def _find_leader(self) -> str:
+    async def find_leader(self) -> str:
         """Another broker that leads; nothing while it is taking over, or it is us."""
         answer = await self._client.query_lease(LEADER_LEASE)
         return "" if answer.holder == self._holder.holder else answer.address

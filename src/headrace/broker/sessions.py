@@ -52,6 +52,8 @@ class Session:
     """Of its session in that dialect; 0 before the login."""
     last_send: Applying | None = None
     """Its last request, if that was a SEND in dialect C."""
+    requests: int = 0
+    """How many it sent; with the client id it names a request in logs."""
     stale: bool = False
     """It was silent for too long: its groups went on without it."""
 

@@ -12,11 +12,12 @@ import os
 import signal
 import sys
 import threading
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from headrace.assembly.control_plane import ControlPlane
+from headrace.cli.observing import make_endpoint, observing
 from headrace.config.settings import Settings
 from headrace.errors import HeadraceError
 from headrace.observability.logging import configure_logging, get_logger
@@ -26,7 +27,7 @@ from headrace.runtime.system import run, system_runtime
 class Told(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     addresses: dict[str, str]
-    log_json: bool = False
+    log_format: Literal["text", "json"] = "text"
 
 
 async def serve(told: Told) -> int:
@@ -44,9 +45,14 @@ async def serve(told: Told) -> int:
     plane = ControlPlane(
         system_runtime(), told.settings, told.addresses, environment=dict(os.environ)
     )
-    await plane.start()
+    endpoint = make_endpoint(told.settings, plane.observed())
+    await endpoint.start()
     try:
-        print(msgspec.json.encode(plane.addresses()).decode(), flush=True)
+        await plane.start()
+        addresses = plane.addresses()
+        if "metrics" in endpoint.addresses():
+            addresses["control_metrics"] = endpoint.addresses()["metrics"]
+        print(msgspec.json.encode(addresses).decode(), flush=True)
         tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(orphaned.wait()),
             asyncio.create_task(plane.wait_ended()),
@@ -58,13 +64,15 @@ async def serve(told: Told) -> int:
         return 0 if orphaned.is_set() else 1
     finally:
         await plane.close()
+        await endpoint.close()
 
 
 def main() -> int:
     told = msgspec.json.decode(sys.stdin.buffer.readline(), type=Told)
-    configure_logging(format="json" if told.log_json else "console")
+    configure_logging(format=told.log_format, role="control-plane")
     try:
-        return run(serve(told))
+        with observing(told.settings, "control-plane", told.log_format):
+            return run(serve(told))
     except HeadraceError as error:
         get_logger(__name__).error("control plane failed", reason=str(error))
         return 1

@@ -343,7 +343,7 @@ def _say_ready(cluster: LocalCluster) -> None:
 
 
 def run_attached(plan: Plan, ready_file: str) -> None:
-    configure_logging(format="console")
+    configure_logging()
     run(_serve(plan, ready_file))
 
 

@@ -10,6 +10,7 @@ import typer
 
 from headrace.cli import (
     backups,
+    bench,
     clients,
     cluster,
     consume,
@@ -20,6 +21,7 @@ from headrace.cli import (
     exporting,
     groups,
     importing,
+    observability,
     partitions,
     pipeline_change,
     pipeline_inspect,
@@ -31,6 +33,7 @@ from headrace.cli import (
     roles,
     spark_conf,
     streams,
+    top,
     topics,
     up,
     users,
@@ -56,6 +59,8 @@ app.command("backup")(backups.backup)
 app.command("restore")(backups.restore)
 app.command("verify")(backups.verify)
 app.command("upgrade")(backups.upgrade)
+app.command("top")(top.top)
+app.command("bench")(bench.bench)
 app.command("placement-manager")(roles.placement_manager)
 app.command("data-node")(roles.data_node)
 app.command("broker")(roles.broker)
@@ -79,6 +84,7 @@ app.add_typer(clients.app, name="client")
 app.add_typer(clients.server, name="server")
 app.add_typer(profiles.app, name="profile")
 app.add_typer(wireshark.app, name="wireshark")
+app.add_typer(observability.app, name="observability")
 pipeline_change.add_to(pipelines.app)
 app.add_typer(pipelines.app, name="pipeline")
 app.add_typer(pipeline_inspect.containers, name="container")

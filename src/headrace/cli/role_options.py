@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -30,7 +30,13 @@ ReadyFile = Annotated[
     str, typer.Option("--ready-file", help="Write the addresses here once all accept.")
 ]
 Config = Annotated[str, typer.Option("--config", help="A TOML file with settings.")]
-LogJson = Annotated[bool, typer.Option("--log-json", help="Log lines as JSON.")]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option("--metrics-port", help="/metrics, /health, /ready; 0 = any, -1 = off."),
+]
+LogFormat = Annotated[
+    Literal["text", "json"], typer.Option("--log-format", help="Log lines as text or JSON.")
+]
 Secret = Annotated[
     str | None,
     typer.Option(

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -22,6 +21,7 @@ from headrace.assembly.links import (
     placement_links,
 )
 from headrace.assembly.role import Role
+from headrace.cli.observing import make_endpoint
 from headrace.cli.output import note
 from headrace.cli.secret import read_reference
 from headrace.cli.up import LABELS, SWITCH_INTERVAL_SECONDS, write_ready_file
@@ -106,13 +106,15 @@ def _make_broker(settings: Settings, secret: bytes, tls: Tls) -> Role:
     )
 
 
-async def serve_role(name: str, make: Callable[[], Awaitable[Role]], *, ready_file: str) -> None:
+async def serve_role(name: str, settings: Settings, secret: bytes, *, ready_file: str) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    role = await make()
+    role = await make_role(name, settings, secret)
+    endpoint = make_endpoint(settings, role.observed())
+    await endpoint.start()
     starting = asyncio.create_task(role.start())
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -120,7 +122,7 @@ async def serve_role(name: str, make: Callable[[], Awaitable[Role]], *, ready_fi
         if not starting.done():
             return
         await starting
-        _report(name, role, ready_file)
+        _report(name, {**role.addresses(), **endpoint.addresses()}, ready_file)
         lost = asyncio.create_task(role.lost.wait())
         await asyncio.wait([stopping, lost], return_when=asyncio.FIRST_COMPLETED)
         lost.cancel()
@@ -134,10 +136,10 @@ async def serve_role(name: str, make: Callable[[], Awaitable[Role]], *, ready_fi
             task.cancel()
         await asyncio.gather(starting, stopping, return_exceptions=True)
         await role.close()
+        await endpoint.close()
 
 
-def _report(name: str, role: Role, ready_file: str) -> None:
-    addresses = role.addresses()
+def _report(name: str, addresses: dict[str, str], ready_file: str) -> None:
     note(f"headrace {name} is up; Ctrl-C stops it")
     for key, address in addresses.items():
         gap = "" if LABELS[key].endswith("//") else "  "

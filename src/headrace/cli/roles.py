@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from headrace.cli import role_options as o
 
@@ -17,7 +18,8 @@ def placement_manager(
     insecure: o.Insecure = False,
     ready_file: o.ReadyFile = "",
     config: o.Config = "",
-    log_json: o.LogJson = False,
+    metrics_port: o.MetricsPort = None,
+    log_format: o.LogFormat = "text",
 ) -> None:
     """Run a placement manager: it knows streams, ranges and data nodes. Ctrl-C stops it."""
     overrides = {
@@ -28,8 +30,11 @@ def placement_manager(
         "secret": secret,
         "advertise": advertise,
         "insecure": insecure or None,
+        "metrics_port": metrics_port,
     }
-    _run("placement-manager", overrides, config=config, ready_file=ready_file, log_json=log_json)
+    _run(
+        "placement-manager", overrides, config=config, ready_file=ready_file, log_format=log_format
+    )
 
 
 def data_node(
@@ -42,7 +47,8 @@ def data_node(
     insecure: o.Insecure = False,
     ready_file: o.ReadyFile = "",
     config: o.Config = "",
-    log_json: o.LogJson = False,
+    metrics_port: o.MetricsPort = None,
+    log_format: o.LogFormat = "text",
 ) -> None:
     """Run a data node: it keeps replicas of the log. Start one more at any time. Ctrl-C stops."""
     overrides = {
@@ -53,8 +59,9 @@ def data_node(
         "secret": secret,
         "advertise": advertise,
         "insecure": insecure or None,
+        "metrics_port": metrics_port,
     }
-    _run("data-node", overrides, config=config, ready_file=ready_file, log_json=log_json)
+    _run("data-node", overrides, config=config, ready_file=ready_file, log_format=log_format)
 
 
 def broker(
@@ -70,7 +77,8 @@ def broker(
     insecure: o.Insecure = False,
     ready_file: o.ReadyFile = "",
     config: o.Config = "",
-    log_json: o.LogJson = False,
+    metrics_port: o.MetricsPort = None,
+    log_format: o.LogFormat = "text",
 ) -> None:
     """Run a broker: Iggy clients talk to it. Of several one leads, the others stand by."""
     overrides = {
@@ -84,8 +92,9 @@ def broker(
         "advertise": advertise,
         "dev": dev or None,
         "insecure": insecure or None,
+        "metrics_port": metrics_port,
     }
-    _run("broker", overrides, config=config, ready_file=ready_file, log_json=log_json)
+    _run("broker", overrides, config=config, ready_file=ready_file, log_format=log_format)
 
 
 def controller(
@@ -97,7 +106,8 @@ def controller(
     insecure: o.Insecure = False,
     ready_file: o.ReadyFile = "",
     config: o.Config = "",
-    log_json: o.LogJson = False,
+    metrics_port: o.MetricsPort = None,
+    log_format: o.LogFormat = "text",
 ) -> None:
     """Run the pipeline controller and its dashboard. Of several one works, the others wait."""
     overrides = {
@@ -107,21 +117,29 @@ def controller(
         "http_port": http_port,
         "secret": secret,
         "insecure": insecure or None,
+        "metrics_port": metrics_port,
     }
-    _run("controller", overrides, config=config, ready_file=ready_file, log_json=log_json)
+    _run("controller", overrides, config=config, ready_file=ready_file, log_format=log_format)
 
 
 def _run(
-    name: str, overrides: Mapping[str, object], *, config: str, ready_file: str, log_json: bool
+    name: str,
+    overrides: Mapping[str, object],
+    *,
+    config: str,
+    ready_file: str,
+    log_format: Literal["text", "json"],
 ) -> None:
     from headrace.cli.up import load_settings
     from headrace.observability.logging import configure_logging
 
     settings = load_settings(config, dict(overrides))
-    configure_logging(format="json" if log_json else "console")
-    from headrace.cli.role_serving import make_role, serve_role
+    configure_logging(format=log_format, role=name)
+    from headrace.cli.observing import observing
+    from headrace.cli.role_serving import serve_role
     from headrace.cli.secret import read_secret
     from headrace.runtime.system import run
 
     secret = read_secret(settings.secret, settings.data_dir)
-    run(serve_role(name, lambda: make_role(name, settings, secret), ready_file=ready_file))
+    with observing(settings, name, log_format):
+        run(serve_role(name, settings, secret, ready_file=ready_file))

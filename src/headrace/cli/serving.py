@@ -20,6 +20,7 @@ import msgspec
 from headrace.assembly.data_plane import DataPlane
 from headrace.broker.snapshot import Diagnostics
 from headrace.cli.figures import Figures, list_processes
+from headrace.cli.observing import make_endpoint
 from headrace.cli.output import note
 from headrace.cli.root import tell_root
 from headrace.cli.up import (
@@ -31,7 +32,7 @@ from headrace.cli.up import (
 )
 from headrace.config.settings import Settings
 from headrace.errors import UnavailableError
-from headrace.observability.logging import get_logger
+from headrace.observability.logging import Format, get_logger
 from headrace.observability.recent import RecentLines
 from headrace.runtime.system import system_runtime
 
@@ -96,7 +97,7 @@ class ControlChild:
             await process.wait()
 
 
-async def serve(settings: Settings, *, ready_file: str, log_json: bool) -> None:
+async def serve(settings: Settings, *, ready_file: str, log_format: Format) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -117,11 +118,17 @@ async def serve(settings: Settings, *, ready_file: str, log_json: bool) -> None:
             logs=recent.text,
         ),
     )
-    await plane.start()
-    child = ControlChild(_first_line(settings, plane.addresses(), log_json=log_json))
+    endpoint = make_endpoint(settings, plane.observed())
+    await endpoint.start()
+    try:
+        await plane.start()
+    except BaseException:
+        await endpoint.close()
+        raise
+    child = ControlChild(_first_line(settings, plane.addresses(), log_format=log_format))
     try:
         await child.start()
-        addresses = {**plane.addresses(), **child.addresses}
+        addresses = {**plane.addresses(), **child.addresses, **endpoint.addresses()}
         https = settings.tls.mode == "required"
         print_ready(addresses, plane.authority_path, https=https)
         if ready_file:
@@ -131,10 +138,17 @@ async def serve(settings: Settings, *, ready_file: str, log_json: bool) -> None:
         note("stopping")
         await child.stop()
         await plane.close()
+        await endpoint.close()
 
 
-def _first_line(settings: Settings, addresses: dict[str, str], *, log_json: bool) -> bytes:
-    told: dict[str, Any] = {"settings": settings, "addresses": addresses, "log_json": log_json}
+def _first_line(settings: Settings, addresses: dict[str, str], *, log_format: Format) -> bytes:
+    if settings.metrics_port > 0:
+        settings = msgspec.structs.replace(settings, metrics_port=settings.metrics_port + 1)
+    told: dict[str, Any] = {
+        "settings": settings,
+        "addresses": addresses,
+        "log_format": log_format,
+    }
     return msgspec.json.encode(told) + b"\n"
 
 

@@ -33,7 +33,8 @@ def up(
     insecure: o.Insecure = False,
     ready_file: o.ReadyFile = "",
     config: o.Config = "",
-    log_json: o.LogJson = False,
+    metrics_port: o.MetricsPort = None,
+    log_format: o.LogFormat = "text",
 ) -> None:
     """Run everything on this machine: log, broker, controller, dashboard. Ctrl-C stops it."""
     from headrace.observability.logging import configure_logging
@@ -50,12 +51,15 @@ def up(
         "http_port": http_port,
         "dev": dev or None,
         "insecure": insecure or None,
+        "metrics_port": metrics_port,
     }
     settings = load_settings(config, overrides)
-    configure_logging(format="json" if log_json else "console")
+    configure_logging(format=log_format, role="data-plane")
+    from headrace.cli.observing import observing
     from headrace.cli.serving import serve
 
-    run(serve(settings, ready_file=ready_file, log_json=log_json))
+    with observing(settings, "data-plane", log_format):
+        run(serve(settings, ready_file=ready_file, log_format=log_format))
 
 
 def load_settings(file: str, overrides: dict[str, Any]) -> Settings:
@@ -97,13 +101,15 @@ LABELS = {
     "placement_manager": "placement",
     "data_node": "data node",
     "umbilical": "umbilical",
+    "metrics": "metrics     http://",
+    "control_metrics": "  control   http://",
 }
 
 
 def print_ready(addresses: dict[str, str], authority_path: str, *, https: bool = False) -> None:
     note("headrace is up; Ctrl-C stops it")
     for name, label in LABELS.items():
-        if https:
+        if https and name == "http":
             label = label.replace("http:", "https:")
         if addresses.get(name):
             gap = "" if label.endswith("//") else "  "

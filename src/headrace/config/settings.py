@@ -15,6 +15,7 @@ from headrace.config.broker import BrokerSettings
 from headrace.config.client import ClientSettings
 from headrace.config.controller import ControllerSettings
 from headrace.config.datanode import DataNodeSettings
+from headrace.config.observability import ObservabilitySettings
 from headrace.config.placement import PlacementSettings
 from headrace.config.quic import QuicSettings
 from headrace.config.storage import StorageSettings
@@ -55,6 +56,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     placement_port: Annotated[Port, Meta(description="Placement manager, SBP.")] = 12378
     node_port: Annotated[Port, Meta(description="Data node, SBP.")] = 10911
     http_port: Annotated[Port, Meta(description="JSON API and dashboard.")] = 3000
+    metrics_port: Annotated[
+        PortOrOff,
+        Meta(
+            description="`/metrics`, `/health` and `/ready` of this process, without a login;"
+            " 0 = any free port, -1 = off. In `headrace up` the control plane has the next one."
+        ),
+    ] = -1
     placement_managers: Annotated[
         tuple[str, ...],
         Meta(description="Addresses of the placement managers, for roles that run by themselves."),
@@ -93,9 +101,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     controller: ControllerSettings = ControllerSettings()
     client: ClientSettings = ClientSettings()
     storage: StorageSettings = StorageSettings()
+    observability: ObservabilitySettings = ObservabilitySettings()
 
     def check(self) -> None:
         """Refuse combinations that would be unsafe, with the way out in the text."""
+        told = self.observability
+        told_all = self.metrics_port >= 0 and told.metrics_host not in LOOPBACK
+        if told_all and not told.metrics_token and not self.insecure:
+            raise ConfigError(
+                f"refusing to tell everybody on {told.metrics_host} the names of all topics; "
+                "set observability.metrics_token, or use --insecure if the network is yours alone"
+            )
         beyond = [host for host in (self.host, self.iggy_host) if host and host not in LOOPBACK]
         if not beyond:
             return

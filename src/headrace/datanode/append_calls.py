@@ -25,6 +25,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.net.sbp_server import Payload, Peer, Reply
+from headrace.observability import tracing
 from headrace.storage.model import RangeKey
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import AppendGapError, status_of
@@ -43,7 +44,17 @@ def append(
     take = _take_replica if replica else _take
     # Nothing is awaited until every batch has its offset: arrival order is offset order.
     taken = [take(node, info, batch, peer) for info, batch in zip(infos, batches, strict=True)]
-    return _AppendCall(node, request, taken, replica=replica).reply
+    reply = _AppendCall(node, request, taken, replica=replica).reply
+    if tracing.active:
+        span = tracing.begin_aside(
+            "headrace.node.replicate" if replica else "headrace.node.append",
+            kind=tracing.Kind.SERVER,
+            stream_id=[info.range.stream_id for info in infos if info.range is not None],
+            offset=[info.expected_offset for info in infos],
+            peer=peer.client_id,
+        )
+        reply.add_done_callback(lambda _: span.end())
+    return reply
 
 
 def _take(
@@ -180,7 +191,8 @@ class _AppendCall:
             self.reply.set_exception(UnavailableError("the data node closes"))
             return
         node.counters.appends += count
-        node.counters.append_seconds += (node.runtime.clock.monotonic() - self._started) * count
+        seconds = node.runtime.clock.monotonic() - self._started
+        node.counters.append_times.observe_many(seconds, count)
         results = tuple([result for result in self._results if result is not None])
         self.reply.set_result(Reply(m.AppendResponse(append_responses=results, status=OK)))
 

@@ -69,6 +69,11 @@ class Contact:
         self._tasks = TaskSet("data node's contact")
         self._heartbeats = TaskSet("data node's heartbeat")
 
+    @property
+    def in_touch(self) -> bool:
+        """Whether a placement manager answered the last heartbeat."""
+        return self._in_touch
+
     def start(self) -> None:
         self._heartbeats.start(self._keep_in_touch(), name="heartbeats")
         self._tasks.start(self._keep_reconciled(), name="reconciliation")

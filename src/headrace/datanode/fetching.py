@@ -331,7 +331,7 @@ class Poll:
         counters.fetches += len(self._wants)
         counters.fetches_failed += sum(want.error is not None for want in self._wants)
         counters.bytes_out += sum(want.bytes for want in self._wants)
-        counters.fetch_seconds += self.reading_seconds
+        counters.fetch_times.observe(self.reading_seconds)
 
 
 def answer_at_once(
@@ -368,7 +368,7 @@ async def answer_alone(
         return None
     counters.fetches += 1
     counters.bytes_out += want.bytes
-    counters.fetch_seconds += clock.monotonic() - started
+    counters.fetch_times.observe(clock.monotonic() - started)
     message, payload = _answer([_Part(want, views, want.bytes)])
     return Reply(message, payload, held=held)
 

@@ -15,6 +15,7 @@ from headrace.datanode import fetching
 from headrace.datanode.append_calls import append
 from headrace.errors import HeadraceError, TooLargeError
 from headrace.net.sbp_server import Handler, Payload, Peer, Reply
+from headrace.observability import tracing
 from headrace.storage.model import RangeKey
 from headrace.storage.rangelog import RangeLog
 from headrace.wire.sbp import messages as m
@@ -52,6 +53,25 @@ async def heartbeat(
 
 async def fetch(
     node: DataNodeService, request: m.FetchRequest, _: Payload, peer: Peer
+) -> Reply | AsyncIterator[Reply]:
+    if not tracing.active:
+        return await _fetch(node, request, peer)
+    infos = request.fetch_requests
+    span = tracing.begin(
+        "headrace.node.fetch",
+        kind=tracing.Kind.SERVER,
+        stream_id=[info.stream_id for info in infos],
+        offset=[info.fetch_offset for info in infos],
+        peer=peer.client_id,
+    )
+    try:
+        return await _fetch(node, request, peer)
+    finally:
+        span.end()
+
+
+async def _fetch(
+    node: DataNodeService, request: m.FetchRequest, peer: Peer
 ) -> Reply | AsyncIterator[Reply]:
     settings = node.settings
     if len(request.fetch_requests) > settings.fetch_streams_max:

@@ -291,6 +291,18 @@ class Leading:
         """Ranges of which some replica does not keep up."""
         return sum(led.missing_replicas() for led in self._led.values())
 
+    def lag_records(self) -> int:
+        """How far the slowest replica of any range is behind this node's disk."""
+        return max(
+            (
+                led.log.durable_offset - feed.held
+                for led in self._led.values()
+                for feed in led.senders
+                if feed.over is None
+            ),
+            default=0,
+        )
+
     def statistics(self) -> dict[str, int]:
         return {
             "ranges_led": len(self._led),

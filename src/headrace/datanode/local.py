@@ -10,10 +10,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError, InvalidArgumentError, UnavailableError
+from headrace.observability import tracing
 from headrace.runtime.interfaces import Buffer
 
 if TYPE_CHECKING:
     from headrace.datanode.service import DataNodeService
+
+
+def _reason(done: asyncio.Future[None]) -> str:
+    return "cut off" if done.cancelled() else str(done.exception() or "")
 
 
 class Local:
@@ -52,13 +57,21 @@ class Local:
         self._counters.appends_in_flight += 1
         started = self._monotonic()
         stored.add_done_callback(lambda done: self._on_done(done, started))
+        if tracing.active:
+            span = tracing.begin_aside(
+                "headrace.node.append",
+                stream_id=stream_id,
+                offset=expected_offset,
+                bytes=len(header) + sum(map(len, body)),
+            )
+            stored.add_done_callback(lambda done: span.end(error=_reason(done)))
         return stored
 
     def _on_done(self, stored: asyncio.Future[None], started: float) -> None:
         counters = self._counters
         counters.appends_in_flight -= 1
         counters.appends += 1
-        counters.append_seconds += self._monotonic() - started
+        counters.append_times.observe(self._monotonic() - started)
         error = UnavailableError() if stored.cancelled() else stored.exception()
         if isinstance(error, HeadraceError):
             self._node.on_append_failed(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.datanode.io_figures import IoFigures
+from headrace.observability.histogram import Histogram
 from headrace.wire.sbp.messages import DataNode, ReportMetricsRequest
 
 _I16_MAX = 32_767  # the seed's counters are 16 bits wide: they stop there
@@ -18,10 +19,11 @@ class Counters:
     appends: int = 0
     appends_failed: int = 0
     appends_in_flight: int = 0
-    append_seconds: float = 0.0
+    append_times: Histogram = field(default_factory=Histogram)
     fetches: int = 0
     fetches_failed: int = 0
-    fetch_seconds: float = 0.0  # without the time a long poll waits for data
+    fetch_times: Histogram = field(default_factory=Histogram)
+    """Without the time a long poll waits for data."""
     bytes_out: int = 0
 
 
@@ -54,10 +56,10 @@ class Reporter:
         current = {
             "appends": counters.appends,
             "appends_failed": counters.appends_failed,
-            "append_seconds": counters.append_seconds,
+            "append_seconds": counters.append_times.seconds,
             "fetches": counters.fetches,
             "fetches_failed": counters.fetches_failed,
-            "fetch_seconds": counters.fetch_seconds,
+            "fetch_seconds": counters.fetch_times.seconds,
             "bytes_out": counters.bytes_out,
             "bytes_in": storage.get("written_bytes", 0),
             "io_tasks": load.io.tasks,

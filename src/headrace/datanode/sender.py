@@ -28,6 +28,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.net.sbp_channel import Channel
+from headrace.observability import tracing
 from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.storage.rangelog import RangeLog
 from headrace.wire.sbp import messages as m
@@ -348,6 +349,15 @@ class Sender:
     async def _exchange(
         self, channel: Channel, frame: _Frame, request: m.AppendRequest, payload: list[Buffer]
     ) -> None:
+        span = None
+        if tracing.active:
+            span = tracing.begin(
+                "headrace.log.replicate",
+                kind=tracing.Kind.CLIENT,
+                node=self.node_id,
+                stream_id=[entry.feed.key.stream_id for entry in frame.entries],
+                bytes=frame.size,
+            )
         try:
             reply = await channel.call(Code.APPEND, request, payload, timeout=_CALL_SECONDS)
             response = reply.message
@@ -366,6 +376,8 @@ class Sender:
         finally:
             del self._frames[frame]
             self._frames_bytes -= frame.size
+            if span is not None:
+                span.end()
         self._pump()
 
     def _on_result(self, entry: _Entry, result: m.AppendResult) -> None:

@@ -107,6 +107,7 @@ class DataNodeService:
         self._files: Executor | None = None
         self._io = IoFigures()
         self._full_until = 0.0
+        self._recovered = False
         if not isinstance(placement, PlacementLinks):
             placement = PlacementLinks.single(placement)
         self.contact = Contact(self, placement)
@@ -159,6 +160,7 @@ class DataNodeService:
                 metered(self.runtime, self._io), f"{self._folder}/log", self._storage
             )
             await self._recover(self._store)
+            self._recovered = True
             if host is not None:
                 self._server = SbpServer(
                     self.runtime,
@@ -276,6 +278,19 @@ class DataNodeService:
     def store(self) -> LogStore:
         assert self._store is not None, "not started"
         return self._store
+
+    @property
+    def serving(self) -> bool:
+        """Between its recovery and the begin of its stop."""
+        return self._store is not None and not self.state.closing and self._recovered
+
+    def server_statistics(self) -> dict[str, int]:
+        return {} if self._server is None else self._server.statistics()
+
+    async def probe_disk(self) -> None:
+        """StorageError when the folder cannot be written."""
+        path = f"{self._folder}/probe"
+        await self._on_disk(self.runtime.disk.write_atomic, path, b"ready?\n")
 
     def statistics(self) -> dict[str, object]:
         return {

@@ -51,6 +51,7 @@ from headrace.net.throttle import (
     with_pause,
 )
 from headrace.net.tls import TlsAcceptor, TlsRequiredError
+from headrace.observability.context import REQUEST_ID
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer, Connection, DirectConnection, Listener, Runtime
 from headrace.wire.sbp.connection import (
@@ -364,6 +365,7 @@ class _Serving:
         return heartbeat
 
     async def _serve(self, route: Route, request: Request, message: Message) -> None:
+        REQUEST_ID.set((self._peer.address, request.stream_id))
         timer = self._start_timer(request, message)
         try:
             payload = (request.payload,) if request.payload else ()

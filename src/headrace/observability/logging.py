@@ -1,4 +1,4 @@
-"""Logging set-up: one line per event, fields instead of prose, as console text or JSON lines.
+"""Logging set-up: one line per event, fields instead of prose, as text or JSON lines.
 
 Loggers are named after their modules (`log = get_logger(__name__)`) and hand their events to the
 standard library's logging, so that uvicorn's and asyncio's own records come out in the same form.
@@ -15,13 +15,16 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, MutableMapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 if TYPE_CHECKING:
     import structlog
 
-Format = Literal["console", "json"]
+from headrace.observability import tracing
+from headrace.observability.context import request_text
+
+Format = Literal["text", "json"]
 
 _SECRET_WORDS = ("password", "secret", "token", "credential", "authorization", "private_key")
 _NOT_FIELDS = ("_record", "_from_structlog", "exc_info")
@@ -77,13 +80,19 @@ CHATTY = ("py4j", "uvicorn", "httpx", "httpcore")
 
 
 def configure_logging(
-    *, format: Format = "console", level: str = "INFO", output: TextIO | None = None
+    *,
+    format: Format = "text",
+    level: str = "INFO",
+    output: TextIO | None = None,
+    role: str = "",
 ) -> None:
-    """Send every record of `level` and above to `output` (stderr). May be called again."""
+    """Send every record of `level` and above to `output` (stderr). May be called again.
+
+    `role` says in every JSON line which process it is of."""
     stream = sys.stderr if output is None else output
     handler = logging.StreamHandler(stream)
     handler.set_name(_HANDLER_NAME)
-    handler.setFormatter(make_formatter(format, colors=stream.isatty()))
+    handler.setFormatter(make_formatter(format, colors=stream.isatty(), role=role))
     root = logging.getLogger()
     for old in [each for each in root.handlers if each.get_name() == _HANDLER_NAME]:
         root.removeHandler(old)
@@ -93,7 +102,7 @@ def configure_logging(
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
 
 
-def make_formatter(format: Format, *, colors: bool) -> logging.Formatter:
+def make_formatter(format: Format, *, colors: bool, role: str = "") -> logging.Formatter:
     """What turns records into lines, here and in every other handler of ours."""
     import structlog
 
@@ -101,10 +110,13 @@ def make_formatter(format: Format, *, colors: bool) -> logging.Formatter:
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        add_context,
         hide_secrets,
     ]
     renderers: list[structlog.typing.Processor]
     if format == "json":
+        if role:
+            shared.append(partial(_add_role, role))
         renderers = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
         # The plain formatter: rich tracebacks print local variables, and those hold secrets.
@@ -122,6 +134,23 @@ def make_formatter(format: Format, *, colors: bool) -> logging.Formatter:
             *renderers,
         ],
     )
+
+
+def add_context(_logger: object, _method: str, event: Event) -> Event:
+    """Name the request and the span in which the event happened, if there are any."""
+    request = request_text()
+    if request:
+        event.setdefault("request", request)
+    trace, span = tracing.ids()
+    if trace:
+        event.setdefault("trace", trace)
+        event.setdefault("span", span)
+    return event
+
+
+def _add_role(role: str, _logger: object, _method: str, event: Event) -> Event:
+    event.setdefault("role", role)
+    return event
 
 
 def hide_secrets(_logger: object, _method: str, event: Event) -> Event:

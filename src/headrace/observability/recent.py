@@ -13,7 +13,7 @@ BYTES_MAX = 1 << 20
 class RecentLines(logging.Handler):
     """Keeps formatted lines, the newest `bytes_max` characters or so. Safe from any thread."""
 
-    def __init__(self, *, format: Format = "console", bytes_max: int = BYTES_MAX) -> None:
+    def __init__(self, *, format: Format = "text", bytes_max: int = BYTES_MAX) -> None:
         super().__init__()
         self.setFormatter(make_formatter(format, colors=False))
         self._lines: deque[str] = deque()

@@ -21,7 +21,13 @@ from dataclasses import dataclass, field
 from headrace.client.umbilical import PATH_VARIABLE, UmbilicalClient, load_token
 from headrace.errors import ConfigError, HeadraceError
 from headrace.net.addresses import parse_address
-from headrace.observability.logging import configure_logging, get_logger
+from headrace.observability import tracing
+from headrace.observability.logging import Format, configure_logging, get_logger
+from headrace.observability.variables import (
+    LOG_FORMAT_VARIABLE,
+    TRACES_RATIO_VARIABLE,
+    TRACES_VARIABLE,
+)
 from headrace.pipeline.loglevels import set_python_levels
 from headrace.pipeline.vitals import Vitals
 from headrace.pipeline.workloads import AnyWorkload, make_workload
@@ -285,7 +291,8 @@ async def run_container(settings: ContainerSettings, token: Token | None = None)
 
 
 def main() -> int:
-    configure_logging()
+    format: Format = "json" if os.environ.get(LOG_FORMAT_VARIABLE) == "json" else "text"
+    configure_logging(format=format, role="container")
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of every callback
     try:
         settings = ContainerSettings.from_environment(os.environ)
@@ -293,7 +300,15 @@ def main() -> int:
     except HeadraceError as error:
         print(error, file=sys.stderr)
         return 2
-    return run(run_container(settings, token))
+    endpoint = os.environ.get(TRACES_VARIABLE, "")
+    if endpoint:
+        ratio = float(os.environ.get(TRACES_RATIO_VARIABLE) or 1)
+        name = f"headrace-container-{settings.container_id}"
+        tracing.start(endpoint, service="headrace-container", instance=name, ratio=ratio)
+    try:
+        return run(run_container(settings, token))
+    finally:
+        tracing.stop()
 
 
 if __name__ == "__main__":

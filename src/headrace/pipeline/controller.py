@@ -24,8 +24,9 @@ from headrace.errors import HeadraceError, UnavailableError
 from headrace.ids import WindowId
 from headrace.net.addresses import format_address
 from headrace.net.hadoop_rpc import HadoopRpcServer
+from headrace.observability import tracing
 from headrace.observability.logging import get_logger
-from headrace.pipeline import container_logs, packages
+from headrace.pipeline import container_logs, packages, traces
 from headrace.pipeline.broker_edges import Edges, NoEdges
 from headrace.pipeline.deploy import add_token
 from headrace.pipeline.events import EventType
@@ -43,6 +44,7 @@ from headrace.pipeline.lifecycle import (
     Record,
     ResetEdges,
 )
+from headrace.pipeline.lineage import Lineage
 from headrace.pipeline.operations import Operations
 from headrace.pipeline.physical import PhysicalPlan
 from headrace.pipeline.resources import container_resources
@@ -75,6 +77,7 @@ class Controller(Operations):
         broker_token: str = "",
         host: str = "127.0.0.1",
         port: int = 0,
+        lineage: Lineage | None = None,
     ) -> None:
         """Containers log in with tokens made from `secret`, the cluster's; without one, those of
         an earlier controller are not known."""
@@ -83,6 +86,7 @@ class Controller(Operations):
         self._folder = f"{(settings.shared_path or data_dir).rstrip('/')}/applications"
         self._open_log = open_log
         self._edges = edges or NoEdges()
+        self._lineage = lineage
         self._broker = broker
         self._broker_token = broker_token.encode()
         self._address = (host, port)
@@ -156,6 +160,8 @@ class Controller(Operations):
         await self._fleet.end(self._running.values())
         await self._tasks.close()
         await self._edges.close()
+        if self._lineage is not None:
+            await self._lineage.close()
         if self._log is not None:
             await self._log.close()
         self._disk.close()
@@ -212,8 +218,11 @@ class Controller(Operations):
             now_ms, known = self._now_ms(), running.application.operators
             if running.observations.on_heartbeat(request, now_ms, known):
                 log.warning("container_clock_ahead", container=request.stats.id)
+            before = running.application.checkpoints.committed
             outcome = running.application.on_heartbeat(request, now_ms)
             await self._perform(running, outcome.actions)
+            if tracing.active:
+                traces.on_committed(running.application, before, now_ms)
         running.beat.set()
         running.beat = asyncio.Event()
         response = self._with_token(outcome.response)
@@ -280,6 +289,8 @@ class Controller(Operations):
                 await self._purge_edges(running, action)
         for event in application.events.take_unrecorded():
             await self._append("event", {"application": application.name, "event": event.to_json()})
+            if self._lineage is not None:
+                self._lineage.on_event(application, event)
         if application.finished:
             running.over.set()
         if actions:  # a heartbeat that changed nothing makes nothing due
@@ -386,6 +397,8 @@ class Controller(Operations):
                     actions = running.application.on_tick(self._now_ms())
                     if actions:
                         await self._perform_or_fail(running, actions)
+                if self._lineage is not None:
+                    self._lineage.on_tick(running.application, self._now_ms())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._until_next_tick()):
                     await self._wake.wait()

@@ -160,11 +160,11 @@ def _count(grid: WindowGrid, previous: WindowId, window: WindowId) -> int:
 
 def _lag(source: Mapping[str, Any]) -> int:
     """Messages that were there and not read when the batch was planned."""
-    end, latest = _positions(source.get("endOffset")), _positions(source.get("latestOffset"))
+    end, latest = positions(source.get("endOffset")), positions(source.get("latestOffset"))
     return sum(max(0, at - end.get(key, at)) for key, at in latest.items())
 
 
-def _positions(offset: Any) -> dict[str, int]:
+def positions(offset: Any) -> dict[str, int]:
     """Next offsets by partition out of the connector's offset; {} for anything else."""
     if isinstance(offset, str):
         try:

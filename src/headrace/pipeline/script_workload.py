@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError
 from headrace.ids import WindowId
+from headrace.observability import tracing
+from headrace.pipeline import traces
 from headrace.pipeline.reports import BatchReport, Place, operator_stats, read_progress
 from headrace.pipeline.scripts import RUN_SCRIPT, operator_name
 from headrace.pipeline.stack_traces import stack_traces
@@ -201,6 +203,8 @@ class ScriptWorkload:
         seen = self._seen.setdefault(operator, _Seen())
         for progress in query.take_progress():
             report = self._report(seen, progress)
+            if tracing.active:
+                traces.on_batch(operator, report, progress)
             place = Place(operator, outputs=(), topic=True, first=True, last=True, stateful=True)
             seen.stats.append(operator_stats(report, self._grid, place))
 

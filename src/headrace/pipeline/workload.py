@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import ConfigError
 from headrace.ids import WindowId
+from headrace.observability import tracing
+from headrace.pipeline import traces
 from headrace.pipeline.application import Application
 from headrace.pipeline.changes import SET_PROPERTY
 from headrace.pipeline.checkpoint_files import roll_back
@@ -417,6 +419,8 @@ class Workload:
             window, rows = run.batches.get(progress["batchId"], (None, 0))
             if window is not None:
                 report = read_progress(progress, window, rows)
+                if tracing.active:
+                    traces.on_batch(run.query.name, report, progress)
                 bad = run.salvage.take_bad_rows(report.batch_id) if run.salvage else {}
                 reports.append(with_bad_rows(report, bad))
         return reports

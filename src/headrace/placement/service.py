@@ -299,6 +299,9 @@ class PlacementService:
                 for record in nodes.records.values()
             ],
             **count_ranges(self.state),
+            "leases_held": sum(
+                self.state.leases.held(name, now_ms) for name in self.state.leases.records
+            ),
         }
 
     # Ticks

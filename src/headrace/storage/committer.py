@@ -18,6 +18,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from headrace.errors import StorageError
+from headrace.observability import tracing
 from headrace.observability.logging import get_logger
 from headrace.runtime import Disk, Executor
 from headrace.storage.journal import Journal
@@ -121,6 +122,14 @@ class Committer:
         await self._carry_out(self._executor.run(carry_out, self._disk, writes), writes)
 
     async def _carry_out(self, work: Awaitable[None], writes: list[SegmentWrite]) -> None:
+        span = None
+        if tracing.active:
+            span = tracing.begin_aside(
+                "headrace.log.sync",
+                stream_id=[write.log.key.stream_id for write in writes],
+                files=len(writes),
+                bytes=sum(write.size for write in writes),
+            )
         try:
             await work
         except asyncio.CancelledError:
@@ -132,6 +141,8 @@ class Committer:
             for write in writes:
                 if write.error is None:
                     write.error = StorageError(f"group commit failed: {error!r}")
+        if span is not None:
+            span.end(error=next((str(write.error) for write in writes if write.error), ""))
         self.files_written += len(writes)
         for write in writes:
             self.bytes_written += write.size

@@ -1,42 +1,54 @@
-"""`/metrics`: what the controller knows of its pipelines, for Prometheus.
+"""What the controller knows of its pipelines, for Prometheus.
 
-Labels are bounded: application names (the controller keeps a limited number), operator names of
-their plans, instance and container numbers, and the first METRICS_MAX metrics an operator has.
-Container and run ids, which grow with every restart, are in no label.
+Labels are bounded: application names (the controller keeps a limited number, and those beyond
+`labels_max` are told by their sums alone), operator names of their plans, instance and container
+numbers, and the first METRICS_MAX metrics an operator has. Container and run ids, which grow with
+every restart, are in no label.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeAlias
 
-from headrace.observability.exposition import Family, format_families
+from headrace.errors import HeadraceError
+from headrace.observability.exposition import Family, Number, bounded, format_families
+from headrace.observability.metrics import TABLE, family
+from headrace.pipeline.windows import WindowGrid, parse_window
+from headrace.web.checks import Check
 from headrace.web.stram_views import latencies_ms
 
 METRICS_MAX = 50  # of one operator, by name
+LABELS_MAX = 500
 _ENDED = ("FINISHED", "STOPPED", "FAILED", "UNREADABLE")
 
-_Row: TypeAlias = tuple[str, Literal["counter", "gauge"], str, str, int | float]
+_Row: TypeAlias = tuple[str, str, int | float]
 
-# family, kind, help, key in the view, factor to the family's unit
+# metric, key in the view, factor to the metric's unit
+_APPLICATION: tuple[_Row, ...] = (
+    ("pipeline_rows_total", "rows", 1),
+    ("pipeline_lag_rows", "lag", 1),
+    ("pipeline_rows_late_total", "rows_late", 1),
+    ("pipeline_rows_dead_total", "rows_bad", 1),
+    ("pipeline_restarts_total", "restarts", 1),
+)
 _OPERATOR: tuple[_Row, ...] = (
-    ("rows_in_total", "counter", "Rows an operator took.", "rows_in", 1),
-    ("rows_out_total", "counter", "Rows an operator gave.", "rows_out", 1),
-    ("rows_late_total", "counter", "Rows dropped behind the watermark.", "rows_late", 1),
-    ("rows_bad_total", "counter", "Rows that were set aside as bad.", "rows_bad", 1),
-    ("rows_bad_total", "counter", "Rows that went to the dead letters.", "rows_bad", 1),
-    ("bytes_in_total", "counter", "Bytes an operator read.", "bytes_in", 1),
-    ("cpu_seconds_total", "counter", "Processor time, shared in a query.", "cpu_ns", 1e-9),
-    ("lag_rows", "gauge", "Rows that wait to be read.", "lag", 1),
-    ("checkpoint_seconds", "gauge", "Time the last checkpoint took.", "checkpoint_ms", 1e-3),
-    ("failures", "gauge", "Failures since the last checkpoint.", "failures", 1),
+    ("pipeline_operator_rows_in_total", "rows_in", 1),
+    ("pipeline_operator_rows_out_total", "rows_out", 1),
+    ("pipeline_operator_rows_late_total", "rows_late", 1),
+    ("pipeline_operator_rows_bad_total", "rows_bad", 1),
+    ("pipeline_operator_bytes_in_total", "bytes_in", 1),
+    ("pipeline_operator_cpu_seconds_total", "cpu_ns", 1e-9),
+    ("pipeline_operator_lag_rows", "lag", 1),
+    ("pipeline_operator_checkpoint_seconds", "checkpoint_ms", 1e-3),
+    ("pipeline_operator_failures", "failures", 1),
 )
 _CONTAINER: tuple[_Row, ...] = (
-    ("memory_free_bytes", "gauge", "Free heap.", "memory_mb_free", 1 << 20),
-    ("gc_seconds_total", "counter", "Time in garbage collection.", "gc_collection_time", 1e-3),
-    ("gc_collections_total", "counter", "Garbage collections.", "gc_collection_count", 1),
-    ("heartbeat_age_seconds", "gauge", "Since the last heartbeat.", "heartbeat_age_ms", 1e-3),
-    ("restarts_total", "counter", "Times it was started again.", "restarts", 1),
+    ("pipeline_container_memory_free_bytes", "memory_mb_free", 1 << 20),
+    ("pipeline_container_gc_seconds_total", "gc_collection_time", 1e-3),
+    ("pipeline_container_gc_collections_total", "gc_collection_count", 1),
+    ("pipeline_container_heartbeat_age_seconds", "heartbeat_age_ms", 1e-3),
+    ("pipeline_container_restarts_total", "restarts", 1),
 )
 
 
@@ -51,33 +63,71 @@ class Measured(Protocol):
 
 
 def format_metrics(controller: Measured) -> str:
-    return format_families(_families(controller))
+    return format_families(families(controller))
 
 
-def _families(controller: Measured) -> Iterator[Family]:
+class ObservedController:
+    role = "controller"
+
+    def __init__(
+        self,
+        controller: Callable[[], Measured | None],
+        failure: Callable[[], HeadraceError | None],
+        *,
+        labels_max: int = LABELS_MAX,
+    ) -> None:
+        self._controller = controller
+        self._failure = failure
+        self._labels_max = labels_max
+
+    async def families(self) -> Iterable[Family]:
+        controller = self._controller()
+        return [] if controller is None else list(families(controller, self._labels_max))
+
+    async def checks(self) -> list[Check]:
+        if self._controller() is None:
+            return [Check("started", False, "waits for its lease, or replays its journal")]
+        failure = self._failure()
+        return [Check("leader", failure is None, str(failure or "works"))]
+
+
+def families(controller: Measured, labels_max: int = LABELS_MAX) -> Iterator[Family]:
     summaries = controller.list()
-    living = [controller.show(one["name"]) for one in summaries if one["state"] not in _ENDED]
-    state = Family("headrace_pipeline_state", "gauge", "1 for the state an application is in.")
-    for one in summaries:
+    running = [one for one in summaries if one["state"] not in _ENDED]
+    living = [controller.show(one["name"]) for one in running[:labels_max]]
+    state = family("pipeline_state")
+    for one in summaries[:labels_max]:
         state.add(1, application=one["name"], state=one["state"])
     yield state
+    for name, key, factor in _APPLICATION:
+        rows = (((one["name"],), _scale(one[key], factor)) for one in running)
+        made = family(name)
+        for (application,), value in bounded(rows, labels_max):
+            made.add(value, application=application)
+        yield made
+    yield from _of_windows(living)
     yield from _of_operators(living)
     yield from _of_containers(living)
     yield from _of_umbilical(controller.statistics().get("umbilical", {}))
 
 
+def _of_windows(living: list[dict[str, Any]]) -> Iterator[Family]:
+    behind = family("pipeline_windows_behind")
+    age = family("pipeline_committed_window_age_seconds")
+    for view in living:
+        grid = WindowGrid(view["start_window_ms"], view["window_ms"])
+        windows = grid.ordinal(parse_window(view["current_window"]))
+        windows -= max(0, grid.ordinal(parse_window(view["committed_window"])))
+        behind.add(windows, application=view["name"])
+        age.add(windows * view["window_ms"] / 1000, application=view["name"])
+    yield from (behind, age)
+
+
 def _of_operators(living: list[dict[str, Any]]) -> Iterator[Family]:
-    families = {
-        key: (Family(f"headrace_pipeline_operator_{name}", kind, text), factor)
-        for name, kind, text, key, factor in _OPERATOR
-    }
-    latency = Family(
-        "headrace_pipeline_operator_latency_seconds",
-        "gauge",
-        "End of a window here less its end at the slowest upstream.",
-    )
-    metric = Family(
-        "headrace_pipeline_operator_metric", "gauge", "A metric of the user's, or of Spark's."
+    families = [(family(name), key, factor) for name, key, factor in _OPERATOR]
+    latency, metric = (
+        family("pipeline_operator_latency_seconds"),
+        family("pipeline_operator_metric"),
     )
     for view in living:
         latencies, instances = latencies_ms(view), _instances(view)
@@ -87,35 +137,33 @@ def _of_operators(living: list[dict[str, Any]]) -> Iterator[Family]:
                 "operator": one["name"],
                 "instance": str(instances[one["id"]]),
             }
-            for key, (family, factor) in families.items():
-                family.add(_scale(one[key], factor), **labels)
+            for made, key, factor in families:
+                made.add(_scale(one[key], factor), **labels)
             latency.add(latencies[one["id"]] / 1000, **labels)
             for name, value in sorted(_numbers(one["metrics"]).items())[:METRICS_MAX]:
                 metric.add(value, **labels, metric=name)
-    yield from (family for family, _ in families.values())
+    yield from (made for made, _, _ in families)
     yield latency
     yield metric
 
 
 def _of_containers(living: list[dict[str, Any]]) -> Iterator[Family]:
-    for name, kind, text, key, factor in _CONTAINER:
-        family = Family(f"headrace_pipeline_container_{name}", kind, text)
+    for name, key, factor in _CONTAINER:
+        made = family(name)
         for view in living:
             for one in view["containers"]:
                 if one[key] is not None:
                     number = str(one["index"] + 1)
-                    family.add(_scale(one[key], factor), application=view["name"], container=number)
-        yield family
+                    made.add(_scale(one[key], factor), application=view["name"], container=number)
+        yield made
 
 
 def _of_umbilical(statistics: Mapping[str, int]) -> Iterator[Family]:
     for name, value in statistics.items():
-        if name in ("connections", "calls_in_flight"):
-            family = Family(f"headrace_umbilical_{name}", "gauge", "Of containers, now.")
-        else:
-            family = Family(f"headrace_umbilical_{name}_total", "counter", "Since the start.")
-        family.add(value)
-        yield family
+        known = f"umbilical_{name}"
+        made = family(known if f"headrace_{known}" in TABLE else f"{known}_total")
+        made.add(value)
+        yield made
 
 
 def _instances(view: Mapping[str, Any]) -> dict[int, int]:
@@ -128,7 +176,7 @@ def _instances(view: Mapping[str, Any]) -> dict[int, int]:
     return instances
 
 
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, Number]:
     return {
         name: value
         for name, value in metrics.items()
@@ -136,5 +184,5 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:
     }
 
 
-def _scale(value: int | float, factor: int | float) -> int | float:
+def _scale(value: Number, factor: Number) -> Number:
     return value if factor == 1 else value * factor

@@ -5,7 +5,12 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from headrace.observability import tracing
+from headrace.observability.context import REQUEST_ID
 from headrace.observability.logging import configure_logging, get_logger
 
 
@@ -34,7 +39,7 @@ def test_json_lines_name_the_module_and_carry_fields(output: io.StringIO) -> Non
 
 def test_secrets_and_payloads_are_not_shown(output: io.StringIO) -> None:
     log = get_logger("headrace.broker")
-    for format in ("json", "console"):
+    for format in ("json", "text"):
         configure_logging(format=format, output=output)
         log.warning(
             "login",
@@ -58,7 +63,7 @@ def test_exceptions_have_tracebacks_without_local_variables(output: io.StringIO)
     def fail(value: str) -> None:
         raise ValueError("planned")
 
-    for format in ("json", "console"):
+    for format in ("json", "text"):
         configure_logging(format=format, output=output)
         try:
             fail(value)
@@ -103,3 +108,33 @@ def test_bound_fields_stay_with_their_logger(output: io.StringIO) -> None:
 def test_nothing_is_configured_before_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     get_logger("headrace.x").info("quiet by default")
     assert capsys.readouterr() == ("", "")
+
+
+def test_lines_name_request_span_and_role() -> None:
+    output = io.StringIO()
+    configure_logging(format="json", output=output, role="broker")
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    log = get_logger("x")
+    token = REQUEST_ID.set((0xAB, 3))
+    tracing.install(provider)
+    try:
+        span = tracing.begin("work")
+        log.info("inside")
+        span.end()
+        REQUEST_ID.set(("10.0.0.1:7", 9))
+        log.info("behind")
+    finally:
+        tracing.stop()
+        REQUEST_ID.reset(token)
+    log.info("outside")
+    inside, behind, outside = (json.loads(line) for line in output.getvalue().splitlines())
+    (made,) = exporter.get_finished_spans()
+    assert inside["request"] == "000000ab-3"
+    assert inside["trace"] == format(made.context.trace_id, "032x")
+    assert inside["span"] == format(made.context.span_id, "016x")
+    assert behind["request"] == "10.0.0.1:7-9"
+    assert "trace" not in behind
+    assert {line["role"] for line in (inside, behind, outside)} == {"broker"}
+    assert not {"request", "trace", "span"} & set(outside)

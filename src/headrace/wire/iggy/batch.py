@@ -64,6 +64,13 @@ _COPIED_BYTES_MAX = 2048
 """Up to here hashing a copy of a message is faster than making a view of it."""
 
 
+def user_headers_at(area: memoryview, start: int) -> memoryview:
+    """The user headers of the message that stands there."""
+    headers, payload = _LENGTHS.unpack_from(area, start + _LENGTHS_AT)
+    begin = start + HEADER_BYTES + payload
+    return area[begin : begin + headers]
+
+
 @cache
 def header_dtype() -> np.dtype[np.void]:
     import numpy as np
