@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from headrace.cli.top_sample import Look, Pipelines
     from headrace.client.iggy import IggyClient
 
+_PIPELINES_SECONDS = 5.0  # the screen waits for them
+
 
 @connects
 def top(
@@ -65,7 +67,7 @@ def top(
 def _pipelines(http: str | None) -> Pipelines | None:
     """What asks the control plane, with the broker's user; a token does not open it."""
     from headrace.cli import profiles
-    from headrace.cli.pipelines import Api
+    from headrace.cli.control_api import Api
 
     target = TARGET.get()
     if http == "none" or target.token:
@@ -74,7 +76,7 @@ def _pipelines(http: str | None) -> Pipelines | None:
     api = Api(address, target.username, target.password)
 
     def ask() -> list[dict[str, Any]]:
-        listed: list[dict[str, Any]] = api.get("/pipelines")
+        listed: list[dict[str, Any]] = api.get("/pipelines", seconds=_PIPELINES_SECONDS)
         return listed
 
     return ask
