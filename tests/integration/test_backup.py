@@ -177,6 +177,36 @@ def test_a_moment_in_which_the_state_moved_is_not_taken(
         assert (done.exit_code, "never stood still" in done.stderr) == (0, True)
 
 
+def test_checkpoints_are_taken_around_the_moment(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that finishes while the backup is taken is run again after a restore, with the
+    offsets and the window it had: its commit may be missing, what it was planned with may not."""
+    checkpoint = data_dir / "applications" / "shop" / "checkpoints" / "query"
+
+    def finish(batch: int) -> None:
+        for part in ("offsets", "windows", "commits"):
+            (checkpoint / part).mkdir(parents=True, exist_ok=True)
+            (checkpoint / part / str(batch)).write_text("v1")
+
+    sweep = taking._sweep
+
+    def while_a_batch_finishes(*arguments: Any) -> Any:
+        finish(5)
+        return sweep(*arguments)
+
+    finish(4)
+    (data_dir / "applications/shop/logs").mkdir()
+    (data_dir / "applications/shop/logs/container.log").write_text("long")
+    monkeypatch.setattr(taking, "_sweep", while_a_batch_finishes)
+    ok("backup", tmp_path / "backup", "--data-dir", data_dir)
+    kept = tmp_path / "backup" / checkpoint.relative_to(data_dir)
+    found = {part.name: sorted(each.name for each in part.iterdir()) for part in kept.iterdir()}
+    assert found == {"offsets": ["4", "5"], "windows": ["4", "5"], "commits": ["4"]}
+    assert not (tmp_path / "backup/applications/shop/logs").exists()
+    assert ok("verify", tmp_path / "backup")["sound"]
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with three segments, which was stopped."""
