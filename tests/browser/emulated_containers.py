@@ -56,7 +56,7 @@ class EmulatedLauncher:
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
     processes: dict[str, EmulatedProcess] = field(default_factory=dict)
     properties: dict[str, dict[str, Any]] = field(default_factory=dict)  # by application.operator
-    instances: dict[str, int] = field(default_factory=dict)
+    beat_seconds: float = BEAT_SECONDS
 
     async def launch(self, request: LaunchRequest) -> Process:
         container = EmulatedContainer(self, request)
@@ -158,7 +158,7 @@ class EmulatedContainer:
             if response.shutdown is not None:
                 self.log("info", "shutdown", "kind=WAIT_TERMINATE")
                 return 0
-            await self.launcher.runtime.clock.sleep(BEAT_SECONDS)
+            await self.launcher.runtime.clock.sleep(self.launcher.beat_seconds)
 
     async def _report_errors(self, client: UmbilicalClient) -> None:
         behaviour = self.behaviour

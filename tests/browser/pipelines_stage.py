@@ -102,6 +102,8 @@ async def fill_letters(client: IggyClient) -> None:
     await client.create_topic("shop", "orders")
     await client.create_topic("shop", "valid.dead_letter")
     first = Partitioning.to_partition(0)
+    order = Message(payload=b'{"sku": "first", "price": 3}')
+    await client.send("shop", "orders", [order], partitioning=first)
     letters = [_letter(number) for number in range(LETTERS)]
     await client.send("shop", "valid.dead_letter", letters, partitioning=first)
 

@@ -6,22 +6,45 @@ Pipelines are emulated (`emulated_containers`); controller, broker, API and page
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import PHONE, READER, Opens, picture
+from tests.browser.conftest import DESK, PHONE, READER, Opens, picture
 from tests.browser.emulated_containers import Behaviour, small
 from tests.browser.pipelines_stage import NO_PRICE, PipelinesStage
 
 
+@pytest.fixture(scope="module")
+def shared(stage: PipelinesStage, browser: Browser) -> Iterator[tuple[Page, list[str]]]:
+    """One page for all tests that need nothing special, and what it complains of."""
+    said: list[str] = []
+    context = browser.new_context(
+        viewport={"width": DESK[0], "height": DESK[1]}, reduced_motion="reduce"
+    )
+    context.set_default_timeout(10_000)
+    cookie = {"name": "headrace_session", "value": stage.session(), "url": stage.url}
+    context.add_cookies([cookie])  # type: ignore[list-item]  # a plain dict is what it takes
+    page = context.new_page()
+    page.on("console", lambda one: said.append(one.text) if one.type != "log" else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    yield page, said
+    context.close()
+
+
 @pytest.fixture
-def page(stage: PipelinesStage, opens: Opens) -> Page:
-    return opens(base=stage)
+def page(stage: PipelinesStage, shared: tuple[Page, list[str]]) -> Iterator[Page]:
+    """On the front page, loaded anew."""
+    page, said = shared
+    visit(page, stage, "/")
+    yield page
+    assert said == []
 
 
 def visit(page: Page, stage: PipelinesStage, address: str) -> None:
+    page.goto("about:blank")  # a change of the fragment alone would load nothing
     page.goto(f"{stage.url}/#{address}")
 
 
@@ -153,6 +176,7 @@ def test_logs_are_of_a_container_and_a_level(page: Page, stage: PipelinesStage) 
 
 
 def test_the_list_filters_and_keeps_its_address(page: Page, stage: PipelinesStage) -> None:
+    expect(page.locator(".hero")).to_be_visible()
     page.keyboard.press("g")
     page.keyboard.press("p")
     expect(page).to_have_url(re.compile("#/pipelines$"))
@@ -170,11 +194,25 @@ def test_the_list_filters_and_keeps_its_address(page: Page, stage: PipelinesStag
 
 
 def test_an_unknown_pipeline_is_said_to_be_unknown(
-    page: Page, stage: PipelinesStage, complaints: list[str]
+    stage: PipelinesStage, opens: Opens, complaints: list[str]
 ) -> None:
-    visit(page, stage, "/pipelines/nothing")
+    page = opens("#/pipelines/nothing", base=stage)
     expect(page.get_by_role("alert")).to_contain_text("no such application")
     complaints.clear()  # the browser says that it got a 404
+
+
+def test_an_error_names_its_record_and_shows_the_row(page: Page, stage: PipelinesStage) -> None:
+    behaviour = stage.launcher.behaviours["calm"]
+    behaviour.error = (
+        "counted failed on shop/orders partition 0 offset 0 in window 6ab3c1f2: no qty"
+    )
+    behaviour.errors_left = 1
+    visit(page, stage, "/pipelines/calm?tab=errors")
+    record = page.get_by_role("link", name="shop/orders partition 0 offset 0")
+    expect(record).to_have_attribute("href", re.compile("#/topics/shop/orders/messages.*open=0"))
+    expect(page.locator(".facts")).to_contain_text("6ab3c1f2")
+    page.locator(".row-sample summary").click()
+    expect(page.locator(".row-sample .sample")).to_contain_text('"sku": "first"')
 
 
 # doing

@@ -222,7 +222,7 @@ def _of_rows(health: PipelineHealth) -> Iterator[Problem]:
             "warning",
             f"{health.rows_dead_lately:,} bad rows of {health.name} were set aside or dropped",
             "Look at the dead letters and their reasons, fix the cause, then send them again.",
-            detail=f"{health.rows_dead:,} in all",
+            detail=_in_all(health.rows_dead, health.rows_dead_lately),
             actions=("dead letters",),
         )
     if health.rows_late_lately:
@@ -232,7 +232,7 @@ def _of_rows(health: PipelineHealth) -> Iterator[Problem]:
             "warning",
             f"{health.rows_late_lately:,} rows of {health.name} came too late and were dropped",
             "Allow more delay in withWatermark, or find out which producer sends old rows.",
-            detail=f"{health.rows_late:,} in all",
+            detail=_in_all(health.rows_late, health.rows_late_lately),
         )
 
 
@@ -263,6 +263,10 @@ def span(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def _in_all(count: int, lately: int) -> str:
+    return f"{count:,} in all" if count > lately else ""
 
 
 def _first_line(text: str) -> str:

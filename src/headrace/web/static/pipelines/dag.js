@@ -9,6 +9,7 @@ import { rows as rate } from "./words.js";
 const NODE = { width: 216, height: 92 };
 const GAP = { x: 76, y: 38 };
 const MARGIN = 26;
+const SCALE_MIN = 0.74;
 const CONTAINER_PAD = 14;
 
 function place(node) {
@@ -36,8 +37,9 @@ export function makeGraph({ onSelect, grouped = false }) {
           viewBox: "0 0 8 8",
           refX: 7,
           refY: 4,
-          markerWidth: 7,
-          markerHeight: 7,
+          markerWidth: 9,
+          markerHeight: 9,
+          markerUnits: "userSpaceOnUse",
           orient: "auto-start-reverse",
         },
         s("path", { d: "M0 0 8 4 0 8z", class: "dag-arrow" }),
@@ -52,7 +54,10 @@ export function makeGraph({ onSelect, grouped = false }) {
   function update(graph) {
     const width = 2 * MARGIN + graph.layers * NODE.width + Math.max(0, graph.layers - 1) * GAP.x;
     const height = 2 * MARGIN + graph.rows * NODE.height + Math.max(0, graph.rows - 1) * GAP.y;
-    set(drawing, { viewBox: `0 0 ${width} ${height}`, width, height });
+    // A graph that is a little too wide is drawn smaller; a wider one is scrolled.
+    const room = drawing.parentElement?.clientWidth || width;
+    const scale = Math.max(SCALE_MIN, Math.min(1, room / width));
+    set(drawing, { viewBox: `0 0 ${width} ${height}`, width: width * scale, height: height * scale });
     const places = new Map(graph.nodes.map((one) => [one.id, place(one)]));
     if (grouped) drawContainers(graph, places);
     keyed(

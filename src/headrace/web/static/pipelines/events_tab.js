@@ -1,6 +1,6 @@
 // What happened, and what went wrong: errors stand beside the log lines that were written with them.
 
-import { get, path } from "../api.js";
+import { get, path, query } from "../api.js";
 import { badge, button, card, copyText, empty, h, replace } from "../dom.js";
 import * as f from "../format.js";
 import { link } from "../router.js";
@@ -38,17 +38,37 @@ export function errorsTab({ ctx, name, live }) {
         button("", () => copyText(error.text), { kind: "quiet", iconName: "copy", label: "Copy the error" })),
       h("dl", { class: "facts" },
         error.operator ? fact("Operator", h("a", { href: `${link`/pipelines/${name}`}?operator=${encodeURIComponent(error.operator)}` }, error.operator)) : null,
-        error.record ? fact("Record", recordLink(error.record)) : null,
+        error.record ? fact("Record", recordLink(parseRecord(error.record))) : null,
         error.window ? fact("Window", h("code", {}, error.window)) : null,
         error.container ? fact("Container", h("a", { href: logs }, error.container)) : null),
+      error.record ? sample(parseRecord(error.record)) : null,
       error.text.includes("\n") ? h("pre", { class: "sample" }, error.text) : null,
       error.log_line ? [h("h3", { class: "beside" }, "In the log, just before"), h("pre", { class: "sample log-lines" }, error.log_line)] : null);
   }
 
-  function recordLink(record) {
-    const [topic, , partition, , offset] = record.split(" ");
-    const [stream, ...rest] = topic.split("/");
-    return h("a", { href: `${link`/topics/${stream}/${rest.join("/")}`}?tab=messages&partition=${partition}&offset=${offset}` }, record);
+  /** `shop/orders partition 0 offset 7`, as errors name a record. */
+  function parseRecord(record) {
+    const [address, , partition, , offset] = record.split(" ");
+    const [stream, ...rest] = address.split("/");
+    return { record, stream, topic: rest.join("/"), partition, offset };
+  }
+
+  const recordLink = ({ record, stream, topic, partition, offset }) =>
+    h("a", { href: `${link`/topics/${stream}/${topic}/messages`}?partition=${partition}&from=offset&offset=${offset}&open=${offset}` }, record);
+
+  /** The row itself, read when somebody wants to see it. */
+  function sample({ stream, topic, partition, offset }) {
+    const text = h("pre", { class: "sample" }, "Reading…");
+    const read = async () => {
+      try {
+        const { messages } = await get(path`/api/v1/streams/${stream}/topics/${topic}/messages` + query({ partition, offset, limit: 1 }), { signal: ctx.signal });
+        const [found] = messages;
+        text.textContent = found?.offset === Number(offset) ? (typeof found.value === "string" ? found.value : JSON.stringify(found.value, null, 2)) : "It is not kept any more.";
+      } catch (error) {
+        text.textContent = error.message;
+      }
+    };
+    return h("details", { class: "row-sample", on: { toggle: (event) => { if (event.target.open && text.textContent === "Reading…") read(); } } }, h("summary", {}, "The row"), text);
   }
 
   async function load() {
