@@ -70,6 +70,7 @@ def bench(
 ) -> None:
     """Load a broker and measure: messages per second, latency percentiles."""
     from headrace.cli.bench_figures import compare as compare_reports
+    from headrace.cli.bench_figures import differing
     from headrace.cli.bench_load import Load
 
     stream, name = split_topic(topic)
@@ -102,6 +103,8 @@ def bench(
                 for c in changes
             ]
             print_rows(rows, ("figure", "before", "now", "change"), as_json=False)
+    if before is not None and (names := differing(made, before)):
+        note(f"the runs differ in {', '.join(names)}")
     for error in made["errors"]:
         note(f"a connection failed: {error}")
     if made["errors"]:

@@ -160,6 +160,13 @@ def compare(report: dict[str, Any], before: dict[str, Any]) -> list[Change]:
     return changes
 
 
+def differing(report: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """Settings in which two runs are not alike, so that their figures may not be either."""
+    now, old = report["settings"], before["settings"]
+    names = {*now, *old} - {"stream", "topic", "seconds", "warmup_seconds"}
+    return sorted(name for name in names if now.get(name) != old.get(name))
+
+
 def _shared(now: dict[str, float], old: dict[str, float]) -> Iterable[str]:
     return [each for each in ("p50", "p95", "p99", "p99.9", "max") if each in now and each in old]
 

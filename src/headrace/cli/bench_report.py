@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.cli.bench_figures import PERCENTILES, Change
+from headrace.cli.bench_figures import PERCENTILES, Change, differing
 
 VERSION = 1
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 720, 260, 70, 34, 12
@@ -41,6 +41,8 @@ def to_html(
     ]
     if changes:
         parts += ["<h2>Compared with the earlier run</h2>", _changes(changes)]
+        if before is not None and (names := differing(report, before)):
+            parts.append(f"<p>The runs differ in {html.escape(', '.join(names))}.</p>")
     parts += ["<h2>Settings</h2>", _settings(report)]
     body = "\n".join(parts)
     return (
@@ -116,11 +118,14 @@ def _throughput(report: dict[str, Any], before: dict[str, Any] | None) -> str:
     for run, dashed in ((before, True), (report, False)):
         for side in ("produce", "consume"):
             if run is not None and side in run:
-                points = [(float(row[0]), float(row[1])) for row in run[side]["per_second"]]
+                seconds = run["settings"].get("seconds", math.inf)
+                # What was on its way at the end is not a second of the run.
+                rows = [row for row in run[side]["per_second"] if row[0] < seconds]
+                points = [(float(row[0]), float(row[1])) for row in rows]
                 lines.append((side, points, dashed))
-    seconds = max((x for _, points, _ in lines for x, _ in points), default=1.0)
+    last = max((x for _, points, _ in lines for x, _ in points), default=1.0)
     top = max((y for _, points, _ in lines for _, y in points), default=1.0) * 1.05 or 1.0
-    plot = _Plot(x_max=max(seconds, 1.0), y_max=top)
+    plot = _Plot(x_max=max(last, 1.0), y_max=top)
     return plot.svg(
         lines,
         x_ticks=[(x, f"{x:g} s") for x in _steps(plot.x_max)],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.bench_figures import PERCENTILES, Latencies, Side, compare
+from headrace.cli.bench_figures import PERCENTILES, Latencies, Side, compare, differing
 from headrace.cli.bench_report import to_html
 
 
@@ -53,7 +53,7 @@ def report(factor: float = 1.0) -> dict[str, Any]:
         "version": "1",
         "server": "0.10.0",
         "machine": {"cores": 2, "system": "Linux", "python": "3.11"},
-        "settings": {"topic": "<script>alert(1)</script>"},
+        "settings": {"topic": "<script>alert(1)</script>", "size": 100 * factor, "seconds": 4},
         "errors": [],
         "produce": figures,
         "end_to_end": {k: figures[k] for k in ("latency_ms", "latency_curve")},
@@ -96,6 +96,7 @@ def test_the_page_needs_nothing_else_and_escapes() -> None:
     assert "bench <both>" in text
     assert "<script>alert(1)</script>" in text
     assert "+100.0 % worse" in text
+    assert "The runs differ in size." in text
     alone = Page()
     alone.feed(to_html(now))
     assert alone.tags.count("polyline") == 3
@@ -108,3 +109,11 @@ def test_a_comparison_says_what_is_better() -> None:
     assert found["produce messages_per_second"].better is None, "the same"
     assert found["end_to_end p99 ms"].better is True
     assert "consume p50 ms" not in found
+    assert differing(report(0.5), report()) == ["size"]
+    assert differing(report(), report()) == []
+
+
+def test_what_came_after_the_end_is_no_second_of_the_plot() -> None:
+    page = to_html(report())
+    first = page.split("<polyline points=")[1].split('"')[1]
+    assert len(first.split()) == 4, "four seconds, though five have figures"
