@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -101,6 +102,12 @@ def _error_response(request: Request, error: Exception) -> Response:
     asks = code == 401 and "sec-fetch-site" not in request.headers
     headers = {"WWW-Authenticate": 'Basic realm="headrace"'} if asks else None
     return JSONResponse({"error": str(error)}, status_code=code, headers=headers)
+
+
+def _unrouted(_request: Request, error: Exception) -> Response:
+    """No such path, or not with this method: said as everything else is."""
+    assert isinstance(error, HTTPException), "it is registered for these"
+    return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +230,6 @@ def create_app(
             *stram_routes(route, pipelines, runtime.clock.now_ms),
         ],
         middleware=[Middleware(SecurityHeaders)],
-        exception_handlers={HeadraceError: _error_response},
+        exception_handlers={HeadraceError: _error_response, HTTPException: _unrouted},
     )
     return WebApplication(application, sampler, executor)

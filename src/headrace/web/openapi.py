@@ -29,8 +29,10 @@ DETAILS: Mapping[tuple[str, str], Detail] = {
     **BROKER_DETAILS,
     **PIPELINE_DETAILS,
     ("GET", "/health"): Detail("Whether the server answers.", text=True),
-    ("GET", "/"): Detail("The dashboard's page.", text=True),
-    ("GET", "/static/{path}"): Detail("A file of the dashboard.", text=True),
+    ("GET", "/"): Detail("The dashboard's page.", text=True, media_type="text/html"),
+    ("GET", "/static/{path}"): Detail(
+        "A file of the dashboard: a style, a module, a picture.", text=True, media_type="*/*"
+    ),
     ("GET", "/openapi.json"): Detail("This document."),
     ("GET", "/metrics"): Detail("Metrics for Prometheus.", text=True),
     ("GET", "/api/overview"): Detail("Topics and pipelines."),
