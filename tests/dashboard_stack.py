@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import tempfile
@@ -132,9 +133,11 @@ class Stack:
             try:
                 self._iggy = data.addresses()["iggy"]
                 self.url = f"http://{pages.addresses()['http']}"
+                gc.freeze()  # as the process does that serves the pages
                 self._ready.set()
                 await self._over.wait()
             finally:
+                gc.unfreeze()
                 await pages.close()
         finally:
             await data.close()

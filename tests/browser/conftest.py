@@ -25,7 +25,7 @@ READER, NOBODY = ("reader", "reader"), ("nobody", "nobody")
 Opens = Callable[..., Page]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
     with Stack() as started:
         started.call(_fill)
@@ -71,7 +71,7 @@ def _arrow() -> bytes:
     return bytes(sink.getvalue())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stage() -> Iterator[PipelinesStage]:
     """A server of its own, with pipelines in trouble."""
     with PipelinesStage() as started:
@@ -80,8 +80,9 @@ def stage() -> Iterator[PipelinesStage]:
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    """Of this package alone: while it is there a loop runs in this thread, and others cannot."""
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield launched

@@ -8,6 +8,7 @@ them. One line on stdout says that it is ready, and where.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -49,6 +50,7 @@ async def serve(told: Told) -> int:
     await endpoint.start()
     try:
         await plane.start()
+        gc.freeze()  # what is loaded stays: to look it through again and again holds the loop up
         addresses = plane.addresses()
         if "metrics" in endpoint.addresses():
             addresses["control_metrics"] = endpoint.addresses()["metrics"]

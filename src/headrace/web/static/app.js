@@ -32,8 +32,9 @@
 
 import { get, post, del, whenLoggedOut } from "./api.js";
 import { button, dialog, h, icon, replace, toast } from "./dom.js";
+import { number } from "./format.js";
 import { enable, listen, whenStateChanges } from "./live.js";
-import { entries, markCurrent, navigation } from "./nav.js";
+import { entries, markCurrent, navigation, setCount } from "./nav.js";
 import { match, parse, start } from "./router.js";
 import "./pages.js";
 
@@ -128,6 +129,11 @@ function showFrame() {
   h("div", { class: "veil", on: { click: () => open(false) } }), side, main);
   outer.addEventListener("keydown", (event) => { if (event.key === "Escape") open(false); });
   replace(shell, outer);
+  listen("overview", ({ totals }) => { // on every page: it also tells whether we are connected
+    setCount("topics", number(totals.topics));
+    setCount("groups", totals.groups ? number(totals.groups) : "");
+    setCount("clients", number(totals.clients));
+  });
   enable(true);
   return { outer, main };
 }
@@ -144,7 +150,7 @@ function context(found, query, main) {
     head({ title = found.title, crumbs = [], lead = "", actions = [] }) {
       document.title = `${title} · Headrace`;
       replace(head, h("div", { class: "titles" },
-        crumbs.length ? h("div", { class: "crumbs" }, crumbs.map(([label, href]) => [h("a", { href }, label), " / "])) : null,
+        crumbs.length ? h("div", { class: "crumbs" }, crumbs.map(([label, href], i) => [i ? " / " : "", h("a", { href }, label)])) : null,
         h("h1", {}, title), lead ? h("p", { class: "lead" }, lead) : null),
       actions.some(Boolean) ? h("div", { class: "actions" }, actions) : null);
     },

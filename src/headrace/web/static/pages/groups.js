@@ -4,7 +4,7 @@ import { del, get, path } from "../api.js";
 import { lineChart } from "../charts.js";
 import { badge, button, card, confirm, empty, figure, h, replace, toast } from "../dom.js";
 import * as f from "../format.js";
-import { nav, setCount } from "../nav.js";
+import { nav } from "../nav.js";
 import { go, link, route, setQuery } from "../router.js";
 import { filterField, makeTable } from "../table.js";
 
@@ -36,7 +36,7 @@ route("/groups", "Consumer groups", async (ctx) => {
     ],
   });
   replace(ctx.main, h("section", { class: "card flush" }, h("div", { class: "toolbar" }, filterField(table, { placeholder: "Filter groups", label: "Filter groups" })), table.node));
-  const show = (rows) => { table.update(rows); setCount("groups", rows.length ? f.number(rows.length) : ""); };
+  const show = (rows) => table.update(rows);
   const found = await ctx.guard(get("/api/v1/groups", { signal: ctx.signal }));
   if (found) show(found.groups);
   ctx.live("groups", show);

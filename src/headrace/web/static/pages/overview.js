@@ -4,7 +4,7 @@ import { get } from "../api.js";
 import { bars, lineChart, meter } from "../charts.js";
 import { card, figure, h, replace } from "../dom.js";
 import * as f from "../format.js";
-import { nav, setCount } from "../nav.js";
+import { nav } from "../nav.js";
 import { go, route } from "../router.js";
 
 nav({ id: "overview", label: "Overview", icon: "home", href: "#/overview", key: "o", order: 10 });
@@ -45,9 +45,6 @@ route("/overview", "Overview", async (ctx) => {
       server.memory_bytes ? row("Memory", f.bytes(server.memory_bytes)) : null, server.cpu_percent ? row("Processor", `${server.cpu_percent} %`) : null,
       row("Read and written", `${f.bytes(server.read_bytes)} and ${f.bytes(server.written_bytes)}`),
       server.disk_total_bytes ? row("Disk", h("span", {}, `${f.bytes(server.disk_free_bytes)} free of ${f.bytes(server.disk_total_bytes)}`, meter(used, server.disk_total_bytes, { label: "Disk used" }))) : null);
-    setCount("topics", f.number(totals.topics));
-    setCount("groups", totals.groups ? f.number(totals.groups) : "");
-    setCount("clients", f.number(totals.clients));
   }
 
   const row = (name, value) => [h("dt", {}, name), h("dd", {}, value)];

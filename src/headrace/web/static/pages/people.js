@@ -3,7 +3,7 @@
 import { del, get, path, post, put } from "../api.js";
 import { badge, button, confirm, dialog, formDialog, h, replace, toast } from "../dom.js";
 import * as f from "../format.js";
-import { nav, setCount } from "../nav.js";
+import { nav } from "../nav.js";
 import { route, setQuery } from "../router.js";
 import { filterField, makeTable } from "../table.js";
 
@@ -30,7 +30,6 @@ route("/clients", "Clients", async (ctx) => {
   async function load() {
     const found = await get("/api/v1/clients", { signal: ctx.signal });
     table.update(found.clients);
-    setCount("clients", f.number(found.clients.length));
   }
   await ctx.guard(load());
   ctx.every(3000, () => load().catch(() => {}));

@@ -3,7 +3,7 @@
 import { del, get, path, post } from "../api.js";
 import { button, confirm, empty, formDialog, h, replace, toast } from "../dom.js";
 import * as f from "../format.js";
-import { nav, setCount } from "../nav.js";
+import { nav } from "../nav.js";
 import { go, link, route, setQuery } from "../router.js";
 import { filterField, makeTable } from "../table.js";
 
@@ -41,7 +41,6 @@ route("/topics", "Topics", async (ctx) => {
     if (!found) return;
     rows.clear();
     for (const row of found.topics) rows.set(key(row), row);
-    setCount("topics", f.number(rows.size));
     table.update([...rows.values()]);
   }
   await load();
