@@ -148,6 +148,7 @@ function context(found, query, main) {
   const ctx = {
     main: body, params: found?.params ?? {}, query, session, signal: stopper.signal,
     head({ title = found.title, crumbs = [], lead = "", actions = [] }) {
+      if (stopper.signal.aborted) return; // it was left meanwhile, and the title is another page's
       document.title = `${title} · Headrace`;
       replace(head, h("div", { class: "titles" },
         crumbs.length ? h("div", { class: "crumbs" }, crumbs.map(([label, href], i) => [i ? " / " : "", h("a", { href }, label)])) : null,
