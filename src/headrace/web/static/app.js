@@ -15,7 +15,7 @@
 //     ctx.head({title, crumbs: [[label, href]], lead, actions: [nodes]})   the head of the page
 //     ctx.live(topic, act)    act(value) now and whenever it changes, until the page is left
 //     ctx.every(ms, act)      a timer that ends with the page
-//     ctx.guard(promise)      awaits it; an error is shown in the page (and AbortError ignored)
+//     ctx.guard(promise)      awaits it; null when it failed (the page shows why) or was left
 //   setQuery({tab: "x"}) of router.js puts view state into the address without rendering again;
 //   link`/a/${b}` makes an encoded address. What a user may not do is not offered: look at
 //   ctx.session.may_manage (pipelines) and ctx.session.rights (broker); the server refuses anyway.
@@ -155,10 +155,18 @@ function context(found, query, main) {
         h("h1", {}, title), lead ? h("p", { class: "lead" }, lead) : null),
       actions.some(Boolean) ? h("div", { class: "actions" }, actions) : null);
     },
-    live(topic, act) { stops.push(listen(topic, act)); },
-    every(ms, act) { const timer = setInterval(act, ms); stops.push(() => clearInterval(timer)); },
+    // A page that was left while it waited for something goes on: it must not come alive again.
+    live(topic, act) { if (!stopper.signal.aborted) stops.push(listen(topic, act)); },
+    every(ms, act) {
+      if (stopper.signal.aborted) return;
+      const timer = setInterval(act, ms);
+      stops.push(() => clearInterval(timer));
+    },
     async guard(promise) {
-      try { return await promise; } catch (error) {
+      try {
+        const found = await promise;
+        return stopper.signal.aborted ? null : found;
+      } catch (error) {
         if (error.name !== "AbortError" && !stopper.signal.aborted && error.status !== 401) {
           body.prepend(h("div", { class: "note bad", role: "alert" }, error.status === 404 ? `Not found: ${error.message}` : error.message));
         }
@@ -191,8 +199,9 @@ async function show() {
     return;
   }
   ctx.head({});
-  teardown = await ctx.guard(Promise.resolve(ctx).then(found.render));
-  if (left && typeof teardown === "function") teardown();
+  const rendered = Promise.resolve(ctx).then(found.render);
+  rendered.then((made) => { if (left && typeof made === "function") made(); }, () => {});
+  teardown = await ctx.guard(rendered);
 }
 
 // --- keys ----------------------------------------------------------------------------------------
