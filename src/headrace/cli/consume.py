@@ -13,6 +13,7 @@ import typer
 
 from headrace.cli.broker import connects, with_broker
 from headrace.cli.options import AsJson, TopicName, split_topic
+from headrace.cli.output import note
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
@@ -37,7 +38,9 @@ def consume(
     count: Annotated[
         int, typer.Option("--count", "-n", min=0, help="Stop after; 0 = no limit.")
     ] = 0,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for new messages.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Wait for new messages, and for the topic.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print messages, partition by partition in offset order; stores no offsets."""
@@ -46,6 +49,12 @@ def consume(
     async def work(client: IggyClient) -> None:
         import asyncio
 
+        told = False
+        while follow and await client.get_topic(stream, topic) is None:
+            if not told:
+                note(f"there is no topic {name} yet; waiting for it (Ctrl-C ends this)")
+                told = True
+            await asyncio.sleep(FOLLOW_SECONDS)
         positions = await _positions(client, stream, topic, partition, start)
         left = count or sys.maxsize
         while left > 0:

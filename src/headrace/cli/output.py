@@ -24,7 +24,10 @@ def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
         numeric = bool(listed) and all(isinstance(row[name], int | float) for row in listed)
-        table.add_column(name.replace("_", " "), justify="right" if numeric else "left")
+        # Folded, not cut: a name that cannot be read cannot be typed into the next command.
+        table.add_column(
+            name.replace("_", " "), justify="right" if numeric else "left", overflow="fold"
+        )
     for row in listed:
         table.add_row(*(format_value(row[name]) for name in columns))
     Console().print(table)

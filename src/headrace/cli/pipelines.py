@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli import pipeline_deploy, pipeline_plan, pipeline_runs
+from headrace.cli import pipeline_deploy, pipeline_init, pipeline_plan, pipeline_runs
 from headrace.cli.control_api import Api, Pipeline, control_api, controls
 from headrace.cli.options import AsJson
 from headrace.cli.output import format_value, note, print_fields, print_json, print_rows
@@ -18,6 +18,7 @@ from headrace.cli.output import format_value, note, print_fields, print_json, pr
 app = typer.Typer(
     help="Pipelines: PySpark code that the controller supervises.", no_args_is_help=True
 )
+app.command("init")(pipeline_init.init)
 app.command("deploy")(pipeline_deploy.deploy)
 app.command("diff")(pipeline_deploy.diff)
 

@@ -1,0 +1,166 @@
+"""headrace pipeline init: a project to begin with, whose test passes as it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+
+from headrace.cli.options import AsJson
+from headrace.cli.output import note, print_json
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
+
+FILES = {
+    "pipeline.py": '''\
+"""$name: what came in per kind and minute.
+
+    headrace pipeline run pipeline.py
+
+Reads `$name/events`, writes `$name/totals`:
+
+    {"kind": "click", "value": 1.0, "at": "2026-01-01T12:00:00Z"}
+    {"window": {"start": ..., "end": ...}, "kind": "click", "events": 1, "total": 1.0}
+"""
+
+import pyspark.sql.functions as F
+from pyspark.sql import DataFrame
+
+from headrace import Application
+
+app = Application("$name", trigger="1 second")
+app.topic(
+    "events",
+    "$name/events",
+    schema="kind string, value double, at timestamp",
+    on_bad_row="dead_letter",  # to $name/events.dead_letter, with the reason
+)
+
+
+@app.operator(expect={"kind is not null and at is not null": "drop"})
+def valid(events: DataFrame) -> DataFrame:  # the parameter's name is what it reads
+    return events.withWatermark("at", "10 seconds")
+
+
+@app.operator(to="$name/totals", key="kind", output_mode="append")
+def totals(valid: DataFrame, *, width: str = "1 minute") -> DataFrame:
+    """One row per kind and minute, published once, when the minute is over."""
+    return valid.groupBy(F.window("at", width), "kind").agg(
+        F.count(F.lit(1)).alias("events"), F.sum("value").alias("total")
+    )
+''',
+    "test_pipeline.py": '''\
+"""Run with `pytest`. The fixtures come with Headrace: a Spark session, and a broker in a thread."""
+
+from pipeline import app
+
+EVENTS = [
+    {"kind": "click", "value": 1.0, "at": "2026-01-01T12:00:10Z"},
+    {"kind": "click", "value": 2.5, "at": "2026-01-01T12:00:50Z"},
+    {"kind": "view", "value": 1.0, "at": "2026-01-01T12:01:00Z"},
+]
+
+
+def test_totals_per_minute(headrace_spark):
+    results = app.test(headrace_spark, events=[*EVENTS, "not JSON"], close=True)
+    found = sorted((row.kind, row.events, row.total) for row in results["totals"])
+    assert found == [("click", 2, 3.5), ("view", 1, 1.0)]
+
+
+def test_events_survive_the_broker(headrace_broker, headrace_stream):
+    client = headrace_broker.connect()
+    topic = f"{headrace_stream}/events"
+    client.create_topic(topic, partitions=2)
+    with client.producer(topic) as producer:
+        for event in EVENTS:
+            producer.send(event, key=event["kind"])
+    found = [message.json() for message in client.read(topic)]
+    assert sorted(found, key=lambda event: event["at"]) == EVENTS
+''',
+    "README.md": """\
+# $name
+
+A Headrace pipeline: `pipeline.py` reads the topic `$name/events` and writes `$name/totals`.
+
+```console
+$$ pip install -e '.[test]'
+$$ pytest                     # no server needed
+$$ headrace up --dev &        # or set HEADRACE_ADDRESS and HEADRACE_HTTP to those of a server
+$$ headrace stream create $name && headrace topic create $name/events --partitions 2
+$$ headrace pipeline run --detach pipeline.py
+$$ headrace produce $name/events --file events.jsonl
+$$ headrace consume --follow $name/totals
+```
+
+A window of time is published when later events have come, so `events.jsonl` spans a few minutes.
+
+Change `pipeline.py` and run `pytest`. `headrace pipeline diff pipeline.py` says what a new version
+keeps of the old one's state; `headrace pipeline deploy pipeline.py` lets it take over.
+""",
+    "events.jsonl": """\
+{"kind": "click", "value": 1, "at": "2026-01-01T12:00:10Z"}
+{"kind": "view", "value": 1, "at": "2026-01-01T12:00:30Z"}
+{"kind": "click", "value": 2.5, "at": "2026-01-01T12:00:50Z"}
+{"kind": "view", "value": 1, "at": "2026-01-01T12:03:00Z"}
+""",
+    "later.jsonl": """\
+{"kind": "view", "value": 1, "at": "2026-01-01T12:05:00Z"}
+{"kind": "view", "value": 1, "at": "2026-01-01T12:09:00Z"}
+""",
+    "pyproject.toml": """\
+[project]
+name = "$name"
+version = "0.1.0"
+requires-python = ">=3.11"
+dependencies = ["headrace[spark]"]
+
+[project.optional-dependencies]
+test = ["pytest"]
+
+[build-system]
+requires = ["setuptools>=80"]
+build-backend = "setuptools.build_meta"
+
+[tool.setuptools]
+py-modules = ["pipeline"]
+
+[tool.pytest.ini_options]
+pythonpath = ["."]
+""",
+    ".gitignore": """\
+.venv/
+__pycache__/
+headrace-data/
+""",
+}
+
+
+def init(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the pipeline and its folder.")],
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Where, if not in a folder of that name here.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a project with a pipeline and a test that passes."""
+    from headrace.errors import ConfigError
+
+    if not _NAME.match(name):
+        raise typer.BadParameter(f"{name!r}: begin with a letter; then letters, digits, '_', '-'")
+    target = folder or Path(name)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} is there already and not empty; choose another --folder")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for file, text in FILES.items():
+            (target / file).write_text(Template(text).substitute(name=name))
+    except OSError as error:
+        raise ConfigError(f"cannot write to {target}: {error.strerror}") from error
+    if as_json:
+        print_json({"folder": str(target), "files": sorted(FILES)})
+        return
+    note(f"made {target}: {', '.join(FILES)}")
+    note(f"next: cd {target} && pytest; then headrace pipeline run pipeline.py")
