@@ -1,0 +1,107 @@
+"""The documentation holds: the site builds, nothing is left out, and its commands run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import cli_page
+from tests.generated_pages import _setting_rows
+from tests.integration.server import Server, running
+from tests.page_commands import ROOT, commands, python_blocks, run_commands
+
+DOCS = ROOT / "docs"
+SECONDS = 230.0
+
+OURS = "tests/integration/server.py"  # the server that this test has started
+EXEMPT = {
+    "README.md": {
+        "make demo": "tests/integration/test_demo.py",
+        ".venv/bin/headrace up --dev": OURS,
+        "headrace up --dev &": OURS,
+        "headrace cluster start --dev": "tests/integration/test_cluster.py",
+        "headrace cluster status": "tests/integration/test_cluster.py",
+    },
+    "docs/tutorial.md": {
+        "pip install 'headrace[spark]'": "Makefile",
+        "headrace up --dev &": OURS,
+    },
+}
+"""Commands that are not run here, and the file that does it instead."""
+
+
+def runnable(page: str) -> list[str]:
+    """What is left of a page's commands; a command that is exempt and gone is an error."""
+    found = commands((ROOT / page).read_text())
+    plain = [re.split(r"\s+#", command)[0].strip() for command in found]
+    for command, proof in EXEMPT[page].items():
+        assert command in plain, f"{page} no longer has: {command}"
+        assert (ROOT / proof).is_file()
+    return [each for each, short in zip(found, plain, strict=True) if short not in EXEMPT[page]]
+
+
+def environment_of(server: Server) -> dict[str, str]:
+    return {
+        "HEADRACE_ADDRESS": server.addresses["iggy"],
+        "HEADRACE_HTTP": server.addresses["http"],
+    }
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site/tutorial/index.html").is_file()
+
+
+def test_every_command_and_setting_is_documented() -> None:
+    from headrace.config.settings import Settings
+
+    page = (DOCS / "cli.md").read_text()
+    for name, command in cli_page.commands():
+        assert f"| `{name}`" in page, f"{name} is not on docs/cli.md; run `make docs`"
+        for parameter in cli_page.parameters(command):
+            assert parameter.replace("|", "\\|") in page, f"{name}: {parameter}"
+    page = (DOCS / "settings.md").read_text()
+    for name, default, _ in _setting_rows(Settings):
+        assert f"| {name} | {default} |" in page, f"{name} is not on docs/settings.md"
+
+
+@pytest.mark.parametrize("page", ["README.md", "examples/README.md"])
+def test_links_outside_the_site_lead_somewhere(page: str) -> None:
+    folder = (ROOT / page).parent
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / page).read_text())
+    assert links
+    for link in links:
+        assert link.startswith("http") or (folder / link).exists(), link
+
+
+def test_commands_on_other_pages_exist() -> None:
+    """Of pages whose commands nobody runs, each `headrace …` is at least a command."""
+    known = {name for name, _ in cli_page.commands()}
+    groups = {name.rsplit(" ", 1)[0] for name in known}
+    for path in sorted(DOCS.rglob("*.md")):
+        for command in commands(path.read_text()):
+            for part in re.findall(r"(?:^|[|&;] *)headrace ([a-z][a-z -]*)", command):
+                words = ["headrace", *part.split()]
+                names = {" ".join(words[:n]) for n in range(2, 4)}
+                assert names & known or names & groups, f"{path.name}: {command}"
+
+
+def test_every_command_of_the_readme_runs(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    client, pipeline, _ = python_blocks(text)
+    (tmp_path / "shop.py").write_text(pipeline)
+    (tmp_path / "client.py").write_text(client)
+    with running(tmp_path / "server") as server:
+        found = [*runnable("README.md"), "python client.py", "headrace pipeline stop shop"]
+        output = run_commands(found, tmp_path, environment_of(server), seconds=SECONDS)
+        assert '{"sku": "tea", "qty": 2, "price": 4.5, "at": "2026-01-01T12:00:00Z"}' in output
+        assert "{'sku': 'mug', 'qty': 1}" in output
+    assert (tmp_path / "visits/test_pipeline.py").is_file()

@@ -1,0 +1,84 @@
+"""The commands of a page, and a shell that runs them as a reader would.
+
+Commands stand in blocks marked `console`, each behind `$ `; one with an open quote goes on in the
+next lines. All commands of a page run in one shell, one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+_BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> list[str]:
+    found: list[str] = []
+    for block in _BLOCK.findall(text):
+        going_on = False
+        for line in block.splitlines():
+            if going_on:
+                found[-1] += f"\n{line}"
+            elif line.startswith("$ "):
+                found.append(line[2:])
+            else:
+                continue
+            going_on = _is_open(found[-1])
+        assert not going_on, f"a quote is not closed: {found[-1]}"
+    return found
+
+
+def _is_open(command: str) -> bool:
+    try:
+        shlex.split(command, comments=True)
+    except ValueError:
+        return True
+    return False
+
+
+def python_blocks(text: str) -> list[str]:
+    return _PYTHON.findall(text)
+
+
+def programs(folder: Path) -> Path:
+    """A folder for the PATH with the programs of this very tree."""
+    bin_folder = folder / "bin"
+    bin_folder.mkdir()
+    for name, arguments in {
+        "headrace": "-m headrace.cli.main",
+        "pytest": "-m pytest",
+        "python": "",
+    }.items():
+        program = bin_folder / name
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments} "$@"\n')
+        program.chmod(0o755)
+    return bin_folder
+
+
+def run_commands(
+    found: list[str], folder: Path, environment: Mapping[str, str], *, seconds: float
+) -> str:
+    """All of them in one shell; what they printed. The first that fails is the test's failure."""
+    script = ["set -euo pipefail"]
+    for number, command in enumerate(found):
+        script += [f"echo {shlex.quote(f'::: {number} {command}')}", command]
+    path = f"{programs(folder)}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)],
+        cwd=folder,
+        env={**os.environ, **environment, "PATH": path, "NO_COLOR": "1", "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
