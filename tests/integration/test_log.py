@@ -168,7 +168,7 @@ async def test_one_fetch_over_several_streams(cluster: Cluster, client: SbpClien
     )
     missing = m.FetchInfo(stream_id=999, request_index=1, batch_max_bytes=100)
     node = await cluster.node_connect(await node_address(client, streams[0].stream_id))()
-    waiting = asyncio.create_task(
+    waiting = asyncio.ensure_future(
         node.call(
             Code.FETCH,
             m.FetchRequest(max_wait_ms=5000, min_bytes=150, fetch_requests=infos),

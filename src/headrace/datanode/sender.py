@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from headrace.client.channels import Connect
@@ -28,6 +29,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.net.sbp_channel import Channel
+from headrace.net.sbp_routes import Reply
 from headrace.observability import tracing
 from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.storage.rangelog import RangeLog
@@ -84,6 +86,8 @@ class _Frame:
     entries: list[_Entry]
     size: int
     sent_at: float
+    answer: asyncio.Future[Reply] | None = None
+    span: tracing.Span | None = None
 
 
 class Sender:
@@ -271,6 +275,9 @@ class Sender:
             self._notice_handle.cancel()
         if self._pump_handle is not None:
             self._pump_handle.cancel()
+        for frame in self._frames:
+            if frame.answer is not None:
+                frame.answer.cancel()
         await self._tasks.close()
 
     # Sending
@@ -343,41 +350,40 @@ class Sender:
         frame = _Frame(entries, size, now)
         self._frames[frame] = None
         self._frames_bytes += size
-        request = m.AppendRequest(append_requests=tuple(infos))
-        self._tasks.start(self._exchange(channel, frame, request, payload), name="frame")
-
-    async def _exchange(
-        self, channel: Channel, frame: _Frame, request: m.AppendRequest, payload: list[Buffer]
-    ) -> None:
-        span = None
         if tracing.active:
-            span = tracing.begin(
-                "headrace.log.replicate",
-                kind=tracing.Kind.CLIENT,
-                node=self.node_id,
-                stream_id=[entry.feed.key.stream_id for entry in frame.entries],
-                bytes=frame.size,
-            )
+            frame.span = self._trace(frame)
+        request = m.AppendRequest(append_requests=tuple(infos))
+        answer = asyncio.ensure_future(
+            channel.call(Code.APPEND, request, payload, timeout=_CALL_SECONDS)
+        )
+        frame.answer = answer
+        answer.add_done_callback(partial(self._on_answer, channel, frame))
+
+    def _trace(self, frame: _Frame) -> tracing.Span:
+        return tracing.begin_aside(
+            "headrace.log.replicate",
+            kind=tracing.Kind.CLIENT,
+            node=self.node_id,
+            stream_id=[entry.feed.key.stream_id for entry in frame.entries],
+            bytes=frame.size,
+        )
+
+    def _on_answer(self, channel: Channel, frame: _Frame, answer: asyncio.Future[Reply]) -> None:
+        del self._frames[frame]
+        self._frames_bytes -= frame.size
+        if frame.span is not None:
+            frame.span.end()
+        if answer.cancelled():
+            return  # we close
         try:
-            reply = await channel.call(Code.APPEND, request, payload, timeout=_CALL_SECONDS)
-            response = reply.message
-            if not isinstance(response, m.AppendResponse):
-                raise RemoteProtocolError("unexpected answer to a replica append")
-            raise_for_status(response.status)
-            if len(response.append_responses) != len(frame.entries):
-                raise RemoteProtocolError("one result per batch expected")
+            results = _results(answer.result(), len(frame.entries))
         except HeadraceError as error:
             _log.info("replica node %d: %s", self.node_id, error)
             self._on_broken(channel, self._clock.monotonic())
         else:
             self._heard_at = self._clock.monotonic()
-            for entry, result in zip(frame.entries, response.append_responses, strict=True):
+            for entry, result in zip(frame.entries, results, strict=True):
                 self._on_result(entry, result)
-        finally:
-            del self._frames[frame]
-            self._frames_bytes -= frame.size
-            if span is not None:
-                span.end()
         self._pump()
 
     def _on_result(self, entry: _Entry, result: m.AppendResult) -> None:
@@ -478,3 +484,13 @@ class Sender:
         if feed in self._sources:
             self.queued_bytes += feed.refill(session, outgoing_of(views))
             self._ready[feed] = None
+
+
+def _results(reply: Reply, count: int) -> tuple[m.AppendResult, ...]:
+    response = reply.message
+    if not isinstance(response, m.AppendResponse):
+        raise RemoteProtocolError("unexpected answer to a replica append")
+    raise_for_status(response.status)
+    if len(response.append_responses) != count:
+        raise RemoteProtocolError("one result per batch expected")
+    return response.append_responses

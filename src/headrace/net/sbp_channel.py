@@ -13,9 +13,10 @@ and end with ThrottledError, never sent, when their time is up meanwhile.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from headrace.errors import (
     DeadlineError,
@@ -72,9 +73,9 @@ _UNTHROTTLED = frozenset({Code.PING, Code.GOAWAY, Code.HEARTBEAT})  # they keep 
 
 
 class Channel(Protocol):
-    async def call(
+    def call(
         self, code: Code, message: Message, payload: Payload = (), *, timeout: float = 3.0
-    ) -> Reply: ...
+    ) -> Awaitable[Reply]: ...
 
     async def close(self) -> None: ...
 
@@ -86,6 +87,15 @@ class ChannelLimits:
     frame_bytes_max: int = FRAME_BYTES_MAX
     heartbeat_interval: float = 5.0  # of silence
     heartbeat_timeout: float = 10.0  # then the connection counts as broken
+
+
+class _Sent(NamedTuple):
+    code: Code
+    header: bytes
+    payload: Payload
+    response: type[Message] | None
+    size: int  # of what the gate bounds; -1 for what passes by it
+    deadline: float
 
 
 class _Pending:
@@ -169,13 +179,13 @@ class TcpChannel:
         """Whether a new call has a chance: neither broken nor told to go away."""
         return self._broken is None and not self._core.going_away
 
-    async def call(
+    def call(
         self, code: Code, message: Message, payload: Payload = (), *, timeout: float = 3.0
-    ) -> Reply:
-        """Requests leave in the order of the calls."""
+    ) -> asyncio.Future[Reply]:
+        """Requests leave in the order of the calls, whether or not anybody waits."""
         replicated = encode_replicated(message) if isinstance(message, AppendRequest) else None
         header = replicated or encode(message)
-        return await self._request(code, header, payload, TABLE[code].response, timeout)
+        return self._request(code, header, payload, TABLE[code].response, timeout)
 
     async def heartbeat(self, *, credential: bytes = b"", timeout: float = 3.0) -> None:
         """Introduce ourselves again, from now on with another credential if one is given."""
@@ -204,33 +214,31 @@ class TcpChannel:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._connection.wait_closed()
 
-    async def _request(
+    def _request(
         self,
         code: Code,
         header: bytes,
         payload: Payload,
         response: type[Message] | None,
         timeout: float,
-    ) -> Reply:
-        deadline = self._loop.time() + timeout
-        if code in _UNTHROTTLED:
-            return await self._exchange(code, header, payload, response, deadline)
-        size = len(header) + payload_bytes(payload)
-        if not self._gate.enter_at_once(size):
-            await self._wait_in_line(size, deadline, code)
-        try:
-            return await self._exchange(code, header, payload, response, deadline)
-        finally:
-            self._gate.leave(size)
+    ) -> asyncio.Future[Reply]:
+        size = len(header) + payload_bytes(payload) if code not in _UNTHROTTLED else -1
+        sent = _Sent(code, header, payload, response, size, self._loop.time() + timeout)
+        if size < 0 or self._gate.enter_at_once(size):
+            return self._exchange(sent)
+        return self._loop.create_task(self._exchange_in_line(sent))
 
-    async def _wait_in_line(self, size: int, deadline: float, code: Code) -> None:
+    async def _exchange_in_line(self, sent: _Sent) -> Reply:
         try:
-            async with asyncio.timeout_at(deadline):
-                await self._gate.enter(size)
+            async with asyncio.timeout_at(sent.deadline):
+                await self._gate.enter(sent.size)
         except TimeoutError as error:
             if self._gate.held:
                 raise ThrottledError("the peer asked for a pause", peer=self.peer) from error
-            raise DeadlineError("no answer in time", opcode=code.name, peer=self.peer) from error
+            raise DeadlineError(
+                "no answer in time", opcode=sent.code.name, peer=self.peer
+            ) from error
+        return await self._exchange(sent)
 
     def _pause(self, seconds: float) -> None:
         """Send nothing new for a while; of several pauses the one that ends last counts."""
@@ -245,31 +253,39 @@ class TcpChannel:
             self._holding.cancel()
         self._holding = self._loop.call_at(until, self._gate.release)
 
-    async def _exchange(
-        self,
-        code: Code,
-        header: bytes,
-        payload: Payload,
-        response: type[Message] | None,
-        deadline: float,
-    ) -> Reply:
-        if self._broken is not None:
-            raise UnavailableError(self._broken.message, peer=self.peer, refused=True)
-        if code is Code.GOAWAY:
-            stream_id, pieces = self._core.go_away()
-        else:
-            stream_id, pieces = self._core.request(code, header, payload)
-        pending = self._pending[stream_id] = _Pending(response, self._loop)
-        # A timer of our own: `asyncio.timeout` takes several times as long.
-        timer = self._loop.call_at(deadline, pending.expire, code, self.peer)
+    def _exchange(self, sent: _Sent) -> asyncio.Future[Reply]:
+        """Without a task: a primary sends one of these to each replica for every append."""
+        pending = _Pending(sent.response, self._loop)
         try:
-            self._connection.write(pieces)  # the gate bounds what waits to be sent
-            return await pending.answer
-        finally:
-            timer.cancel()
-            self._core.forget(stream_id)
-            del self._pending[stream_id]
-            self._close_if_done()
+            if self._broken is not None:
+                raise UnavailableError(self._broken.message, peer=self.peer, refused=True)
+            if sent.code is Code.GOAWAY:
+                stream_id, pieces = self._core.go_away()
+            else:
+                stream_id, pieces = self._core.request(sent.code, sent.header, sent.payload)
+        except HeadraceError as error:
+            self._leave(sent.size)
+            pending.fail(error)
+            return pending.answer
+        self._pending[stream_id] = pending
+        # A timer of our own: `asyncio.timeout` takes several times as long.
+        timer = self._loop.call_at(sent.deadline, pending.expire, sent.code, self.peer)
+        pending.answer.add_done_callback(partial(self._on_answered, stream_id, sent.size, timer))
+        self._connection.write(pieces)  # the gate bounds what waits to be sent
+        return pending.answer
+
+    def _on_answered(
+        self, stream_id: int, size: int, timer: asyncio.TimerHandle, _: asyncio.Future[Reply]
+    ) -> None:
+        timer.cancel()
+        self._core.forget(stream_id)
+        del self._pending[stream_id]
+        self._leave(size)
+        self._close_if_done()
+
+    def _leave(self, size: int) -> None:
+        if size >= 0:
+            self._gate.leave(size)
 
     def _close_if_done(self) -> None:
         """After GOAWAY the connection ends with its last answer."""

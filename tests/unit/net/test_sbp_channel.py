@@ -83,9 +83,8 @@ def appended(offset: int) -> bytes:
     return encode(m.AppendResponse(append_responses=(m.AppendResult(1, 0, offset),)))
 
 
-def call(channel: TcpChannel, offset: int, timeout: float = 3.0) -> asyncio.Task[Reply]:
-    work = channel.call(Code.APPEND, append_request(offset), [b"x"], timeout=timeout)
-    return asyncio.create_task(work)
+def call(channel: TcpChannel, offset: int, timeout: float = 3.0) -> asyncio.Future[Reply]:
+    return channel.call(Code.APPEND, append_request(offset), [b"x"], timeout=timeout)
 
 
 def offset_of(reply: Reply) -> int:
@@ -174,7 +173,7 @@ async def test_f24_answers_over_several_interleaved_frames_are_put_together() ->
     puppet = Puppet()
     channel = await puppet.start()
     request = fetch_request(1, 1)
-    calls = [asyncio.create_task(channel.call(Code.FETCH, request)) for _ in range(2)]
+    calls = [asyncio.ensure_future(channel.call(Code.FETCH, request)) for _ in range(2)]
     a, b = [(await puppet.frame(n)).stream_id for n in range(2)]
 
     def part(stream: int, flags: int, index: int, data: bytes) -> Frame:
@@ -198,7 +197,7 @@ async def test_answers_that_make_no_sense_fail_their_call_only() -> None:
     puppet = Puppet()
     channel = await puppet.start()
     damaged, undecodable, other, lengths, empty, good = [call(channel, n) for n in range(3)] + [
-        asyncio.create_task(channel.call(Code.FETCH, fetch_request(1))),
+        asyncio.ensure_future(channel.call(Code.FETCH, fetch_request(1))),
         call(channel, 4),
         call(channel, 5),
     ]
@@ -393,7 +392,7 @@ async def test_in_process_caller_that_is_cancelled_does_not_cancel_an_append() -
         raise SealedError("nobody hears this")
 
     channel, _ = in_process(node, APPEND=slow)
-    waiting = asyncio.create_task(channel.call(Code.APPEND, append_request(0), [b"x"]))
+    waiting = asyncio.ensure_future(channel.call(Code.APPEND, append_request(0), [b"x"]))
     await asyncio.sleep(0.01)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -407,7 +406,7 @@ async def test_in_process_caller_that_is_cancelled_does_not_cancel_an_append() -
 async def test_in_process_close_ends_long_polls() -> None:
     node = ToyNode()
     channel, _ = in_process(node)
-    waiting = asyncio.create_task(channel.call(Code.FETCH, fetch_request(1, wait_ms=9000)))
+    waiting = asyncio.ensure_future(channel.call(Code.FETCH, fetch_request(1, wait_ms=9000)))
     await asyncio.sleep(0.01)
     await channel.close()
     assert isinstance(await raised(waiting), UnavailableError)

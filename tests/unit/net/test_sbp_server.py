@@ -93,7 +93,7 @@ async def test_a_slow_fetch_does_not_hold_up_later_requests() -> None:
     node = ToyNode()
     async with serving(node.handlers()) as server:
         channel = await connect(server)
-        slow = asyncio.create_task(channel.call(Code.FETCH, fetch_request(3, wait_ms=9000)))
+        slow = asyncio.ensure_future(channel.call(Code.FETCH, fetch_request(3, wait_ms=9000)))
         for offset in range(3):
             await channel.call(Code.APPEND, append_request(offset), [b"batch"])
         assert not slow.done()
@@ -340,7 +340,7 @@ async def test_reading_pauses_while_too_much_is_in_flight() -> None:
     async with serving(node.handlers(), limits=limits) as server:
         channel = await connect(server)
         calls = [
-            asyncio.create_task(channel.call(Code.FETCH, fetch_request(1, wait_ms=9000)))
+            asyncio.ensure_future(channel.call(Code.FETCH, fetch_request(1, wait_ms=9000)))
             for _ in range(10)
         ]
         await until(lambda: server.statistics()["requests_in_flight"] == 4)
@@ -356,7 +356,7 @@ async def test_the_channel_holds_back_what_exceeds_its_own_limits() -> None:
     async with serving(node.handlers()) as server:
         channel = await connect(server, limits=ChannelLimits(requests_in_flight_max=3))
         calls = [
-            asyncio.create_task(channel.call(Code.FETCH, fetch_request(1, wait_ms=9000)))
+            asyncio.ensure_future(channel.call(Code.FETCH, fetch_request(1, wait_ms=9000)))
             for _ in range(5)
         ]
         await until(lambda: server.statistics()["requests_in_flight"] == 3)
@@ -428,7 +428,7 @@ async def test_close_says_goaway_and_finishes_what_is_in_flight() -> None:
     async with serving(node.handlers(), limits=limits) as server:
         channel = await connect(server)
         calls = [
-            asyncio.create_task(channel.call(Code.FETCH, fetch_request(2, wait_ms=9000)))
+            asyncio.ensure_future(channel.call(Code.FETCH, fetch_request(2, wait_ms=9000)))
             for _ in range(64)
         ]
         await until(lambda: server.statistics()["requests_in_flight"] == 40)
@@ -454,7 +454,7 @@ async def test_a_client_goaway_is_answered_and_told() -> None:
     node = ToyNode()
     async with serving(node.handlers(), on_goaway=gone.append) as server:
         channel = await connect(server, node=m.DataNode(3, "x:1"))
-        slow = asyncio.create_task(channel.call(Code.FETCH, fetch_request(1, wait_ms=9000)))
+        slow = asyncio.ensure_future(channel.call(Code.FETCH, fetch_request(1, wait_ms=9000)))
         await until(lambda: server.statistics()["requests_in_flight"] == 1)
         await channel.leave()
         assert [peer.node_id for peer in gone] == [3]

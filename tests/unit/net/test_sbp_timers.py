@@ -97,7 +97,7 @@ def test_a_request_in_flight_keeps_a_connection_alive() -> None:
     async def main() -> None:
         channel = await cluster.connect(NEVER)
         poll = channel.call(Code.FETCH, fetch_request(1, wait_ms=60_000), timeout=100)
-        waiting = asyncio.create_task(poll)
+        waiting = asyncio.ensure_future(poll)
         await cluster.client.clock.sleep(50)
         assert not waiting.done()
         cluster.node.release.set()
@@ -183,7 +183,7 @@ def test_a_crashed_server_fails_calls_at_once() -> None:
     async def main() -> None:
         channel = await cluster.connect()
         poll = channel.call(Code.FETCH, fetch_request(1, wait_ms=60_000), timeout=100)
-        waiting = asyncio.create_task(poll)
+        waiting = asyncio.ensure_future(poll)
         await cluster.client.clock.sleep(1)
         cluster.simulation.crash("server")
         assert isinstance(await raised(waiting), UnavailableError)
@@ -202,7 +202,7 @@ def test_close_waits_for_work_in_flight_but_not_for_ever() -> None:
     async def main() -> None:
         channel = await cluster.connect()
         poll = channel.call(Code.FETCH, fetch_request(1, wait_ms=60_000), timeout=100)
-        waiting = asyncio.create_task(poll)
+        waiting = asyncio.ensure_future(poll)
         await cluster.client.clock.sleep(1)
         start = cluster.client.clock.monotonic()
         await cluster.simulation.on("server", cluster.server.close())

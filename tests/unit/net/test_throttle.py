@@ -226,7 +226,7 @@ def test_many_bytes_in_flight_on_a_connection_are_pressure_too() -> None:
 
     async def main() -> None:
         channel = await world.connect()
-        stuck = asyncio.create_task(
+        stuck = asyncio.ensure_future(
             channel.call(
                 Code.APPEND, append_request(0, timeout_ms=60_000), [bytes(3700)], timeout=60
             )
