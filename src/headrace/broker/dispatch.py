@@ -154,15 +154,13 @@ class Dispatcher:
             return None
         if tracing.active:
             return None  # the long way has the spans
-        started = self._monotonic()
         try:
             self._check_lease()
             pieces = answer_at_once(self._broker, session, payload)
         except HeadraceError:
             return None  # asked the long way it says why
         if pieces is not None:
-            seconds = self._monotonic() - started
-            self._traffic.on_answer(code, session.dialect, seconds, len(payload), pieces)
+            self._traffic.on_poll_at_once(session.spoken.dialect, len(payload), pieces)
         return pieces
 
     async def on_request(
@@ -188,7 +186,7 @@ class Dispatcher:
             log.exception("request failed", client=session.client_id, code=code)
             status = Status.ERROR
         seconds = self._monotonic() - started
-        self._traffic.on_answer(code, session.dialect, seconds, size, pieces, status)
+        self._traffic.on_answer(code, session.spoken.dialect, seconds, size, pieces, status)
         return status, pieces
 
     async def _answer(self, session: Session, code: int, payload: memoryview) -> Sequence[Buffer]:

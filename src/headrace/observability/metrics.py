@@ -71,7 +71,7 @@ _section(
         "broker_request_duration_seconds",
         "histogram",
         ("command",),
-        "From the whole request to its answer, without the network.",
+        "From the whole request to its answer, without the network; polls from memory count 0.",
     ),
     ("broker_received_bytes_total", "counter", (), "Bytes of requests, without frame headers."),
     ("broker_sent_bytes_total", "counter", (), "Bytes of answers, without frame headers."),
