@@ -185,12 +185,30 @@ def metrics_tables() -> dict[str, str]:
     }
 
 
+def rest_tables() -> dict[str, str]:
+    from headrace.web.openapi import document
+    from tests.unit.web.test_stram import all_routes
+
+    rows = []
+    for path, operations in document(all_routes(), "")["paths"].items():
+        for method, operation in operations.items():
+            who = "anyone"
+            if operation["security"]:
+                who = "a manager" if "description" in operation else "a user"
+            query = ", ".join(
+                f"`{each['name']}`" for each in operation["parameters"] if each["in"] == "query"
+            )
+            rows.append([f"`{method.upper()} {path}`", operation["summary"], query, who])
+    return {"paths": markdown_table(["Path", "Does", "Query", "Asked by"], rows)}
+
+
 GENERATED: Mapping[str, Callable[[], dict[str, str]]] = {
     "protocols/sbp.md": sbp_tables,
     "protocols/iggy.md": iggy_tables,
     "protocols/umbilical.md": umbilical_tables,
     "settings.md": settings_tables,
     "cli.md": cli_tables,
+    "rest.md": rest_tables,
     "observability.md": metrics_tables,
 }
 
