@@ -66,7 +66,7 @@ async def look(client: IggyClient, pipelines: Pipelines | None, before: Look | N
             if len(made.topics) <= TOPICS_MAX and len(made.groups) < GROUPS_MAX:
                 made.groups += await _groups(client, stream.name, topic.name)
     await _ask_pipelines(made, pipelines)
-    _add_rates(made, before)
+    add_rates(made, before)
     return made
 
 
@@ -158,7 +158,7 @@ async def _ask_pipelines(made: Look, pipelines: Pipelines | None) -> None:
     made.pipelines = [{key: one.get(key) for key in kept} for one in listed]
 
 
-def _add_rates(made: Look, before: Look | None) -> None:
+def add_rates(made: Look, before: Look | None) -> None:
     """Per second since the look before; None at the first."""
     seconds = 0.0 if before is None else made.at - before.at
     topics = _by(before.topics if before else [], "topic")
