@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -12,10 +13,13 @@ from uuid import UUID
 import pytest
 from openlineage.client.event_v2 import RunEvent as TheirEvent
 
+from headrace.config.controller import ControllerSettings
 from headrace.observability.lineage import Dataset, Emitter, RunEvent
+from headrace.pipeline.controller import Controller
 from headrace.pipeline.events import EventType
 from headrace.pipeline.lineage import Lineage, datasets, run_id
 from headrace.runtime.system import system_runtime
+from tests.unit.pipeline.test_controller import World, package, simulate
 from tests.unit.web.stage import running
 
 BROKER = "headrace://127.0.0.1:8090"
@@ -177,3 +181,46 @@ async def test_a_collector_that_is_away_holds_nobody_up() -> None:
     lineage.on_event(driver.application, stopped)
     await lineage.close()
     assert [one.state for one in sent] == ["START", "ABORT"]
+
+
+def test_a_controller_tells_of_its_applications_over_a_restart_of_its_own() -> None:
+    told: list[RunEvent] = []
+
+    class Kept:
+        def send(self, event: RunEvent) -> None:
+            told.append(event)
+
+        def close(self) -> None: ...
+
+    async def start(world: World) -> Controller:
+        controller = Controller(
+            world.runtime,
+            ControllerSettings(),
+            data_dir="/data",
+            open_log=world.log.open,
+            launcher=world.launcher,
+            secret=b"the cluster's",
+            host="c",
+            lineage=Lineage(
+                world.runtime, Kept, broker=("b", 1), namespace="n", interval_ms=10_000
+            ),
+        )
+        await controller.start()
+        return controller
+
+    async def main(world: World) -> None:
+        controller = await start(world)
+        await controller.submit(package())
+        await world.sleep(25)
+        await controller.close()
+        controller = await start(world)
+        await world.sleep(5)
+        waiting = asyncio.ensure_future(controller.wait("shop"))
+        await controller.stop("shop")
+        await waiting
+        await controller.close()
+
+    simulate(main)
+    assert [event.state for event in told] == ["START", "RUNNING", "RUNNING", "ABORT"]
+    assert len({event.run_id for event in told}) == 1
+    assert {event.job for event in told} == {"shop"}
