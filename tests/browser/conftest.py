@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
@@ -14,11 +12,11 @@ from headrace.web.people_api import ROLES
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning
 from headrace.wire.iggy.userheaders import UserHeader, encode_headers, key_header
+from tests.browser.pictures import lively
 from tests.browser.pipelines_stage import PipelinesStage, fill_letters, submit_all
 from tests.dashboard_stack import ROOT, Stack
 
 CHROMIUM = "/usr/bin/chromium"
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
 DESK, PHONE = (1280, 800), (390, 844)
 READER, NOBODY = ("reader", "reader"), ("nobody", "nobody")
 
@@ -29,7 +27,8 @@ Opens = Callable[..., Page]
 def stack() -> Iterator[Stack]:
     with Stack() as started:
         started.call(_fill)
-        yield started
+        with lively(started):
+            yield started
 
 
 async def _fill(client: IggyClient) -> None:
@@ -134,10 +133,3 @@ def opens(stack: Stack, browser: Browser, complaints: list[str]) -> Iterator[Ope
     for context in contexts:
         context.close()
     assert complaints == []
-
-
-def picture(page: Page, name: str) -> None:
-    """For the documentation; only when it is asked for, as every machine's fonts differ."""
-    if os.environ.get("HEADRACE_SCREENSHOTS") == "1":
-        IMAGES.mkdir(exist_ok=True)
-        page.screenshot(path=str(IMAGES / f"{name}.png"))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import httpx
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Opens, picture
+from tests.browser.conftest import Opens
 from tests.dashboard_stack import ROOT, Stack
 
 
 def test_in_and_out(opens: Opens, complaints: list[str]) -> None:
     page = opens("#/topics?filter=orders", user=None)
-    picture(page, "dashboard-login")
     page.get_by_label("User").fill("iggy")
     page.get_by_label("Password").fill("wrong")
     page.get_by_role("button", name="Log in").click()

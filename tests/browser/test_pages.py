@@ -10,38 +10,38 @@ from playwright.sync_api import Page, expect
 from headrace.web import live
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Consumer
-from tests.browser.conftest import DESK, NOBODY, PHONE, READER, Opens, picture
+from tests.browser import pictures
+from tests.browser.conftest import DESK, NOBODY, PHONE, READER, Opens
 from tests.dashboard_stack import Stack
 
 PAGES = [
-    ("#/overview", "Overview", "Busiest topics", "overview"),
-    ("#/topics", "Topics", "shop/orders", "topics"),
-    ("#/streams", "Streams", "telemetry", "streams"),
-    ("#/topics/shop/orders", "orders", "Partition 2", "topic"),
-    ("#/topics/shop/orders/messages?partition=0&open=119", "orders", "customer-0", "messages"),
-    ("#/topics/shop/orders/groups", "orders", "billing", ""),
-    ("#/topics/shop/orders/ranges", "orders", "open", "ranges"),
-    ("#/groups", "Consumer groups", "billing", "groups"),
-    ("#/groups/shop/orders/billing", "billing", "Lag over time", "group"),
-    ("#/cluster", "Cluster", "Healthy", "cluster"),
-    ("#/clients", "Clients", "iggy", ""),
-    ("#/users", "Users", "reader", "users"),
+    ("#/overview", "Overview", "Busiest topics"),
+    ("#/topics", "Topics", "shop/orders"),
+    ("#/streams", "Streams", "telemetry"),
+    ("#/topics/shop/orders", "orders", "Partition 2"),
+    ("#/topics/shop/orders/messages?partition=0&open=119", "orders", "customer-0"),
+    ("#/topics/shop/orders/groups", "orders", "billing"),
+    ("#/topics/shop/orders/ranges", "orders", "open"),
+    ("#/groups", "Consumer groups", "billing"),
+    ("#/groups/shop/orders/billing", "billing", "Lag over time"),
+    ("#/cluster", "Cluster", "Healthy"),
+    ("#/clients", "Clients", "iggy"),
+    ("#/users", "Users", "reader"),
 ]
 
 
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-def test_every_page_at_both_sizes(opens: Opens, size: tuple[int, int]) -> None:
+def test_every_page_at_both_sizes(stack: Stack, opens: Opens, size: tuple[int, int]) -> None:
     page = opens(size=size, theme="dark" if size == PHONE else "light")
-    for address, title, words, name in PAGES:
+    for address, title, words in PAGES:
         page.goto(f"{page.url.partition('#')[0]}{address}")
         expect(page.locator("h1")).to_have_text(title)
         expect(page.locator("#main")).to_contain_text(words)
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0, f"{address} is {wide} pixels too wide"
         assert page.title() == f"{title} · Headrace"
-        if name:
-            page.wait_for_timeout(80)
-            picture(page, f"dashboard-{name}" if size == DESK else f"dashboard-{name}-phone")
+    if pictures.WANTED:
+        pictures.take_pictures(page, stack.url, phone=size == PHONE)
 
 
 def test_what_happens_is_seen_without_asking(stack: Stack, opens: Opens) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import DESK, PHONE, READER, Opens, picture
+from tests.browser.conftest import DESK, PHONE, READER, Opens
 from tests.browser.emulated_containers import Behaviour, small
+from tests.browser.pictures import picture
 from tests.browser.pipelines_stage import NO_PRICE, PipelinesStage
 
 

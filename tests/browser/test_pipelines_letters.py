@@ -8,7 +8,8 @@ from playwright.sync_api import expect
 
 from headrace.client.iggy import IggyClient
 from headrace.wire.iggy.primitives import Strategy
-from tests.browser.conftest import READER, Opens, picture
+from tests.browser.conftest import READER, Opens
+from tests.browser.pictures import picture
 from tests.browser.pipelines_stage import LETTERS, PipelinesStage
 
 

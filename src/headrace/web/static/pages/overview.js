@@ -31,7 +31,7 @@ route("/overview", "Overview", async (ctx) => {
   function draw(value) {
     const { server, totals } = value;
     messagesIn.set(f.rate(value.rates.messages_in), `${f.compact(totals.messages)} in all`);
-    bytesIn.set(`${f.bytes(value.rates.bytes_in)}/s`, `${f.bytes(totals.bytes)} stored`);
+    bytesIn.set(`${f.bytes(value.rates.bytes_in)}/s`, totals.messages ? `${f.bytes(totals.bytes / totals.messages)} each` : "");
     stored.set(f.bytes(totals.bytes), f.plural(totals.segments, "segment"));
     topics.set(f.number(totals.topics), `${f.plural(totals.streams, "stream")}, ${f.plural(totals.partitions, "partition")}`);
     clients.set(f.number(totals.clients), f.plural(totals.groups, "consumer group"));
@@ -43,7 +43,7 @@ route("/overview", "Overview", async (ctx) => {
       row("Version", server.version), row("Running for", f.duration(server.uptime_ms)), row("Started", f.moment(server.started_ms)),
       server.hostname ? row("Host", `${server.hostname}, process ${server.process_id}`) : null,
       server.memory_bytes ? row("Memory", f.bytes(server.memory_bytes)) : null, server.cpu_percent ? row("Processor", `${server.cpu_percent} %`) : null,
-      row("Read and written", `${f.bytes(server.read_bytes)} and ${f.bytes(server.written_bytes)}`),
+      server.written_bytes ? row("Read and written", `${f.bytes(server.read_bytes)} and ${f.bytes(server.written_bytes)}`) : null,
       server.disk_total_bytes ? row("Disk", h("span", {}, `${f.bytes(server.disk_free_bytes)} free of ${f.bytes(server.disk_total_bytes)}`, meter(used, server.disk_total_bytes, { label: "Disk used" }))) : null);
   }
 
