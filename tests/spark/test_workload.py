@@ -233,6 +233,12 @@ def test_metrics_late_rows_and_hooks_are_reported_and_a_backfill_keeps_to_itself
     late = [each.metrics.get("rows_late", 0) for each in stats["sums"]]
     assert sum(int(str(count)) for count in late) == 2, "counted where they were dropped"
     assert "rows_late" not in stats["events"][0].metrics
+    last = stats["sums"][-1].metrics
+    assert last["watermark_ms"] == 1_767_225_650_000, "a second before the newest event time"
+    assert int(str(last["state_bytes"])) > 0
+    phases = stats["events"][0].metrics
+    assert int(str(phases["process_ms"])) <= int(str(phases["batch_duration_ms"]))
+    assert float(str(phases["rows_processed_per_second"])) > 0
     assert [each.metrics["small.units"] for each in stats["split"][:6]] == [1, 2, 3, 4, 5, 6]
     assert [each.metrics["small.most"] for each in stats["split"][:6]] == [1, 2, 3, 4, 5, 6]
     ports = {port.id: port.tuple_count for port in stats["split"][0].output_ports}
