@@ -80,6 +80,8 @@ def unreadable(summary: View) -> PipelineHealth:
 
 def health(view: View, history: History, now_ms: int) -> PipelineHealth:
     stages = stages_of(view, history, now_ms)
+    works = _works(view)
+    late = _largest(one.trend.lag_seconds for one in stages)
     limiting = bottleneck(stages)
     failures = errors(view["events"])
     draft = PipelineHealth(
@@ -89,9 +91,10 @@ def health(view: View, history: History, now_ms: int) -> PipelineHealth:
         sentence="",
         next_step="",
         lag_rows=sum(one.trend.lag_rows for one in stages),
-        lag_seconds=_largest(one.trend.lag_seconds for one in stages),
-        catch_up=_catch_up(stages),
-        catch_up_seconds=_catch_up_seconds(stages),
+        # What stands still knows nothing of rows that came since.
+        lag_seconds=late if works or late else None,
+        catch_up=_catch_up(stages) if works else "unknown",
+        catch_up_seconds=_catch_up_seconds(stages) if works else None,
         arrival_per_second=sum(one.trend.arrival_per_second for one in stages if one.source),
         rows_per_second=sum(one.trend.rows_per_second for one in stages if one.source),
         bottleneck=limiting,
@@ -119,6 +122,15 @@ def health(view: View, history: History, now_ms: int) -> PipelineHealth:
         severity=worst(tuple(one.severity for one in found)),
         sentence=found[0].title if found else _calm(draft),
         next_step=found[0].next_step if found else "",
+    )
+
+
+def _works(view: View) -> bool:
+    """Whether all of it runs, so that its last figures are still true."""
+    return (
+        view["state"] == "RUNNING"
+        and all(one["state"] == "ACTIVE" for one in view["containers"])
+        and not any(one["failures"] for one in view["operators"])
     )
 
 

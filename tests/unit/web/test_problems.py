@@ -186,6 +186,8 @@ def test_one_that_was_stopped_is_no_problem() -> None:
     found = judged(driver)
     assert (found.severity, found.problems) == ("ok", ())
     assert found.sentence.startswith("Stopped; resume it")
+    stopped = judged(driver, {1: points([0] * 10)})
+    assert (stopped.catch_up, stopped.lag_seconds) == ("unknown", None), "nobody looks any more"
 
 
 def named(name: str, severity: Any, lag: float = 0.0, state: str = "RUNNING") -> PipelineHealth:
