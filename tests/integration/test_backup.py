@@ -301,6 +301,16 @@ def test_a_backup_that_was_changed_is_refused(data_dir: Path, tmp_path: Path) ->
     assert "did not finish" in str(none.exception)
 
 
+def test_a_data_node_of_a_cluster_is_backed_up_alone(data_dir: Path, tmp_path: Path) -> None:
+    for other in ("placement", "broker", "controller"):
+        shutil.rmtree(data_dir / other, ignore_errors=True)
+    ok("backup", tmp_path / "backup", "--data-dir", data_dir)
+    found = ok("verify", tmp_path / "backup")
+    assert (found["sound"], found["notes"], found["records"] >= 26) == (True, [], True)
+    nothing = run("backup", tmp_path / "other", "--data-dir", tmp_path)
+    assert isinstance(nothing.exception, ConfigError)
+
+
 def test_a_directory_in_use_is_not_verified_nor_upgraded() -> None:
     with LocalBroker() as broker:
         for command in (["verify", broker._folder], ["upgrade", "--data-dir", broker._folder]):
