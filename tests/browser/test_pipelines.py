@@ -62,6 +62,16 @@ def told(page: Page, text: str) -> None:
     expect(page.locator("#toasts .toast", has_text=text).first).to_be_visible()
 
 
+def reach(page: Page, text: str) -> None:
+    """By the Tab key, then press Enter there."""
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent.trim()") == text:
+            page.keyboard.press("Enter")
+            return
+    raise AssertionError(f"Tab does not lead to {text}")
+
+
 def figure(page: Page, name: str) -> Any:
     return page.locator(f'[data-figure="{name}"] .figure-value')
 
@@ -339,6 +349,27 @@ def test_a_failed_pipeline_is_resumed_from_the_front_page(
     agree(page, "Resume")
     stage.until("broken", lambda view: view["containers"][0]["state"] == "ACTIVE")
     expect(card).to_have_count(0)
+
+
+def test_everything_is_done_without_a_mouse(page: Page, stage: PipelinesStage) -> None:
+    stage.submit(small("keyed"))
+    expect(page.locator("tr", has_text="keyed")).to_be_visible()
+    page.keyboard.press("g")
+    page.keyboard.press("p")
+    reach(page, "keyed")
+    expect(page.locator("h1")).to_have_text("keyed")
+    reach(page, "Stop")
+    page.keyboard.press("Tab")  # the dialog opens on what changes nothing
+    page.keyboard.press("Enter")
+    stage.until("keyed", lambda view: view["state"] == "STOPPED")
+    expect(page.locator(".page-head")).to_contain_text("Stopped")
+    reach(page, "Resume")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    stage.until("keyed", lambda view: view["state"] == "RUNNING")
+    reach(page, "Logs")
+    expect(page).to_have_url(re.compile("tab=logs"))
+    expect(page.locator(".log")).to_contain_text("container_started")
 
 
 # who may

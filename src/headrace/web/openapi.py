@@ -16,6 +16,7 @@ from starlette.routing import Route
 from headrace.web import stram_types as t
 from headrace.web.openapi_broker import BROKER_DETAILS, Detail, Parameter
 from headrace.web.packages import SubmittedPackage
+from headrace.web.pipeline_letters import LETTERS
 from headrace.web.pipeline_openapi import PIPELINE_DETAILS
 from headrace.web.stram import BASE
 
@@ -222,7 +223,7 @@ def _responses(detail: Detail, method: str, path: str, route: Route) -> dict[str
     elif not detail.nothing:
         good["content"] = _content(detail.answer)
     error = {"description": "Why not.", "content": {"application/json": {"schema": _REFERENCE}}}
-    asks_broker = path.startswith("/api/v1")
+    asks_broker = path.startswith(("/api/v1", LETTERS))
     codes = ["400"]
     codes += ["401"] if needs_login(route) or detail.body is not None else []
     codes += ["403"] if needs_manager(route) or method != "GET" or asks_broker else []
