@@ -11,7 +11,15 @@ from headrace.client.iggy import IggyClient
 from headrace.config.storage import StorageSettings
 from headrace.errors import FencedError, HeadraceError, InvalidArgumentError
 from headrace.ids import WindowId
-from headrace.pipeline.edges import Edge, edges_of, make_edge, purge_edge, purge_window, reset_edge
+from headrace.pipeline.edges import (
+    Edge,
+    edges_of,
+    make_edge,
+    purge_edge,
+    purge_window,
+    remove_edges,
+    reset_edge,
+)
 from headrace.pipeline.physical import make_physical_plan
 from headrace.pipeline.plan import Endpoint, LogicalPlan, Operator, Port, Stream
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid
@@ -91,6 +99,20 @@ async def test_the_life_of_an_edge(tmp_path: Path) -> None:
         assert windows(answer) == [[at(7), at(9)], [at(9)], [at(9)]]
         with pytest.raises(HeadraceError):
             await client.purge_to("nowhere", "at all", window=at(6))
+
+        await make_edge(client, Edge("shop", "gone"))
+        await client.create_topic(edge.iggy_stream, "mine", partitions_count=1)
+        await make_edge(client, Edge("shop.again", "valid"))
+        await remove_edges(client, "shop")
+        assert [one.name for one in await client.get_topics(edge.iggy_stream)] == ["mine"]
+        await client.delete_topic(edge.iggy_stream, "mine")
+        for _ in range(2):
+            await remove_edges(client, "shop")
+        assert [one.name for one in await client.get_streams()] == ["_pipeline.shop.again"]
+        # Its publishers went with it: the same application begins with its first window.
+        await make_edge(client, edge)
+        await publish(client, edge, 0, 1, at(0), b"from the beginning")
+        assert windows(await listed(client, edge)) == [[at(0)]]
         await client.close()
     finally:
         await stack.stop()

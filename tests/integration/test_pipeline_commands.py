@@ -82,6 +82,7 @@ async def test_pipelines_are_completed(served: Served) -> None:
             ("set_log_levels", "shop", {"py4j": "info"}),
         ),
         (["pipeline", "resume", "shop"], ("resume", "shop")),
+        (["pipeline", "remove", "shop"], ("remove", "shop")),
         (
             ["pipeline", "set", "shop", "revenue", "limit=3", "label=abc"],
             ("set_property", "shop", "revenue", {"limit": 3, "label": "abc"}),

@@ -121,6 +121,9 @@ class Api:
     def post(self, path: str, body: object = None, *, seconds: float = SUBMIT_SECONDS) -> Any:
         return self._ask("POST", path, body, seconds).json()
 
+    def delete(self, path: str) -> None:
+        self._ask("DELETE", path)
+
     def _ask(
         self, method: str, path: str, body: object = None, seconds: float = SUBMIT_SECONDS
     ) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""headrace pipeline run|list|show|stop|logs, and what the modules `pipeline_*` add"""
+"""headrace pipeline run|list|show|stop|remove|logs, and what the modules `pipeline_*` add"""
 
 from __future__ import annotations
 
@@ -155,6 +155,16 @@ def stop(
     """Stop a pipeline; its checkpoint stays, and the next run goes on from it."""
     view = control_api().post(f"/pipelines/{name}/stop")
     note(f"{name}: {view['state']}")
+
+
+@app.command("remove")
+@controls
+def remove(
+    name: Pipeline,
+) -> None:
+    """Remove a pipeline that has ended: its checkpoints, packages and logs. Its topics stay."""
+    control_api().delete(f"/pipelines/{name}")
+    note(f"{name} is removed; a pipeline of this name begins anew")
 
 
 @app.command("logs")

@@ -1,4 +1,5 @@
-"""The controller's calls to the broker: the topics between containers are made, voided, purged."""
+"""The controller's calls to the broker: the topics between containers are made, voided,
+purged, removed."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ from typing import Protocol
 
 from headrace.client.iggy import IggyClient
 from headrace.ids import WindowId
-from headrace.pipeline.edges import Edge, edges_of, make_edge, purge_edge, reset_edge
+from headrace.pipeline.edges import (
+    Edge,
+    edges_of,
+    make_edge,
+    purge_edge,
+    remove_edges,
+    reset_edge,
+)
 from headrace.pipeline.physical import PhysicalPlan
 from headrace.pipeline.windows import NO_WINDOW
 
@@ -26,6 +34,8 @@ class Edges(Protocol):
     ) -> None: ...
 
     async def purge(self, plan: PhysicalPlan, window: WindowId) -> None: ...
+
+    async def remove(self, application: str) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -50,6 +60,9 @@ class BrokerEdges:
         for edge in edges_of(plan):
             await purge_edge(await self._connected(), edge, window=window)
 
+    async def remove(self, application: str) -> None:
+        await remove_edges(await self._connected(), application)
+
     async def close(self) -> None:
         if self._client is not None:
             await self._client.close()
@@ -71,6 +84,8 @@ class NoEdges:
     ) -> None: ...
 
     async def purge(self, plan: PhysicalPlan, window: WindowId) -> None: ...
+
+    async def remove(self, application: str) -> None: ...
 
     async def close(self) -> None: ...
 

@@ -20,7 +20,7 @@ from headrace.client.shared_files import write_shared
 from headrace.client.tasks import TaskSet
 from headrace.client.umbilical import HeartbeatUri, format_heartbeat_uri, heartbeat_uri_path
 from headrace.config.controller import ControllerSettings
-from headrace.errors import HeadraceError, UnavailableError
+from headrace.errors import ConfigError, HeadraceError, UnavailableError
 from headrace.ids import WindowId
 from headrace.net.addresses import format_address
 from headrace.net.hadoop_rpc import HadoopRpcServer
@@ -76,11 +76,12 @@ class Controller(Operations):
         broker: tuple[str, int] = ("127.0.0.1", 8090),
         broker_token: str = "",
         host: str = "127.0.0.1",
-        port: int = 0,
+        port_before: int = 0,
         lineage: Lineage | None = None,
     ) -> None:
         """Containers log in with tokens made from `secret`, the cluster's; without one, those of
-        an earlier controller are not known."""
+        an earlier controller are not known. The umbilical's port is any free one, `port_before` if
+        that is."""
         self._runtime = runtime
         self._settings = settings
         self._folder = f"{(settings.shared_path or data_dir).rstrip('/')}/applications"
@@ -89,7 +90,7 @@ class Controller(Operations):
         self._lineage = lineage
         self._broker = broker
         self._broker_token = broker_token.encode()
-        self._address = (host, port)
+        self._host, self._port_before = host, port_before
         self._journal = Journal(settings.events_max)
         self._log: Log | None = None
         self._log_events = 0
@@ -146,7 +147,10 @@ class Controller(Operations):
             for name, running in self._running.items()
             if not running.application.finished
         }
-        await self._server.start(*self._address)
+        try:
+            await self._server.start(self._host, self._port_before)
+        except ConfigError:  # somebody else has the port by now
+            await self._server.start(self._host, 0)
         for name, some in actions.items():
             running = self._running[name]
             await self._publish_address(running.application.path)
@@ -339,6 +343,9 @@ class Controller(Operations):
 
     async def _make_edges(self, plan: PhysicalPlan) -> None:
         await self._edges.make(plan)
+
+    async def _remove_edges(self, name: str) -> None:
+        await self._edges.remove(name)
 
     async def _make_scaled_edges(self, running: Running, action: MakeEdges) -> None:
         """The next tick tries again what the broker did not do now."""

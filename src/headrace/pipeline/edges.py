@@ -12,6 +12,7 @@ publisher for each instance. Rows lie in it window by window, as Arrow:
 4. `reset_edge` voids what was published after a window, when the cascade rolls its writer back.
 5. `purge_edge` gives space back up to `purge_window`. Only edges are ever purged: the broker
    refuses it for a topic that has no publishers set.
+6. `remove_edges` when the application is removed; its publishers go with them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from headrace.client.iggy import IggyClient
-from headrace.errors import AlreadyExistsError
+from headrace.errors import AlreadyExistsError, InvalidArgumentError
 from headrace.ids import WindowId
 from headrace.pipeline.physical import PhysicalPlan
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid
@@ -112,6 +113,26 @@ async def purge_edge(client: IggyClient, edge: Edge, *, window: WindowId) -> Non
     """Forget windows up to this one (see `purge_window`); NO_WINDOW: none."""
     if window != NO_WINDOW:
         await client.purge_to(edge.iggy_stream, edge.topic, window=window)
+
+
+async def remove_edges(client: IggyClient, application: str) -> None:
+    """Delete all edges an application ever had, and what the broker knows of their publishers.
+
+    A topic of the same stream that has no publishers set is somebody else's and stays.
+    """
+    stream = Edge(application, "").iggy_stream
+    if await client.get_stream(stream) is None:
+        return
+    kept = 0
+    for topic in await client.get_topics(stream):
+        try:
+            await client.list_windows(stream, topic.name, limit=1)
+        except InvalidArgumentError:
+            kept += 1
+        else:
+            await client.delete_topic(stream, topic.name)
+    if not kept:
+        await client.delete_stream(stream)
 
 
 def purge_window(

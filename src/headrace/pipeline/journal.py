@@ -10,10 +10,12 @@ of it, so no two incarnations of a query ever share one.
     stop        {application}                          somebody asked for its end
     finished    {application, state, reason, time_ms}
     resume      {application}                          and for it to go on
+    remove      {application}                          nothing is kept of it
     event       {application, event}                   what happened, for people; the last ones stay
     statistics  {application, operators}               totals, now and then
     property    {application, operator, values}        set at run time, given to every later deploy
     generation  {application, operators, properties}   these start under a new checkpoint
+    activation  {application, operator, window}        the new checkpoint begins after this window
     rollback    {application, window, operators}       window None: it is done
     scale       {application, operator, instances, window}   that many, from this window on
     plan        {application, plan, operator_ids, container_ids, scaled}   the graph was changed
@@ -125,7 +127,9 @@ class Journal:
             self.applications[record.name] = record
             return
         application = self.applications[body["application"]]
-        if kind == "container":
+        if kind == "remove":
+            del self.applications[application.name]
+        elif kind == "container":
             container = msgspec.convert(
                 {name: value for name, value in body.items() if name != "application"},
                 ContainerRecord,
@@ -162,6 +166,10 @@ class Journal:
                 application.generations[name] = application.generations.get(name, 0) + 1
             for name, values in body["properties"].items():
                 application.properties.setdefault(name, {}).update(values)
+        elif kind == "activation":
+            name = body["operator"]
+            before = application.activations.get(name, NO_WINDOW)
+            application.activations[name] = max(before, int(body["window"]))
         elif kind == "rollback":
             begins = body["window"] is not None
             application.rollbacks += begins

@@ -139,6 +139,18 @@ class Operations(ABC):
         async with running.lock:
             await self._perform(running, running.application.on_stop(self._now_ms()))
 
+    async def remove(self, name: str) -> None:
+        """Forget an application that has ended: its record, its packages, checkpoints and logs,
+        and the topics between its containers. Topics of users stay. It may be repeated."""
+        running = self._get(name)
+        async with self._submitting, running.lock:
+            if not running.application.finished or running.processes:
+                raise AlreadyExistsError("the application has not ended; stop it first", name=name)
+            await self._remove_edges(name)
+            await self._disk.run(self._runtime.disk.remove_tree, self._path(name))
+            await self._append("remove", {"application": name})
+            del self._running[name]
+
     async def kill_container(self, name: str, container_id: str) -> None:
         """Kill a container's process; it is restarted."""
         running = self._get(name)
@@ -320,6 +332,9 @@ class Operations(ABC):
 
     @abstractmethod
     async def _make_edges(self, plan: PhysicalPlan) -> None: ...
+
+    @abstractmethod
+    async def _remove_edges(self, name: str) -> None: ...
 
     @abstractmethod
     async def _begin(self, name: str, type: EventType, **data: Any) -> None:

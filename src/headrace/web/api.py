@@ -77,6 +77,8 @@ class Pipelines(Stram, Measured, pipeline_api.Watched, Protocol):
 
     async def stop(self, name: str) -> None: ...
 
+    async def remove(self, name: str) -> None: ...
+
     async def kill_container(self, name: str, container_id: str) -> None: ...
 
     async def logs(self, name: str, lines: int) -> str: ...
@@ -182,6 +184,10 @@ def create_app(
         await pipelines.stop(request.path_params["name"])
         return JSONResponse(pipelines.show(request.path_params["name"]))
 
+    async def remove(request: Request) -> Response:
+        await pipelines.remove(request.path_params["name"])
+        return JSONResponse({})
+
     async def kill(request: Request) -> Response:
         await pipelines.kill_container(
             request.path_params["name"], request.path_params["container"]
@@ -220,6 +226,7 @@ def create_app(
             route("/api/deployments", deploy, "POST", manage=True),
             route("/api/deployments/diff", diff, "POST", manage=True),  # it runs the code, too
             route("/api/pipelines/{name}", show_pipeline),
+            route("/api/pipelines/{name}", remove, "DELETE", manage=True),
             route("/api/pipelines/{name}/stop", stop, "POST", manage=True),
             route("/api/pipelines/{name}/containers/{container}/kill", kill, "POST", manage=True),
             route("/api/pipelines/{name}/logs", logs),

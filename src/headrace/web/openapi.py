@@ -49,6 +49,9 @@ DETAILS: Mapping[tuple[str, str], Detail] = {
         "What deploying a package would keep.", body=SubmittedPackage
     ),
     ("GET", "/api/pipelines/{name}"): Detail("One pipeline in full."),
+    ("DELETE", "/api/pipelines/{name}"): Detail(
+        "Remove a pipeline that has ended, with its checkpoints."
+    ),
     ("POST", "/api/pipelines/{name}/stop"): Detail("Stop a pipeline."),
     ("POST", "/api/pipelines/{name}/containers/{container}/kill"): Detail("Kill a container."),
     ("GET", "/api/pipelines/{name}/logs"): Detail(

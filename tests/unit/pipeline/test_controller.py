@@ -202,7 +202,7 @@ class World:
         self.runtime = self.simulation.runtime("c")
         self.launcher = FakeLauncher(self.runtime)
 
-    async def controller(self, **settings: Any) -> Controller:
+    async def controller(self, *, port_before: int = 0, **settings: Any) -> Controller:
         controller = Controller(
             self.runtime,
             ControllerSettings(**settings),
@@ -211,6 +211,7 @@ class World:
             launcher=self.launcher,
             secret=b"the cluster's",
             host="c",
+            port_before=port_before,
         )
         await controller.start()
         return controller
@@ -281,6 +282,49 @@ def test_a_killed_container_is_noticed_at_once_and_restarted() -> None:
             "RecoverContainer",
         ]
         await controller.close()
+
+    simulate(main)
+
+
+def test_an_application_that_ended_is_removed_and_forgotten() -> None:
+    async def main(world: World) -> None:
+        controller = await world.controller()
+        await controller.submit(package())
+        await world.sleep(5)
+        with pytest.raises(AlreadyExistsError, match="stop it first"):
+            await controller.remove("shop")
+        await controller.stop("shop")
+        await controller.wait("shop")
+        disk = world.runtime.disk
+        assert disk.exists("/data/applications/shop/packages")
+        await controller.remove("shop")
+        with pytest.raises(NotFoundError):
+            controller.show("shop")
+        assert controller.list() == []
+        assert not disk.exists("/data/applications/shop")
+        await controller.close()
+        again = await world.controller()
+        assert again.list() == []
+        await again.submit(package())
+        await world.sleep(5)
+        assert world.launcher.deployed[-1].checkpoint == m.Checkpoint(-1)
+        assert world.launcher.deployed[-1].run_id == 1
+        await again.close()
+
+    simulate(main)
+
+
+def test_the_umbilicals_port_is_the_one_it_was_if_that_is_free() -> None:
+    async def main(world: World) -> None:
+        first = await world.controller()
+        address = first.umbilical_address
+        await first.close()
+        again = await world.controller(port_before=address[1])
+        assert again.umbilical_address == address
+        other = await world.controller(port_before=address[1])
+        assert other.umbilical_address[1] not in (0, address[1])
+        await other.close()
+        await again.close()
 
     simulate(main)
 
