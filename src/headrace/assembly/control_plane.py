@@ -54,14 +54,18 @@ class ControlPlane:
         *,
         environment: Mapping[str, str],
         secret: bytes = b"",
+        before: Mapping[str, str] | None = None,
     ) -> None:
         """`addresses` are the data plane's, of placement managers all with commas between them;
-        `environment` is what containers inherit. Without a secret it is in the data directory."""
+        `environment` is what containers inherit. Without a secret it is in the data directory.
+        `before` are our own of an earlier life: where the settings leave a port open, the same one
+        is taken again if it is free, so that whoever knew the address finds us there."""
         self._runtime = runtime
         self._settings = settings
         self._addresses = addresses
         self._environment = environment
         self._secret = secret
+        self._before = before or {}
         self._files = runtime.executor("assembly", 1)
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._lost = asyncio.Event()
@@ -140,7 +144,9 @@ class ControlPlane:
             broker=iggy_address,
             broker_token=token,
             # The umbilical's login encrypts nothing, and its containers are our children.
-            host=settings.host if settings.host in LOOPBACK else LOOPBACK[0],
+            host=settings.controller.umbilical_host
+            or (settings.host if settings.host in LOOPBACK else LOOPBACK[0]),
+            port_before=self._port_before("umbilical"),
         )
         await self._controller.start()
         self._closers.append(self._controller.close)
@@ -151,7 +157,12 @@ class ControlPlane:
         web = create_app(runtime, self._controller, broker, cluster, assets)
         self._web = WebServer(web.asgi)
         files_of = None if trust is None else (certificate.chain_path, certificate.key_path)
-        await self._web.start(settings.host, settings.http_port, certificate=files_of)
+        await self._web.start(
+            settings.host,
+            settings.http_port,
+            certificate=files_of,
+            port_before=self._port_before("http"),
+        )
         self._closers.append(self._web.close)
         web.sampler.start()
         self._closers.append(web.close)  # first: it ends the connections that are fed
@@ -168,6 +179,9 @@ class ControlPlane:
             namespace=told.lineage_namespace,
             interval_ms=told.lineage_interval_ms,
         )
+
+    def _port_before(self, name: str) -> int:
+        return parse_address(self._before[name])[1] if name in self._before else 0
 
     def _load_tls(self) -> tuple[Certificate, PeerTrust | None]:
         """Blocks. The data plane made the development certificate before we came."""

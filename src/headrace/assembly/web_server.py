@@ -28,9 +28,23 @@ class WebServer:
         self._server: _Server | None = None
 
     async def start(
-        self, host: str, port: int, *, certificate: tuple[str, str] | None = None
+        self,
+        host: str,
+        port: int,
+        *,
+        certificate: tuple[str, str] | None = None,
+        port_before: int = 0,
     ) -> None:
-        """HTTPS with the files of a certificate and its key, if given."""
+        """HTTPS with the files of a certificate and its key, if given. Where any port will do, it
+        is `port_before` if nobody else has that."""
+        if port == 0 and port_before:
+            try:
+                return await self._start(host, port_before, certificate)
+            except ConfigError:
+                self._server = self._task = None
+        await self._start(host, port, certificate)
+
+    async def _start(self, host: str, port: int, certificate: tuple[str, str] | None) -> None:
         chain, key = certificate or (None, None)
         config = uvicorn.Config(
             self._app,

@@ -29,6 +29,8 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     addresses: dict[str, str]
     log_format: Literal["text", "json"] = "text"
+    before: dict[str, str] = {}
+    """Where the last control plane was, when this one follows it."""
 
 
 async def serve(told: Told) -> int:
@@ -44,7 +46,11 @@ async def serve(told: Told) -> int:
 
     threading.Thread(target=watch_parent, daemon=True).start()
     plane = ControlPlane(
-        system_runtime(), told.settings, told.addresses, environment=dict(os.environ)
+        system_runtime(),
+        told.settings,
+        told.addresses,
+        environment=dict(os.environ),
+        before=told.before,
     )
     endpoint = make_endpoint(told.settings, plane.observed())
     await endpoint.start()

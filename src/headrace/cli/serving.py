@@ -46,8 +46,8 @@ log = get_logger(__name__)
 class ControlChild:
     """The control plane's process, started again when it dies."""
 
-    def __init__(self, first_line: bytes) -> None:
-        self._first_line = first_line
+    def __init__(self, told: dict[str, Any]) -> None:
+        self._told = told
         self._process: asyncio.subprocess.Process | None = None
         self.addresses: dict[str, str] = {}
 
@@ -60,7 +60,9 @@ class ControlChild:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(self._first_line)
+        # One that follows another takes its ports, so that its address stays good.
+        told = {**self._told, "before": self.addresses}
+        self._process.stdin.write(msgspec.json.encode(told) + b"\n")
         try:
             async with asyncio.timeout(READY_SECONDS):
                 line = await self._process.stdout.readline()
@@ -125,7 +127,7 @@ async def serve(settings: Settings, *, ready_file: str, log_format: Format) -> N
     except BaseException:
         await endpoint.close()
         raise
-    child = ControlChild(_first_line(settings, plane.addresses(), log_format=log_format))
+    child = ControlChild(_told(settings, plane.addresses(), log_format=log_format))
     try:
         await child.start()
         addresses = {**plane.addresses(), **child.addresses, **endpoint.addresses()}
@@ -141,15 +143,10 @@ async def serve(settings: Settings, *, ready_file: str, log_format: Format) -> N
         await endpoint.close()
 
 
-def _first_line(settings: Settings, addresses: dict[str, str], *, log_format: Format) -> bytes:
+def _told(settings: Settings, addresses: dict[str, str], *, log_format: Format) -> dict[str, Any]:
     if settings.metrics_port > 0:
         settings = msgspec.structs.replace(settings, metrics_port=settings.metrics_port + 1)
-    told: dict[str, Any] = {
-        "settings": settings,
-        "addresses": addresses,
-        "log_format": log_format,
-    }
-    return msgspec.json.encode(told) + b"\n"
+    return {"settings": settings, "addresses": addresses, "log_format": log_format}
 
 
 async def _wait(stop: asyncio.Event, plane: DataPlane, child: ControlChild) -> None:

@@ -46,6 +46,14 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             description="Largest umbilical request; a longer one ends its connection.",
         ),
     ] = 4 * 1024 * 1024
+    umbilical_host: Annotated[
+        str,
+        Meta(
+            description="Address the umbilical listens on, as containers on other machines reach"
+            " it; empty: loopback. They log in with their tokens, but nothing is encrypted: another"
+            " address than loopback needs `--insecure`."
+        ),
+    ] = ""
     umbilical_path: Annotated[
         str,
         Meta(
@@ -75,6 +83,12 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             " anyway.",
         ),
     ] = 10 * 365 * 24 * 60 * 60 * 1000
+    compare_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=1, description="How long a version's queries may take to be built, to be compared."
+        ),
+    ] = 300_000
     describe_timeout_ms: Annotated[
         int, Meta(ge=1, description="How long a submitted script may take to state its plan.")
     ] = 60_000
@@ -128,8 +142,9 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         int,
         Meta(
             ge=0,
-            description="Memory counted for a container's Python workers when a plan is checked "
-            "against the machine's.",
+            description="Memory of a container's Python workers: counted when a plan is checked "
+            "against the machine's, and what a single worker may take beyond its libraries "
+            "before its allocations fail (not on yarn and k8s, whose limits are their own).",
         ),
     ] = 512
     container_cores: Annotated[

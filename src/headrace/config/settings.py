@@ -26,6 +26,7 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 PortOrOff = Annotated[int, Meta(ge=-1, le=65535)]
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+WILDCARDS = ("0.0.0.0", "::")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,8 +39,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str,
         Meta(
             description="Address that listeners bind to. Beyond loopback it needs"
-            ' `tls.mode = "required"` with a certificate of your own; the umbilical, which has'
-            " neither TLS nor a login yet, stays on loopback."
+            ' `tls.mode = "required"` with a certificate of your own; the umbilical, which'
+            " encrypts nothing, stays on loopback (`controller.umbilical_host`)."
         ),
     ] = "127.0.0.1"
     iggy_port: Annotated[Port, Meta(description="Iggy clients, TCP; 0 = any free port.")] = 8090
@@ -112,7 +113,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"refusing to tell everybody on {told.metrics_host} the names of all topics; "
                 "set observability.metrics_token, or use --insecure if the network is yours alone"
             )
-        beyond = [host for host in (self.host, self.iggy_host) if host and host not in LOOPBACK]
+        umbilical = self.controller.umbilical_host
+        if umbilical in WILDCARDS:
+            raise ConfigError(
+                f"controller.umbilical_host is told to containers: {umbilical} is no place to find "
+                "us; name an address of this machine"
+            )
+        hosts = (self.host, self.iggy_host, umbilical)
+        beyond = [host for host in hosts if host and host not in LOOPBACK]
         if not beyond:
             return
         if self.dev:
@@ -122,6 +130,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         if self.insecure:
             return
+        if umbilical in beyond:
+            raise ConfigError(
+                f"refusing to let the umbilical listen on {umbilical}: containers log in there, "
+                "but nothing is encrypted, and the broker's token passes it; use --insecure if "
+                "the network is yours alone"
+            )
         if self.tls.mode != "required" or not self.tls.has_files:
             raise ConfigError(
                 f"refusing to listen on {beyond[0]} without TLS: anyone on that network could "

@@ -58,6 +58,19 @@ def test_the_well_known_password_stays_on_loopback(where: str) -> None:
     assert parse_settings(b"", {where: "::1", "dev": True}).dev
 
 
+def test_the_umbilical_leaves_loopback_only_where_the_network_is_ones_own() -> None:
+    file = b'[controller]\numbilical_host = "192.0.2.1"\n'
+    text = refusal(REQUIRED + file)
+    assert "192.0.2.1" in text
+    assert "--insecure" in text
+    assert "nothing is encrypted" in text
+    assert "--dev" in refusal(file, dev=True, insecure=True)
+    allowed = parse_settings(file, {"insecure": True})
+    assert allowed.controller.umbilical_host == "192.0.2.1"
+    nowhere = b'[controller]\numbilical_host = "0.0.0.0"\n'
+    assert "name an address" in refusal(nowhere, insecure=True)
+
+
 def test_ports() -> None:
     assert parse_settings(b"", {"quic_port": -1}).quic_port == -1
     assert "quic_port" in refusal(quic_port=-2)
