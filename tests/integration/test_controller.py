@@ -212,19 +212,36 @@ async def test_the_containers_environment(tmp_path: Path) -> None:
     [
         (
             "local",
-            {"HEADRACE_SPARK_MASTER": "local[3]", "spark.driver.memory": "700m"},
+            {
+                "HEADRACE_SPARK_MASTER": "local[3]",
+                "HEADRACE_WORKER_MEMORY_MB": "300",
+                "spark.driver.memory": "700m",
+                "spark.python.daemon.module": "headrace.spark.limited_daemon",
+            },
         ),
         (
             "spark://host:7077",
             {
                 "HEADRACE_SPARK_MASTER": "spark://host:7077",
+                "HEADRACE_WORKER_MEMORY_MB": "300",
+                "spark.driver.memory": "700m",
+                "spark.cores.max": "3",
+                "spark.executorEnv.HEADRACE_TOKEN": "hidden",
+                "spark.executorEnv.HEADRACE_WORKER_MEMORY_MB": "300",
+                "spark.python.daemon.module": "headrace.spark.limited_daemon",
+            },
+        ),
+        (
+            "yarn",
+            {
+                "HEADRACE_SPARK_MASTER": "yarn",
                 "spark.driver.memory": "700m",
                 "spark.cores.max": "3",
                 "spark.executorEnv.HEADRACE_TOKEN": "hidden",
             },
         ),
     ],
-    ids=["local", "standalone"],
+    ids=["local", "standalone", "yarn"],
 )
 async def test_where_spark_runs(master: str, expected: dict[str, str], tmp_path: Path) -> None:
     launcher = LocalLauncher(
@@ -238,7 +255,7 @@ async def test_where_spark_runs(master: str, expected: dict[str, str], tmp_path:
     )
     (tmp_path / "logs").mkdir()
     request = LaunchRequest(
-        "c.1", str(tmp_path), "/p", "p.py", False, resources=Resources(700, 0, 3)
+        "c.1", str(tmp_path), "/p", "p.py", False, resources=Resources(700, 300, 3)
     )
     process = await launcher.launch(request)
     assert await process.wait() == 0
@@ -246,6 +263,6 @@ async def test_where_spark_runs(master: str, expected: dict[str, str], tmp_path:
     found = {
         name.removeprefix("HEADRACE_SPARK_CONF_"): value
         for name, value in told.items()
-        if "SPARK_CONF" in name or name == "HEADRACE_SPARK_MASTER"
+        if "SPARK_CONF" in name or name in ("HEADRACE_SPARK_MASTER", "HEADRACE_WORKER_MEMORY_MB")
     }
     assert found == {**expected, "spark.eventLog.enabled": "false"}

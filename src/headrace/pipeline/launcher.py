@@ -26,6 +26,8 @@ from headrace.errors import DeadlineError, InvalidArgumentError, NotFoundError
 from headrace.pipeline.environments import prepare_environment, python_path
 from headrace.pipeline.resources import Resources
 from headrace.runtime.interfaces import Process, Runtime
+from headrace.spark.limited_daemon import MEMORY_VARIABLE
+from headrace.spark.limited_daemon import MODULE as LIMITED_DAEMON
 
 CONTAINER_MODULE = "headrace.pipeline.container"
 DESCRIBE_MODULE = "headrace.pipeline.describe"
@@ -133,14 +135,25 @@ class LocalLauncher:
         resources = request.resources
         local = self.master == "local"
         conf = {"spark.driver.memory": f"{resources.heap_mb}m"}
+        limit = {}
+        if resources.workers_mb and self._limits_workers:
+            limit[MEMORY_VARIABLE] = str(resources.workers_mb)
+            conf["spark.python.daemon.module"] = LIMITED_DAEMON
         if not local:
+            conf |= {f"spark.executorEnv.{name}": value for name, value in limit.items()}
             conf |= {f"spark.executorEnv.{name}": value for name, value in self.login.items()}
             if resources.cores:
                 conf["spark.cores.max"] = str(resources.cores)
         return {
             "HEADRACE_SPARK_MASTER": f"local[{resources.cores or '*'}]" if local else self.master,
             **{f"{SPARK_CONF}{name}": value for name, value in {**conf, **self.spark_conf}.items()},
+            **limit,
         }
+
+    @property
+    def _limits_workers(self) -> bool:
+        """YARN and Kubernetes have limits of their own for all of an executor."""
+        return self.master.startswith(("local", "spark://"))
 
     async def adopt(self, container_id: str, application_path: str) -> Process | None:
         return await self.runtime.processes.adopt(
