@@ -65,6 +65,7 @@ class Application:
         self.stages: dict[str, Stage] = {}
         self.streams: dict[str, StreamOptions] = {}  # by feed
         self.hooks: list[Hook] = []
+        self.letters_suffix = ""  # of dead-letter topics: a backfill has its own
 
     def topic(
         self,

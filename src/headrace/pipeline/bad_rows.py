@@ -25,7 +25,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from headrace.pipeline.application import Application
 from headrace.pipeline.declarations import OUTPUT_PORT, Stage, TopicInput
+from headrace.pipeline.letter_topics import SUFFIX
 from headrace.pipeline.per_row import FAILED
 from headrace.pipeline.queries import Query
 from headrace.pipeline.samples import PayloadDecoder, decode_batches
@@ -45,13 +47,17 @@ _OWN_BYTES_MAX = 255  # of a header's value
 _HEADERS_BYTES_MAX = 64 << 10  # of the message's own; larger ones are left out
 
 
-def dead_letter_topic(stream: str, operator: str) -> str:
-    return f"{stream}/{operator}.dead_letter"
+def dead_letter_topic(app: Application, stream: str, operator: str) -> str:
+    """Of a topic's own payloads beside it, of an operator in `stream`."""
+    name = app.topics[operator].topic if operator in app.topics else f"{stream}/{operator}"
+    return f"{name}{SUFFIX}{app.letters_suffix}"
 
 
-def split_payloads(topic: TopicInput, rows: DataFrame, raw: Callable[[], DataFrame]) -> Split:
+def split_payloads(
+    topic: TopicInput, rows: DataFrame, raw: Callable[[], DataFrame], *, letters: str
+) -> Split:
     """`rows` as the source decoded them, with a payload that does not fit in CORRUPT; `raw` reads
-    the messages as they are."""
+    the messages as they are. `letters` is the topic of the dead ones, here and below."""
     bad = F.col(CORRUPT).isNotNull()
     if topic.on_bad_row == "fail":
         text = F.lit(f"{STOPS}a payload of {topic.topic} does not fit its schema")
@@ -73,7 +79,7 @@ def split_payloads(topic: TopicInput, rows: DataFrame, raw: Callable[[], DataFra
         name=f"{topic.name}_dead_letter",
         frame=make_letters(rejects, operator=topic.name, reason=F.col(REASON), record=record),
         mode="append",
-        topic=f"{topic.topic}.dead_letter",
+        topic=letters,
         operators=(topic.name,),
         letters=True,
     )
@@ -86,10 +92,10 @@ def split_expected(
     frame: DataFrame,
     *,
     traced: Callable[[], DataFrame | None],
-    stream: str,
+    letters: str,
     operators: tuple[str, ...],
 ) -> Split:
-    """Rows that meet every condition of `stage`; `stream` is where its dead letters go.
+    """Rows that meet every condition of `stage`.
 
     `traced` makes the same rows with the messages they came from, None where that cannot be.
     """
@@ -122,7 +128,7 @@ def split_expected(
             record=record_of(rejected),
         ),
         mode=stage.output_mode or "append",
-        topic=dead_letter_topic(stream, stage.name),
+        topic=letters,
         operators=operators,
         letters=True,
     )

@@ -126,9 +126,7 @@ class Isolator:
     def letter_sink(self, operator: str) -> SinkOptions:
         """The operator's dead-letter topic; it is made when there is something to put into it."""
         stream = next(iter(self._topics)).split("/")[0]
-        topic = dead_letter_topic(stream, operator)
-        if operator in self._app.topics:
-            topic = f"{self._app.topics[operator].topic}.dead_letter"
+        topic = dead_letter_topic(self._app, stream, operator)
         sink = parse_sink({"address": self._address, "topic": topic})
         connect(sink.target).create_topic(sink.target)
         return sink

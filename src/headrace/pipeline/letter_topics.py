@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SUFFIX = ".dead_letter"
+LETTERS_SUFFIX = "LETTERS_SUFFIX"  # attribute of an application: behind SUFFIX; of a backfill
 
 
 def letter_topics(plan: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -15,14 +16,15 @@ def letter_topics(plan: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     the stream of a topic the application reads: which one, a plan of several does not say.
     """
     topics = topic_inputs(plan)
+    suffix = f"{SUFFIX}{plan.get('attributes', {}).get(LETTERS_SUFFIX, '')}"
     streams = dict.fromkeys(topic.split("/", 1)[0] for topic in topics.values())
     found: dict[str, tuple[str, ...]] = {}
     for one in plan.get("operators", ()):
         name = str(one["name"])
         if name in topics:
-            found[name] = (f"{topics[name]}{SUFFIX}",)
+            found[name] = (f"{topics[name]}{suffix}",)
         else:
-            found[name] = tuple(f"{stream}/{name}{SUFFIX}" for stream in streams)
+            found[name] = tuple(f"{stream}/{name}{suffix}" for stream in streams)
     return found
 
 

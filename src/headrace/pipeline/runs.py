@@ -7,8 +7,8 @@ the same, the package's hash covers it, and a restart runs it again.
      "properties": {"valid": {"minimum": 3}}}
 
 A backfill is an application of its own, `<application>.<name>`, and so has its own checkpoints; it
-publishes to `<topic>.<name>`. It reads from `starting` to `ending` (offsets or times, one for
-all topics or by port), then ends.
+publishes to `<topic>.<name>`, dead letters to `<topic>.dead_letter.<name>`. It reads from
+`starting` to `ending` (offsets or times, one for all topics or by port), then ends.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def apply_run(app: Application, run: Run) -> Application:
     name = f"{app.name}.{run.name}" if run.backfill else app.name
     changed = Application(name, trigger=app.trigger, **app.attributes)
     changed.streams, changed.hooks = dict(app.streams), list(app.hooks)
+    changed.letters_suffix = f".{run.name}" if run.backfill else ""
     for each in run.properties:
         if each not in app.stages:
             raise ConfigError(f"no operator {each}; there is {', '.join(app.stages)}")

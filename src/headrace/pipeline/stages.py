@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.pipeline.application import Application
-from headrace.pipeline.bad_rows import split_expected, split_payloads, trace
+from headrace.pipeline.bad_rows import dead_letter_topic, split_expected, split_payloads, trace
 from headrace.pipeline.declarations import (
     BATCH,
     OUTPUT_PORT,
@@ -244,7 +244,8 @@ class Builder:
         rows = self._read_topic(topic, message_columns(topic))
         rejected: list[Query] = []
         if topic.schema is not None:
-            rows, rejected = split_payloads(topic, rows, lambda: self._raw(topic))
+            letters = dead_letter_topic(self._app, "", topic.name)
+            rows, rejected = split_payloads(topic, rows, lambda: self._raw(topic), letters=letters)
         self.frames[topic.name] = rows
         self.rejected += rejected
 
@@ -275,7 +276,10 @@ class Builder:
         def traced() -> DataFrame | None:
             return None if self._tracing else self._traced(stage).get(feed_of(stage, port))
 
-        return split_expected(stage, port, frame, traced=traced, stream=stream, operators=operators)
+        letters = dead_letter_topic(self._app, stream, stage.name)
+        return split_expected(
+            stage, port, frame, traced=traced, letters=letters, operators=operators
+        )
 
     def _traced(self, stage: Stage) -> Mapping[str, DataFrame]:
         """What the stage returns for rows that know their message; nothing where that fails, for

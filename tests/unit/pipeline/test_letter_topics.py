@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from headrace.pipeline.application import Application
 from headrace.pipeline.letter_topics import letter_topics
-from headrace.pipeline.plans import to_plan
+from headrace.pipeline.plans import from_plan, to_plan
+from headrace.pipeline.runs import Run, apply_run
 
 
 def test_every_operator_has_its_topic() -> None:
@@ -19,3 +20,6 @@ def test_every_operator_has_its_topic() -> None:
         "prices": ("market/prices.dead_letter",),
         "totals": ("shop/totals.dead_letter", "market/totals.dead_letter"),
     }
+    backfill = to_plan(apply_run(app, Run(name="b1", starting="earliest")))
+    assert letter_topics(backfill)["orders"] == ("shop/orders.dead_letter.b1",)
+    assert from_plan(backfill, resolve=lambda name: totals).letters_suffix == ".b1"

@@ -34,6 +34,7 @@ def test_a_backfill_is_an_application_of_its_own() -> None:
     app = apply_run(shop(), run)
     assert app.name == "shop.b1"
     assert [stage.to for stage in app.stages.values()] == ["shop/valid.b1", "shop/totals.b1"]
+    assert app.letters_suffix == ".b1", "dead letters of the live pipeline are its own"
     orders, prices = app.topics.values()
     assert (orders.starting, orders.ending) == ("2026-01-01", "100")
     assert (prices.starting, prices.ending) == ("2026-01-01", None)
@@ -46,6 +47,7 @@ def test_properties_are_set_with_the_type_of_their_default() -> None:
     app = apply_run(decorated(), run)
     assert app.name == "shop"
     assert app.stages["split"].properties == {"minimum": 7, "name": "a=b"}
+    assert app.letters_suffix == ""
     assert app.hooks == decorated().hooks
     assert app.plan()["streams"] == decorated().plan()["streams"]
     for wrong, says in (
