@@ -14,6 +14,7 @@ from typing import Any
 
 from headrace.errors import InvalidArgumentError, UnavailableError
 from headrace.ids import WindowId
+from headrace.pipeline.declarations import check_position
 from headrace.pipeline.deployment import Deployment
 from headrace.pipeline.edges import purge_window
 from headrace.pipeline.events import EventType
@@ -73,6 +74,7 @@ class Changes(Deployment):
         for name in chosen:
             self.named(name)
         affected = sorted(self.downstream_of(chosen))
+        self._check_begun(affected, window)
         self._event(
             now_ms, EventType.ROLL_BACK, reason, window=format_window(window), operators=affected
         )
@@ -126,11 +128,15 @@ class Changes(Deployment):
         operator = self.named(name)[0].physical.logical
         if operator.function != READ_TOPIC:
             raise InvalidArgumentError("only a topic can be read again", operator=name)
+        check_position("the start of a replay", starting)
         affected = sorted(self._fused_below(name))
         self._event(now_ms, EventType.REPLAY, operator=name, starting=starting)
         generation = self._journal(
             "generation", operators=affected, properties={name: {"starting": starting}}
         )
+        for each in affected:
+            for one in self.named(each):
+                one.fresh = True
         return [generation, *self._restart_queries(affected)]
 
     def on_recording(self, name: str, windows: int, now_ms: int, *, start: bool) -> str:
@@ -222,6 +228,18 @@ class Changes(Deployment):
                 window=format_window(window),
                 oldest=format_window(purged),
             )
+
+    def _check_begun(self, names: Iterable[str], window: WindowId) -> None:
+        """What was before a checkpoint began is not in it."""
+        for name in names:
+            began = self.record.activations.get(name, NO_WINDOW)
+            if window < began:
+                raise InvalidArgumentError(
+                    "its checkpoint began later: with other instances, a replay, or new state",
+                    operator=name,
+                    window=format_window(window),
+                    began=format_window(began),
+                )
 
     def _ask(self, operator: Operator, cmd: str, arguments: Mapping[str, Any]) -> int:
         self._request_id += 1

@@ -123,11 +123,11 @@ class Deployment(Supervision):
             self._operator_event(operator, EventType.START_OPERATOR, now_ms)
             return self._on_started(now_ms)
         if step is Step.DEPLOY:
-            if now_ms >= operator.deploy_after_ms and not operator.held:
-                deploy.append(operator)
+            actions = self._make_ready(operator, deploy, now_ms)
             if operator.stale:  # what was on its way, or from an earlier life, is not there
                 operator.sent = operator.stale = False
-                return self._on_undeployed(now_ms)
+                return [*actions, *self._on_undeployed(now_ms)]
+            return actions
         elif step is Step.UNDEPLOY:
             undeploy.add(id_)
         elif step is Step.STOPPED:
@@ -159,14 +159,29 @@ class Deployment(Supervision):
 
     def _redeploy(self, operator: Operator, deploy: list[Operator], now_ms: int) -> list[Action]:
         """The container undeployed it as asked: again, as the next run."""
-        operator.sent = False
+        operator.sent = operator.stale = False
         if self.phase is Phase.STOPPING:
             operator.state = OperatorState.INACTIVE
             return []
         operator.run = self._next_run()
-        if now_ms >= operator.deploy_after_ms and not operator.held:
-            deploy.append(operator)
-        return [self._journal("run", run=operator.run), *self._on_undeployed(now_ms)]
+        return [
+            self._journal("run", run=operator.run),
+            *self._make_ready(operator, deploy, now_ms),
+            *self._on_undeployed(now_ms),
+        ]
+
+    def _make_ready(self, operator: Operator, deploy: list[Operator], now_ms: int) -> list[Action]:
+        """Deploy it if it may be. Nothing of it runs any more, so a new checkpoint can begin after
+        all windows that may have been closed for those who read it."""
+        if now_ms < operator.deploy_after_ms or operator.held:
+            return []
+        deploy.append(operator)
+        if not operator.fresh or operator.stale:
+            return []
+        operator.fresh = False
+        operator.activation = int(self.grid.window_at(now_ms))
+        name = operator.physical.logical.name
+        return [self._journal("activation", operator=name, window=operator.activation)]
 
     def _respond(
         self, container: Container, undeploy: set[int], deploy: list[Operator], any_reported: bool
@@ -255,7 +270,9 @@ class Deployment(Supervision):
                 generation=self.record.generations.get(name, 0),
                 roll_back_to=operator.roll_back_to,
                 until=operator.until,
-                activation=self.record.activations.get(name),
+                activation=self.record.activations.get(name)
+                if operator.activation is None
+                else operator.activation,
                 rollbacks=self.record.rollbacks,
             ),
         )

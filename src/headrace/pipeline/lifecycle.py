@@ -137,6 +137,8 @@ class Operator:
     roll_back_to: int | None = None  # with its next deployment
     until: int | None = None  # likewise: end when everything up to this window is read
     held: bool = False  # not to be deployed for now
+    fresh: bool = False  # its next deployment begins a new checkpoint,
+    activation: int | None = None  # whose windows come after this one
     sent: bool = False  # its deployment is on its way, or done
     cascaded: bool = False  # it began anew because its checkpoint was lost; until its next one
     stale: bool = False  # what is on its way is out of date: undeploy it when it has started

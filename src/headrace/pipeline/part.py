@@ -7,16 +7,17 @@ streams that are empty, which costs no query. A watermark that was declared abov
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError
 from headrace.pipeline import deploy as d
 from headrace.pipeline.application import Application
 from headrace.pipeline.declarations import OUTPUT_PORT
-from headrace.pipeline.windows import WindowGrid, format_window
+from headrace.pipeline.windows import NO_WINDOW, WindowGrid, format_window
 from headrace.wire.umbilical.messages import (
     InputDeployInfo,
     Json,
@@ -42,6 +43,7 @@ class EdgeInput:
     activation: int | None = None  # the first batch reads windows after it
     step: bool = False  # window by window, because somebody stops it at a certain one
     application_windows: int = 1  # batches end with every so many
+    empty_batch_ms: int = 0  # run one without rows when windows pass for so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class Part:
 
 def make_part(app: Application, infos: Mapping[int, OperatorDeployInfo]) -> Part:
     """Nothing is imported by a name from the wire; the names must be the package's own."""
+    app = _positioned(app, infos)
     inputs: dict[str, EdgeInput] = {}
     outputs: dict[str, EdgeOutput] = {}
     for info in infos.values():
@@ -102,9 +105,25 @@ def make_part(app: Application, infos: Mapping[int, OperatorDeployInfo]) -> Part
     return Part(app, infos, inputs, outputs)
 
 
+def _positioned(app: Application, infos: Mapping[int, OperatorDeployInfo]) -> Application:
+    """Where a topic is read from is the controller's to say: a replay changes it."""
+    starting = {
+        info.name: str(info.properties["starting"])
+        for info in infos.values()
+        if info.name in app.topics and info.properties.get("starting") is not None
+    }
+    changed = copy.copy(app)
+    changed.topics = {
+        name: replace(topic, starting=starting.get(name, topic.starting))
+        for name, topic in app.topics.items()
+    }
+    return changed
+
+
 def _input(info: OperatorDeployInfo, port: InputDeployInfo) -> EdgeInput:
     activation = info.context_attributes.get(d.ACTIVATION)
     count = info.context_attributes.get("APPLICATION_WINDOW_COUNT")
+    idle = info.context_attributes.get("IDLE_WINDOW_MILLIS")
     return EdgeInput(
         topic=str(port.context_attributes[d.TOPIC]),
         mask=port.partition_mask,
@@ -112,6 +131,7 @@ def _input(info: OperatorDeployInfo, port: InputDeployInfo) -> EdgeInput:
         activation=activation if isinstance(activation, int) and activation >= 0 else None,
         step=d.UNTIL in info.context_attributes,
         application_windows=count if isinstance(count, int) else 1,
+        empty_batch_ms=idle if isinstance(idle, int) and idle > 0 else 0,
     )
 
 
@@ -132,7 +152,12 @@ def _output(attributes: Values, epoch: int) -> EdgeOutput:
 
 
 def edge_options(
-    edge: EdgeInput, others: Iterable[str], *, address: str, grid: WindowGrid
+    edge: EdgeInput,
+    others: Iterable[str],
+    *,
+    address: str,
+    grid: WindowGrid,
+    skip_until: int = NO_WINDOW,
 ) -> dict[str, str]:
     """Of the source that reads an edge; `others` are topics that the same queries read."""
     options = {
@@ -153,20 +178,31 @@ def edge_options(
         options["maxWindowsPerTrigger"] = "1"
     if edge.application_windows > 1:
         options["applicationWindowCount"] = str(edge.application_windows)
+    if edge.empty_batch_ms:
+        options["emptyBatchMillis"] = str(edge.empty_batch_ms)
+    if skip_until != NO_WINDOW:
+        options["skipUntil"] = format_window(skip_until)
     return options
 
 
 def read_edges(
-    part: Part, spark: SparkSession, *, address: str, grid: WindowGrid, folder: str
+    part: Part,
+    spark: SparkSession,
+    *,
+    address: str,
+    grid: WindowGrid,
+    folder: str,
+    skip_until: int = NO_WINDOW,
 ) -> dict[str, DataFrame]:
-    """Streams that other containers make, by feed. `folder` is empty, and stays so."""
+    """Streams that other containers make, by feed; rows of windows up to `skip_until` are passed
+    over. `folder` is empty, and stays so."""
     if not part.inputs:
         return {}
     schemas = _schemas(part, spark, folder)
     topics = sorted({one.topic for one in part.inputs.values()})
     frames = {}
     for feed, edge in part.inputs.items():
-        options = edge_options(edge, topics, address=address, grid=grid)
+        options = edge_options(edge, topics, address=address, grid=grid, skip_until=skip_until)
         frame = spark.readStream.format("headrace").options(**options).schema(schemas[feed]).load()
         for each in schemas[feed].fields:
             if _WATERMARK in (each.metadata or {}):

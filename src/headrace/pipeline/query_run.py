@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from headrace.errors import CorruptionError
 from headrace.ids import WindowId
 from headrace.pipeline.declarations import Batch
-from headrace.pipeline.windowlog import BatchWindow, WindowLog
+from headrace.pipeline.windowlog import BatchWindow, CheckpointLostError, WindowLog
 from headrace.pipeline.windows import WindowGrid, format_window
 from headrace.runtime.interfaces import Disk, Lock
 from headrace.wire.umbilical.messages import DeployState
@@ -92,7 +91,7 @@ class QueryRun:
         # On disk before anything is published.
         try:
             window = self.windows.enter(batch_id, self._closed)
-        except CorruptionError:
+        except CheckpointLostError:
             self.checkpoint_lost = True
             raise
         rows = 0

@@ -69,7 +69,16 @@ class Replanning(Changes):
             if one.id in before.by_id and _differs(before.by_id[one.id], one)
         }
         actions = [self._plan_record(after), *self._switch(after, now_ms)]
+        actions += [self._activate(name) for name in sorted(kept - names)]
         return actions + self._restart_queries(changed) + self._launch_due(now_ms)
+
+    def _activate(self, name: str) -> Action:
+        """An operator that comes new begins where what it reads would recover; one that was there
+        before has a checkpoint that says where it was."""
+        inputs = [one.source for each in self.named(name) for one in each.physical.inputs]
+        reached = [self.checkpoints.recovery(one) for one in inputs]
+        window = max([self.checkpoints.committed, *reached])
+        return self._journal("activation", operator=name, window=int(window))
 
     def on_instances(self, name: str, instances: int, now_ms: int) -> list[Action]:
         """Begin to change how many instances an operator has."""
@@ -115,7 +124,7 @@ class Replanning(Changes):
         actions = [record, *self._switch(after, now_ms)]
         run = self._next_run()
         for one in self.named(name):
-            one.held, one.until, one.run = False, None, run
+            one.held, one.until, one.activation, one.run = False, None, None, run
             container = self.container(one.physical.container)
             if container.state in (ContainerState.ACTIVE, ContainerState.ALLOCATED):
                 one.state = OperatorState.PENDING_DEPLOY

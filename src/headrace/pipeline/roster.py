@@ -40,9 +40,8 @@ class Roster:
         self.record = record
         self.path = path
         self.plan = plan_of(record)
-        self.grid = WindowGrid(
-            record.start_window_ms, self._attribute("STREAMING_WINDOW_SIZE_MILLIS")
-        )
+        width_ms = self._attribute("STREAMING_WINDOW_SIZE_MILLIS")
+        self.grid = WindowGrid(record.start_window_ms, width_ms)
         self.phase = Phase(record.state) if record.state else Phase.RUNNING
         self.events = Events(settings.events_max, record.events)
         self.checkpoints = Checkpoints(self.plan, WindowId(record.committed))

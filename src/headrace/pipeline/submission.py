@@ -16,6 +16,7 @@ from headrace.pipeline.plan import LogicalPlan
 from headrace.pipeline.roster import plan_of
 from headrace.pipeline.scripts import RUN_SCRIPT
 from headrace.pipeline.shared_storage import is_local
+from headrace.pipeline.windows import WindowGrid
 from headrace.runtime.interfaces import Executor, Runtime
 from headrace.wire.umbilical import messages as m
 
@@ -86,7 +87,7 @@ class Submission:
     async def _shapes(
         self, launcher: VersionedLauncher, folder: str, entry: str, work_folder: str
     ) -> dict[str, Any]:
-        timeout = self._settings.describe_timeout_ms / 1000
+        timeout = self._settings.compare_timeout_ms / 1000
         return await launcher.shapes(folder, entry, work_folder=work_folder, timeout=timeout)
 
     async def _describe(self, package: packages.Package) -> dict[str, Any]:
@@ -155,9 +156,19 @@ def make_record(
         record.container_ids = versions.rename_keys(given_out.containers, origins)
         record.generations = versions.rename_keys(before.generations, origins)
         record.rollbacks = before.rollbacks
+        record.activations = versions.rename_keys(before.activations, origins)
+        begun = versions.without_checkpoint(before.plan, plan) | set(new_state)
+        record.activations |= dict.fromkeys(sorted(begun), _window_at(record, now_ms))
         record.events = list(before.events)
         record.statistics = dict(before.statistics)
     return record
+
+
+def _window_at(record: ApplicationRecord, now_ms: int) -> int:
+    """After every window that was closed, because nothing runs: new checkpoints begin there."""
+    width_ms = LogicalPlan.from_json(record.plan).attribute("STREAMING_WINDOW_SIZE_MILLIS")
+    assert isinstance(width_ms, int), "a version with another width is refused"
+    return int(WindowGrid(record.start_window_ms, width_ms).window_at(now_ms))
 
 
 def check_storage(settings: ControllerSettings) -> None:

@@ -57,7 +57,12 @@ def source_options(topic: TopicInput, columns: tuple[str, ...]) -> dict[str, str
 
 
 def read_stream(
-    spark: SparkSession, topic: TopicInput, columns: tuple[str, ...], *, address: str
+    spark: SparkSession,
+    topic: TopicInput,
+    columns: tuple[str, ...],
+    *,
+    address: str,
+    skip_backlog: bool = False,
 ) -> DataFrame:
     """The topic as a streaming DataFrame, from the broker at `address`."""
     reader = (
@@ -66,6 +71,8 @@ def read_stream(
         .option("startingOffsets", topic.starting)
         .options(**source_options(topic, columns))
     )
+    if skip_backlog:
+        reader = reader.option("skipBacklog", "true")
     if topic.ending is not None:
         reader = reader.option("endingOffsets", topic.ending)
     if topic.messages_max is not None:

@@ -157,6 +157,12 @@ def carry_over(old: JsonObject, new: JsonObject, fresh: Collection[str] = ()) ->
     return plan
 
 
+def without_checkpoint(old: JsonObject, new: JsonObject) -> set[str]:
+    """Operators of the new plan that begin one, because the old plan kept none for them."""
+    kept, origins = _outputs(old), continued(old, new)
+    return {name for name in _outputs(new) if origins.get(name) not in kept}
+
+
 def checkpoint_name(operator: JsonObject) -> str:
     return str(operator.get("attributes", {}).get(CHECKPOINT_NAME) or operator["name"])
 

@@ -33,6 +33,10 @@ _PRUNE_EVERY = 50
 _IDLE = "idle"
 
 
+class CheckpointLostError(CorruptionError):
+    """What stands in the checkpoint is damaged, or belongs to other rows than those published."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchWindow:
     window: WindowId
@@ -77,9 +81,9 @@ class WindowLog:
         """The batch's window, decided now unless it was decided before.
 
         `closed` tells the last window closed by each publisher that the batch writes to
-        (`edge_sink.last_closed`): CorruptionError when one has closed what this checkpoint knows
-        nothing of, or lacks what it should have. The caller publishes the window behind the one
-        that each has closed. A function is asked when no idle window is being closed.
+        (`edge_sink.last_closed`): CheckpointLostError when one has closed what this checkpoint
+        knows nothing of, or lacks what it should have. The caller publishes the window behind the
+        one that each has closed. A function is asked when no idle window is being closed.
         """
         with self._turn:
             closed = tuple(closed() if callable(closed) else closed)
@@ -159,7 +163,7 @@ class WindowLog:
     def _check(self, entered: BatchWindow, before: WindowId) -> None:
         for each in entered.closed:
             if each != entered.window and not before <= each <= entered.previous:
-                raise CorruptionError(
+                raise CheckpointLostError(
                     f"a publisher of this query has closed window {format_window(each)}, but the "
                     f"checkpoint {self._checkpoint} is at {format_window(entered.previous)}: they "
                     "do not belong together"
@@ -183,7 +187,7 @@ class WindowLog:
                 edges |= _windows_in(line)
             return int(json.loads(lines[1])["batchTimestampMs"]), edges
         except (NotFoundError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise CorruptionError(f"Spark's offset log has no time in {path}") from error
+            raise CheckpointLostError(f"Spark's offset log has no time in {path}") from error
 
     def _batches(self) -> list[int]:
         return sorted(int(name) for name in self._disk.list(self._folder) if name.isdigit())
@@ -194,7 +198,7 @@ class WindowLog:
         except NotFoundError:
             return NO_WINDOW
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptionError(f"{self._folder}/{_IDLE} is not a window") from error
+            raise CheckpointLostError(f"{self._folder}/{_IDLE} is not a window") from error
 
     def _read(self, batch_id: int) -> tuple[WindowId, WindowId]:
         path = f"{self._folder}/{batch_id}"
@@ -202,7 +206,7 @@ class WindowLog:
             value = json.loads(self._disk.read(path))
             return parse_window(value["window"]), parse_window(value["previous"])
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptionError(f"{path} is not a window") from error
+            raise CheckpointLostError(f"{path} is not a window") from error
 
     def _write(self, name: str, **windows: WindowId) -> None:
         value = {key: format_window(window) for key, window in windows.items()}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import ConfigError
@@ -57,6 +58,7 @@ from headrace.wire.umbilical.messages import (
     RequestType,
     StramToNodeRequest,
     StreamingContainerContext,
+    Value,
 )
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints"  # folder, when the deployment names none
 DEAD_LETTER_TRIGGER = "10 seconds"  # nobody waits for rejected rows
+AT_MOST_ONCE = "AT_MOST_ONCE"
 EDGE_SUFFIX = "_edge"  # of a query whose stage also publishes to a topic of the user's
 
 
@@ -126,23 +129,29 @@ class Workload:
 
     def deploy(self, infos: Sequence[OperatorDeployInfo]) -> None:
         """Start every query whose terminal stage is among these operators."""
-        app = self._load()
         known = {**self._operators, **{info.id: info for info in infos}}
-        part = make_part(app, known)
+        part = make_part(self._load(), known)
+        app = part.app
         spark = self._session()
         from headrace.pipeline.properties import PropertyValues
         from headrace.pipeline.stages import build_queries
 
         nothing = f"{self._settings.application_path}/cache/empty"
         self._disk.make_folder(nothing)
+        skip = self._skips_backlog(infos)
         given = read_edges(
-            part, spark, address=self._settings.broker, grid=self._grid, folder=nothing
+            part,
+            spark,
+            address=self._settings.broker,
+            grid=self._grid,
+            folder=nothing,
+            skip_until=self._closed_by_all(part) if skip else NO_WINDOW,
         )
         values = PropertyValues(app, properties_of(app, known))
         queries = build_queries(
             app,
             spark,
-            self._read_topic,
+            partial(self._read_topic, skip_backlog=skip),
             values,
             terminals=part.terminals,
             given=given,
@@ -165,6 +174,12 @@ class Workload:
         relative = checkpoint_of(query.name, owner)
         checkpoint = f"{self._settings.application_path}/{relative}"
         run = self._prepare(part, query, owner, checkpoint)
+        if run.checkpoint_lost:
+            run.state = DeployState.FAILED
+            self._runs[query.name] = run
+            text = f"{CHECKPOINT_LOST}{checkpoint} is empty, and the controller knows of windows"
+            self._failures.append((self._ids_of({owner.name}), text))
+            return
         run.values = values
         run.identity = f"{part.app.name}.{relative.partition('/')[2].replace('/', '.')}"
         run.salvage = make_salvage(
@@ -330,11 +345,39 @@ class Workload:
             self._spark.streams.addListener(self._rings)
         return self._spark
 
-    def _read_topic(self, topic: TopicInput, columns: tuple[str, ...]) -> DataFrame:
+    def _read_topic(
+        self, topic: TopicInput, columns: tuple[str, ...], *, skip_backlog: bool
+    ) -> DataFrame:
         from headrace.pipeline.topics import read_stream
 
         assert self._spark is not None
-        return read_stream(self._spark, topic, columns, address=self._settings.broker)
+        return read_stream(
+            self._spark, topic, columns, address=self._settings.broker, skip_backlog=skip_backlog
+        )
+
+    def _skips_backlog(self, infos: Sequence[OperatorDeployInfo]) -> bool:
+        """AT_MOST_ONCE: who comes back goes on with what comes from now on. Queries that start
+        together read the same frames, so only if all of them want it so; a batch that is run again
+        is left out by each for itself."""
+        owners = [info for info in infos if info.query]
+        return bool(owners) and all(
+            _mode(owner) == AT_MOST_ONCE
+            and self._disk.list(
+                f"{self._settings.application_path}/{checkpoint_of(owner.name, owner)}/windows"
+            )
+            for owner in owners
+        )
+
+    def _closed_by_all(self, part: Part) -> int:
+        """The last window that every edge read here has closed."""
+        from headrace.spark.edge_following import last_window
+        from headrace.spark.server import connect
+
+        targets = [self._target(one.topic) for one in part.inputs.values()]
+        if not targets:
+            return NO_WINDOW
+        server = connect(targets[0])
+        return server.run(last_window(server.remote, targets))
 
     def _prepare(
         self, part: Part, query: Query, owner: OperatorDeployInfo, checkpoint: str
@@ -348,11 +391,13 @@ class Workload:
         target = owner.context_attributes.get(ROLL_BACK_TO)
         if isinstance(target, int):
             roll_back(self._disk, checkpoint, windows, WindowId(target))
+        elif windows.passed() == NO_WINDOW and _had_windows(query, owner):
+            return QueryRun(query, windows, lock, self._disk, self._monotonic, checkpoint_lost=True)
         activation = owner.context_attributes.get(ACTIVATION)
         if isinstance(activation, int) and activation >= 0 and windows.last() == NO_WINDOW:
             windows.start_after(WindowId(activation))
         run = QueryRun(query, windows, lock, self._disk, self._monotonic)
-        run.at_most_once = owner.context_attributes.get("PROCESSING_MODE") == "AT_MOST_ONCE"
+        run.at_most_once = _mode(owner) == AT_MOST_ONCE
         rollbacks = owner.context_attributes.get(ROLLBACKS)
         if isinstance(rollbacks, int) and rollbacks:
             run.publisher_suffix = f"/{rollbacks}"
@@ -365,7 +410,7 @@ class Workload:
             run.edge = self._edge(query, output)
         elif query.topic is not None:
             options = {"address": self._settings.broker, "topic": query.topic}
-            if owner.context_attributes.get("PROCESSING_MODE") == "EXACTLY_ONCE":
+            if _mode(owner) == "EXACTLY_ONCE":
                 options["delivery"] = "exactly-once"  # refused where it cannot be
             run.sink = parse_sink(options)
             connect(run.sink.target).create_topic(run.sink.target)
@@ -483,6 +528,22 @@ def checkpoint_of(query: str, owner: OperatorDeployInfo) -> str:
     identity = name if isinstance(name, str) else owner.name
     rest = query.removeprefix(owner.name)
     return f"{owner.checkpoint_folder or CHECKPOINTS}/{identity}{rest}"
+
+
+def _had_windows(query: Query, owner: OperatorDeployInfo) -> bool:
+    """Whether the controller knows of windows in this very checkpoint. An operator that publishes
+    to a topic and for other containers has two, and nobody can say which one it means."""
+    attributes_ = owner.context_attributes
+    for_others = any(one.buffer_server_host for one in owner.outputs)
+    if query.name != owner.name or (for_others and attributes_.get("OUTPUT_TOPIC")):
+        return False
+    began = attributes_.get(ACTIVATION)
+    known = owner.checkpoint.window_id if owner.checkpoint is not None else NO_WINDOW
+    return known > (began if isinstance(began, int) else NO_WINDOW)
+
+
+def _mode(owner: OperatorDeployInfo) -> Value:
+    return owner.context_attributes.get("PROCESSING_MODE")
 
 
 def _distinct(queries: Sequence[Query], part: Part) -> list[Query]:

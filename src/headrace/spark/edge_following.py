@@ -139,6 +139,12 @@ async def list_windows(
     )
 
 
+async def last_window(remote: Remote, edges: Sequence[Target]) -> int:
+    """The last one that all publishers of all these edges have closed."""
+    listed = [await list_windows(remote, target, _LAST) for target in edges]
+    return min(one.closed for one in listed)
+
+
 async def quiet_through(
     remote: Remote, edges: Sequence[Target], read: Mapping[str, int]
 ) -> int | None:

@@ -18,11 +18,11 @@ from headrace.runtime.interfaces import Clock
 from headrace.spark.groups import GroupOffsets
 from headrace.spark.idle import IdlePace
 from headrace.spark.losses import decide, find_losses, surviving
-from headrace.spark.offsets import Offsets, SourceState, admit, begun, ended, limited, resolve
+from headrace.spark.offsets import Key, Offsets, SourceState, admit, begun, ended, limited, resolve
 from headrace.spark.options import SourceOptions
 from headrace.spark.positions import AtTime, Position
 from headrace.spark.reading import Reading
-from headrace.spark.splits import Span, plan, split
+from headrace.spark.splits import Span, after, plan, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class Following:
         self._begun = False  # a batch was run here: none that is planned now is the query's first
         self._group = GroupOffsets(options, reading)
         self._pace = IdlePace()
+        self._backlog: dict[Key, int] | None = None  # ends when we came, if it is to be skipped
 
     async def initial_offset(self) -> dict[str, Any]:
         """The same for as long as this process runs."""
@@ -107,6 +108,8 @@ class Following:
         state = await self._describe(sizes=True)
         begin, finish = Offsets.from_json(start), Offsets.from_json(end)
         spans = plan(begin, finish, state, self._options.on_data_loss)
+        if self._backlog is not None:
+            spans = list(after(spans, self._backlog))
         return tasks(spans, state, self._access, self._options)
 
     async def commit(self, end: dict[str, Any]) -> None:
@@ -118,6 +121,8 @@ class Following:
         self._seen, self._access = await self._reading.describe(
             options.target, options.topics, sizes=sizes or options.bytes_max is not None
         )
+        if options.skip_backlog and self._backlog is None:
+            self._backlog = {key: each.end for key, _, each in self._seen.partitions()}
         return self._seen
 
     def _admit(self, begin: Offsets, state: SourceState, limits: Limits) -> Offsets:

@@ -67,6 +67,7 @@ SOURCE_OPTIONS = (
     "partitionBytes",
     "consumerGroup",
     "onDataLoss",
+    "skipBacklog",
     "pushFilters",
     "columns",
     "columnStyle",
@@ -129,6 +130,7 @@ class SourceOptions:
     partition_bytes: int
     consumer_group: str
     on_data_loss: OnDataLoss
+    skip_backlog: bool
     push_filters: bool
     columns: tuple[str, ...]
     column_style: ColumnStyle
@@ -158,6 +160,8 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         raise ConfigError("endingOffsets is latest, a time or JSON per partition")
     if not streaming and "consumergroup" in given:
         raise ConfigError("consumerGroup is for streams; a batch read leaves no position")
+    if not streaming and "skipbacklog" in given:
+        raise ConfigError("skipBacklog is for streams; a batch read has no backlog")
     style = _choice(given, "columnStyle", ("headrace", "kafka"))
     payload_format = _choice(given, "payloadFormat", PAYLOAD_FORMATS)
     if style == "kafka" and payload_format not in RAW_FORMATS:
@@ -173,6 +177,7 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         partition_bytes=_positive(given, "partitionBytes") or PARTITION_BYTES,
         consumer_group=given.get("consumergroup", ""),
         on_data_loss=_choice(given, "onDataLoss", ("fail", "skip")),  # type: ignore[arg-type]  # checked against the literal's values
+        skip_backlog=_choice(given, "skipBacklog", ("false", "true")) == "true",
         push_filters=_choice(given, "pushFilters", ("false", "true")) == "true",
         columns=columns,
         column_style=style,  # type: ignore[arg-type]  # likewise

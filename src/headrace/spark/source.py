@@ -73,7 +73,8 @@ _KAFKA_TYPES = _TYPES | {
 
 
 def raw_schema(options: Mapping[str, str]) -> str:
-    passed = {"endingoffsets", "consumergroup"}  # of a table or of a stream, not of both
+    # Of a table or of a stream, not of both.
+    passed = {"endingoffsets", "consumergroup", "skipbacklog"}
     parsed = parse_source(
         {name: value for name, value in options.items() if name.lower() not in passed},
         streaming=True,

@@ -5,7 +5,7 @@ Ranges are half-open and never overlap; together they are exactly what the batch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -78,6 +78,14 @@ def _kept(span: Span, topic: TopicState, now: PartitionState, on_loss: OnDataLos
         decide([Loss("truncated", what, span.key, span.end, now.end)], on_loss)
         span = replace(span, end=max(now.end, span.start))
     return span
+
+
+def after(spans: Iterable[Span], ends: Mapping[Key, int]) -> Iterator[Span]:
+    """What of them lies behind these ends, partition by partition."""
+    for span in spans:
+        start = max(span.start, ends.get(span.key, 0))
+        if start < span.end:
+            yield replace(span, start=start)
 
 
 def split(spans: list[Span], state: SourceState, bytes_max: int) -> Iterator[Span]:

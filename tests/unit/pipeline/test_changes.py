@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from headrace.errors import ConfigError, InvalidArgumentError, NotFoundError, UnavailableError
 from headrace.ids import WindowId
 from headrace.pipeline import deploy as d
 from headrace.pipeline.changes import SET_PROPERTY
@@ -24,6 +24,7 @@ from headrace.pipeline.lifecycle import (
 from headrace.pipeline.plan import READ_TOPIC
 from headrace.pipeline.plan_requests import apply_requests
 from headrace.pipeline.statistics import TASKS_FINISHED
+from headrace.pipeline.windows import NO_WINDOW
 from headrace.runtime.interfaces import UNKNOWN_EXIT
 from headrace.wire.umbilical import messages as m
 from tests.unit.pipeline.test_state import ACTIVE, SHUTDOWN, START, Driver, ids, up, window
@@ -231,7 +232,14 @@ def test_a_replay_starts_what_reads_the_topic_under_a_new_checkpoint() -> None:
     infos = driver.beat(C1).deploy_request
     assert [info.checkpoint_folder for info in infos] == ["checkpoints/generation-1"] * 2
     assert infos[0].properties["starting"] == "latest"
+    began = driver.application.grid.window_at(driver.now)
+    begun = [info.context_attributes["ACTIVATION_WINDOW_ID"] for info in infos]
+    assert begun == [began] * 2, "after all windows that the earlier run can have closed"
     assert driver.beat(C2, up(3)).undeploy_request == ()
+    with pytest.raises(InvalidArgumentError, match="began later"):
+        driver.application.on_rollback(NO_WINDOW, driver.now)
+    with pytest.raises(ConfigError, match="a time like"):
+        driver.application.on_replay("orders", "yesterday", driver.now)
     with pytest.raises(InvalidArgumentError, match="only a topic"):
         driver.application.on_replay("valid", "latest", driver.now)
 

@@ -85,6 +85,9 @@ def test_what_the_source_of_an_edge_is_told() -> None:
     whole = EdgeInput("_pipeline.shop/rich", application_windows=4)
     options = edge_options(whole, [], address="b:1", grid=GRID)
     assert options["applicationWindowCount"] == "4"
+    idle = EdgeInput("_pipeline.shop/rich", empty_batch_ms=5_000)
+    options = edge_options(idle, [], address="b:1", grid=GRID, skip_until=255)
+    assert (options["emptyBatchMillis"], options["skipUntil"]) == ("5000", "ff")
 
 
 def test_activation_and_end_reach_the_source() -> None:

@@ -139,6 +139,22 @@ def test_a_checkpoint_that_fits_nothing_is_told_apart() -> None:
     assert world.run.checkpoint_lost
 
 
+def test_what_the_broker_says_is_no_loss_of_the_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else everything would be computed again because of a damaged answer."""
+    world = World()
+    world.run.edge = object()  # type: ignore[assignment]  # only handed on
+
+    def damaged(sink: object) -> int:
+        raise CorruptionError("a reply that makes no sense")
+
+    monkeypatch.setattr(edge_sink, "last_closed", damaged)
+    with pytest.raises(CorruptionError):
+        world.batch(0)
+    assert not world.run.checkpoint_lost
+
+
 def test_an_edge_is_published_behind_what_its_publisher_has_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

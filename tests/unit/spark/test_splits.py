@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headrace.errors import NotFoundError
 from headrace.spark.losses import DataLossError, OtherTopicError
 from headrace.spark.offsets import Offsets, PartitionState, SourceState, TopicState
-from headrace.spark.splits import TASKS_PER_PARTITION_MAX, Span, plan, split
+from headrace.spark.splits import TASKS_PER_PARTITION_MAX, Span, after, plan, split
 
 TOPIC = TopicState("12", "shop", "orders", (PartitionState(0, 2, 5, 105, 1000),))
 STATE = SourceState("here", (TOPIC,))
@@ -35,6 +35,14 @@ def test_a_batch_is_what_lies_between_its_offsets() -> None:
     assert spans(START, replace(END, begins={KEY: 50})) == [(50, 90)]
     other_cluster = Offsets("there", {KEY: (2, 60)})
     assert spans(other_cluster, END, changed(start=0)) == [(0, 90)]
+
+
+def test_what_is_passed_over_ends_in_the_middle_of_a_span() -> None:
+    batch = plan(START, END, STATE, "fail")
+    assert list(after(batch, {KEY: 5})) == batch
+    assert list(after(batch, {("other", 0): 50})) == batch
+    assert list(after(batch, {KEY: 50})) == [replace(batch[0], start=50)]
+    assert list(after(batch, {KEY: 90})) == []
 
 
 def test_what_vanished_since_the_offset_was_written() -> None:

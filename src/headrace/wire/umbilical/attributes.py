@@ -101,6 +101,7 @@ OPERATOR: Mapping[str, Value] = MappingProxyType(
         "AUTO_RECORD": False,
         "PARTITIONER": None,
         "PARTITION_KEY": None,  # ours: the columns by which instances share rows
+        "IDLE_WINDOW_MILLIS": 0,  # ours: a batch without rows after so long without any; 0: none
         "STATS_LISTENERS": None,
         "STORAGE_AGENT": None,
         "METRICS_AGGREGATOR": None,
