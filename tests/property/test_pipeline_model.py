@@ -18,7 +18,15 @@ from headrace.errors import InvalidArgumentError, UnavailableError
 from headrace.ids import OperatorId, WindowId
 from headrace.pipeline.checkpoints import Checkpoints
 from headrace.pipeline.journal import ApplicationRecord, Journal
-from headrace.pipeline.lifecycle import Action, Kill, Launch, PurgeEdges, Record, ResetEdges
+from headrace.pipeline.lifecycle import (
+    Action,
+    ContainerState,
+    Kill,
+    Launch,
+    PurgeEdges,
+    Record,
+    ResetEdges,
+)
 from headrace.pipeline.physical import PhysicalPlan, make_physical_plan
 from headrace.pipeline.plan import Endpoint, LogicalPlan, Operator, Port, Stream
 from headrace.pipeline.state import Application
@@ -245,10 +253,18 @@ class ApplicationMachine(RuleBasedStateMachine):
                 self.purged = max(self.purged, action.window)
             elif isinstance(action, ResetEdges):
                 assert action.window >= self.purged
+                # One that does not die of its kill is given up: its runs are fenced by the epoch.
+                given_up = {
+                    one.id
+                    for one in self.application.containers
+                    if one.state is ContainerState.KILLED
+                }
                 for id_, operator in self.application.operators.items():
                     reset = operator.roll_back_to is not None
                     running = [
-                        one for one in self.alive.values() if one.get(id_) is m.DeployState.ACTIVE
+                        name
+                        for name, one in self.alive.items()
+                        if one.get(id_) is m.DeployState.ACTIVE and name not in given_up
                     ]
                     assert not (reset and running), "what is voided may not go on"
                 self.perform(self.application.on_edges_reset())
