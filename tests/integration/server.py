@@ -79,7 +79,9 @@ class Server:
                 waiting += below
         return found
 
-    def headrace(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    def headrace(
+        self, *arguments: str, seconds: float = 120, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
         """Run the command line against this server."""
         environment = {
             **os.environ,
@@ -94,7 +96,7 @@ class Server:
             capture_output=True,
             text=True,
             env=environment,
-            timeout=120,
+            timeout=seconds,
             check=False,
             **options,
         )

@@ -1,18 +1,20 @@
 """An application of three containers on real Spark, each lost in turn, and the controller too.
 
-What stands in the last topic must be what went into the first one, every row once.
+What stands in the last topic must be what went into the first one, every row once; then it is
+changed while it runs, in all the ways there are.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +35,15 @@ from headrace import Application
 app = Application("chain", trigger="300 milliseconds", HEARTBEAT_TIMEOUT_MILLIS=6_000)
 app.topic("numbers", "mine/numbers", schema="n int")
 
-@app.operator(isolate=True)
+@app.operator
 def valid(numbers):
     return numbers.where("n is not null")
 
-@app.operator(isolate=True)
+@app.operator(to="mine/audit")
+def audit(numbers):
+    return numbers
+
+@app.operator(isolate=True, STATELESS=True, live=True)
 def doubled(valid, *, factor=2):
     return valid.select((F.col("n") * factor).alias("n"))
 
@@ -102,10 +108,14 @@ class Producer:
 
     def __init__(self, server: Server) -> None:
         self._address = parse_address(server.addresses["iggy"])
+        self._loop = asyncio.Runner()
+        self._client: IggyClient | None = None
+        self.factor = 2
         self.sent = 0
-        self._found: list[int] = []
+        self.expected: dict[str, Counter[int]] = {"doubled": Counter(), "audit": Counter()}
+        self._found: dict[str, list[int]] = {"doubled": [], "audit": []}
 
-    def send(self, count: int = 1000) -> None:
+    def send(self, count: int = 1000) -> range:
         numbers = range(self.sent, self.sent + count)
         messages = [Message(json.dumps({"n": n}).encode()) for n in numbers]
 
@@ -114,52 +124,84 @@ class Producer:
 
         self._ask(send)
         self.sent += count
+        self.expect(numbers)
+        return numbers
 
-    def all_arrived(self) -> bool:
-        self._ask(self._read)
-        assert len(self._found) == len(set(self._found)), "a row came twice"
-        return sorted(self._found) == [2 * n for n in range(self.sent)]
+    def expect(self, numbers: range, *topics: str) -> None:
+        """These come, or come again."""
+        for topic in topics or ("doubled", "audit"):
+            factor = self.factor if topic == "doubled" else 1
+            self.expected[topic].update(factor * n for n in numbers)
 
-    async def _read(self, client: IggyClient) -> None:
+    def all_arrived(self, topic: str = "doubled") -> bool:
+        found, expected = self._found[topic], self.expected[topic]
+        self._ask(lambda client: self._read(client, topic))
+        too_many = Counter(found) - expected
+        assert not too_many, f"rows of {topic} that nobody sent so often: {too_many}"
+        return len(found) == expected.total()
+
+    async def _read(self, client: IggyClient, topic: str) -> None:
+        found = self._found[topic]
         while True:
-            strategy = Strategy.offset(len(self._found))
-            polled = await client.poll(
-                "mine", "doubled", partition=0, strategy=strategy, count=1000
-            )
+            strategy = Strategy.offset(len(found))
+            polled = await client.poll("mine", topic, partition=0, strategy=strategy, count=1000)
             if not polled.count:
                 return
-            self._found += [
+            found += [
                 json.loads(message.payload)["n"]
                 for part in polled.slices
                 for message in decode_messages(part)
             ]
 
+    def ends(self) -> dict[str, int]:
+        """Where the next messages of each partition will be."""
+        ends: dict[str, int] = {}
+
+        async def look(client: IggyClient) -> None:
+            topic = await client.get_topic("mine", "numbers")
+            assert topic is not None
+            ends.update({str(one.id): one.messages_count for one in topic.partitions})
+
+        self._ask(look)
+        return ends
+
     def _ask(self, ask: Callable[[IggyClient], Awaitable[None]]) -> None:
         async def main() -> None:
-            async with await IggyClient.connect(system_runtime(), *self._address) as client:
-                await client.login("iggy", "iggy")
-                await ask(client)
+            if self._client is None or not self._client.usable:
+                self._client = await IggyClient.connect(system_runtime(), *self._address)
+                await self._client.login("iggy", "iggy")
+            await ask(self._client)
 
-        asyncio.run(main())
+        self._loop.run(main())
+
+    def close(self) -> None:
+        async def close() -> None:
+            if self._client is not None:
+                await self._client.close()
+
+        self._loop.run(close())
+        self._loop.close()
 
 
 @pytest.fixture(scope="module")
-def producer(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Producer:
+def producer(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Producer]:
     folder = tmp_path_factory.mktemp("chain")
     (folder / "chain.py").write_text(SCRIPT)
     for arguments in (
         ("stream", "create", "mine"),
         ("topic", "create", "mine/numbers", "--partitions", "2"),
         ("topic", "create", "mine/doubled", "--partitions", "1"),
+        ("topic", "create", "mine/audit", "--partitions", "1"),
     ):
         assert server.headrace(*arguments).returncode == 0
     producer = Producer(server)
     producer.send()
-    done = server.headrace("pipeline", "run", str(folder / "chain.py"), "--detach")
+    done = server.headrace("pipeline", "deploy", str(folder / "chain.py"))
     assert done.returncode == 0, done.stderr
     took = until(producer.all_arrived, server)
     print(f"three containers: first rows at the end after {took:.1f} s")
-    return producer
+    yield producer
+    producer.close()
 
 
 def some(often: str) -> list[Any]:
@@ -220,40 +262,10 @@ def control_plane(server: Server) -> int:
     raise AssertionError("there is no control plane")
 
 
-def until_back(server: Server) -> str:
-    """The address of the control plane that followed; its ports are of its own choice."""
-    known = server.addresses["http"]
-    listening: list[str] = []
-
-    def is_back() -> bool:
-        try:
-            pid = control_plane(server)
-        except (AssertionError, FileNotFoundError):
-            return False
-        listening[:] = [one for one in _addresses(pid) if one != known and _serves(one)]
-        return bool(listening)
-
-    until(is_back, server)
-    return listening[0]
-
-
-def _addresses(pid: int) -> list[str]:
-    """Where a process listens."""
-    inodes = set()
-    for one in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            inodes.add(os.readlink(one).removeprefix("socket:[").removesuffix("]"))
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return [
-        f"127.0.0.1:{int(row[1].rpartition(':')[2], 16)}"
-        for row in rows
-        if row[3] == "0A" and row[9] in inodes
-    ]
-
-
-def _serves(address: str) -> bool:
+def serves(server: Server) -> bool:
     try:
-        return httpx.get(f"http://{address}/health", timeout=5, trust_env=False).text == "ok\n"
+        url = f"http://{server.addresses['http']}/health"
+        return httpx.get(url, timeout=5, trust_env=False).text == "ok\n"
     except httpx.HTTPError:
         return False
 
@@ -261,10 +273,12 @@ def _serves(address: str) -> bool:
 def test_containers_outlive_the_controller(server: Server, producer: Producer) -> None:
     before = {name: container(server, name) for name in OPERATORS}
     events = len(show(server)["events"])
-    os.kill(control_plane(server), signal.SIGKILL)
+    killed = control_plane(server)
+    os.kill(killed, signal.SIGKILL)
     producer.send()
     until(producer.all_arrived, server)  # nobody needs the controller for that
-    server.addresses["http"] = until_back(server)
+    until(lambda: serves(server), server)  # at the address it had
+    assert control_plane(server) != killed
     until(lambda: all(one["state"] == "ACTIVE" for one in show(server)["operators"]), server)
     after = {name: container(server, name) for name in OPERATORS}
     assert {name: one["pid"] for name, one in after.items()} == {
@@ -273,3 +287,129 @@ def test_containers_outlive_the_controller(server: Server, producer: Producer) -
     assert len(show(server)["events"]) >= events
     producer.send()
     until(producer.all_arrived, server)
+
+
+# --- changes while it runs
+
+
+def ask(server: Server, path: str, body: object = None, method: str = "POST") -> Any:
+    """Of the paths that Stram had."""
+    url = f"http://{server.addresses['http']}/ws/v2/stram/chain/{path}"
+    answer = httpx.request(
+        method, url, json=body, auth=("iggy", "iggy"), timeout=60, trust_env=False
+    )
+    assert answer.is_success, answer.text
+    return answer.json()
+
+
+def named(server: Server, operator: str) -> list[dict[str, Any]]:
+    return [one for one in show(server)["operators"] if one["name"] == operator]
+
+
+def all_active(server: Server) -> bool:
+    return all(one["state"] == "ACTIVE" for one in show(server)["operators"])
+
+
+def pids(server: Server) -> dict[str, int]:
+    return {one["id"]: one["pid"] for one in show(server)["containers"]}
+
+
+@pytest.mark.soak
+def test_changes_that_restart_no_container(server: Server, producer: Producer) -> None:
+    before = pids(server)
+    (out,) = named(server, "out")
+
+    ask(server, "logicalPlan/operators/doubled/properties", {"factor": 3})
+    producer.factor = 3
+    recordings = f"physicalPlan/operators/{out['id']}/recordings"
+    recording = ask(server, f"{recordings}/start", {"numWindows": 1})["id"]
+    first = producer.sent
+    folder = Path(show(server)["path"], "recordings", recording)
+    while not folder.exists():  # it hears of it with one of its next heartbeats
+        producer.send(20)
+        until(producer.all_arrived, server)
+    (window,) = ask(server, f"recordings/{recording}", method="GET")["windows"]
+    rows = [row["n"] for row in window["rows"]]
+    assert rows
+    assert set(rows) <= {3 * n for n in range(first, producer.sent)}
+
+    trace = ask(server, f"physicalPlan/containers/{out['container']}/stackTrace", method="GET")
+    assert any("heartbeat" in line for one in trace["python"] for line in one["stack"])
+    assert any("java.lang.Thread" in line for one in trace["jvm"] for line in one["stack"])
+
+    until(lambda: producer.all_arrived("audit"), server)
+    removed = {"requestType": "RemoveOperatorRequest", "operatorName": "audit"}
+    ask(server, "logicalPlan", {"requests": [removed]})
+    until(lambda: not named(server, "audit"), server)
+    producer.send(20)
+    until(producer.all_arrived, server)
+    assert not producer.all_arrived("audit")
+    created = [
+        {"requestType": "CreateOperatorRequest", "operatorName": "audit"},
+        {
+            "requestType": "AddStreamSinkRequest",
+            "streamName": "numbers",
+            "sinkOperatorName": "audit",
+            "sinkOperatorPortName": "numbers",
+        },
+    ]
+    ask(server, "logicalPlan", {"requests": created})
+    until(lambda: producer.all_arrived("audit"), server)  # from where it was
+    assert pids(server) == before
+
+
+@pytest.mark.soak
+def test_instances_change_while_another_container_is_killed(
+    server: Server, producer: Producer
+) -> None:
+    (out,), (valid,) = named(server, "out"), named(server, "valid")
+    before = pids(server)
+    ask(server, f"physicalPlan/containers/{out['container']}/kill")
+    ask(server, "logicalPlan/operators/doubled/instances", {"instances": 2})
+    producer.send()
+    until(lambda: len(named(server, "doubled")) == 2 and all_active(server), server)
+    producer.send()
+    until(producer.all_arrived, server)
+    assert pids(server)[valid["container"]] == before[valid["container"]]
+    until(lambda: all(one["rows_out"] for one in named(server, "doubled")), server)
+    events = [one for one in show(server)["events"] if one["type"] == "Partition"]
+    assert [(one["old"], one["new"]) for one in events] == [(1, 2)]
+
+
+@pytest.mark.soak
+def test_a_rollback_and_replays(server: Server, producer: Producer) -> None:
+    before = pids(server)
+    until(lambda: len({one["checkpoint_window"] for one in named(server, "doubled")}) == 1, server)
+    window = named(server, "doubled")[0]["checkpoint_window"]
+    sent = producer.send(300)
+    until(producer.all_arrived, server)
+    ask(server, "rollBack", {"windowId": window, "operators": ["doubled"]})
+    producer.expect(sent, "doubled")  # a topic of the user's gets them again
+    until(producer.all_arrived, server)
+
+    ends = producer.ends()
+    sent = producer.send(300)
+    until(lambda: producer.all_arrived() and producer.all_arrived("audit"), server)
+    ask(server, "replay", {"topic": "numbers", "starting": json.dumps(ends)})
+    producer.expect(sent)
+    until(lambda: producer.all_arrived() and producer.all_arrived("audit"), server)
+
+    moment = datetime.now(UTC).isoformat(timespec="microseconds")
+    sent = producer.send(300)
+    until(lambda: producer.all_arrived() and producer.all_arrived("audit"), server)
+    ask(server, "replay", {"topic": "numbers", "starting": moment})
+    producer.expect(sent)
+    until(lambda: producer.all_arrived() and producer.all_arrived("audit"), server)
+    assert pids(server) == before
+
+
+@pytest.mark.soak
+def test_a_stopped_application_goes_on_where_it_was(server: Server, producer: Producer) -> None:
+    package = show(server)["package"]
+    stop(server)
+    producer.send()
+    assert not producer.all_arrived()
+    ask(server, "resume")
+    until(lambda: producer.all_arrived() and producer.all_arrived("audit"), server)
+    assert show(server)["package"] == package
+    assert {one["properties"]["factor"] for one in named(server, "doubled")} == {3}

@@ -19,13 +19,17 @@ import pyarrow as pa
 import pytest
 
 from headrace.client.arrow import payloads_of, to_area
+from headrace.spark.limited_daemon import mapped_mb
 from headrace.spark.options import Target, parse_sink
 from headrace.spark.positions import Topics
 from headrace.spark.server import connect
 from headrace.spark.splits import Span
+from tests.integration.server import running as up_running
 from tests.spark.headrace_server import HeadraceServer
 from tests.spark.processes import (
     ROOT,
+    RUN_SECONDS,
+    Cluster,
     accepts,
     free_port,
     run,
@@ -148,6 +152,64 @@ def test_a_job_moves_to_a_newer_spark_and_to_a_cluster(
     assert f"|{ROWS:>5}|" in printed
     assert executors, "the tasks ran on the cluster"
     shop.check_copied()
+
+
+PIPELINE = """
+import resource
+import pyspark.sql.functions as F
+from headrace import Application
+from beside import FACTOR
+
+app = Application("spread")
+app.topic("numbers", "mine/numbers", schema="n int")
+
+@app.operator(to="mine/spread")
+def spread(numbers):
+    @F.udf("int")
+    def times(n):
+        from beside import FACTOR
+        return n * FACTOR
+
+    @F.udf("bigint")
+    def limit(n):
+        return resource.getrlimit(resource.RLIMIT_AS)[0] >> 20
+
+    return numbers.select(times("n").alias("n"), limit("n").alias("limit"))
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(500)
+def test_a_pipeline_is_supervised_on_a_cluster(tmp_path: Path) -> None:
+    with standalone_cluster(tmp_path, spark_environment("")) as cluster:
+        check_supervised(cluster, tmp_path)
+        assert list(cluster.work.glob("app-*/*/stderr")), "the tasks ran on the cluster"
+
+
+def check_supervised(cluster: Cluster, folder: Path) -> None:
+    """The controller's containers are drivers of that cluster: its executors have the package, the
+    broker's address, the login, and a limit on their Python workers."""
+    settings = folder / "settings.toml"
+    settings.write_text(
+        f'[controller]\nmaster = "{cluster.url}"\n'
+        "container_heap_mb = 512\ncontainer_workers_mb = 300\n"
+    )
+    (folder / "project").mkdir()
+    (folder / "project/spread.py").write_text(PIPELINE)
+    (folder / "project/beside.py").write_text("FACTOR = 5\n")
+    with up_running(folder / "up", arguments=("--dev", "--config", str(settings))) as server:
+        server.environment = {"HEADRACE_USERNAME": "iggy", "HEADRACE_PASSWORD": "iggy"}
+        for arguments in (("stream", "create", "mine"), ("topic", "create", "mine/numbers")):
+            assert server.headrace(*arguments).returncode == 0
+        lines = "".join(f'{{"n": {n}}}\n' for n in range(50))
+        assert server.headrace("produce", "mine/numbers", input=lines).returncode == 0
+        script = str(folder / "project/spread.py")
+        done = server.headrace("pipeline", "run", script, "--available-now", seconds=RUN_SECONDS)
+        logs = server.headrace("pipeline", "logs", "spread").stdout
+        assert done.returncode == 0, f"{done.stderr}\n{logs}"
+        rows = map(json.loads, server.headrace("consume", "mine/spread").stdout.splitlines())
+        found = sorted((row["n"], row["limit"]) for row in rows)
+    assert found == [(5 * n, mapped_mb() + 300) for n in range(50)]
 
 
 @pytest.mark.timeout(500)

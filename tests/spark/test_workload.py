@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import LockedError
 from headrace.pipeline.container import ContainerSettings
-from headrace.pipeline.deploy import ROLL_BACK_TO
+from headrace.pipeline.deploy import CHECKPOINT_LOST, ROLL_BACK_TO
 from headrace.pipeline.loading import load_application
 from headrace.pipeline.runs import RUN_FILE, Run, format_run
 from headrace.pipeline.workload import Workload
@@ -84,7 +85,7 @@ def deployment(spark: SparkSession, headrace: HeadraceServer, tmp_path: Path) ->
 
 
 def run_until(
-    workload: Workload, state: m.DeployState, *, seconds: float = 60
+    workload: Workload, state: m.DeployState, *, seconds: float = 200
 ) -> list[m.OperatorHeartbeat]:
     """Heartbeats until every operator is in that state."""
     seen: list[m.OperatorHeartbeat] = []
@@ -96,7 +97,7 @@ def run_until(
             time.sleep(1)  # the listener hears of the last batch a moment later
             return seen + list(workload.heartbeats(1, 100))
         time.sleep(0.1)
-    raise AssertionError(f"never {state.name}")
+    raise AssertionError(f"never {state.name}: {beats} {workload.take_failures()}")
 
 
 def fill(headrace: HeadraceServer, name: str) -> None:
@@ -147,6 +148,40 @@ def test_what_is_there_is_processed_then_it_ends(
     assert [row[0] for row in again] == [[4, 5, 6, 7], [8, 9]]
     assert [(row[1], row[3]) for row in again] == [(1, False), (2, False)]
     assert int(str(rows[2][2])) < int(str(again[0][2])) < int(str(again[1][2]))
+
+
+@pytest.mark.soak
+def test_what_a_query_does_without_its_checkpoint_and_at_most_once(
+    headrace: HeadraceServer, deployment: Deploy, tmp_path: Path
+) -> None:
+    fill(headrace, "modes")
+    workload, infos = deployment("modes", "ends")
+    workload.expect(infos)
+    workload.deploy(infos)
+    run_until(workload, m.DeployState.SHUTDOWN)
+    rows = stored(tmp_path)
+    assert [row[0] for row in rows] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+    # Who would rather lose rows than repeat them passes over what waited while it was away.
+    workload.undeploy([1, 2])
+    produce(made(headrace, "modes", partitions=1), [{"n": i} for i in range(10, 15)])
+    mode: m.Values = {"PROCESSING_MODE": "AT_MOST_ONCE"}
+    late = tuple(replace(info, context_attributes=mode) for info in infos)
+    workload.expect(late)
+    workload.deploy(late)
+    run_until(workload, m.DeployState.SHUTDOWN)
+    assert workload.take_failures() == []
+    assert [row[0] for row in stored(tmp_path)[3:] if row[0]] == []
+
+    # A checkpoint that is gone, although the controller knows of windows in it, is no beginning.
+    workload.undeploy([1, 2])
+    shutil.rmtree(tmp_path / "application/checkpoints")
+    known = tuple(replace(info, checkpoint=m.Checkpoint(int(str(rows[2][2])))) for info in infos)
+    workload.expect(known)
+    workload.deploy(known)
+    assert {beat.state for beat in workload.heartbeats(1, 1)} == {m.DeployState.FAILED}
+    ((operators, message),) = workload.take_failures()
+    assert (operators, message.startswith(CHECKPOINT_LOST)) == ((2,), True)
 
 
 def test_a_failed_query_is_told_and_its_batch_comes_again(
@@ -224,7 +259,7 @@ def test_metrics_late_rows_and_hooks_are_reported_and_a_backfill_keeps_to_itself
     workload, infos = deployment("sums", "ends", text)
     workload.expect(infos)
     workload.deploy(infos)
-    beats = run_until(workload, m.DeployState.SHUTDOWN, seconds=120)
+    beats = run_until(workload, m.DeployState.SHUTDOWN)
     assert workload.take_failures() == []
     by_name = {info.id: info.name for info in infos}
     stats: dict[str, list[m.OperatorStats]] = {}
@@ -257,7 +292,7 @@ def test_metrics_late_rows_and_hooks_are_reported_and_a_backfill_keeps_to_itself
     )
     backfill.expect(infos)
     backfill.deploy(infos)
-    beats = run_until(backfill, m.DeployState.SHUTDOWN, seconds=120)
+    beats = run_until(backfill, m.DeployState.SHUTDOWN)
     read = [
         each.output_ports[0].tuple_count
         for beat in beats
