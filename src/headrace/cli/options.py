@@ -13,22 +13,13 @@ import typer
 
 from headrace.cli import completion
 
-Address = Annotated[
-    str,
-    typer.Option("--address", envvar="HEADRACE_ADDRESS", help="The broker's Iggy port."),
-]
 Http = Annotated[
     str,
     typer.Option("--http", envvar="HEADRACE_HTTP", help="The control plane's HTTP port."),
 ]
-Username = Annotated[str, typer.Option("--username", envvar="HEADRACE_USERNAME")]
-Password = Annotated[
-    str, typer.Option("--password", envvar="HEADRACE_PASSWORD", show_default=False)
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 TopicName = Annotated[str, typer.Argument(metavar="STREAM/TOPIC", autocompletion=completion.topics)]
 
-ADDRESS = "127.0.0.1:8090"
 HTTP = "127.0.0.1:3000"
 USERNAME = "iggy"
 PASSWORD = "iggy"  # what `headrace up --dev` sets; any other server refuses it
