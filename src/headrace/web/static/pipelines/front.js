@@ -45,7 +45,9 @@ route("/", "What is wrong", async (ctx) => {
   const lead = h("p", { class: "lead" });
   const hero = h("section", { class: "hero", role: "status" }, mark, h("div", {}, title, lead));
   ctx.head({ title: "What is wrong" });
-  ctx.main.previousElementSibling.hidden = true; // the first line of the page says it all
+  const head = ctx.main.previousElementSibling; // the first line of the page says it all
+  head.replaceChildren();
+  head.hidden = true;
   const problems = makeProblems(ctx.session, { most: NOTICES_MAX });
   const table = makeHealthTable({ sort: "rank" });
   const messages = figure("Messages in"), stored = figure("Stored"), topics = figure("Topics"), clients = figure("Clients");
