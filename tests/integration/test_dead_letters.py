@@ -97,8 +97,8 @@ def test_all_go_back_once_as_they_were(client: SyncIggyClient, stream: str) -> N
     assert back[4].origin_timestamp_us == 1_700_000_000_000_004
     named = {each.key.decode(): each.value.decode() for each in back[4].user_headers}
     assert named["tenant"] == "acme"
-    assert named["headrace.origin.offset"] == "4"
-    assert named["headrace.redriven"] == "1"
+    assert named["redrive.offset"] == "4"
+    assert named["redrive.count"] == "1"
     assert "headrace.reason" not in named
     assert redrive_all(client, stream).letters == 0
     client.send(stream, LETTERS, [letter(stream, 77, partition=1)])

@@ -1,7 +1,9 @@
 """Which messages a topic may forget. The decisions are pure; `enforce` carries them out.
 
-Only closed segments go, oldest first, and unless a setting allows it never one that a stored
-consumer offset has not passed: somebody with an offset who stays away then keeps them for good.
+Only closed segments go, oldest first, and unless a setting allows it not one that a stored
+consumer offset has not passed: a reader holds back what it has not read, pipelines under the groups
+they store their positions in. A hold is bounded: somebody who stays away longer than
+`retention_hold_ms_max` after a segment was due keeps it no longer.
 """
 
 from __future__ import annotations
@@ -28,15 +30,22 @@ class Candidate:
     barrier: int | None = None
     """None: nobody stored an offset."""
 
-    def removable(self) -> list[SegmentInfo]:
+    def removable(self, released_us: int | None = None) -> list[SegmentInfo]:
+        """What nobody holds; nobody holds what is older than `released_us`."""
         barrier = self.barrier
-        return [s for s in self.closed if barrier is None or s.end <= barrier]
+        return [
+            s
+            for s in self.closed
+            if barrier is None
+            or s.end <= barrier
+            or (released_us is not None and s.max_timestamp * 1000 <= released_us)
+        ]
 
 
-def expired(candidate: Candidate, *, expiry_us: int, now_us: int) -> int:
-    """How many of the removable segments are expired."""
+def expired(removable: Sequence[SegmentInfo], *, expiry_us: int, now_us: int) -> int:
+    """How many of these are expired."""
     count = 0
-    for segment in candidate.removable():
+    for segment in removable:
         if segment.max_timestamp * 1000 + expiry_us > now_us:
             break
         count += 1
@@ -44,14 +53,22 @@ def expired(candidate: Candidate, *, expiry_us: int, now_us: int) -> int:
 
 
 def plan(
-    candidates: Sequence[Candidate], *, size: int, expiry_us: int, max_size: int, now_us: int
+    candidates: Sequence[Candidate],
+    *,
+    size: int,
+    expiry_us: int,
+    max_size: int,
+    now_us: int,
+    hold_us_max: int = 0,
 ) -> dict[int, int]:
-    """Partition -> offset to trim to. `size` is the topic's, in bytes."""
+    """Partition -> offset to trim to. `size` is the topic's, in bytes; a hold of 0 has no end."""
+    due_us = 0 if expiry_us == NEVER else expiry_us
+    released_us = now_us - due_us - hold_us_max if hold_us_max else None
+    removable = {c.partition: c.removable(released_us) for c in candidates}
     removed = {
-        c.partition: 0 if expiry_us == NEVER else expired(c, expiry_us=expiry_us, now_us=now_us)
-        for c in candidates
+        p: 0 if expiry_us == NEVER else expired(segments, expiry_us=expiry_us, now_us=now_us)
+        for p, segments in removable.items()
     }
-    removable = {c.partition: c.removable() for c in candidates}
     size -= sum(s.bytes for p, count in removed.items() for s in removable[p][:count])
     while max_size != UNLIMITED and size > max_size:
         oldest = [
@@ -108,6 +125,7 @@ async def _enforce(broker: Broker, topic: Topic) -> int:
         expiry_us=broker.expiry_of(topic),
         max_size=broker.max_size_of(topic),
         now_us=broker.runtime.clock.now_us(),
+        hold_us_max=broker.settings.retention_hold_ms_max * 1000,
     )
     for partition_id, offset in offsets.items():
         found = await broker.partitions.get(topic, stored[partition_id][0])

@@ -4,11 +4,11 @@ A letter is the message as it was, with headers that say where it stood (`headra
 `.topic`, `.partition`, `.offset`), which operator refused it and why. An operator that had lost
 sight of its messages set aside its own row instead: such a letter has no place and no way back.
 
-A letter that is re-driven gets headers that stay with it, `headrace.origin.*` and
-`headrace.redriven`: should it fail again, the next letter still says where it first stood, and how
-often it was tried. What was re-driven is remembered in the letter topic's consumer group GROUP, so
-its lag is how many wait; letters that were chosen one by one are remembered apart until the group's
-offset passes them.
+A letter that is re-driven gets headers that stay with it, `redrive.*`: should it fail again, the
+next letter still says where it first stood, and how often it was tried. (What begins with
+`headrace.` a pipeline takes off when it sets a message aside.) What was re-driven is remembered in
+the letter topic's consumer group GROUP, so its lag is how many wait; letters that were chosen one
+by one are remembered apart until the group's offset passes them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from headrace.wire.iggy.primitives import Consumer, Strategy
 from headrace.wire.iggy.userheaders import UserHeader, split_key
 
 PREFIX = "headrace."
-ORIGIN = f"{PREFIX}origin."
-REDRIVEN = f"{PREFIX}redriven"
+REDRIVE = "redrive."
+REDRIVE_COUNT = f"{REDRIVE}count"
 GROUP = "headrace.redrive"
 POLL_MESSAGES = 500
+_OURS = (PREFIX.encode(), REDRIVE.encode())
 _HIGHEST = f"{GROUP}.highest"
 _GROUP, _HIGHEST_CHOSEN = Consumer.group(GROUP), Consumer.single(_HIGHEST)
 
@@ -49,10 +50,10 @@ class Place:
 
     def headers(self) -> list[UserHeader]:
         return [
-            UserHeader.of(f"{ORIGIN}stream", self.stream),
-            UserHeader.of(f"{ORIGIN}topic", self.topic),
-            UserHeader.of(f"{ORIGIN}partition", str(self.partition)),
-            UserHeader.of(f"{ORIGIN}offset", str(self.offset)),
+            UserHeader.of(f"{REDRIVE}stream", self.stream),
+            UserHeader.of(f"{REDRIVE}topic", self.topic),
+            UserHeader.of(f"{REDRIVE}partition", str(self.partition)),
+            UserHeader.of(f"{REDRIVE}offset", str(self.offset)),
         ]
 
 
@@ -101,7 +102,7 @@ def parse_letter(message: Message, partition: int, *, redriven: bool = False) ->
         one.key.decode(errors="replace"): one.value.decode(errors="replace") for one in headers
     }
     place = _place(texts, PREFIX)
-    count = texts.get(REDRIVEN, "")
+    count = texts.get(REDRIVE_COUNT, "")
     return Letter(
         partition=partition,
         offset=message.offset,
@@ -111,10 +112,10 @@ def parse_letter(message: Message, partition: int, *, redriven: bool = False) ->
         operator=texts.get(f"{PREFIX}operator", ""),
         window=texts.get(f"{PREFIX}window", ""),
         place=place,
-        origin=_place(texts, ORIGIN) or place,
+        origin=_place(texts, REDRIVE) or place,
         redrives=int(count) if count.isdigit() else 0,
         key=key,
-        headers=tuple(one for one in headers if not one.key.startswith(PREFIX.encode())),
+        headers=tuple(one for one in headers if not one.key.startswith(_OURS)),
         origin_timestamp_us=message.origin_timestamp_us,
         redriven=redriven,
     )

@@ -15,7 +15,7 @@ import xxhash
 
 from headrace.client.dead_letters import (
     POLL_MESSAGES,
-    REDRIVEN,
+    REDRIVE_COUNT,
     Letter,
     Memory,
     letter_topic,
@@ -231,7 +231,7 @@ def to_message(letter: Letter) -> Message:
     """The message as it was, with the headers that stay with it."""
     own = letter.headers
     origin = [] if letter.origin is None else letter.origin.headers()
-    count = UserHeader.of(REDRIVEN, str(letter.redrives + 1))
+    count = UserHeader.of(REDRIVE_COUNT, str(letter.redrives + 1))
     return Message(
         payload=letter.payload,
         headers=key_header(letter.key) + encode_headers([*own, *origin, count]),

@@ -84,6 +84,14 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             " yet, whatever expiry and size say; DELETE_SEGMENTS removes them all the same."
         ),
     ] = True
+    retention_hold_ms_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="How long after its time a segment is kept for them at most; a reader that"
+            " is further behind, a pipeline too, meets a gap. 0 = for good.",
+        ),
+    ] = 7 * 24 * 3600 * 1000
     retention_interval_ms: Annotated[
         int, Meta(ge=100, description="How often expired and surplus segments are removed.")
     ] = 60_000

@@ -78,6 +78,7 @@ class Application:
         messages_max: int | None = None,
         columns: Sequence[str] = (),
         renamed_from: str | None = None,
+        on_data_loss: str = "skip",
     ) -> None:
         """Declare `topic` ("stream/topic") as the input port `port`.
 
@@ -86,7 +87,8 @@ class Application:
         message's. `on_bad_row` says what happens to a payload that does not fit: "drop" counts it,
         "dead_letter" publishes it to `<topic>.dead_letter`, "fail" stops the query. `starting`
         (earliest, latest, a time or offsets) matters once, at the first start; `messages_max`
-        bounds a micro-batch.
+        bounds a micro-batch. `on_data_loss`: where retention was faster than the pipeline, "skip"
+        goes on with what is there and tells of the gap in an event, "fail" stops the query.
         """
         self.add_topic(
             TopicInput(
@@ -98,6 +100,7 @@ class Application:
                 messages_max,
                 tuple(columns),
                 renamed_from=renamed_from,
+                on_data_loss=on_data_loss,
             )
         )
 

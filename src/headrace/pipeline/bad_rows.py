@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from headrace.client.dead_letters import PREFIX
 from headrace.pipeline.application import Application
 from headrace.pipeline.declarations import OUTPUT_PORT, Stage, TopicInput
 from headrace.pipeline.letter_topics import SUFFIX
@@ -32,7 +33,6 @@ from headrace.pipeline.per_row import FAILED
 from headrace.pipeline.queries import Query
 from headrace.pipeline.samples import PayloadDecoder, decode_batches
 from headrace.pipeline.topics import CORRUPT, MESSAGE_TYPES, row_schema
-from headrace.spark.formats.dead_letters import PREFIX
 from headrace.spark.formats.rejects import REASON, Rejects
 
 Split = tuple[DataFrame, list[Query]]

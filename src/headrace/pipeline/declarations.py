@@ -25,6 +25,7 @@ OUTPUT_PORT = "output"  # of an operator that declares no outputs
 SPARK, BATCH = "spark", "batch"  # parameters that are given, not wired
 OUTPUT_MODES = ("append", "update", "complete")
 ON_BAD_ROW = ("dead_letter", "drop", "fail")
+ON_DATA_LOSS = ("skip", "fail")
 MESSAGE_COLUMNS = (
     *("stream", "topic", "partition", "offset", "timestamp", "origin_timestamp"),
     *("id", "key", "headers", "payload"),
@@ -64,11 +65,13 @@ class TopicInput:
     columns: tuple[str, ...] = ()  # of the message itself, beside those of the schema
     ending: str | None = None  # of a backfill: the first position that is not read
     renamed_from: str | None = None
+    on_data_loss: str = "skip"
 
     def __post_init__(self) -> None:
         check_name(self.name, "topic port")
         check_topic(self.topic)
         _check_choice("on_bad_row", self.on_bad_row, ON_BAD_ROW)
+        _check_choice("on_data_loss", self.on_data_loss, ON_DATA_LOSS)
         if self.columns and self.schema is None:
             raise ConfigError(
                 f"topic port {self.name} has no schema and so every column of the message; "

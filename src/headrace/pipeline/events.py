@@ -25,6 +25,7 @@ class EventType(Enum):
     ROLL_BACK = "RollBack"
     REPLAY = "Replay"
     RECORDING = "Recording"
+    DATA_GAP = "DataGap"  # messages were gone before they were read; what is there goes on
     RECOVERED = "RecoverContainer"  # the first new window after a loss, and how long it took
     SUBMIT = "SubmitApplication"
     STOP = "StopApplication"
@@ -32,7 +33,7 @@ class EventType(Enum):
     FINISH = "FinishApplication"
 
 
-_ERRORS = frozenset({EventType.CONTAINER_ERROR, EventType.OPERATOR_ERROR})
+_ERRORS = frozenset({EventType.CONTAINER_ERROR, EventType.OPERATOR_ERROR, EventType.DATA_GAP})
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,8 @@ def _topic_to_plan(topic: TopicInput) -> dict[str, Any]:
         properties["columns"] = list(topic.columns)
     if topic.ending is not None:
         properties["ending"] = topic.ending
+    if topic.on_data_loss != "skip":
+        properties["on_data_loss"] = topic.on_data_loss
     return {
         "name": topic.name,
         "class": READ_TOPIC,

@@ -20,12 +20,15 @@ from headrace.pipeline.lifecycle import (
     Action,
     Container,
     ContainerState,
+    Operator,
     OperatorState,
     Phase,
     PurgeEdges,
 )
+from headrace.pipeline.plan import READ_TOPIC
 from headrace.pipeline.replanning import Replanning
 from headrace.pipeline.windows import NO_WINDOW
+from headrace.spark.losses import read_gap
 from headrace.wire.umbilical import messages as m
 
 __all__ = ["Application", "Outcome"]
@@ -177,7 +180,6 @@ class Application(Replanning):
 
     def on_error(self, request: m.ReportErrorRequest, now_ms: int) -> list[Action]:
         text = request.msg[:ERROR_CHARACTERS_MAX]
-        self.last_error = text
         position = request.log_file_info
         data = {
             "container": request.container_id,
@@ -188,6 +190,11 @@ class Application(Replanning):
         known = [
             self.operators[OperatorId(one)] for one in request.operators if one in self.operators
         ]
+        gap = read_gap(text)
+        if gap is not None and known:
+            self._on_gap(known, text, {**data, **gap}, now_ms)
+            return []
+        self.last_error = text
         if not request.operators:
             self._event(now_ms, EventType.CONTAINER_ERROR, text, **data)
         for operator in known:
@@ -198,6 +205,15 @@ class Application(Replanning):
             names = [one.physical.logical.name for one in known if one.physical.query]
             return self.on_checkpoint_lost(names, text, now_ms)
         return []
+
+    def _on_gap(
+        self, operators: list[Operator], text: str, data: dict[str, object], now_ms: int
+    ) -> None:
+        """Messages were gone: said once, of the topic they were to come from."""
+        readers = [one for one in operators if one.physical.logical.function == READ_TOPIC]
+        first = min(readers or operators, key=lambda one: one.physical.id)
+        name = first.physical.logical.name
+        self._event(now_ms, EventType.DATA_GAP, text, operator=name, **data)
 
     def on_stack_trace_wanted(self, container_id: str) -> Container:
         container = self._find(container_id)

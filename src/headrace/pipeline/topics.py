@@ -33,6 +33,11 @@ MESSAGE_TYPES = {
 }
 
 
+def group_of(application: str, topic: TopicInput) -> str:
+    """The consumer group that shows how far an application has read one of its topics."""
+    return f"pipeline.{application}.{topic.name}"
+
+
 def message_columns(topic: TopicInput) -> tuple[str, ...]:
     """What the port has besides the fields of the schema; without one, everything."""
     return tuple(MESSAGE_TYPES) if topic.schema is None else topic.columns
@@ -63,16 +68,24 @@ def read_stream(
     *,
     address: str,
     skip_backlog: bool = False,
+    group: str = "",
 ) -> DataFrame:
-    """The topic as a streaming DataFrame, from the broker at `address`."""
+    """The topic as a streaming DataFrame, from the broker at `address`.
+
+    Its positions are stored under `group`, if one is named: every tool sees the lag, and retention
+    waits for it.
+    """
     reader = (
         spark.readStream.format("headrace")
         .option("address", address)
         .option("startingOffsets", topic.starting)
+        .option("onDataLoss", topic.on_data_loss)
         .options(**source_options(topic, columns))
     )
     if skip_backlog:
         reader = reader.option("skipBacklog", "true")
+    if group and topic.ending is None:  # a backfill's positions are nobody's lag
+        reader = reader.option("consumerGroup", group)
     if topic.ending is not None:
         reader = reader.option("endingOffsets", topic.ending)
     if topic.messages_max is not None:

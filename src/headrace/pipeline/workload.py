@@ -348,11 +348,16 @@ class Workload:
     def _read_topic(
         self, topic: TopicInput, columns: tuple[str, ...], *, skip_backlog: bool
     ) -> DataFrame:
-        from headrace.pipeline.topics import read_stream
+        from headrace.pipeline.topics import group_of, read_stream
 
         assert self._spark is not None
         return read_stream(
-            self._spark, topic, columns, address=self._settings.broker, skip_backlog=skip_backlog
+            self._spark,
+            topic,
+            columns,
+            address=self._settings.broker,
+            skip_backlog=skip_backlog,
+            group=group_of(self._load().name, topic),
         )
 
     def _skips_backlog(self, infos: Sequence[OperatorDeployInfo]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +21,11 @@ OnDataLoss = Literal["fail", "skip"]
 Kind = Literal[
     "trimmed", "truncated", "purged", "partition deleted", "topic recreated", "cluster replaced"
 ]
+
+_GAP = re.compile(
+    r"messages lost: partition (?P<partition>\d+) of the topic with uid (?P<uid>\S+) "
+    r"(?:is gone|was read up to (?P<position>\d+) and went on at (?P<resumed>\d+))"
+)
 
 log = logging.getLogger(__name__)
 
@@ -164,6 +170,19 @@ def _offsets(value: Any) -> Offsets | None:
         return Offsets.from_json(json.loads(value) if isinstance(value, str) else value)
     except (CorruptionError, ValueError, AttributeError):
         return None
+
+
+def read_gap(text: str) -> dict[str, Any] | None:
+    """What a text of `skipped` says, as numbers; None for any other text."""
+    found = _GAP.match(text)
+    if found is None:
+        return None
+    told = {name: value for name, value in found.groupdict().items() if value is not None}
+    gap: dict[str, Any] = {"topic_uid": told.pop("uid")}
+    gap |= {name: int(value) for name, value in told.items()}
+    if "position" in gap:
+        gap["lost"] = max(0, gap["resumed"] - gap["position"])
+    return gap
 
 
 def _between(start: Offsets, end: Offsets) -> list[str]:

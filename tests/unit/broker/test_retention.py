@@ -37,6 +37,20 @@ def test_what_a_consumer_has_not_passed_stays() -> None:
     assert plan([behind], size=300, expiry_us=1, max_size=0, now_us=10**9) == {0: 10}
 
 
+def test_a_hold_has_an_end() -> None:
+    """Segments of 1, 2 and 3 ms, due after 1 ms, held 5 ms longer for who has read nothing."""
+    behind = Candidate(0, segments(1, 2, 3), barrier=0)
+    held = {"size": 300, "expiry_us": 1000, "hold_us_max": 5000}
+    assert plan([behind], max_size=UNLIMITED, now_us=6999, **held) == {}
+    assert plan([behind], max_size=UNLIMITED, now_us=7000, **held) == {0: 10}
+    assert plan([behind], max_size=0, now_us=8500, **held) == {0: 20}
+    capped = {"size": 300, "max_size": 0, "expiry_us": NEVER, "hold_us_max": 5000}
+    assert plan([behind], now_us=5999, **capped) == {}
+    assert plan([behind], now_us=7500, **capped) == {0: 20}
+    forever = {**capped, "hold_us_max": 0}
+    assert plan([behind], now_us=10**18, **forever) == {}
+
+
 async def test_topics_forget_what_they_may() -> None:
     async with opened(FakeCluster(segment_batches=1)) as h:
         client = await h.root()
@@ -55,6 +69,10 @@ async def test_topics_forget_what_they_may() -> None:
         polled = await client.poll(Strategy.first(), topic="brief")
         assert [m.payload for m in polled.messages()] == [b"2", b"3"]
         assert (await client.poll(topic="kept")).count == 4
+        h.clock.now_us_ += h.broker.settings.retention_hold_ms_max * 1000
+        assert await enforce(h.broker) == 1, "whoever has not read it by now"
+        polled = await client.poll(Strategy.first(), topic="brief")
+        assert [m.payload for m in polled.messages()] == [b"3"]
 
 
 async def test_special_values_are_kept_and_answered_resolved() -> None:

@@ -558,6 +558,21 @@ def test_errors_become_events_with_a_group() -> None:
     assert driver.application.last_error == "part"
 
 
+def test_a_gap_is_an_event_of_its_topic_and_no_failure() -> None:
+    driver = Driver()
+    id_ = driver.run_both()
+    text = (
+        "messages lost: partition 3 of the topic with uid 12 was read up to 60 and went on at 105"
+    )
+    assert driver.application.on_error(m.ReportErrorRequest(id_, (2, 1), text), driver.now) == []
+    (gap,) = [e for e in driver.application.events.list() if e.type is EventType.DATA_GAP]
+    assert gap.data["operator"] == "orders"
+    told = {name: gap.data[name] for name in ("partition", "position", "resumed", "lost")}
+    assert told == {"partition": 3, "position": 60, "resumed": 105, "lost": 45}
+    assert gap.to_json()["type"] == "DataGap"
+    assert driver.application.last_error == ""
+
+
 def test_events_are_bounded_and_can_be_read_from_a_point() -> None:
     driver = Driver()
     driver.start()

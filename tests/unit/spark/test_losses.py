@@ -11,6 +11,7 @@ from headrace.spark.losses import (
     OtherTopicError,
     decide,
     find_losses,
+    read_gap,
     skipped,
     surviving,
 )
@@ -107,8 +108,13 @@ def test_a_pipeline_learns_of_what_was_skipped_from_two_offsets() -> None:
     assert "partition 0 of the topic with uid 12 was read up to 60 and went on at 61" in lost
     assert told(start, end.to_json()) == [lost]
     assert told(start, start) == []
+    assert read_gap(lost) == {
+        "topic_uid": "12", "partition": 0, "position": 60, "resumed": 61, "lost": 1
+    }  # fmt: skip
     (gone,) = told(start, Offsets("here", {}).to_json())
     assert "uid 12 is gone" in gone
+    assert read_gap(gone) == {"topic_uid": "12", "partition": 0}
+    assert read_gap("boom") is None
     assert told(None, start) == [], "the first batch"
     first = Offsets("here", {KEY: (0, 105)}, {KEY: 60})
     assert told(start, first.to_json()) == [], "which says where it begins"

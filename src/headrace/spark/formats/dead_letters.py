@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.client.arrow import to_area, to_record_batch
+from headrace.client.dead_letters import PREFIX
 from headrace.errors import ConfigError, LocalProtocolError, NotFoundError
 from headrace.wire.iggy.batch import split
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from headrace.spark.server import Server
     from headrace.wire.iggy.batch import Positions
 
-PREFIX = "headrace."
 _HEADERS = pa.map_(pa.string(), pa.binary())
 _SEND_BYTES_MAX = 4 << 20
 
