@@ -55,8 +55,17 @@ class BrokerLinks:
         self._links: OrderedDict[bytes, _Link] = OrderedDict()
 
     async def login(self, username: str, password: str) -> Login:
-        """Whether the broker knows this user, and what they may do."""
-        async with self.as_user(Credentials(username, password)) as client:
+        """Whether the broker knows this user, and what they may do.
+
+        Tried on a connection of its own: on one that is kept an old password would do for ever.
+        """
+        credentials = Credentials(username, password)
+        try:
+            connected = await self._connect(credentials)
+        except UnauthenticatedError:
+            await self._drop(_key(credentials))
+            raise
+        async with connected as client:
             details = await client.get_user(username)  # reading oneself is always allowed
         permissions = None if details is None else details.permissions
         may_manage = permissions is not None and permissions.everywhere.manage_servers
@@ -64,8 +73,7 @@ class BrokerLinks:
 
     @asynccontextmanager
     async def as_user(self, credentials: Credentials) -> AsyncIterator[IggyClient]:
-        said = f"{credentials.username}\0{credentials.password}"
-        key = hashlib.sha256(said.encode()).digest()
+        key = _key(credentials)
         link = self._links.setdefault(key, _Link())
         self._links.move_to_end(key)
         link.users += 1
@@ -140,3 +148,7 @@ class BrokerLinks:
             await self._drop(key)
         if self._service.client is not None:
             await self._service.client.close()
+
+
+def _key(credentials: Credentials) -> bytes:
+    return hashlib.sha256(f"{credentials.username}\0{credentials.password}".encode()).digest()
