@@ -92,7 +92,11 @@ route("/topics/:stream/:topic", "Topic", async (ctx) => {
     draw(row[2], row[3], row[4], row[5]);
   });
   ctx.every(5000, async () => {
-    try { parts.update((await get(topic.api(), { signal: ctx.signal })).parts); } catch { /* the next one may */ }
+    try {
+      const again = await get(topic.api(), { signal: ctx.signal });
+      parts.update(again.parts);
+      durable.set(f.text(again.durability), f.plural(again.replicas, "replica"));
+    } catch { /* the next one may */ }
   });
 }, { nav: "topics" });
 
