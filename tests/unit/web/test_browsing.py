@@ -24,6 +24,7 @@ def arrow(rows: int = 2) -> bytes:
     [
         (b"", "auto", "empty", ""),
         (b'{"a":12345678901234567890123}', "auto", "json", '{\n  "a": 12345678901234567890123\n}'),
+        (b"[1.10,1E2]", "auto", "json", "[\n  1.10,\n  1E2\n]"),
         (b"[1,2", "auto", "text", "[1,2"),
         (b'{"a": NaN}', "auto", "text", '{"a": NaN}'),
         ("grüße".encode(), "auto", "text", "grüße"),
