@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -70,15 +71,21 @@ def run_commands(
     for number, command in enumerate(found):
         script += [f"echo {shlex.quote(f'::: {number} {command}')}", command]
     path = f"{programs(folder)}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(script)],
-        cwd=folder,
-        env={**os.environ, **environment, "PATH": path, "NO_COLOR": "1", "COLUMNS": "200"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    log = folder / "commands.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["bash", "-c", "\n".join(script)],
+            cwd=folder,
+            env={**os.environ, **environment, "PATH": path, "NO_COLOR": "1", "COLUMNS": "200"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert code == 0, f"exit {code}, after:\n{log.read_text()}"
+    return log.read_text()

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+NAMES = ("id", "name", "container")
+
 
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, default=str))
@@ -24,9 +26,11 @@ def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
         numeric = bool(listed) and all(isinstance(row[name], int | float) for row in listed)
-        # Folded, not cut: a name that cannot be read cannot be typed into the next command.
         table.add_column(
-            name.replace("_", " "), justify="right" if numeric else "left", overflow="fold"
+            name.replace("_", " "),
+            justify="right" if numeric else "left",
+            # Not cut: a name that cannot be read cannot be typed into the next command.
+            overflow="fold" if name in NAMES else "ellipsis",
         )
     for row in listed:
         table.add_row(*(format_value(row[name]) for name in columns))
