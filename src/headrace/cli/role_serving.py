@@ -6,6 +6,7 @@ What a role is made of is imported when it is made: a data node has no use for a
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -122,6 +123,7 @@ async def serve_role(name: str, settings: Settings, secret: bytes, *, ready_file
         if not starting.done():
             return
         await starting
+        gc.freeze()  # as in `control.py`
         _report(name, {**role.addresses(), **endpoint.addresses()}, ready_file)
         lost = asyncio.create_task(role.lost.wait())
         await asyncio.wait([stopping, lost], return_when=asyncio.FIRST_COMPLETED)
