@@ -59,8 +59,8 @@ restart_delay_ms_min = 200
 retry_delay_ms = 500
 committed_interval_ms = 1000
 """
-pytestmark = pytest.mark.timeout(600)
-PATIENCE_SECONDS = 240.0
+pytestmark = pytest.mark.timeout(900)
+PATIENCE_SECONDS = 400.0
 OPERATORS = ("valid", "doubled", "out")
 
 
