@@ -29,12 +29,13 @@ export function eventsTab() {
 
 export function errorsTab({ ctx, name, live }) {
   const place = h("div", { class: "stack" });
+  const known = new Map(); // errors that are drawn
   let sign = null;
 
   function drawn(error) {
     const logs = error.container ? `${link`/pipelines/${name}`}?tab=logs&container=${encodeURIComponent(error.container)}&level=ERROR` : null;
     return card(null,
-      h("div", { class: "card-head" }, h("h2", { class: "error-title" }, firstLine(error.text)), h("span", { class: "soft nowrap", title: f.moment(error.time_ms) }, f.ago(error.time_ms)),
+      h("div", { class: "card-head" }, h("h2", { class: "error-title" }, firstLine(error.text)), h("span", { class: "soft nowrap", title: f.moment(error.time_ms) }, f.clock(error.time_ms)),
         button("", () => copyText(error.text), { kind: "quiet", iconName: "copy", label: "Copy the error" })),
       h("dl", { class: "facts" },
         error.operator ? fact("Operator", h("a", { href: `${link`/pipelines/${name}`}?operator=${encodeURIComponent(error.operator)}` }, error.operator)) : null,
@@ -74,7 +75,14 @@ export function errorsTab({ ctx, name, live }) {
   async function load() {
     const found = await ctx.guard(get(path`/api/pipelines/${name}/errors`, { signal: ctx.signal }));
     if (!found) return;
-    replace(place, found.errors.length ? found.errors.map(drawn) : empty("Nothing went wrong, as far as anybody remembers."));
+    // What is drawn stays as it is: a row that somebody opened does not close when another error comes.
+    const cards = found.errors.map((error) => {
+      const key = `${error.time_ms} ${error.operator} ${error.text}`;
+      if (!known.has(key)) known.set(key, drawn(error));
+      return known.get(key);
+    });
+    for (const [key, card] of known) if (!cards.includes(card)) known.delete(key);
+    replace(place, cards.length ? [...new Set(cards)] : empty("Nothing went wrong, as far as anybody remembers."));
   }
 
   return {
