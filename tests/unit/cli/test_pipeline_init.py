@@ -1,7 +1,4 @@
-"""headrace pipeline init: what it makes, and what it does not overwrite.
-
-That the generated test passes is seen by tests/integration/test_docs.py, which runs the tutorial.
-"""
+"""headrace pipeline init: what it makes, and what it does not overwrite."""
 
 from __future__ import annotations
 
