@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.client.sync import SyncIggyClient
 from headrace.errors import LockedError
+from headrace.net.addresses import parse_address
 from headrace.pipeline.container import ContainerSettings
 from headrace.pipeline.deploy import CHECKPOINT_LOST, ROLL_BACK_TO
 from headrace.pipeline.loading import load_application
@@ -20,6 +22,7 @@ from headrace.pipeline.runs import RUN_FILE, Run, format_run
 from headrace.pipeline.workload import Workload
 from headrace.runtime.system import system_runtime
 from headrace.spark.queries import ProgressRings
+from headrace.wire.iggy.primitives import Consumer
 from headrace.wire.umbilical import messages as m
 from tests.spark.headrace_server import HeadraceServer
 from tests.spark.scripted_controller import START_MS, deploy_infos
@@ -108,6 +111,15 @@ def stored(tmp_path: Path) -> list[list[object]]:
     return [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
 
 
+def position(headrace: HeadraceServer, name: str) -> int:
+    """How far every tool sees the application, and retention waits for it."""
+    host, port = parse_address(headrace.address)
+    group = Consumer.group(f"pipeline.{name}.events")
+    with SyncIggyClient(host, port, username="iggy", password="secret") as client:
+        found = client.run(lambda c: c.get_consumer_offset(group, "s", name, 0))
+    return -1 if found is None else found.stored_offset
+
+
 def test_what_is_there_is_processed_then_it_ends(
     headrace: HeadraceServer, deployment: Deploy, tmp_path: Path
 ) -> None:
@@ -135,6 +147,7 @@ def test_what_is_there_is_processed_then_it_ends(
     assert [stats.output_ports[0].tuple_count for stats in sources] == [4, 4, 2]
     assert [stats.output_ports[0].queue_size for stats in sources] == [6, 2, 0]
     assert sources[0].metrics["bad_rows"] == 0
+    assert position(headrace, "ends") >= 7, "the last batch may not be told of any more"
 
     # Back to the first window: what came after it comes again, as if it had never been.
     workload.undeploy([1, 2])

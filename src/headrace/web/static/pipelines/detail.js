@@ -18,7 +18,7 @@ import { catchUp, eventDetail, eventText, lag, percent, rows, seconds, shortHash
 
 const POINTS_MAX = 180;
 const ENDED = new Set(["STOPPED", "FINISHED", "FAILED"]);
-const TOLD = new Set(["RecoverContainer", "ResumeApplication", "StopApplication", "FinishApplication", "Partition", "RollBack", "Replay", "SetOperatorProperty", "ContainerError", "OperatorError"]);
+const TOLD = new Set(["RecoverContainer", "ResumeApplication", "StopApplication", "FinishApplication", "Partition", "RollBack", "Replay", "SetOperatorProperty", "ContainerError", "OperatorError", "DataGap"]);
 
 const FIELDS = ["at_ms", "window", "duration_ms", "checkpoint_ms", "rows", "lag", "rows_late", "rows_bad", "state_rows", "watermark_ms"];
 
