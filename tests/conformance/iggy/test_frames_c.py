@@ -195,4 +195,4 @@ def test_checksums_as_the_protocol_has_them() -> None:
         sums += one[:8]
     covered = batch[:40] + batch[48:52] + sums
     assert xxhash.xxh3_64_intdigest(covered).to_bytes(8, "little") == batch[40:48]
-    assert vsr_batch.identity_of_send(payload) == bytes(payload[:22]) + batch[40:48]
+    assert vsr_batch.identity_of_send(payload) == bytes(payload[:22]) + batch[:48]
