@@ -58,10 +58,10 @@ servers:
 demo: $(RUN) $(VENV)/peers/iggy-0.8.0/.done
 	$(BIN)/headrace demo
 
-# Two halves at the same time: what only computes, in the background and giving way, and what starts
-# real processes and looks at the clock. The output of the first follows that of the second.
-COMPUTING := tests/unit tests/property tests/conformance tests/sim tests/fuzz
-RUNNING   := tests/integration tests/browser tests/spark
+# Two halves at the same time: what mostly computes, in the background and giving way, and what
+# starts many processes and looks at the clock. The output of the first follows that of the second.
+COMPUTING := tests/unit tests/property tests/conformance tests/sim tests/fuzz tests/browser
+RUNNING   := tests/integration tests/spark
 
 test: $(DEV) $(IGGY) $(SPARKS) servers
 	@nice -n 10 $(BIN)/python -m pytest $(COMPUTING) --timeout 600 > $(VENV)/.computing.txt 2>&1 & \

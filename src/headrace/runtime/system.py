@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from headrace.runtime.interfaces import Clock, Random, Runtime
 from headrace.runtime.system_disk import SystemDisk
 from headrace.runtime.system_executor import SystemExecutor
-from headrace.runtime.system_memory import keep_freed_memory
 from headrace.runtime.system_network import SystemTransport
 from headrace.runtime.system_processes import SystemProcesses
 
@@ -64,9 +63,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it exists (nowhere on Windows): it hands large writes on as they are. The
-    process keeps the memory of buffers from now on."""
-    keep_freed_memory()
+    """uvloop's where it exists (nowhere on Windows): it hands large writes on as they are."""
     try:
         import uvloop
     except ImportError:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from headrace.client.tls_options import TlsOptions
 from headrace.errors import DeadlineError
 from headrace.runtime.system import new_event_loop, system_runtime
+from headrace.runtime.system_memory import keep_freed_memory
 from headrace.spark.options import Credentials, Target
 from headrace.spark.remote import Remote
 
@@ -33,6 +34,7 @@ class _Loop:
     """An event loop in a daemon thread."""
 
     def __init__(self) -> None:
+        keep_freed_memory()  # of frames and columns: the next ones are always on their way
         self._loop = new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="headrace", daemon=True).start()
 
