@@ -8,6 +8,7 @@ is one of the children.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -106,6 +107,7 @@ async def serve_node(folder: str, placement: str, tail_cache_bytes: int) -> None
         plain_streams=False,
     )  # fmt: skip
     await node.start("127.0.0.1", 0)
+    gc.freeze()  # as `cli/role_serving.py`
     print(node.address, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await node.abort()  # the bytes go away anyway
