@@ -8,9 +8,8 @@ which a test may change while it runs.
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -28,6 +27,7 @@ from headrace.pipeline.windowlog import BatchWindow
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid, format_window
 from headrace.runtime.interfaces import Process, Runtime
 from headrace.wire.umbilical import messages as m
+from tests.fake_process import FakeProcess
 
 BEAT_SECONDS = 0.2
 CHECKPOINT_MS = 35
@@ -54,13 +54,13 @@ class EmulatedLauncher:
 
     runtime: Runtime
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
-    processes: dict[str, EmulatedProcess] = field(default_factory=dict)
+    processes: dict[str, FakeProcess] = field(default_factory=dict)
     properties: dict[str, dict[str, Any]] = field(default_factory=dict)  # by application.operator
     beat_seconds: float = BEAT_SECONDS
 
     async def launch(self, request: LaunchRequest) -> Process:
         container = EmulatedContainer(self, request)
-        process = EmulatedProcess(10_000 + len(self.processes), container.run())
+        process = FakeProcess(10_000 + len(self.processes), container.run())
         self.processes[request.container_id] = process
         return process
 
@@ -71,37 +71,6 @@ class EmulatedLauncher:
         self, package_folder: str, entry: str, *, work_folder: str, timeout: float
     ) -> dict[str, Any]:
         raise AssertionError("packages of these tests bring their plans")
-
-
-class EmulatedProcess:
-    def __init__(self, pid: int, work: Coroutine[Any, Any, int]) -> None:
-        self.pid = pid
-        self.exit_status: int | None = None
-        self._task = asyncio.ensure_future(work)
-        self._ended = asyncio.Event()
-        self._task.add_done_callback(self._on_done)
-
-    def _on_done(self, task: asyncio.Task[int]) -> None:
-        if self.exit_status is None:
-            failed = task.cancelled() or task.exception() is not None
-            self.exit_status = 1 if failed else task.result()
-        self._ended.set()
-
-    async def wait(self) -> int:
-        await self._ended.wait()
-        assert self.exit_status is not None
-        return self.exit_status
-
-    def terminate(self) -> None:
-        self._signal(-15)
-
-    def kill(self) -> None:
-        self._signal(-9)
-
-    def _signal(self, status: int) -> None:
-        if self.exit_status is None:
-            self.exit_status = status
-            self._task.cancel()
 
 
 @dataclass

@@ -190,10 +190,12 @@ def _pin(path: Path, link: Path, name: str, newest: int) -> Found | None:
     try:
         try:
             os.link(path, link)
-        except (PermissionError, NotImplementedError, OSError) as error:
-            if isinstance(error, FileNotFoundError):
-                return None
-            link = path  # a file system without links: retention must not run meanwhile
+        except FileNotFoundError:
+            raise
+        except (
+            OSError
+        ):  # a file system without links: a file that retention removes ends the backup
+            link = path
         stat = os.stat(link)
     except FileNotFoundError:
         return None  # removed a moment ago, and the metadata says so
