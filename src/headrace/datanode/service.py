@@ -332,17 +332,18 @@ class DataNodeService:
         total_bytes = await self._on_disk(disk.total_bytes, self._folder)
         now = self.runtime.clock.monotonic()
         logs = self.logs()
+        sealed = [log for log in logs if log.sealed]
         return Load(
             node=self.data_node(),
             now=now,
             counters=self.counters,
-            storage=self.store.statistics(),
+            storage=self.store.counters(),
             io=self._io,
             free_bytes=0 if now < self._full_until else free_bytes,
             total_bytes=total_bytes,
-            active_ranges=sum(not log.sealed for log in logs),
+            active_ranges=len(logs) - len(sealed),
             short_ranges=self.leading.missing_replicas()
-            + sum(log.missing is not None for log in logs),
+            + sum(log.missing is not None for log in sealed),
         )
 
     def _connect_peer(self, address: str) -> Connect:

@@ -102,7 +102,7 @@ class RangeLog(RepairableRange):
         active = self._active()
         self._status = Status.SEALED
         self.next_offset = self.durable_offset
-        self._shared.active.pop(self, None)
+        self._shared.active.forget(self)
         self._wake_everyone()
         if active is not None:
             active.closed = True
@@ -265,7 +265,7 @@ class RangeLog(RepairableRange):
         """Refuse everything from now on and let go of the files."""
         self._status = Status.REMOVED
         self._drop_pending()
-        self._shared.active.pop(self, None)
+        self._shared.active.forget(self)
         self._wake_everyone()
         async with self._control:
             await self._settled.wait()

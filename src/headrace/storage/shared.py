@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 from uuid import UUID
 
 from headrace.config.storage import StorageSettings
 from headrace.errors import ThrottledError
 from headrace.runtime import Disk, Executor
+from headrace.storage.activity import ActiveRanges
 from headrace.storage.cache import TailCache
 from headrace.storage.committer import Committer
 from headrace.storage.files import FilePool
 from headrace.storage.journal import Journal
 from headrace.storage.tasks import TaskSet
 from headrace.wire.sbp.messages import Durability
-
-if TYPE_CHECKING:
-    from headrace.storage.writer import RangeWriter
 
 
 @dataclass(slots=True)
@@ -36,16 +33,9 @@ class Shared:
     cache: TailCache
     tasks: TaskSet
     loop: asyncio.AbstractEventLoop
-    active: dict[RangeWriter, int] = field(default_factory=dict)
-    """Ranges with appends since their last closing mark, and where they stood at the last look."""
-    activity: asyncio.Event = field(default_factory=asyncio.Event)  # `active` is not empty
+    active: ActiveRanges
     queued_bytes: int = 0
     closing: bool = False  # nothing new is begun
-
-    def note_active(self, log: RangeWriter) -> None:
-        if log not in self.active:
-            self.active[log] = -1
-            self.activity.set()
 
     def admit(self, size: int) -> None:
         """Account for a batch that waits to be written. Past the bound the caller has to wait."""

@@ -19,6 +19,7 @@ from headrace.errors import (
 )
 from headrace.observability.logging import get_logger
 from headrace.runtime import Lock, Runtime
+from headrace.storage.activity import ActiveRanges
 from headrace.storage.cache import TailCache
 from headrace.storage.committer import Committer, GroupNumbers
 from headrace.storage.files import FilePool
@@ -106,6 +107,7 @@ class LogStore:
         # The other half is for sockets, and for files while a group has them pinned.
         open_files_max = min(settings.open_files_max, runtime.disk.open_files_max() // 2)
         pool, tasks = FilePool(open_files_max), TaskSet()
+        active = ActiveRanges(settings)
         journal = Journal(
             runtime.disk,
             commit,
@@ -115,7 +117,7 @@ class LogStore:
             store_uuid=opened.store_uuid,
             settings=settings,
             replayed=replayed,
-            on_unprotected=lambda log: shared.note_active(log),
+            on_unprotected=active.note,
         )
         shared = Shared(
             disk=runtime.disk,
@@ -140,6 +142,7 @@ class LogStore:
             pool=pool,
             cache=TailCache(settings.tail_cache_bytes),
             tasks=tasks,
+            active=active,
             loop=asyncio.get_running_loop(),
         )
         store = cls(runtime, folder, shared, lock=opened.lock, clean=opened.clean)
@@ -375,14 +378,23 @@ class LogStore:
         return self._shared.queued_bytes / self._shared.settings.queued_bytes_max
 
     def statistics(self) -> dict[str, int]:
-        shared = self._shared
-        committers = shared.committers.values()
+        """Everything that is counted; looks at every range."""
         logs = self._logs.values()
         return {
             "ranges": len(self._logs),
             "ranges_unreadable": len(self._unreadable),
             "ranges_failed": sum(log.failed for log in logs),
             "ranges_incomplete": sum(log.missing is not None for log in logs),
+            "corrupt_spans": sum(len(log.corrupt()) for log in logs),
+            **self.counters(),
+            **self._shared.journal.statistics(),
+        }
+
+    def counters(self) -> dict[str, int]:
+        """What is known without a look at the ranges."""
+        shared = self._shared
+        committers = shared.committers.values()
+        return {
             "groups": sum(committer.groups_written for committer in committers),
             "file_writes": sum(committer.files_written for committer in committers),
             "written_bytes": sum(committer.bytes_written for committer in committers),
@@ -391,37 +403,17 @@ class LogStore:
             "tail_cache_bytes": shared.cache.bytes,
             "tail_cache_hits": shared.cache.hits,
             "tail_cache_misses": shared.cache.misses,
-            "corrupt_spans": sum(len(log.corrupt()) for log in logs),
-            **shared.journal.statistics(),
         }
 
     async def _keep(self) -> None:
         """Note in ranges that went quiet what is synced."""
-        active, activity = self._shared.active, self._shared.activity
-        settings = self._shared.settings
-        looks: dict[RangeWriter, int] = {}  # at quiet `written` ranges
+        active, pause = self._shared.active, self._shared.settings.idle_ms / 1000
         while True:
-            if not active:
-                activity.clear()
-                await activity.wait()
-            await self._runtime.clock.sleep(settings.idle_ms / 1000)
-            for log, seen in list(active.items()):
-                if log.position != seen:
-                    active[log] = log.position
-                    looks.pop(log, None)
-                    continue
-                # A `written` range is synced for it, and its index file as well: thousands of them,
-                # with an append now and then, would keep the disk busy with nothing else.
-                if log.durability is Durability.WRITTEN:
-                    looks[log] = looks.get(log, 0) + 1
-                    if looks[log] * settings.idle_ms < settings.idle_file_ms:
-                        continue
-                    del looks[log]
-                del active[log]
+            await active.wait()
+            await self._runtime.clock.sleep(pause)
+            for log in active.take_quiet():
                 if not (log.journaled or log.close_mark_nowait()):
                     await self._close_mark(log)
-            for log in looks.keys() - active.keys():  # sealed or deleted meanwhile
-                del looks[log]
 
     async def _close_mark(self, log: RangeWriter) -> None:
         try:

@@ -96,7 +96,7 @@ class RangeWriter:
         self._readers = Waiters()  # for committed offsets
         self._syncers = Waiters()  # for durable offsets
         if recovered.tail_bytes:
-            shared.note_active(self)
+            shared.active.note(self)
 
     @property
     def end_offset(self) -> int:
@@ -321,7 +321,7 @@ class RangeWriter:
             if not batch.done.done():  # a caller that was cancelled left it behind
                 batch.done.set_result(None)
         self._advance()
-        self._shared.note_active(self)
+        self._shared.active.note(self)
         if (
             segment.position - segment.saved_position >= self._settings.checkpoint_bytes
             and not self._saving
@@ -472,7 +472,7 @@ class RangeWriter:
         await self._io.save_metadata(metadata)
         self._metadata = metadata
         self._status = Status.SEALED
-        self._shared.active.pop(self, None)
+        self._shared.active.forget(self)
 
     def _active(self) -> Segment | None:
         if self._segments and not self._segments[-1].closed:

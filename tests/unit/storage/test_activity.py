@@ -1,0 +1,47 @@
+"""Which ranges have gone quiet: in rounds, without a look at the busy ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.config.storage import StorageSettings
+from headrace.storage.activity import ActiveRanges
+from headrace.wire.sbp.messages import Durability
+
+SETTINGS = StorageSettings(idle_ms=500, idle_file_ms=1500)
+
+
+@dataclass(eq=False)
+class OneRange:
+    durability: Durability
+
+
+async def test_quiet_for_a_whole_round_or_as_long_as_files_are_kept() -> None:
+    active = ActiveRanges(SETTINGS)
+    synced, written = OneRange(Durability.SYNCED), OneRange(Durability.WRITTEN)
+    for log in (synced, written):
+        active.note(log)  # type: ignore[arg-type]
+    assert active.take_quiet() == []  # the last append may be a moment ago
+    assert active.take_quiet() == [synced]
+    assert active.take_quiet() == []
+    assert active.take_quiet() == [written]
+    assert active.take_quiet() == []
+
+
+async def test_an_append_starts_the_time_again() -> None:
+    active = ActiveRanges(SETTINGS)
+    busy, quiet = OneRange(Durability.SYNCED), OneRange(Durability.SYNCED)
+    active.note(quiet)  # type: ignore[arg-type]
+    for _ in range(3):
+        active.note(busy)  # type: ignore[arg-type]
+        found = active.take_quiet()
+        assert busy not in found
+    assert active.take_quiet() == [busy]
+
+
+async def test_a_range_that_is_gone_is_not_quiet() -> None:
+    active = ActiveRanges(SETTINGS)
+    sealed = OneRange(Durability.SYNCED)
+    active.note(sealed)  # type: ignore[arg-type]
+    active.forget(sealed)  # type: ignore[arg-type]
+    assert [active.take_quiet() for _ in range(3)] == [[], [], []]
