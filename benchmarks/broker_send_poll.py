@@ -2,10 +2,12 @@
 
 The broker and the bare servers (`bare_server.py`) run in processes of their own; this one loads
 them over several connections with frames encoded beforehand, each connection waiting for its answer
-before it sends again. Rounds of both alternate and the best of each counts, so that a machine with
-other work to do disturbs both alike. Each round of sends begins with an empty log. Latencies are
-the broker's, of its best round. The bare counterpart of a broker that may never stop its loop also
-writes off the loop; what that alone costs shows in the row that compares with writes on the loop.
+before it sends again. Rounds of all alternate and the best of each counts, so that a machine with
+other work to do disturbs all alike. Each figure is taken in the classic framing (B2) and in dialect
+C; a third row divides the two ratios: newer clients are to be served as well as older ones. Each
+round of sends begins with an empty log. Latencies are the broker's, of its best round. The bare
+counterpart of a broker that may never stop its loop also writes off the loop; what that alone costs
+shows in the row that compares with writes on the loop.
 
 Run alone: `python -m benchmarks broker_send_poll`. With PROFILE=path the brokers write a cProfile;
 with ONLY=text only the figures whose name contains it are taken.
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import msgspec
@@ -41,7 +43,8 @@ from headrace.wire.iggy.messages.users import LoginRegister, LoginUser
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
 
 SECONDS = 0.35
-ROUNDS = 6
+ROUNDS = 8
+CLOSE_MIN = 0.9
 POLLED_BATCHES = 32
 STREAM, TOPIC = "bench", "bench"
 _NUMBER = struct.Struct("<Q")
@@ -79,14 +82,6 @@ SHAPES = (
     Shape("send", "synced", 1, 1000, 16, "synced"),
     Shape("poll", "written", 1000, 1000, 8, "polled"),
     Shape("poll", "written", 1000, 100, 8, "polled"),
-    Shape("send", "written", 1000, 1000, 8, "written", Dialect.C),
-    Shape("send", "synced", 1000, 1000, 8, "synced", Dialect.C),
-    Shape("send", "written", 1000, 100, 8, "written", Dialect.C),
-    Shape("send", "synced", 1000, 100, 8, "synced", Dialect.C),
-    Shape("send", "written", 1, 1000, 16, "written", Dialect.C),
-    Shape("send", "synced", 1, 1000, 16, "synced", Dialect.C),
-    Shape("poll", "written", 1000, 1000, 8, "polled", Dialect.C),
-    Shape("poll", "written", 1000, 100, 8, "polled", Dialect.C),
 )
 
 
@@ -366,32 +361,69 @@ async def _fill(caller: Caller, bare: int, shape: Shape) -> None:
     _close([caller])
 
 
-async def measure(brokers: dict[str, int], bare: dict[str, int], shape: Shape) -> dict[str, Any]:
-    """The best of each; the first round warms up and does not count."""
-    callers = await _log_in(brokers[shape.level], shape.connections, shape.dialect)
-    limit = bare[shape.against]
-    if shape.kind == "poll":
-        await _fill(callers[0], limit, shape)
-        frames = _poll_frames(shape)
-    else:
-        frames = [_send_frame(shape)]
-    ours, limits = [], []
+class Contest:
+    """One shape of load: rounds at the broker and at the bare server, by turns."""
+
+    def __init__(self, shape: Shape, broker: int, bare: int) -> None:
+        self.shape = shape
+        self._broker, self._bare = broker, bare
+        self._callers: list[Caller] = []
+        self._frames: list[bytes] = []
+        self.ours: list[Round] = []
+        self.limits: list[Round] = []
+
+    async def open(self) -> None:
+        shape = self.shape
+        self._callers = await _log_in(self._broker, shape.connections, shape.dialect)
+        self._frames = _poll_frames(shape) if shape.kind == "poll" else [_send_frame(shape)]
+
+    async def round(self) -> None:
+        if self.shape.kind == "poll":
+            await _fill(self._callers[0], self._bare, self.shape)
+        self.ours.append(await broker_round(self._callers, self.shape, self._frames))
+        self.limits.append(await bare_round(self._bare, self.shape, self._frames))
+
+    def close(self) -> dict[str, Any]:
+        """The best of each; the first round warmed up and does not count."""
+        _close(self._callers)
+        best = max(self.ours[1:], key=lambda one: one.rate)
+        limit = max(self.limits[1:], key=lambda one: one.rate)
+        return {
+            "name": self.shape.name,
+            "value": best.rate * self.shape.count,
+            "unit": "messages/s",
+            "limit": limit.rate * self.shape.count,
+            "ratio": best.rate / limit.rate,
+            "p50_ms": 1000 * best.quantile(0.5),
+            "p99_ms": 1000 * best.quantile(0.99),
+            "limit_p50_ms": 1000 * limit.quantile(0.5),
+            "limit_p99_ms": 1000 * limit.quantile(0.99),
+        }
+
+
+async def measure(
+    brokers: dict[str, int], bare: dict[str, int], shape: Shape
+) -> list[dict[str, Any]]:
+    contests = [
+        Contest(replace(shape, dialect=dialect), brokers[shape.level], bare[shape.against])
+        for dialect in (Dialect.B2, Dialect.C)
+    ]
+    for one in contests:
+        await one.open()
     for _ in range(ROUNDS + 1):
-        ours.append(await broker_round(callers, shape, frames))
-        limits.append(await bare_round(limit, shape, frames))
-    _close(callers)
-    best = max(ours[1:], key=lambda one: one.rate)
-    best_limit = max(limits[1:], key=lambda one: one.rate)
+        for one in contests:
+            await one.round()
+    classic, newest = [one.close() for one in contests]
+    return [classic, newest, _compared(shape, classic, newest)]
+
+
+def _compared(shape: Shape, classic: dict[str, Any], newest: dict[str, Any]) -> dict[str, Any]:
     return {
-        "name": shape.name,
-        "value": best.rate * shape.count,
-        "unit": "messages/s",
-        "limit": best_limit.rate * shape.count,
-        "ratio": best.rate / best_limit.rate,
-        "p50_ms": 1000 * best.quantile(0.5),
-        "p99_ms": 1000 * best.quantile(0.99),
-        "limit_p50_ms": 1000 * best_limit.quantile(0.5),
-        "limit_p99_ms": 1000 * best_limit.quantile(0.99),
+        "name": f"{shape.name}: C's ratio to B2's (>= {CLOSE_MIN})",
+        "value": newest["ratio"],
+        "unit": "of the limit",
+        "limit": classic["ratio"],
+        "ratio": newest["ratio"] / classic["ratio"],
     }
 
 
@@ -406,7 +438,12 @@ def run() -> list[dict[str, Any]]:
         bare = dict(zip(NAMES, ports, strict=True))
         for port in brokers.values():
             run_loop(_prepare(port))
-        return [run_loop(measure(brokers, bare, shape)) for shape in SHAPES if only in shape.name]
+        return [
+            row
+            for shape in SHAPES
+            if only in shape.name
+            for row in run_loop(measure(brokers, bare, shape))
+        ]
 
 
 def _main(folder: str, kind: str, level: str = "") -> None:

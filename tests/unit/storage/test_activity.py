@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from headrace.config.storage import StorageSettings
 from headrace.storage.activity import ActiveRanges
+from headrace.storage.writer import RangeWriter
 from headrace.wire.sbp.messages import Durability
 
 SETTINGS = StorageSettings(idle_ms=500, idle_file_ms=1500)
@@ -16,11 +18,15 @@ class OneRange:
     durability: Durability
 
 
+def one_range(level: Durability) -> RangeWriter:
+    return cast(RangeWriter, OneRange(level))
+
+
 async def test_quiet_for_a_whole_round_or_as_long_as_files_are_kept() -> None:
     active = ActiveRanges(SETTINGS)
-    synced, written = OneRange(Durability.SYNCED), OneRange(Durability.WRITTEN)
+    synced, written = one_range(Durability.SYNCED), one_range(Durability.WRITTEN)
     for log in (synced, written):
-        active.note(log)  # type: ignore[arg-type]
+        active.note(log)
     assert active.take_quiet() == []  # the last append may be a moment ago
     assert active.take_quiet() == [synced]
     assert active.take_quiet() == []
@@ -30,10 +36,10 @@ async def test_quiet_for_a_whole_round_or_as_long_as_files_are_kept() -> None:
 
 async def test_an_append_starts_the_time_again() -> None:
     active = ActiveRanges(SETTINGS)
-    busy, quiet = OneRange(Durability.SYNCED), OneRange(Durability.SYNCED)
-    active.note(quiet)  # type: ignore[arg-type]
+    busy, quiet = one_range(Durability.SYNCED), one_range(Durability.SYNCED)
+    active.note(quiet)
     for _ in range(3):
-        active.note(busy)  # type: ignore[arg-type]
+        active.note(busy)
         found = active.take_quiet()
         assert busy not in found
     assert active.take_quiet() == [busy]
@@ -41,7 +47,7 @@ async def test_an_append_starts_the_time_again() -> None:
 
 async def test_a_range_that_is_gone_is_not_quiet() -> None:
     active = ActiveRanges(SETTINGS)
-    sealed = OneRange(Durability.SYNCED)
-    active.note(sealed)  # type: ignore[arg-type]
-    active.forget(sealed)  # type: ignore[arg-type]
+    sealed = one_range(Durability.SYNCED)
+    active.note(sealed)
+    active.forget(sealed)
     assert [active.take_quiet() for _ in range(3)] == [[], [], []]
