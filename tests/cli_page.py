@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import typer
-
 from headrace.cli.broker import OPTIONS as CONNECTION
 from headrace.cli.control_api import OPTIONS as CONTROL
-from headrace.cli.main import app
+from headrace.cli.table import COMMANDS
+from headrace.cli.tree import load
 
 
 class UndescribedError(Exception):
@@ -18,8 +17,8 @@ class UndescribedError(Exception):
 
 def commands() -> Iterator[tuple[str, Any]]:
     """Every command with its whole name, in the order of `--help`."""
-    root = typer.main.get_command(app)
-    yield from _walk("headrace", root)
+    for name in COMMANDS:
+        yield from _walk(f"headrace {name}", load(name))
 
 
 def _walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:

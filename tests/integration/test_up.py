@@ -9,7 +9,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -209,50 +208,6 @@ def test_a_generated_root_password_is_shown_once(tmp_path: Path) -> None:
         server.stop()
         server.start()
         assert server.log.count(password) == 1
-
-
-def test_start_up_imports_nothing_heavy() -> None:
-    script = (
-        "import sys; sys.argv = ['headrace', '--help']\n"
-        "from headrace.cli.main import app\n"
-        "try: app()\n"
-        "except SystemExit: pass\n"
-        "heavy = {'numpy', 'pyarrow', 'pyspark', 'pandas', 'uvicorn', 'httpx', 'asyncio'}\n"
-        "print(sorted(heavy & sys.modules.keys()), file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stderr.strip() == "[]"
-    assert "pipeline" in done.stdout
-
-
-_OUR_HELP = "from headrace.cli.main import main; sys.argv = ['headrace', '--help']; main()"
-_ANY_HELP = (
-    "import typer; app = typer.Typer(); app.command()(lambda: None); "
-    "sys.argv = ['any', '--help']; app()"
-)
-
-
-def test_help_is_quick() -> None:
-    """Under 300 ms of processor time, or, on a machine with much to do, not much more than the
-    smallest program of the same library takes.
-
-    The best of a few tries, and without pydantic: typer loads it where it finds it, and what the
-    tests install has it, a user's installation not.
-    """
-
-    def used(program: str) -> float:
-        before = os.times()
-        hidden = f"import sys; sys.modules['pydantic'] = None; {program}"
-        subprocess.run([sys.executable, "-c", hidden], check=True, capture_output=True)
-        after = os.times()
-        user = after.children_user - before.children_user
-        return user + after.children_system - before.children_system
-
-    ours = min(used(_OUR_HELP) for _ in range(5))
-    any_program = min(used(_ANY_HELP) for _ in range(3))
-    assert ours < 0.3 or ours < 3 * any_program, (ours, any_program)
 
 
 async def test_statistics_are_the_machines_own(server: Server) -> None:

@@ -14,6 +14,7 @@ import typer
 from headrace.cli.control_api import Pipeline, controls, stram_api
 from headrace.cli.options import AsJson
 from headrace.cli.output import note, print_json
+from headrace.cli.pipelines import app
 
 Operator = Annotated[str, typer.Argument(metavar="OPERATOR")]
 
@@ -145,16 +146,15 @@ def _property(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def add_to(app: typer.Typer) -> None:
-    for name, command in (
-        ("resume", resume),
-        ("set", set_properties),
-        ("scale", scale),
-        ("change", change),
-        ("roll-back", roll_back),
-        ("replay", replay),
-        ("record", record),
-        ("recording", recording),
-        ("log-level", log_level),
-    ):
-        app.command(name)(controls(command))
+for _name, _command in (
+    ("resume", resume),
+    ("set", set_properties),
+    ("scale", scale),
+    ("change", change),
+    ("roll-back", roll_back),
+    ("replay", replay),
+    ("record", record),
+    ("recording", recording),
+    ("log-level", log_level),
+):
+    app.command(_name)(controls(_command))
