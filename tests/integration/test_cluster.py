@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from itertools import count
 from pathlib import Path
 
+import httpx
 import pytest
 
 from headrace.cli.main import main
@@ -40,7 +41,8 @@ heartbeat_interval_ms = 300
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
     folder = tmp_path_factory.mktemp("cluster")
-    with running_cluster(folder, "--nodes", "3", settings=QUICK) as cluster:
+    options = ("--nodes", "3", "--metrics-port", "0")
+    with running_cluster(folder, *options, settings=QUICK) as cluster:
         cluster.wait_leader()
         yield cluster
         pids = cluster.pids()
@@ -74,6 +76,17 @@ def test_a_cluster_shows_itself(cluster: ClusterProcesses) -> None:
     assert shown.returncode == 0
     for word in ("Placement managers", "follower", "standby", "GiB", "ranges"):
         assert word in shown.stdout
+
+
+def test_every_role_tells_that_it_is_ready(cluster: ClusterProcesses) -> None:
+    roles = cluster.ready["roles"]
+    served = {name: role["addresses"] for name, role in roles.items() if "addresses" in role}
+    assert len(served) == 3 + 3 + 2
+    for name, addresses in served.items():
+        answer = httpx.get(f"http://{addresses['metrics']}/ready", trust_env=False)
+        assert (answer.status_code, answer.json()["ready"]) == (200, True), (name, answer.text)
+        (role,) = answer.json()["roles"]
+        assert name.startswith(role)
 
 
 @pytest.mark.parametrize("version", ["0.5.0", "0.6.0", "0.7.0", "0.8.0", "0.9.0"])

@@ -154,7 +154,8 @@ class ControlPlane:
         self._closers.append(broker.close)
         assets = await self._files.run(load_assets)
         cluster = ClusterState(client, connect_to, managers)
-        web = create_app(runtime, self._controller, broker, cluster, assets)
+        roles = self.observed()
+        web = create_app(runtime, self._controller, broker, cluster, assets, roles)
         self._web = WebServer(web.asgi)
         files_of = None if trust is None else (certificate.chain_path, certificate.key_path)
         await self._web.start(

@@ -29,6 +29,14 @@ def start(
     http_port: Annotated[
         int, typer.Option("--http-port", help="A controller with dashboard; 0 = any, -1 = none.")
     ] = -1,
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            "--metrics-port",
+            help="/metrics, /health, /ready of each role, on this port and those after it: "
+            "managers, data nodes, brokers, controller. 0 = any, -1 = off.",
+        ),
+    ] = -1,
     dev: o.Dev = False,
     config: Annotated[
         str, typer.Option("--config", help="A TOML file with settings, for every role.")
@@ -48,6 +56,7 @@ def start(
         data_dir=data_dir,
         iggy_port=iggy_port,
         http_port=http_port,
+        metrics_port=metrics_port,
         dev=dev,
         config=config,
     )

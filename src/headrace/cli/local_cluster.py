@@ -49,8 +49,19 @@ class Plan:
     data_dir: str
     iggy_port: int
     http_port: int
+    metrics_port: int
     dev: bool
     config: str
+
+    def roles(self) -> list[str]:
+        """In the order in which they start."""
+        numbers = {
+            "placement-manager": self.managers, "data-node": self.nodes, "broker": self.brokers,
+        }  # fmt: skip
+        return [
+            *(f"{role}-{n}" for role, count in numbers.items() for n in range(1, count + 1)),
+            *(["controller"] if self.http_port >= 0 else []),
+        ]
 
 
 @dataclass
@@ -112,16 +123,18 @@ class LocalCluster:
         self._prepare()
         if self.plan.managers > 1:
             await self._start_etcd()
-        managers = [f"placement-manager-{n}" for n in range(1, self.plan.managers + 1)]
+        managers = self._named("placement-manager")
         await self._start_all({name: self._manager_arguments(name) for name in managers})
         self.state.placement_managers = [f"127.0.0.1:{self.state.ports[name]}" for name in managers]
-        nodes = [f"data-node-{n}" for n in range(1, self.plan.nodes + 1)]
+        nodes, brokers = self._named("data-node"), self._named("broker")
         await self._start_all({name: self._node_arguments(name) for name in nodes})
-        brokers = [f"broker-{n}" for n in range(1, self.plan.brokers + 1)]
         await self._start_all({name: self._broker_arguments(name) for name in brokers})
-        if self.plan.http_port >= 0:
-            await self._start_all({"controller": self._controller_arguments()})
+        control = self._named("controller")
+        await self._start_all({name: self._controller_arguments() for name in control})
         self.state.save(str(self.folder))
+
+    def _named(self, prefix: str) -> list[str]:
+        return [name for name in self.plan.roles() if name.startswith(prefix)]
 
     def _prepare(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -153,9 +166,18 @@ class LocalCluster:
         arguments = [sys.executable, "-m", "headrace.cli.main", command]
         arguments += ["--data-dir", str(folder / "data"), "--secret", self.state.secret]
         arguments += ["--ready-file", str(folder / "ready.json")]
+        if self.plan.metrics_port >= 0:
+            arguments += ["--metrics-port", str(self._metrics_port(name))]
         if self.plan.config:
             arguments += ["--config", str(Path(self.plan.config).absolute())]
         return arguments
+
+    def _metrics_port(self, name: str) -> int:
+        """From the wanted one on, a port for each role: managers, data nodes, brokers, controller;
+        so that a list of targets for Prometheus can be written before anything runs."""
+        if self.plan.metrics_port == 0:
+            return self._port(f"{name} metrics")
+        return self.plan.metrics_port + self.plan.roles().index(name)
 
     def _manager_arguments(self, name: str) -> list[str]:
         metadata = "sqlite"
@@ -353,7 +375,10 @@ def run_detached(plan: Plan, ready_file: str) -> None:
     ready = Path(ready_file) if ready_file else folder / "ready.json"
     ready.unlink(missing_ok=True)
     arguments = [sys.executable, "-m", "headrace.cli.main", "cluster", "start"]
-    for name in ("nodes", "brokers", "managers", "data_dir", "iggy_port", "http_port", "config"):
+    for name in (
+        "nodes", "brokers", "managers", "data_dir", "iggy_port", "http_port", "metrics_port",
+        "config",
+    ):  # fmt: skip
         value = getattr(plan, name)
         if value != "":
             arguments += [f"--{name.replace('_', '-')}", str(value)]

@@ -1,13 +1,13 @@
 """The JSON API that anyone may call, and the page that reads it.
 
 The API holds no state of its own: it asks the controller in this process and the broker over its
-own protocol. Every path but `/health`, the page and its files asks for a broker user, by HTTP Basic
-or by a session; running code needs a user who may manage the server.
+own protocol. Every path but `/health`, `/ready`, the page and its files asks for a broker user, by
+HTTP Basic or by a session; running code needs a user who may manage the server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -47,6 +47,7 @@ from headrace.web import (
 )
 from headrace.web.assets import Asset, SecurityHeaders, answer_asset
 from headrace.web.catalogue import Catalogue
+from headrace.web.checks import Observed, ask, describe
 from headrace.web.cluster_api import Cluster
 from headrace.web.lag import GroupWatch
 from headrace.web.live import Live, Sampler
@@ -55,6 +56,7 @@ from headrace.web.metrics import Measured, format_metrics
 from headrace.web.openapi import document
 from headrace.web.packages import SubmittedPackage, read_package
 from headrace.web.problems_broker import BrokerTrouble
+from headrace.web.reached_broker import ReachedBroker
 from headrace.web.sessions import Sessions
 from headrace.web.stram import Stram
 from headrace.web.stram import routes as stram_routes
@@ -131,7 +133,9 @@ def create_app(
     broker: Broker,
     cluster: Cluster,
     assets: Mapping[str, Asset],
+    roles: Sequence[Observed] = (),
 ) -> WebApplication:
+    """`roles` run in this process; `/ready` asks them, and whether the broker answers."""
     logins = Logins(runtime, broker, Sessions(runtime))
     live, catalogue = Live(runtime), Catalogue(runtime, broker)
     groups = GroupWatch(runtime, broker, catalogue)
@@ -159,6 +163,12 @@ def create_app(
 
     async def health(_request: Request) -> Response:
         return PlainTextResponse("ok\n")
+
+    reached = ReachedBroker(broker)
+
+    async def ready(_request: Request) -> Response:
+        found = describe(await ask([*roles, reached]))
+        return JSONResponse(found, 200 if found["ready"] else 503)
 
     async def overview(request: Request) -> Response:
         found = await broker.overview(request.state.login)
@@ -211,6 +221,7 @@ def create_app(
     application = Starlette(
         routes=[
             Route("/health", health),
+            Route("/ready", ready),
             Route("/", files),
             Route("/static/{path:path}", files),
             *session_api.routes(route, logins, live),

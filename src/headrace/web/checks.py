@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -27,3 +27,28 @@ class Observed(Protocol):
     async def families(self) -> Iterable[Family]: ...
 
     async def checks(self) -> list[Check]: ...
+
+
+async def ask(roles: Sequence[Observed]) -> dict[str, list[Check]]:
+    return {role.role: await role.checks() for role in roles}
+
+
+def all_ok(checks: list[Check]) -> bool:
+    return all(check.ok for check in checks)
+
+
+def describe(checks: dict[str, list[Check]]) -> dict[str, object]:
+    """The body of `/ready`."""
+    return {
+        "ready": all(map(all_ok, checks.values())),
+        "reasons": [
+            f"{role}: {check.reason or check.name}"
+            for role, found in checks.items()
+            for check in found
+            if not check.ok
+        ],
+        "roles": {
+            role: {one.name: {"ok": one.ok, "reason": one.reason} for one in found}
+            for role, found in checks.items()
+        },
+    }

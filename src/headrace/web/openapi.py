@@ -30,6 +30,7 @@ DETAILS: Mapping[tuple[str, str], Detail] = {
     **BROKER_DETAILS,
     **PIPELINE_DETAILS,
     ("GET", "/health"): Detail("Whether the server answers.", text=True),
+    ("GET", "/ready"): Detail("Whether controller and broker can serve; 503 with why not."),
     ("GET", "/"): Detail("The dashboard's page.", text=True, media_type="text/html"),
     ("GET", "/static/{path}"): Detail(
         "A file of the dashboard: a style, a module, a picture.", text=True, media_type="*/*"
@@ -233,6 +234,8 @@ def _responses(detail: Detail, method: str, path: str, route: Route) -> dict[str
     codes += ["404"] if "{" in path else []
     codes += ["409", "413"] if method != "GET" else []
     codes += ["503"] if asks_broker else []
+    if path == "/ready":
+        return {"2XX": good, "503": {**good, "description": "Not now, and why."}}
     return {"2XX": good, **dict.fromkeys(codes, error)}
 
 

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from headrace.observability.exposition import CONTENT_TYPE, Family, format_families
-from headrace.web.checks import Check, Observed
+from headrace.web.checks import Observed, all_ok, ask, describe
 from headrace.web.process_metrics import ObservedProcess
 
 
@@ -38,32 +38,13 @@ class Probes:
         )
 
     async def metrics(self) -> str:
-        checks = await self._checks()
+        checks = await ask(self._roles)
         families: list[Family] = list(
-            self._process.families({role: _all_ok(found) for role, found in checks.items()})
+            self._process.families({role: all_ok(found) for role, found in checks.items()})
         )
         for role in self._roles:
             families += await role.families()
         return format_families(families)
-
-    async def readiness(self) -> dict[str, object]:
-        checks = await self._checks()
-        return {
-            "ready": all(map(_all_ok, checks.values())),
-            "reasons": [
-                f"{role}: {check.reason or check.name}"
-                for role, found in checks.items()
-                for check in found
-                if not check.ok
-            ],
-            "roles": {
-                role: {one.name: {"ok": one.ok, "reason": one.reason} for one in found}
-                for role, found in checks.items()
-            },
-        }
-
-    async def _checks(self) -> dict[str, list[Check]]:
-        return {role.role: await role.checks() for role in self._roles}
 
     async def _health(self, _request: Request) -> Response:
         return JSONResponse({"alive": True, "roles": [role.role for role in self._roles]})
@@ -71,7 +52,7 @@ class Probes:
     async def _ready(self, request: Request) -> Response:
         if not self._may(request):
             return _refusal()
-        found = await self.readiness()
+        found = describe(await ask(self._roles))
         return JSONResponse(found, 200 if found["ready"] else 503)
 
     async def _metrics(self, request: Request) -> Response:
@@ -85,10 +66,6 @@ class Probes:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         right = hmac.compare_digest(given.strip().encode(), self._token)
         return right and kind.lower() == "bearer"
-
-
-def _all_ok(checks: list[Check]) -> bool:
-    return all(check.ok for check in checks)
 
 
 def _refusal() -> Response:

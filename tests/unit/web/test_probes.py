@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,11 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.errors import HeadraceError, NotLeaderError
 from headrace.observability.exposition import Family
 from headrace.runtime.system import system_runtime
+from headrace.web.api import create_app
 from headrace.web.checks import Check, Observed
 from headrace.web.metrics import ObservedController
 from headrace.web.probes import Probes
 from headrace.web.process_metrics import ObservedProcess, ProcessReading
-from tests.unit.web.stage import Pipelines
+from tests.unit.web.stage import Broker, Cluster, Pipelines
 
 
 class Role:
@@ -60,6 +63,50 @@ async def test_a_process_is_ready_when_all_its_roles_are() -> None:
     alive = await get([WELL, ILL], "/health")
     assert alive.status_code == 200
     assert alive.json() == {"alive": True, "roles": ["broker", "data-node"]}
+
+
+class ThereBroker(Broker):
+    """Behind it a client that answers, or does not."""
+
+    def __init__(self, error: HeadraceError | None = None) -> None:
+        self._error = error
+
+    def as_service(self) -> AbstractAsyncContextManager[Any]:
+        @asynccontextmanager
+        async def connected() -> AsyncIterator[ThereBroker]:
+            yield self
+
+        return connected()
+
+    async def ping(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+async def test_the_control_planes_port_tells_too() -> None:
+    """Without a login: whoever routes traffic has none."""
+
+    async def ready(broker: Broker, *roles: Observed) -> httpx.Response:
+        web = create_app(system_runtime(), Pipelines(), broker, Cluster(), {}, roles)
+        transport = httpx.ASGITransport(app=web.asgi)
+        async with httpx.AsyncClient(transport=transport, base_url="http://pages") as client:
+            answer = await client.get("/ready")
+        await web.close()
+        return answer
+
+    controller = Role("controller", Check("leader", True, "works"))
+    answer = await ready(ThereBroker(), controller)
+    assert (answer.status_code, answer.json()["ready"]) == (200, True)
+    assert list(answer.json()["roles"]) == ["controller", "broker"]
+    answer = await ready(ThereBroker(NotLeaderError("who leads is not known")), controller)
+    assert (answer.status_code, answer.json()["ready"]) == (503, False)
+    assert answer.json()["reasons"] == ["broker: who leads is not known"]
+    lost = Role("controller", Check("leader", False, "the lease is lost"))
+    answer = await ready(ThereBroker(), lost)
+    assert (answer.status_code, answer.json()["reasons"]) == (
+        503,
+        ["controller: the lease is lost"],
+    )
 
 
 async def test_every_process_tells_of_itself() -> None:

@@ -58,7 +58,7 @@ GUARDED = [
     for method in sorted((route.methods or set()) - {"HEAD"})
     if needs_login(route)
 ]
-OPEN = {"/health", "/", "/static/{path}", "/api/v1/session"}
+OPEN = {"/health", "/ready", "/", "/static/{path}", "/api/v1/session"}
 
 
 @pytest.mark.parametrize("path", GETS)
