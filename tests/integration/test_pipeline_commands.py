@@ -17,6 +17,8 @@ from headrace.assembly.web_server import WebServer
 from headrace.cli import completion
 from headrace.cli.main import app as commands
 from headrace.errors import HeadraceError
+from headrace.pipeline.events import EventType
+from tests.unit.pipeline.test_state import START
 from tests.unit.web.stage import CONTAINER, MANAGER, READER, Pipelines, make
 
 
@@ -62,6 +64,27 @@ async def test_looking(served: Served) -> None:
     assert "python main" in await served.run("container", "stack-trace", "shop", CONTAINER)
     sample = await served.run("pipeline", "recording", "shop", "revenue-1")
     assert json.loads(sample)["window"] == "1"
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+async def test_a_pipeline_is_shown_within_a_terminal(
+    served: Served, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    reason = "the process ended with status -9; it is started again from its checkpoint"
+    served.pipelines.driver.application.events.add(START, EventType.STOP_CONTAINER, reason)
+    shown = await served.run("pipeline", "show", "shop")
+    assert max(map(len, shown.splitlines())) <= columns
+    fields, containers, operators, events = shown.split("\n\n")
+    assert "rows per second   20.0" in fields
+    assert containers.splitlines()[2].split()[:2] == [CONTAINER, "ACTIVE"]
+    assert [line.split()[:5] for line in operators.splitlines()[2:]] == [
+        ["orders", "ACTIVE", "0", "200", "20.0"],
+        ["revenue", "ACTIVE", "200", "0", "20.0"],
+    ]
+    assert "StartOperator" in events
+    told = " ".join(line[30:] for line in events.splitlines()[-4:])
+    assert all(word in told for word in reason.split())
 
 
 async def test_pipelines_are_completed(served: Served) -> None:

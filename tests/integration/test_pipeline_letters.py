@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from headrace.assembly.web_server import WebServer
 from headrace.cli.main import app as commands
-from headrace.errors import HeadraceError, NotFoundError
+from headrace.errors import HeadraceError, NotFoundError, UnavailableError
 from headrace.pipeline.application import Application
 from headrace.pipeline.plans import to_plan
 from headrace.testing import LocalBroker
@@ -101,6 +102,34 @@ async def test_letters_are_found_by_their_operator(shop: Shop) -> None:
     assert json.loads(shown)["payload"] == "x"
     done = json.loads(await shop("dead-letters", "redrive", "shop", "--all", "--json"))
     assert done["topics"] == {f"{stream}/orders": 2}
+
+
+async def test_a_profile_says_where_the_controller_is_too(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ADDRESS", "HTTP", "USERNAME", "PASSWORD", "PROFILE"):
+        monkeypatch.delenv(f"HEADRACE_{name}", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    places = ["--address", shop.broker.address, "--http", shop.http]
+
+    async def run(*arguments: str) -> Result:
+        return await asyncio.to_thread(CliRunner().invoke, commands, [*arguments])
+
+    await run("profile", "set", "nowhere", "--address", shop.broker.address, "--http", "[::1]:1")
+    assert (await run("profile", "set", "here", *places)).exit_code == 0
+    for command in (
+        ["dead-letters", "summary", "shop"],
+        ["dead-letters", "redrive", "shop", "--all"],
+        ["replay", f"{shop.stream}/orders", "--pipeline", "shop", "--dry-run"],
+        ["pipeline", "list"],
+    ):
+        assert isinstance((await run(*command)).exception, UnavailableError), "the current one"
+        done = await run(*command, "--profile", "here")
+        assert done.exit_code == 0, done.output
+        done = await run(*command, "--http", shop.http)
+        assert done.exit_code == 0, "an option wins"
+    shown = await run("top", "--once", "--interval", "0.2", "--json", "--profile", "here")
+    assert [one["name"] for one in json.loads(shown.stdout)["pipelines"]] == ["shop"]
 
 
 async def test_a_pipeline_reads_its_topic_again(shop: Shop) -> None:

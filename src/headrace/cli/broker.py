@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from headrace.cli import completion
-from headrace.cli.options import TLS, TLS_DEFAULTS, TLS_OPTIONS, Tls, with_options
+from headrace.cli.options import HTTP, TLS, TLS_DEFAULTS, TLS_OPTIONS, Tls, with_options
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
@@ -36,6 +36,8 @@ class Target:
     username: str = USERNAME
     password: str = PASSWORD
     token: str = ""
+    http: str = HTTP
+    """Of the control plane, for the commands that ask it as well."""
 
 
 TARGET: ContextVar[Target] = ContextVar("target", default=Target())  # noqa: B039  # frozen
@@ -100,7 +102,7 @@ def resolve(given: dict[str, Any]) -> tuple[Target, Tls]:
     return (
         Target(
             value("address", ADDRESS), value("username", USERNAME),
-            value("password", PASSWORD), token,
+            value("password", PASSWORD), token, str(profile.get("http") or HTTP),
         ),
         Tls(wanted, ca, value("tls_server_name", ""), given["tls_insecure"]),
     )  # fmt: skip

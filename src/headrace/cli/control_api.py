@@ -87,11 +87,8 @@ def controls(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _target(given: dict[str, Any]) -> tuple[Target, Any]:
-    from headrace.cli import profiles
-
     found, tls = resolve({"address": None, "token": None, **given})
-    http = given["http"] or profiles.chosen(given["profile"]).get("http") or HTTP
-    return Target(str(http), found.username, found.password), tls
+    return Target(str(given["http"] or found.http), found.username, found.password), tls
 
 
 def control_api() -> Api:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.broker import TARGET, connects, with_broker
-from headrace.cli.options import HTTP, AsJson, Http, split_topic
+from headrace.cli.options import AsJson, Http, split_topic
 from headrace.cli.output import count_progress, note, print_fields, print_json, print_rows
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _TEXT_MAX = 60
 @app.command("summary")
 @connects
 def summary(
-    name: Name, operator: Operator = "", http: Http = HTTP, as_json: AsJson = False
+    name: Name, operator: Operator = "", http: Http = None, as_json: AsJson = False
 ) -> None:
     """How many letters each operator has, and how many of them wait."""
     topics = _topics(name, operator, http)
@@ -67,7 +67,7 @@ def list_letters(
     every: Annotated[bool, typer.Option("--all", help="Those that were re-driven too.")] = False,
     newest: Annotated[bool, typer.Option("--newest", help="The last ones, not the first.")] = False,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Of each partition.")] = 50,
-    http: Http = HTTP,
+    http: Http = None,
     as_json: AsJson = False,
 ) -> None:
     """List the letters that wait: why each was set aside, and where it came from."""
@@ -98,7 +98,7 @@ def show(
     operator: Operator = "",
     offset: Annotated[int, typer.Option("--offset", min=0, help="As `list` prints it.")] = 0,
     partition: Partition = 0,
-    http: Http = HTTP,
+    http: Http = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one letter whole: the reason, and the original record."""
@@ -142,7 +142,7 @@ def redrive(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Send nothing; say what would.")
     ] = False,
-    http: Http = HTTP,
+    http: Http = None,
     as_json: AsJson = False,
 ) -> None:
     """Send letters back to the topics they came from, each once, however often this is run."""
@@ -193,7 +193,7 @@ def redrive(
 # --- which topics ---------------------------------------------------------------------------------
 
 
-def _topics(name: str, operator: str, http: str) -> list[tuple[str, str, str]]:
+def _topics(name: str, operator: str, http: str | None) -> list[tuple[str, str, str]]:
     """(stream, topic, operator) of every topic that may hold letters."""
     if "/" in name:
         return [(*split_topic(name), operator)]
@@ -202,7 +202,9 @@ def _topics(name: str, operator: str, http: str) -> list[tuple[str, str, str]]:
     from headrace.pipeline.letter_topics import letter_topics
 
     target = TARGET.get()
-    plan = StramApi(http, target.username, target.password).get(f"/{name}/logicalPlan")
+    plan = StramApi(http or target.http, target.username, target.password).get(
+        f"/{name}/logicalPlan"
+    )
     found = letter_topics(plan)
     if operator and operator not in found:
         raise NotFoundError(f"{name} has no operator {operator}; it has {', '.join(found)}")
@@ -214,7 +216,7 @@ def _topics(name: str, operator: str, http: str) -> list[tuple[str, str, str]]:
     ]
 
 
-def _one_topic(name: str, operator: str, http: str) -> tuple[str, str]:
+def _one_topic(name: str, operator: str, http: str | None) -> tuple[str, str]:
     """The one that is there: an offset means nothing across several."""
     topics = _topics(name, operator, http)
     if len(topics) == 1:

@@ -13,14 +13,14 @@ import typer
 
 from headrace.cli import completion
 
-Http = Annotated[
-    str,
-    typer.Option("--http", envvar="HEADRACE_HTTP", help="The control plane's HTTP port."),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 TopicName = Annotated[str, typer.Argument(metavar="STREAM/TOPIC", autocompletion=completion.topics)]
 
 HTTP = "127.0.0.1:3000"
+Http = Annotated[
+    str | None,
+    typer.Option("--http", envvar="HEADRACE_HTTP", help=f"The control plane's HTTP port. [{HTTP}]"),
+]
 USERNAME = "iggy"
 PASSWORD = "iggy"  # what `headrace up --dev` sets; any other server refuses it
 

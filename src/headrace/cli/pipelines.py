@@ -10,7 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli import pipeline_deploy, pipeline_init, pipeline_plan, pipeline_runs
+from headrace.cli import (
+    pipeline_deploy,
+    pipeline_init,
+    pipeline_plan,
+    pipeline_runs,
+    pipeline_view,
+)
 from headrace.cli.control_api import Api, Pipeline, control_api, controls
 from headrace.cli.options import AsJson
 from headrace.cli.output import format_value, note, print_fields, print_json, print_rows
@@ -132,19 +138,12 @@ def show(
     name: Pipeline,
     as_json: AsJson = False,
 ) -> None:
-    """Show one pipeline: plan, containers, operators, checkpoints, events."""
+    """Show one pipeline: its containers, operators and last events; with --json all of it."""
     view = control_api().get(f"/pipelines/{name}")
     if as_json:
         print_json(view)
         return
-    plain = {k: v for k, v in view.items() if not isinstance(v, list | dict)}
-    print_fields(plain, as_json=False)
-    for part in ("containers", "operators", "events"):
-        rows = view.get(part) or []
-        if rows:
-            print(f"\n{part}")
-            columns = [k for k, v in rows[-1].items() if not isinstance(v, list | dict)]
-            print_rows(rows[-20:], columns, as_json=False)
+    pipeline_view.show(view)
 
 
 @app.command("stop")

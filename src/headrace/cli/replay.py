@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.broker import TARGET, connects, with_broker
-from headrace.cli.options import HTTP, AsJson, Http, split_topic
+from headrace.cli.options import AsJson, Http, split_topic
 from headrace.cli.output import count_progress, note, print_json, print_rows
 from headrace.cli.points import From, OnePartition, Until, parse_point
 
@@ -42,7 +42,7 @@ def replay(
     resume: Annotated[
         str, typer.Option("--resume", metavar="JOB", help="Go on with a replay that was cut off.")
     ] = "",
-    http: Http = HTTP,
+    http: Http = None,
     as_json: AsJson = False,
 ) -> None:
     """Send a range of a topic once more: by offsets or by time, each message once.
@@ -129,7 +129,9 @@ def _show(job: Job, *, as_json: bool) -> None:
         note(f"{job.messages} messages of {job.source} would go to {job.target}")
 
 
-def _replay_pipeline(source: str, name: str, start: str, http: str, *, dry_run: bool) -> None:
+def _replay_pipeline(
+    source: str, name: str, start: str, http: str | None, *, dry_run: bool
+) -> None:
     """The controller's own change: what reads the topic starts again from the point."""
     import json
     from datetime import UTC, datetime
@@ -139,7 +141,7 @@ def _replay_pipeline(source: str, name: str, start: str, http: str, *, dry_run: 
     from headrace.pipeline.letter_topics import topic_inputs
 
     target = TARGET.get()
-    api = StramApi(http, target.username, target.password)
+    api = StramApi(http or target.http, target.username, target.password)
     topics = topic_inputs(api.get(f"/{name}/logicalPlan"))
     inputs = [port for port, topic in topics.items() if topic == source]
     if not inputs:

@@ -66,14 +66,12 @@ def top(
 
 def _pipelines(http: str | None) -> Pipelines | None:
     """What asks the control plane, with the broker's user; a token does not open it."""
-    from headrace.cli import profiles
     from headrace.cli.control_api import Api
 
     target = TARGET.get()
     if http == "none" or target.token:
         return None
-    address = http or str(profiles.chosen(None).get("http", "")) or HTTP
-    api = Api(address, target.username, target.password)
+    api = Api(http or target.http, target.username, target.password)
 
     def ask() -> list[dict[str, Any]]:
         listed: list[dict[str, Any]] = api.get("/pipelines", seconds=_PIPELINES_SECONDS)

@@ -1,0 +1,77 @@
+"""What `headrace pipeline show` prints for people: what one asks first, within 80 columns.
+
+`--json` has everything, `operator show` and `container show` have the rest of one of them.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from headrace.cli.output import print_fields, print_rows
+
+CONTAINERS = ("id", "state", "pid", "restarts", "heartbeat", "memory_free")
+OPERATORS = ("name", "state", "rows_in", "rows_out", "per_second", "lag", "window")
+EVENTS = ("time", "event", "of", "reason")
+EVENTS_MAX = 20
+PACKAGE_DIGITS = 12
+
+
+def show(view: dict[str, Any]) -> None:
+    print_fields(_application(view), as_json=False)
+    parts = (
+        ("containers", CONTAINERS, map(_container, view["containers"])),
+        ("operators", OPERATORS, map(_operator, view["operators"])),
+        ("events", EVENTS, map(_event, view["events"][-EVENTS_MAX:])),
+    )
+    for title, columns, rows in parts:
+        print(f"\n{title}")
+        print_rows(rows, columns, as_json=False)
+    for one in view["operators"]:
+        if one["last_error"]:
+            print(f"\nlast error of {one['name']}\n{one['last_error']}")
+
+
+def _application(view: dict[str, Any]) -> dict[str, Any]:
+    shown = {name: view[name] for name in ("name", "state")}
+    shown |= {"submitted": _time(view["submitted_ms"]), "finished": _time(view["finished_ms"])}
+    shown |= {"entry": view["entry"], "package": view["package"][:PACKAGE_DIGITS]}
+    for name in (
+        "window", "committed_window", "rows", "rows_per_second", "rows_late", "rows_bad", "lag",
+        "restarts", "last_error", "path",
+    ):  # fmt: skip
+        shown[name] = view[name]
+    return {name: value for name, value in shown.items() if value is not None}
+
+
+def _container(one: dict[str, Any]) -> dict[str, Any]:
+    age_ms = one["heartbeat_age_ms"]
+    return {
+        **one,
+        "heartbeat": None if age_ms is None else f"{age_ms / 1000:.1f} s ago",
+        "memory_free": f"{one['memory_mb_free']} MB" if one["memory_mb_free"] else None,
+    }
+
+
+def _operator(one: dict[str, Any]) -> dict[str, Any]:
+    instance = f" #{one['instance']}" if one["instance"] else ""
+    return {
+        **one,
+        "name": f"{one['name']}{instance}",
+        "per_second": max(one["rows_in_per_second"] or 0.0, one["rows_out_per_second"] or 0.0),
+    }
+
+
+def _event(one: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "time": _time(one["time_ms"]),
+        "event": one["type"],
+        "of": one.get("operator") or one.get("container"),
+        "reason": one["reason"] or None,
+    }
+
+
+def _time(at_ms: int | None) -> str | None:
+    if at_ms is None:
+        return None
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
