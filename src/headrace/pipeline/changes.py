@@ -52,10 +52,10 @@ class Changes(Deployment):
             )
         plain = {key: _plain(value) for key, value in values.items()}
         self._event(now_ms, EventType.SET_PROPERTY, operator=name, values=plain)
-        actions: list[Action] = [self._journal("property", operator=name, values=plain)]
-        if set(values) <= _live(logical):
-            return [self._ask(one, SET_PROPERTY, plain) for one in operators], actions
-        return [], actions + self._restart_queries([name])
+        journal = self._journal("property", operator=name, values=plain)
+        if set(values) <= live_properties(logical):
+            return [self._ask(one, SET_PROPERTY, plain) for one in operators], [journal]
+        return [], [*self._restart_queries([name]), journal]
 
     def on_rollback(
         self, window: WindowId, now_ms: int, names: Iterable[str] = (), reason: str = ""
@@ -125,19 +125,21 @@ class Changes(Deployment):
         """Read a topic again, from `starting` (as in Application.topic): what reads it in its
         container starts under a new checkpoint, and so without its state."""
         self._check_running()
-        operator = self.named(name)[0].physical.logical
-        if operator.function != READ_TOPIC:
+        if self.named(name)[0].physical.logical.function != READ_TOPIC:
             raise InvalidArgumentError("only a topic can be read again", operator=name)
         check_position("the start of a replay", starting)
         affected = sorted(self._fused_below(name))
         self._event(now_ms, EventType.REPLAY, operator=name, starting=starting)
+        beginning = [one for each in affected for one in self.named(each)]
+        for operator in beginning:
+            operator.fresh = True
         generation = self._journal(
-            "generation", operators=affected, properties={name: {"starting": starting}}
+            "generation",
+            operators=affected,
+            properties={name: {"starting": starting}},
+            ids=[one.physical.id for one in beginning],
         )
-        for each in affected:
-            for one in self.named(each):
-                one.fresh = True
-        return [generation, *self._restart_queries(affected)]
+        return [*self._restart_queries(affected), generation]
 
     def on_recording(self, name: str, windows: int, now_ms: int, *, start: bool) -> str:
         """Have every instance keep sample rows of its next windows (or stop it); the recording's
@@ -162,12 +164,13 @@ class Changes(Deployment):
     # how they take effect
 
     def _restart_queries(self, names: Iterable[str]) -> list[Action]:
-        """Undeploy what runs these operators; the deployment that follows has the new values."""
+        """Undeploy what runs these operators; the deployment that follows has the new values. The
+        record comes before that of the change: a controller that knows the change then also knows
+        that what it finds running may be without it."""
         fused = {below for name in names for below in self._fused_below(name)}
-        for operator in self.operators.values():
-            if operator.physical.logical.name in fused:
-                operator.take_down()
-        return []
+        concerned = [one for one in self.operators.values() if _name(one) in fused]
+        ids = [one.physical.id for one in concerned if one.take_down(self._run)]
+        return [self._journal("outdated", operators=ids, run=self._run)] if ids else []
 
     def _fused_below(self, name: str) -> set[str]:
         """The operator and those that its queries lead to, as far as its containers reach."""
@@ -182,7 +185,7 @@ class Changes(Deployment):
         for operator in affected:
             operator.roll_back_to = window
             operator.statistics.rewind(WindowId(window))
-            operator.take_down()
+            operator.take_down(self._run)
         self.checkpoints.rewind({one.physical.id for one in affected}, WindowId(window))
         self._deploy_held = self._reset_due = True
 
@@ -266,7 +269,7 @@ def _name(operator: Operator) -> str:
     return operator.physical.logical.name
 
 
-def _live(operator: LogicalOperator) -> set[str]:
+def live_properties(operator: LogicalOperator) -> set[str]:
     value = operator.attributes.get("LIVE_PROPERTIES")
     return set(json.loads(value.text)) if isinstance(value, m.Json) else set()
 

@@ -73,7 +73,7 @@ class Deployment(Supervision):
                 continue
             reported.add(report.node_id)
             self._take_responses(report)
-            actions += self._step(operator, report.state, undeploy, deploy, now_ms)
+            actions += self._step(operator, report, undeploy, deploy, now_ms)
             self._fold(container, operator, report, now_ms)
             if self.phase in ENDED:  # that operator failed once too often
                 return Outcome(_ABORT, actions)
@@ -106,17 +106,20 @@ class Deployment(Supervision):
     def _step(
         self,
         operator: Operator,
-        reported: m.DeployState | None,
+        report: m.OperatorHeartbeat | None,
         undeploy: set[int],
         deploy: list[Operator],
         now_ms: int,
     ) -> list[Action]:
+        reported = None if report is None else report.state
         operator.state, step = DEPLOY_STEPS[operator.state, reported]
         id_ = operator.physical.id
         if step is Step.STARTED:
             operator.progress_ms = now_ms
-            if operator.stale:
-                operator.state, operator.stale = OperatorState.PENDING_UNDEPLOY, False
+            old = operator.is_outdated(report.run_id if report is not None else 0)
+            operator.stale = False
+            if old:
+                operator.state = OperatorState.PENDING_UNDEPLOY
                 undeploy.add(id_)
                 return []
             operator.roll_back_to = None
@@ -124,9 +127,11 @@ class Deployment(Supervision):
             return self._on_started(now_ms)
         if step is Step.DEPLOY:
             actions = self._make_ready(operator, deploy, now_ms)
-            if operator.stale:  # what was on its way, or from an earlier life, is not there
+            if operator.stale:  # what was on its way is not there: it never came, or comes late
                 operator.sent = operator.stale = False
-                return [*actions, *self._on_undeployed(now_ms)]
+                operator.run = self._next_run()
+                record = self._journal("run", run=operator.run)
+                return [*actions, record, *self._on_undeployed(now_ms)]
             return actions
         elif step is Step.UNDEPLOY:
             undeploy.add(id_)
@@ -181,7 +186,8 @@ class Deployment(Supervision):
         operator.fresh = False
         operator.activation = int(self.grid.window_at(now_ms))
         name = operator.physical.logical.name
-        return [self._journal("activation", operator=name, window=operator.activation)]
+        window = operator.activation
+        return [self._journal("activation", operator=name, window=window, id=operator.physical.id)]
 
     def _respond(
         self, container: Container, undeploy: set[int], deploy: list[Operator], any_reported: bool
@@ -224,6 +230,8 @@ class Deployment(Supervision):
     def _fold(
         self, container: Container, operator: Operator, report: m.OperatorHeartbeat, now_ms: int
     ) -> None:
+        if operator.roll_back_to is not None:
+            return  # what is taken back goes on until its container hears of it
         tasks, moved = -1, False
         for stats in report.window_stats:
             finished = stats.metrics.get(TASKS_FINISHED)

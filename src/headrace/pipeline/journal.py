@@ -14,8 +14,9 @@ of it, so no two incarnations of a query ever share one.
     event       {application, event}                   what happened, for people; the last ones stay
     statistics  {application, operators}               totals, now and then
     property    {application, operator, values}        set at run time, given to every later deploy
-    generation  {application, operators, properties}   these start under a new checkpoint
-    activation  {application, operator, window}        the new checkpoint begins after this window
+    outdated    {application, operators, run}          what runs of these, up to that run, is old
+    generation  {application, operators, properties, ids}   these start under a new checkpoint
+    activation  {application, operator, window, id}    the new checkpoint begins after this window
     rollback    {application, window, operators}       window None: it is done
     scale       {application, operator, instances, window}   that many, from this window on
     plan        {application, plan, operator_ids, container_ids, scaled}   the graph was changed
@@ -84,6 +85,8 @@ class ApplicationRecord(msgspec.Struct, kw_only=True):
     rollbacks: int = 0
     scaling: Scaling | None = None
     activations: dict[str, int] = msgspec.field(default_factory=dict)
+    outdated: dict[int, int] = msgspec.field(default_factory=dict)  # operator id: run
+    fresh: list[int] = msgspec.field(default_factory=list)  # ids; their checkpoint is yet to begin
     declared: dict[str, Any] = msgspec.field(default_factory=dict)  # the package's own plan
     events: list[dict[str, Any]] = msgspec.field(default_factory=list)
     statistics: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
@@ -166,10 +169,14 @@ class Journal:
                 application.generations[name] = application.generations.get(name, 0) + 1
             for name, values in body["properties"].items():
                 application.properties.setdefault(name, {}).update(values)
+            application.fresh = sorted({*application.fresh, *body.get("ids", ())})
+        elif kind == "outdated":
+            application.outdated |= dict.fromkeys(body["operators"], int(body["run"]))
         elif kind == "activation":
             name = body["operator"]
             before = application.activations.get(name, NO_WINDOW)
             application.activations[name] = max(before, int(body["window"]))
+            application.fresh = [one for one in application.fresh if one != body.get("id")]
         elif kind == "rollback":
             begins = body["window"] is not None
             application.rollbacks += begins

@@ -142,6 +142,7 @@ class Operator:
     sent: bool = False  # its deployment is on its way, or done
     cascaded: bool = False  # it began anew because its checkpoint was lost; until its next one
     stale: bool = False  # what is on its way is out of date: undeploy it when it has started
+    outdated: int = 0  # deployments of runs up to this one are out of date
     last_error: str = ""
     progress_ms: int = 0  # when it last did something, or had nothing to do
     tasks_finished: int = -1  # of the batch it is in, as last reported
@@ -153,12 +154,23 @@ class Operator:
         running = self.state in (OperatorState.ACTIVE, OperatorState.PENDING_UNDEPLOY)
         return running or (self.state is OperatorState.PENDING_DEPLOY and self.sent)
 
-    def take_down(self) -> None:
-        """Undeploy it, as soon as it can be; a deployment with what holds then will follow."""
+    def take_down(self, run: int) -> bool:
+        """Undeploy it, as soon as it can be; a deployment with what holds then will follow. `run`
+        is the last one that was given out: whatever runs now, or starts late, is of it or older.
+        False when there is nothing to undeploy."""
         if self.state is OperatorState.ACTIVE:
             self.state = OperatorState.PENDING_UNDEPLOY
         elif self.state is OperatorState.PENDING_DEPLOY and self.sent:
             self.stale = True
+        elif self.state is not OperatorState.PENDING_UNDEPLOY:
+            return False
+        self.outdated = max(self.outdated, run)
+        return True
+
+    def is_outdated(self, run: int) -> bool:
+        """Whether a deployment that has started is not the one that is wanted; run 0 is a container
+        that does not tell."""
+        return run <= self.outdated if run else self.stale
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ class _Port:
 @dataclass(slots=True)
 class _Operator:
     window: int = m.NO_WINDOW
+    run: int = 0  # of the deployment
     recording_id: str | None = None
     checkpoint_start_ms: int | None = None
     counters: m.Value = None
@@ -39,10 +40,17 @@ class _Operator:
     cpu: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     points: deque[WindowPoint] = field(default_factory=lambda: deque(maxlen=POINTS_MAX))
 
+    def on_run(self, run: int) -> None:
+        """A deployment goes on after what it reported before, unless it was taken back."""
+        if run != self.run:
+            self.run, self.window = run, m.NO_WINDOW
+
     def fold(self, stats: m.OperatorStats, now_ms: int) -> None:
         if stats.window_id <= self.window:
-            return  # a heartbeat that came twice, or a batch that was run again
+            return  # a heartbeat that came twice
         self.window = stats.window_id
+        while self.points and self.points[-1].window >= stats.window_id:
+            self.points.pop()  # after a rollback its windows come again
         self.recording_id = stats.recording_id
         self.counters = stats.counters
         if stats.checkpoint_stats is not None:
@@ -125,6 +133,7 @@ class Observations:
             if report.node_id not in operators:
                 continue
             operator = self._operators.setdefault(report.node_id, _Operator())
+            operator.on_run(report.run_id)
             for stats in report.window_stats:
                 operator.fold(stats, now_ms)
         if not heartbeat.sent_tms:

@@ -68,9 +68,14 @@ class Replanning(Changes):
             for one in after.operators
             if one.id in before.by_id and _differs(before.by_id[one.id], one)
         }
-        actions = [self._plan_record(after), *self._switch(after, now_ms)]
-        actions += [self._activate(name) for name in sorted(kept - names)]
-        return actions + self._restart_queries(changed) + self._launch_due(now_ms)
+        switched = [self._plan_record(after), *self._switch(after, now_ms)]
+        activated = [self._activate(name) for name in sorted(kept - names)]
+        return [
+            *self._restart_queries(changed),
+            *switched,
+            *activated,
+            *self._launch_due(now_ms),
+        ]
 
     def _activate(self, name: str) -> Action:
         """An operator that comes new begins where what it reads would recover; one that was there
@@ -134,7 +139,7 @@ class Replanning(Changes):
         self._scaling_done = False
         for operator in self.named(name):
             operator.held = True
-            operator.take_down()
+            operator.take_down(self._run)
 
     def _continue_scaling(self, now_ms: int) -> list[Action]:
         """Called with every tick: what the next step is, if the last one is done."""

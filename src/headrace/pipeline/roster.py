@@ -67,6 +67,8 @@ class Roster:
                 ),
             )
             operator.physical = physical
+            operator.outdated = max(operator.outdated, self.record.outdated.get(physical.id, 0))
+            operator.fresh = operator.fresh or physical.id in self.record.fresh
             self.operators[physical.id] = operator
         self.containers = []
         for index in self.plan.containers:

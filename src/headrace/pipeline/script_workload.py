@@ -119,6 +119,7 @@ class ScriptWorkload:
                     generated_tms=now_ms,
                     interval_ms=interval_ms,
                     window_stats=tuple(stats),
+                    run_id=info.run_id,
                 )
             )
         return tuple(beats)

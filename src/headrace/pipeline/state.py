@@ -11,6 +11,7 @@ from __future__ import annotations
 from headrace.config.controller import ControllerSettings
 from headrace.errors import NotFoundError
 from headrace.ids import OperatorId, WindowId
+from headrace.pipeline.changes import SET_PROPERTY, live_properties
 from headrace.pipeline.deploy import CHECKPOINT_LOST, init_context
 from headrace.pipeline.deployment import Outcome
 from headrace.pipeline.edges import purge_window
@@ -79,14 +80,24 @@ class Application(Replanning):
                 self._allocate(container, known.id, known.run, now_ms)
                 for operator in container.operators:
                     operator.sent = True  # by an earlier life; until its container says otherwise
-                    if operator.roll_back_to is not None:
-                        operator.take_down()
+                    operator.stale = operator.physical.id in self.record.outdated
+                    if operator.roll_back_to is not None or operator.held:
+                        operator.take_down(self._run)
+                    else:
+                        self._remind(operator)
             else:
                 container.launch_after_ms = now_ms
         if self.record.stopping:
             return self.on_stop(now_ms)
         actions += self._launch_due(now_ms)
         return actions
+
+    def _remind(self, operator: Operator) -> None:
+        """Of its live properties: the earlier life may have ended before it told them."""
+        logical = operator.physical.logical
+        values = self.record.properties.get(logical.name, {})
+        if live := {name: values[name] for name in live_properties(logical) & set(values)}:
+            self._ask(operator, SET_PROPERTY, live)
 
     def on_not_found(self, container_id: str, now_ms: int) -> list[Action]:
         """A container of an earlier life is not there any more, nobody knows since when: the next

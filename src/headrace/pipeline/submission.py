@@ -156,6 +156,7 @@ def make_record(
         record.container_ids = versions.rename_keys(given_out.containers, origins)
         record.generations = versions.rename_keys(before.generations, origins)
         record.rollbacks = before.rollbacks
+        record.fresh = before.fresh
         record.activations = versions.rename_keys(before.activations, origins)
         begun = versions.without_checkpoint(before.plan, plan) | set(new_state)
         record.activations |= dict.fromkeys(sorted(begun), _window_at(record, now_ms))

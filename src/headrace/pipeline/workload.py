@@ -271,6 +271,7 @@ class Workload:
                 interval_ms=interval_ms,
                 window_stats=tuple(stats.get(info.name, ())),
                 request_response=tuple(self._responses.pop(id_, ())),
+                run_id=info.run_id,
             )
             for id_, info in list(self._operators.items())
         )

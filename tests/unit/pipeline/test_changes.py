@@ -244,6 +244,88 @@ def test_a_replay_starts_what_reads_the_topic_under_a_new_checkpoint() -> None:
         driver.application.on_replay("valid", "latest", driver.now)
 
 
+def restarted(driver: Driver) -> Driver:
+    """The next life of the controller; the containers are still there."""
+    again = Driver(driver.journal.applications["shop"])
+    again.now = driver.now + 5_000
+    again.start(adopt=True)
+    return again
+
+
+def test_a_replay_goes_on_after_the_controller() -> None:
+    driver = running()
+    driver.perform(driver.application.on_replay("orders", "latest", driver.now))
+    again = restarted(driver)
+    assert again.beat(C2, up(3, run=2)).undeploy_request == ()
+    answer = again.beat(C1, up(1, run=1), up(2, run=1))
+    assert answer.undeploy_request == (1, 2), "they read under the checkpoint they had"
+    infos = again.beat(C1).deploy_request
+    assert [info.checkpoint_folder for info in infos] == ["checkpoints/generation-1"] * 2
+    began = again.application.grid.window_at(again.now)
+    assert [one.context_attributes["ACTIVATION_WINDOW_ID"] for one in infos] == [began] * 2
+
+    third = restarted(again)  # before the container told of them
+    assert ids(third.beat(C1)) == [1, 2]
+    begun = third.application.record.activations
+    assert begun == {"orders": began, "valid": began}, "a checkpoint begins once"
+    new = [up(info.id, run=info.run_id) for info in third.beat(C1).deploy_request]
+    assert third.beat(C1, *new).undeploy_request == ()
+    fourth = restarted(third)
+    assert fourth.beat(C1, *new).undeploy_request == ()
+
+
+def test_a_deployment_that_starts_after_a_change_is_replaced() -> None:
+    driver = chain()
+    driver.start()
+    for id_ in (C1, C2, C3):
+        driver.beat(id_)
+    (sent, _) = driver.beat(C1).deploy_request
+    driver.perform(driver.application.on_replay("orders", "latest", driver.now))
+    driver.beat(C1)  # Spark takes its time to start
+    (wanted, _) = driver.beat(C1).deploy_request
+    assert wanted.run_id > sent.run_id
+    late = [up(one, run=sent.run_id) for one in (1, 2)]
+    assert driver.beat(C1, *late).undeploy_request == (1, 2)
+    infos = driver.beat(C1).deploy_request
+    assert {info.checkpoint_folder for info in infos} == {"checkpoints/generation-1"}
+    new = [up(info.id, run=info.run_id) for info in infos]
+    assert driver.beat(C1, *new).undeploy_request == ()
+    assert {one.state for one in driver.application.named("valid")} == {OperatorState.ACTIVE}
+
+
+def test_a_property_takes_effect_after_the_controller() -> None:
+    driver = running()
+    driver.perform(driver.application.on_property("valid", {"limit": 9}, driver.now)[1])
+    driver.perform(driver.application.on_property("store", {"path": "b"}, driver.now)[1])
+    again = restarted(driver)
+    assert again.beat(C1, up(1, run=1), up(2, run=1)).undeploy_request == (2,)
+    assert again.beat(C1, up(1, run=1)).deploy_request[0].properties["limit"] == 9
+    (told,) = again.beat(C3, up(4, run=3)).node_requests  # a live one needs no new deployment
+    assert (told.cmd, told.arguments) == (SET_PROPERTY, {"path": "b"})
+
+
+def test_a_change_of_instances_goes_on_after_the_controller() -> None:
+    driver = running()
+    driver.perform(driver.application.on_instances("rich", 2, driver.now))
+    again = restarted(driver)
+    assert again.beat(C2, up(3, run=2)).undeploy_request == (3,)
+    again.beat(C2)
+    again.tick()
+    scaling = again.application.record.scaling
+    assert scaling is not None
+    assert scaling.window is not None, "nothing runs any more: the window is known"
+
+
+def test_what_is_rolled_back_counts_again_whatever_it_reports_meanwhile() -> None:
+    driver = running()
+    driver.perform(driver.application.on_rollback(WindowId(window(0)), driver.now + 5_000))
+    driver.now += 5_000
+    (one,) = driver.application.named("rich")
+    driver.beat(C2, up(3, window(2)))
+    assert one.statistics.window == window(0)
+    assert driver.application.checkpoints.newest(one.physical.id) <= window(0)
+
+
 def test_recordings_reach_every_instance() -> None:
     driver = running()
     id_ = driver.application.on_recording("rich", 10, driver.now, start=True)

@@ -115,6 +115,22 @@ def test_levels_are_checked() -> None:
         check_levels({"a": "INFO"}, {str(number): "INFO" for number in range(LOGGERS_MAX)})
 
 
+def test_windows_that_come_again_after_a_rollback_are_seen() -> None:
+    observed = Observations()
+
+    def tell(run: int, *windows: int) -> list[int]:
+        stats = tuple(m.OperatorStats(one) for one in windows)
+        report = m.OperatorHeartbeat(1, m.DeployState.ACTIVE, window_stats=stats, run_id=run)
+        watch(observed, m.ContainerHeartbeat(stats=m.ContainerStats("c", (report,))), NOW)
+        return [one.window for one in observed.history()[1]]
+
+    assert tell(4, 1, 2, 3) == [1, 2, 3]
+    assert tell(4, 2, 3) == [1, 2, 3], "a heartbeat that came twice"
+    assert tell(5, 4) == [1, 2, 3, 4], "a restart goes on"
+    assert tell(6, 2) == [1, 2], "a rollback takes back what came after"
+    assert tell(6, 3) == [1, 2, 3]
+
+
 def test_the_last_windows_are_remembered_as_points() -> None:
     observed = Observations()
     port = m.PortStats("output", 10, NOW, 500, 7)

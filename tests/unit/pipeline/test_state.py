@@ -116,9 +116,9 @@ class Driver:
         return "shop.1.1"
 
 
-def up(id_: int, *windows: int, state: m.DeployState = ACTIVE) -> m.OperatorHeartbeat:
+def up(id_: int, *windows: int, state: m.DeployState = ACTIVE, run: int = 0) -> m.OperatorHeartbeat:
     stats = tuple(m.OperatorStats(one, checkpoint=m.Checkpoint(one)) for one in windows)
-    return m.OperatorHeartbeat(id_, state, window_stats=stats)
+    return m.OperatorHeartbeat(id_, state, window_stats=stats, run_id=run)
 
 
 def ids(response: m.ContainerHeartbeatResponse) -> list[int]:

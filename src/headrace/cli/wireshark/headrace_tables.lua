@@ -1065,6 +1065,7 @@ return {
           [4] = {name = "state", kind = "enum", enum = "OperatorHeartbeat.DeployState"},
           [5] = {name = "window_stats", kind = "message", message = "OperatorStats"},
           [6] = {name = "request_response", kind = "message", message = "OperatorResponse"},
+          [50] = {name = "run_id", kind = "int64"},
         },
       },
       OperatorStats = {

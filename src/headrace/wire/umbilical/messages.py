@@ -167,6 +167,7 @@ class OperatorHeartbeat(Message):
     interval_ms: int = 0
     window_stats: tuple[OperatorStats, ...] = ()
     request_response: tuple[OperatorResponse, ...] = ()
+    run_id: int = 0  # ours: of the deployment that runs; 0: not told
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ class ContainerStats(_message.Message):
     def __init__(self, id: _Optional[str] = ..., operators: _Optional[_Iterable[_Union[OperatorHeartbeat, _Mapping]]] = ...) -> None: ...
 
 class OperatorHeartbeat(_message.Message):
-    __slots__ = ("node_id", "generated_tms", "interval_ms", "state", "window_stats", "request_response")
+    __slots__ = ("node_id", "generated_tms", "interval_ms", "state", "window_stats", "request_response", "run_id")
     class DeployState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DEPLOY_STATE_UNSPECIFIED: _ClassVar[OperatorHeartbeat.DeployState]
@@ -151,13 +151,15 @@ class OperatorHeartbeat(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     WINDOW_STATS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     generated_tms: int
     interval_ms: int
     state: OperatorHeartbeat.DeployState
     window_stats: _containers.RepeatedCompositeFieldContainer[OperatorStats]
     request_response: _containers.RepeatedCompositeFieldContainer[OperatorResponse]
-    def __init__(self, node_id: _Optional[int] = ..., generated_tms: _Optional[int] = ..., interval_ms: _Optional[int] = ..., state: _Optional[_Union[OperatorHeartbeat.DeployState, str]] = ..., window_stats: _Optional[_Iterable[_Union[OperatorStats, _Mapping]]] = ..., request_response: _Optional[_Iterable[_Union[OperatorResponse, _Mapping]]] = ...) -> None: ...
+    run_id: int
+    def __init__(self, node_id: _Optional[int] = ..., generated_tms: _Optional[int] = ..., interval_ms: _Optional[int] = ..., state: _Optional[_Union[OperatorHeartbeat.DeployState, str]] = ..., window_stats: _Optional[_Iterable[_Union[OperatorStats, _Mapping]]] = ..., request_response: _Optional[_Iterable[_Union[OperatorResponse, _Mapping]]] = ..., run_id: _Optional[int] = ...) -> None: ...
 
 class OperatorStats(_message.Message):
     __slots__ = ("window_id", "checkpoint", "input_ports", "output_ports", "cpu_time_used", "checkpoint_stats", "counters", "metrics", "recording_id", "window_count", "batch_id", "run_id")
