@@ -27,7 +27,7 @@ EXEMPT = {
         "headrace cluster status": "tests/integration/test_cluster.py",
     },
     "docs/tutorial.md": {
-        "pip install 'headrace[spark]'": "Makefile",
+        "pip install 'headrace[spark]' pytest": "Makefile",
         "headrace up --dev &": OURS,
     },
 }
