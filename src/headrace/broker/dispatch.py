@@ -57,6 +57,7 @@ log = get_logger(__name__)
 _POLL_BYTES_KEPT_MAX = 1024
 _NOTHING: Sequence[Buffer] = ()
 _OK = int(Status.OK)
+_SEND = c.SEND_MESSAGES.code
 
 # Done again they change nothing, or mean the connection they come over.
 _REPEATABLE = frozenset(
@@ -237,8 +238,9 @@ class Dispatcher:
 
     def _is_numbered(self, session: Session, code: int, head: Head) -> bool:
         """Whether the request has a number that counts; refuses what its header forbids."""
-        session.spoken.on_framing()
-        session.seen = self._broker.runtime.clock.monotonic()  # any request is a sign of life
+        if session.dialect is not Dialect.C:
+            session.spoken.on_framing()
+        session.seen = self._monotonic()  # any request is a sign of life
         session.last_send = None
         if head.fault:
             raise DecodeError(Status.INVALID_COMMAND, head.fault)
@@ -271,7 +273,7 @@ class Dispatcher:
         token = REQUEST.set(request)
         try:
             pieces = None
-            if code == c.SEND_MESSAGES.code:
+            if code == _SEND:
                 session.last_send = applying
                 left = answers.take_left(session.user_uid, fingerprint)
                 if left is not None:
@@ -372,6 +374,6 @@ def _fingerprint(code: int, payload: memoryview, head: Head) -> bytes:
 
     A SEND has its target and the checksum of its batch, which covers the ids of its messages.
     """
-    if code == c.SEND_MESSAGES.code:
+    if code == _SEND:
         return identity_of_send(payload)
     return bytes((head.operation,)) + xxhash.xxh3_64_digest(payload)

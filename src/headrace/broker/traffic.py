@@ -19,8 +19,7 @@ UNKNOWN = -1
 _ERROR_CODES_MAX = 200
 _KNOWN = frozenset(c.SERVED)
 _POLL = c.POLL_MESSAGES.code
-# An enum's own hash is a call into Python, once for each request.
-_INDEX = dict(zip(map(id, Dialect), count(), strict=False))
+_INDEX = dict(zip(Dialect, count(), strict=False))
 
 
 class CommandTraffic:
@@ -54,7 +53,7 @@ class Traffic:
             command = self.commands.setdefault(
                 code if code in _KNOWN else UNKNOWN, CommandTraffic()
             )
-        command.by_dialect[_INDEX[id(dialect)]] += 1
+        command.by_dialect[_INDEX[dialect]] += 1
         durations = command.durations
         durations.counts[bisect_left(LATENCY_SECONDS, seconds)] += 1
         durations.seconds += seconds
@@ -72,7 +71,7 @@ class Traffic:
         command = self.commands.get(_POLL)
         if command is None:
             command = self.commands[_POLL] = CommandTraffic()
-        command.by_dialect[_INDEX[id(dialect)]] += 1
+        command.by_dialect[_INDEX[dialect]] += 1
         command.durations.counts[0] += 1
         self.bytes_in += size
         for piece in pieces:

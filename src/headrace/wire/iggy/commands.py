@@ -55,6 +55,8 @@ class Permission(Enum):
     POLL = "poll messages"
     SEND = "send messages"
 
+    __hash__ = object.__hash__  # as of `Dialect`
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Command(Generic[Q, R]):

@@ -23,6 +23,8 @@ class Dialect(Enum):
     B2 = "B2"
     C = "C"
 
+    __hash__ = object.__hash__  # Enum's own is a call into Python, several for each request
+
     @property
     def id_base(self) -> int:
         """What the first stream, topic, group, partition and user is called on the wire."""

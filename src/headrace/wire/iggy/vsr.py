@@ -181,7 +181,7 @@ def decode_header(header: Buffer) -> tuple[Head, int]:
     fault = ""
     if command != REQUEST:
         fault = "not a request"
-    elif header[:_SIZE_AT] != _ZEROS:
+    elif bytes(header[:_SIZE_AT]) != _ZEROS:  # views compare byte by byte
         fault = "checksums that no client states"
     elif client == _NOBODY:
         fault = "no client id"

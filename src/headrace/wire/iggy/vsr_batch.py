@@ -25,6 +25,7 @@ same order: a conversion copies the rest once, for messages of one size by one a
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -78,10 +79,12 @@ def _frame_dtype() -> np.dtype[np.void]:
 
 def decode_batch(data: memoryview, count: int) -> tuple[memoryview, Positions]:
     """The messages of a producer's batch in canonical form, in a buffer of their own, checked."""
+    if count == 1 and (one := _decode_one(data)) is not None:
+        return one, batch.only_start()
     if len(data) < BATCH_HEADER_BYTES:
         raise DecodeError(Status.INVALID_COMMAND, "batch header cut short", length=len(data))
     *fields, length, checksum, stated = _HEADER.unpack_from(data)
-    if data[_HEADER.size : BATCH_HEADER_BYTES] != _PADDING:
+    if bytes(data[_HEADER.size : BATCH_HEADER_BYTES]) != _PADDING:  # views compare byte by byte
         raise DecodeError(Status.INVALID_RESERVED_FIELD)
     if length != len(data) or stated != count:
         raise DecodeError(
@@ -91,8 +94,6 @@ def decode_batch(data: memoryview, count: int) -> tuple[memoryview, Positions]:
         raise DecodeError(Status.INVALID_MESSAGES_COUNT)
     frames = data[BATCH_HEADER_BYTES:]
     covered = _COVERED.pack(*fields, length, count)
-    if count == 1:
-        return _decode_one(frames, fields[3], covered, checksum), batch.only_start()
     convert = _decode_few if count <= batch.FEW else _decode_many
     return convert(frames, count, fields[3], covered, checksum)
 
@@ -110,24 +111,36 @@ def identity_of_send(payload: Buffer) -> bytes:
     return bytes(payload[:end])
 
 
-def _decode_one(frames: memoryview, origin_us: int, covered: bytes, checksum: int) -> memoryview:
-    """As `_decode_few`, written out: who sends messages one by one sends many of them."""
+_ONE = struct.Struct("<24xQQQI204sQ16s4xIIIQ")  # a batch's header and that of its first frame
+
+
+def _decode_one(data: memoryview) -> memoryview | None:
+    """As `_decode_few`, for a sound batch of one message; None for any other.
+
+    Written out: who sends messages one by one sends many of them.
+    """
     import xxhash
 
-    if len(frames) < FRAME_HEADER_BYTES:
-        raise DecodeError(Status.TOO_SMALL_MESSAGE, position=0)
-    found, id_, _, delta, headers_length, payload_length, reserved = _FRAME.unpack_from(frames)
-    end = FRAME_HEADER_BYTES + headers_length + payload_length
-    if end != len(frames):
-        raise DecodeError(Status.INVALID_MESSAGES_SIZE, expected=end, found=len(frames))
-    _check_frame(headers_length, payload_length, reserved)
-    if xxhash.xxh3_64_intdigest(frames[8:]) != found:
-        raise DecodeError(Status.INVALID_MESSAGE_CHECKSUM, position=0)
-    if xxhash.xxh3_64_intdigest(covered + frames[:8]) != checksum:
-        raise DecodeError(Status.INVALID_BATCH_CHECKSUM)
+    if len(data) < _ONE.size:
+        return None
+    (
+        origin_us, length, checksum, count, padding,
+        found, id_, delta, headers_length, payload_length, reserved,
+    ) = _ONE.unpack_from(data)  # fmt: skip
+    if length != len(data) or length != _ONE.size + headers_length + payload_length:
+        return None
+    if count != 1 or reserved or padding != _PADDING:
+        return None
+    if headers_length > USER_HEADERS_BYTES_MAX or payload_length > batch.PAYLOAD_BYTES_MAX:
+        return None
+    digest = xxhash.xxh3_64_intdigest
+    if digest(data[BATCH_HEADER_BYTES + 8 :]) != found:
+        return None
+    if digest(b"".join((data[:40], data[48:52], data[256:264]))) != checksum:  # see `_COVERED`
+        return None
     origin = (origin_us + delta) & _U64_MAX
     head = _MESSAGE.pack(0, id_, 0, 0, origin, headers_length, payload_length, 0)
-    return memoryview(bytearray().join((head, frames[FRAME_HEADER_BYTES:])))
+    return memoryview(bytearray().join((head, data[_ONE.size :])))
 
 
 def _decode_few(
@@ -163,7 +176,7 @@ def _decode_few(
     return memoryview(area), np.array(starts, np.uint32)
 
 
-def _check_frame(headers_length: int, payload_length: int, reserved: int) -> None:
+def _check_frame(headers_length: int, payload_length: int, reserved: object) -> None:
     if headers_length > USER_HEADERS_BYTES_MAX:
         raise DecodeError(Status.TOO_BIG_USER_HEADERS, length=headers_length)
     if payload_length > batch.PAYLOAD_BYTES_MAX:
@@ -175,48 +188,65 @@ def _check_frame(headers_length: int, payload_length: int, reserved: int) -> Non
 def _decode_many(
     frames: memoryview, count: int, origin_us: int, covered: bytes, checksum: int
 ) -> tuple[memoryview, Positions]:
+    """Frames of one size, the usual case in bulk, are not walked."""
     import numpy as np
-    import xxhash
 
     if count * FRAME_HEADER_BYTES > len(frames):
         raise DecodeError(Status.TOO_SMALL_MESSAGE, count=count, length=len(frames))
-    starts, stride, words = _gather_words(frames, count)
+    stride, rest = divmod(len(frames), count)
+    first = _LENGTHS.unpack_from(frames, _LENGTHS_AT)
+    if not rest and FRAME_HEADER_BYTES + sum(first) == stride:
+        words = _words(np.ndarray(count, "V48", frames, 0, (stride,)).copy(), count)
+        lengths = words[:, _LENGTHS_WORD]
+        if (lengths == lengths[0]).all():
+            _check_frame(first[0], first[1], words[:, -1].any())
+            _check_sums(batch.equal_bodies(frames, stride), words[:, 0], covered, checksum)
+            return _widen_equal(frames, stride, words, origin_us)
+    starts = _walk(frames, count)
+    words = _words(batch.items(frames, FRAME_HEADER_BYTES)[starts], count)
     lengths = words[:, _LENGTHS_WORD]
     longest = int((lengths & np.uint64(_U32_MAX)).max()), int((lengths >> np.uint64(32)).max())
-    _check_frame(*longest, int(words[:, -1].any()))
-    sums = words[:, 0].copy()
-    bodies = batch.equal_bodies(frames, stride) if stride else _slices(frames, starts, 8)
-    if (batch.checksums(bodies).view("<u8") != sums).any():
-        raise DecodeError(Status.INVALID_MESSAGE_CHECKSUM)
-    if xxhash.xxh3_64_intdigest(covered + sums.tobytes()) != checksum:
-        raise DecodeError(Status.INVALID_BATCH_CHECKSUM)
-    headers = np.zeros((count, batch.HEADER_BYTES // 8), "<u8")
-    headers[:, 1:3] = words[:, 1:3]  # id
-    headers[:, 5] = (words[:, 3] >> np.uint64(32)) + np.uint64(origin_us)
-    headers[:, 6] = lengths
-    return _move(frames, starts, stride, headers, FRAME_HEADER_BYTES)
+    _check_frame(*longest, words[:, -1].any())
+    _check_sums(_slices(frames, starts, 8), words[:, 0], covered, checksum)
+    headers = np.empty((count, batch.HEADER_BYTES // 8), "<u8")
+    _fill_headers(headers, words, origin_us)
+    return _move(frames, starts, 0, headers, FRAME_HEADER_BYTES)
 
 
 _LENGTHS_WORD = 4  # of a frame's header, taken as six numbers of eight bytes
 
 
-def _gather_words(frames: memoryview, count: int) -> tuple[Positions, int, Any]:
-    """Where frames start, their size if it is the same for all, and copies of their headers.
+def _check_sums(bodies: Iterator[Buffer], sums: Any, covered: bytes, checksum: int) -> None:
+    import xxhash
 
-    Frames of one size, the usual case in bulk, are not walked.
-    """
+    # A digest is the number in the order of the network.
+    if b"".join(map(xxhash.xxh3_64_digest, bodies)) != sums.astype(">u8").tobytes():
+        raise DecodeError(Status.INVALID_MESSAGE_CHECKSUM)
+    if xxhash.xxh3_64_intdigest(covered + sums.tobytes()) != checksum:
+        raise DecodeError(Status.INVALID_BATCH_CHECKSUM)
+
+
+def _widen_equal(
+    frames: memoryview, stride: int, words: Any, origin_us: int
+) -> tuple[memoryview, Positions]:
     import numpy as np
 
-    stride, rest = divmod(len(frames), count)
-    size = FRAME_HEADER_BYTES + sum(_LENGTHS.unpack_from(frames, _LENGTHS_AT))
-    if not rest and size == stride:
-        words = _words(np.ndarray(count, "V48", frames, 0, (stride,)).copy(), count)
-        lengths = words[:, _LENGTHS_WORD]
-        if (lengths == lengths[0]).all():
-            return batch.equal_starts(count, stride), stride, words
-    starts = _walk(frames, count)
-    stride = batch.stride_of(starts, len(frames), FRAME_HEADER_BYTES)
-    return starts, stride, _words(batch.items(frames, FRAME_HEADER_BYTES)[starts], count)
+    count, wide = len(words), stride - FRAME_HEADER_BYTES + batch.HEADER_BYTES
+    out = np.empty(count * wide, np.uint8)
+    _fill_headers(batch.column(out, wide, 0, "<u8", batch.HEADER_BYTES // 8), words, origin_us)
+    bodies = np.ndarray((count, stride), np.uint8, frames)[:, FRAME_HEADER_BYTES:]
+    out.reshape(count, wide)[:, batch.HEADER_BYTES :] = bodies
+    return out.data, batch.equal_starts(count, wide)
+
+
+def _fill_headers(headers: Any, words: Any, origin_us: int) -> None:
+    """Canonical ones from those of frames; both are taken as numbers of eight bytes."""
+    import numpy as np
+
+    headers[:] = 0
+    headers[:, 1:3] = words[:, 1:3]  # id
+    headers[:, 5] = (words[:, 3] >> np.uint64(32)) + np.uint64(origin_us)
+    headers[:, 6] = words[:, _LENGTHS_WORD]
 
 
 def _words(gathered: Any, count: int) -> Any:

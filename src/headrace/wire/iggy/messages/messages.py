@@ -59,6 +59,7 @@ _HEADER = struct.Struct("<Q16sQQQIIQ")
 _INDEX_ENTRY = struct.Struct("<IIQ")
 POLL_HEAD = struct.Struct("<IQI")
 _SENT = struct.Struct("<IIIIQ")
+_U32 = struct.Struct("<I")
 _STRATEGIES = {int(kind): kind for kind in StrategyKind}
 _FLAGS = {0: False, 1: True}
 _KEPT_MAX = 1024  # of each kind of repeated bytes; an entry has at most 800
@@ -93,7 +94,7 @@ class Message:
 # --- SEND_MESSAGES --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen, which makes it twice as dear to make
 class SendMessages:
     """`u32 metadata length, stream, topic, partitioning, u32 count, count * 16 index, messages`.
 
@@ -137,20 +138,20 @@ def decode_send(payload: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
 
     In dialect C one batch (`vsr_batch.py`) stands in the place of index and messages.
     """
-    reader = Reader(payload, dialect)
-    metadata_bytes = reader.u32()
-    begin = reader.position
-    stream, topic, partitioning = _read_target(reader)
-    count = reader.u32()
-    if reader.position - begin != metadata_bytes:
+    data = memoryview(payload)
+    metadata_bytes = _read_u32(data, 0)
+    (stream, topic, partitioning), end = _read_target(data, dialect)
+    count = _read_u32(data, end)
+    if end != metadata_bytes:  # which counts the count, and not itself
         raise DecodeError(Status.INVALID_COMMAND, "metadata length", stated=metadata_bytes)
+    data = data[end + _U32.size :]
     if dialect is Dialect.C:
-        area, starts = vsr_batch.decode_batch(reader.take(reader.remaining), count)
+        area, starts = vsr_batch.decode_batch(data, count)
         return SendMessages(stream, topic, partitioning, starts, area)
-    if count * batch.INDEX_ENTRY_BYTES > reader.remaining:
-        raise DecodeError(Status.INVALID_INDEXES_BYTE_SIZE, count=count, found=reader.remaining)
-    index = reader.take(count * batch.INDEX_ENTRY_BYTES)
-    area = reader.take(reader.remaining)
+    index_bytes = count * batch.INDEX_ENTRY_BYTES
+    if index_bytes > len(data):
+        raise DecodeError(Status.INVALID_INDEXES_BYTE_SIZE, count=count, found=len(data))
+    index, area = data[:index_bytes], data[index_bytes:]
     starts, header_bytes = batch.check_messages(index, area)
     if header_bytes == batch.HEADER_BYTES:
         return SendMessages(stream, topic, partitioning, starts, area)
@@ -160,7 +161,7 @@ def decode_send(payload: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
     return SendMessages(stream, topic, partitioning, starts, area, header_bytes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # see SendMessages
 class Placed(Body):
     """Where the messages of a SEND went."""
 
@@ -170,7 +171,7 @@ class Placed(Body):
     base_offset: U64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SentMessages(Body):
     """The reply to a SEND: nothing but in dialect C."""
 
@@ -191,21 +192,27 @@ class SentMessages(Body):
 _Target: TypeAlias = tuple[Identifier, Identifier, Partitioning]
 
 
-def _read_target(reader: Reader) -> _Target:
-    """Where the messages go. Producers name the same place over and over, so it is kept decoded;
-    but not the keys, which differ."""
-    data, begin = reader.data, reader.position
+def _read_u32(data: memoryview, at: int) -> int:
+    if len(data) < at + _U32.size:
+        raise DecodeError(Status.INVALID_NUMBER_ENCODING, position=at, length=len(data))
+    return int(_U32.unpack_from(data, at)[0])
+
+
+def _read_target(data: memoryview, dialect: Dialect) -> tuple[_Target, int]:
+    """Where the messages of a SEND go, and where that ends. Producers name the same place over and
+    over, so it is kept decoded; but not the keys, which differ."""
+    begin = _U32.size
     try:
         middle = begin + 2 + data[begin + 1]
         end = middle + 2 + data[middle + 1]
         if data[end] != PartitioningKind.KEY:
             end += 2 + data[end + 1]
-            target = _decode_target(data[begin:end].tobytes(), reader.dialect)
-            reader.position = end
-            return target
+            return _decode_target(data[begin:end].tobytes(), dialect), end
     except (IndexError, DecodeError):
         pass  # said below, with its position
-    return _decode_fields(reader)
+    reader = Reader(data, dialect)
+    reader.position = begin
+    return _decode_fields(reader), reader.position
 
 
 def _decode_fields(reader: Reader) -> _Target:
