@@ -112,7 +112,7 @@ class ServerConnection:
         frame_bytes_max: int = FRAME_BYTES_MAX,
         header_bytes_max: int = REQUEST_HEADER_BYTES_MAX,
     ) -> None:
-        self._role = role
+        self._served = {code for code, row in TABLE.items() if row.served_by & role}
         self._header_bytes_max = header_bytes_max
         self._decoder = FrameDecoder(frame_bytes_max)
         self._highest_id = 0
@@ -156,7 +156,7 @@ class ServerConnection:
         return [request]
 
     def _problem(self, frame: Frame, opcode: Opcode) -> HeadraceError | None:
-        if not opcode.served_by & self._role:
+        if opcode.code not in self._served:
             return InvalidArgumentError(f"{opcode.name} is not served here")
         if frame.stream_id in self.in_flight:
             return InvalidArgumentError("stream id is in flight", stream_id=frame.stream_id)
