@@ -35,8 +35,8 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
             node_timeout_ms=1_000,
             replace_after_ms=2_000,
             settle_ms=500,
-            leader_ttl_ms=1_000,
-            leader_margin_ms=200,
+            leader_ttl_ms=10_000,  # nobody waits for its end: a leader that stops resigns
+            leader_margin_ms=1_000,
             election_poll_ms=50,
         ),
         node_settings=DataNodeSettings(heartbeat_interval_ms=100, unsettled_interval_ms=100),
