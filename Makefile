@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes
+PEER    = $(PYTHON) -m venv --without-pip $(@D) && $(BIN)/python -m pip --python $(@D)/bin/python --disable-pip-version-check install --quiet --require-hashes
 RUN    := $(VENV)/.run
 DEV    := $(VENV)/.dev
 IGGY   := $(foreach version,0.5.0 0.6.0 0.7.0 0.8.0 0.9.0,$(VENV)/peers/iggy-$(version)/.done)
@@ -29,15 +30,13 @@ $(DEV): $(RUN) requirements/dev.txt
 # Real Iggy clients live in environments of their own, as their users have them.
 $(VENV)/peers/iggy-%/.done: $(BIN)/python requirements/iggy-%.txt
 	@echo "Installing apache-iggy $* from PyPI into $(@D)"
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements/iggy-$*.txt
+	$(PEER) -r requirements/iggy-$*.txt
 	@touch $@
 
 # An older Spark, and Spark's client without a Spark; the tests put headrace on their path.
 $(VENV)/peers/spark-%/.done: $(BIN)/python requirements/spark-%.txt
 	@echo "Installing requirements/spark-$*.txt into $(@D)"
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements/spark-$*.txt
+	$(PEER) -r requirements/spark-$*.txt
 	@touch $@
 
 # What tests start themselves comes from Debian's packages (command:package).
@@ -58,18 +57,23 @@ servers:
 demo: $(RUN) $(VENV)/peers/iggy-0.8.0/.done
 	$(BIN)/headrace demo
 
-# Two halves at the same time: what mostly computes, in the background and giving way, and what
-# starts many processes and looks at the clock. The output of the first follows that of the second.
+# Two lanes at the same time, about as long as each other. In the background what mostly computes,
+# giving way, then pipelines that start a Spark for each of their parts and wait for it; its output
+# follows. Here what looks at the clock, while nothing else that runs has a claim, then Spark.
 COMPUTING := tests/unit tests/property tests/conformance tests/sim tests/fuzz tests/browser
+PIPELINES := $(addprefix tests/integration/test_,containers.py demo.py pipeline_cli.py)
 RUNNING   := tests/integration tests/spark
+PYTEST    := $(BIN)/python -m pytest
 
 test: $(DEV) $(IGGY) $(SPARKS) servers
-	@nice -n 10 $(BIN)/python -m pytest $(COMPUTING) --timeout 600 > $(VENV)/.computing.txt 2>&1 & \
-	computing=$$!; trap 'kill $$computing' INT TERM; \
-	echo "Running $(COMPUTING) in the background, $(RUNNING) here"; \
-	$(BIN)/python -m pytest $(RUNNING); running=$$?; \
-	wait $$computing; computing=$$?; cat $(VENV)/.computing.txt; \
-	exit $$((running | computing))
+	@echo "Running $(COMPUTING), then $(PIPELINES), in the background; the rest of $(RUNNING) here"; \
+	( trap 'kill $$!; exit 1' TERM; \
+	  nice -n 10 $(PYTEST) $(COMPUTING) --timeout 600 & wait $$!; computing=$$?; \
+	  $(PYTEST) $(PIPELINES) & wait $$!; exit $$((computing | $$?)) \
+	) > $(VENV)/.background.txt 2>&1 & background=$$!; trap 'kill $$background' INT TERM; \
+	$(PYTEST) $(RUNNING) $(addprefix --ignore=,$(PIPELINES)); running=$$?; \
+	wait $$background; background=$$?; cat $(VENV)/.background.txt; \
+	exit $$((running | background))
 
 check: $(DEV)
 	$(BIN)/ruff format --check src tests benchmarks examples
