@@ -31,7 +31,15 @@ _ADVICE: tuple[tuple[type[HeadraceError], str], ...] = (
 )
 
 
+_HTTP_ADVICE = (
+    "Is the server running? Start it with `headrace up`, or point --http at its dashboard's "
+    "address. If it takes TLS only, use --tls and --tls-ca."
+)
+
+
 def advice(error: HeadraceError) -> str:
     if "`headrace " in str(error):
         return ""  # it says so itself
+    if isinstance(error, UnavailableError) and error.message.startswith(("http://", "https://")):
+        return _HTTP_ADVICE
     return next((text for kind, text in _ADVICE if isinstance(error, kind)), "")

@@ -25,6 +25,7 @@ from headrace.cli.options import (
     USERNAME,
     with_options,
 )
+from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     import httpx
@@ -106,7 +107,10 @@ class Api:
 
     def __init__(self, address: str, username: str, password: str) -> None:
         self._tls = client_tls()
-        self._base = f"{'http' if self._tls is None else 'https'}://{address}/api"
+        bare = address.removeprefix("https://").removeprefix("http://").rstrip("/")
+        if self._tls is None and address.startswith("https://"):
+            raise ConfigError(f"{address}: add --tls, and --tls-ca for a certificate of your own")
+        self._base = f"{'http' if self._tls is None else 'https'}://{bare}/api"
         self._auth = (username, password)
 
     def get(self, path: str, *, seconds: float = SUBMIT_SECONDS) -> Any:
