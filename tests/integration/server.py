@@ -44,11 +44,12 @@ class Server:
         self._starts += 1
         ready = self.folder / f"ready-{self._starts}.json"
         command = [sys.executable, "-m", "headrace.cli.main", "up", *self.arguments]
-        command += ["--data-dir", str(self.folder / "data"), "--ready-file", str(ready)]
+        # Said as people say it: from where they are.
+        command += ["--data-dir", "data", "--ready-file", str(ready)]
         for port in ("iggy", "quic", "placement", "node", "http"):
             command += [f"--{port}-port", "0"]
         with (self.folder / f"up-{self._starts}.log").open("wb") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
         deadline = time.monotonic() + START_SECONDS
         while not ready.exists():
             assert self.process.poll() is None, f"ended at start:\n{self.log}"

@@ -72,7 +72,20 @@ def load_settings(file: str, overrides: dict[str, Any]) -> Settings:
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
     settings = parse_settings(content, overrides)
-    return with_root(settings, os.environ)
+    return with_root(with_whole_paths(settings), os.environ)
+
+
+def with_whole_paths(settings: Settings) -> Settings:
+    """Folders as they are meant here: containers, and whoever reads a plan, start in others."""
+    import msgspec
+
+    shared = settings.controller.shared_path
+    if shared and "://" not in shared:
+        controller = msgspec.structs.replace(
+            settings.controller, shared_path=os.path.abspath(shared)
+        )
+        settings = msgspec.structs.replace(settings, controller=controller)
+    return msgspec.structs.replace(settings, data_dir=os.path.abspath(settings.data_dir))
 
 
 def with_root(settings: Settings, environment: os._Environ[str] | dict[str, str]) -> Settings:
