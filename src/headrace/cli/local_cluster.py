@@ -29,7 +29,7 @@ from headrace.cli.etcd import etcd_arguments, find_etcd
 from headrace.cli.output import note
 from headrace.cli.up import write_ready_file
 from headrace.config.tls import TlsSettings
-from headrace.errors import ConfigError, LockedError, UnavailableError
+from headrace.errors import ConfigError, LockedError, StateError, UnavailableError
 from headrace.observability.logging import configure_logging
 from headrace.runtime.interfaces import Process
 from headrace.runtime.system import run, system_runtime
@@ -216,9 +216,12 @@ class LocalCluster:
 
     def _port(self, name: str) -> int:
         """The same as last time if it is still free."""
-        known = self.state.ports.get(name, 0)
-        self.state.ports[name] = known if known and _is_free(known) else _free_port()
-        return self.state.ports[name]
+        known = self.state.ports.pop(name, 0)
+        port = known if known and _is_free(known) else _free_port()
+        while port in self.state.ports.values():  # chosen for another role, which is yet to open it
+            port = _free_port()
+        self.state.ports[name] = port
+        return port
 
     async def _start_all(self, roles: dict[str, list[str]]) -> None:
         for name in roles:
@@ -248,11 +251,9 @@ class LocalCluster:
         while not is_ready():
             ended = self._processes[name].exit_status is not None
             if ended or time.monotonic() > deadline:
-                lines = (self.folder / name / "log").read_text("utf-8", "replace").splitlines()
-                shown = "\n".join(f"    {line}" for line in lines[-_LINES_SHOWN:])
+                log = self.folder / name / "log"
                 what = "ended" if ended else "is not ready"
-                raise UnavailableError(f"{name} {what}; its log {self.folder / name / 'log'} ends "
-                                       f"with\n{shown}")  # fmt: skip
+                raise StateError(f"{name} {what}; its log {log} ends with\n{_last_lines(log)}")
             await asyncio.sleep(_ASK_SECONDS)
 
     # -- running and stopping
@@ -300,6 +301,11 @@ class LocalCluster:
             "secret": self.state.secret,
             "roles": self.state.roles,
         }
+
+
+def _last_lines(log: Path) -> str:
+    lines = log.read_text("utf-8", "replace").splitlines()
+    return "\n".join(f"    {line}" for line in lines[-_LINES_SHOWN:])
 
 
 def _is_free(port: int) -> bool:
@@ -395,11 +401,13 @@ def run_detached(plan: Plan, ready_file: str) -> None:
     deadline = time.monotonic() + 2 * START_SECONDS
     while not ready.exists():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise UnavailableError(f"the cluster did not start; see {log}")
+            raise StateError(f"the cluster did not start; {log} ends with\n{_last_lines(log)}")
         time.sleep(_ASK_SECONDS)
     addresses = json.loads(ready.read_text())
     note(f"the cluster runs in the background (process {process.pid}, log {log})")
     note(f"  Iggy clients  {', '.join(addresses['brokers'])}")
+    if "controller" in addresses["roles"]:
+        note(f"  dashboard     http://{addresses['roles']['controller']['addresses']['http']}")
     note(f"  stop it with  headrace cluster stop --data-dir {plan.data_dir}")
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from headrace.cli import local_cluster
 from headrace.cli.local_cluster import LocalCluster, Plan
 
 
@@ -35,6 +38,15 @@ def test_free_metrics_ports_are_kept(tmp_path: Path) -> None:
     first = cluster._metrics_port("data-node-1")
     assert cluster._metrics_port("data-node-1") == first
     assert cluster.state.ports == {"data-node-1 metrics": first}
+
+
+def test_no_two_roles_get_one_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is free is free until somebody listens there."""
+    offered = iter([5001, 5001, 5001, 5002])
+    monkeypatch.setattr(local_cluster, "_free_port", lambda: next(offered))
+    monkeypatch.setattr(local_cluster, "_is_free", lambda _: True)
+    cluster = LocalCluster(plan(tmp_path))
+    assert [cluster._port(name) for name in ("a", "b", "a")] == [5001, 5002, 5001]
 
 
 def test_without_being_asked_for_there_are_none(tmp_path: Path) -> None:
