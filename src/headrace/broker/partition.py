@@ -17,6 +17,7 @@ from headrace.broker.applied import Request
 from headrace.broker.figures import describe
 from headrace.broker.readahead import Batch, ReadAhead
 from headrace.client.owned_stream import OwnedStream
+from headrace.client.retry import retrying
 from headrace.client.sbp import SbpClient
 from headrace.config.broker import BrokerSettings
 from headrace.errors import (
@@ -127,7 +128,10 @@ class PartitionLog:
     ) -> PartitionLog:
         owned = await OwnedStream.open(client, stream_id, epoch, clean=clean)
         log = cls(runtime, client, owned, settings, ahead)
-        await log.refresh()
+        # It may have been sealed just now: its data nodes learn in a moment where it ends, and
+        # whoever sends or polls first after a change of leaders is to wait, not to be refused.
+        seconds = client.settings.metadata_timeout_ms / 1000
+        await retrying(runtime, lambda _: log.refresh(), seconds)
         log.last_timestamp_us = await log._newest_timestamp()
         return log
 

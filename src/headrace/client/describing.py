@@ -75,14 +75,28 @@ class Describer:
             return await asyncio.gather(*(self._describe_or_none(r) for r in ranges))
         if len(response.describe_responses) != len(ranges):
             raise RemoteProtocolError("one result per range expected")
-        found: list[m.DescribeRangeResult | None] = []
-        for result in response.describe_responses:
+        return await asyncio.gather(
+            *(
+                self._checked(*each)
+                for each in zip(ranges, response.describe_responses, strict=True)
+            )
+        )
+
+    async def _checked(
+        self, range_: m.Range, result: m.DescribeRangeResult
+    ) -> m.DescribeRangeResult | None:
+        """A range that was sealed a moment ago: its primary leads it no more and has not heard yet
+        where it ends. The others may have."""
+        try:
+            raise_for_status(result.status)
+        except (NotFoundError, StateError):
+            if range_.end_offset < 0 or len(self._whom(range_)) == 1:
+                return None
             with suppress(NotFoundError, StateError):
-                raise_for_status(result.status)
-                found.append(result)
-                continue
-            found.append(None)
-        return found
+                timeout = self._client.settings.request_timeout_ms / 1000
+                return await self._describe(range_, timeout)
+            return None
+        return result
 
     async def _describe_or_none(self, range_: m.Range) -> m.DescribeRangeResult | None:
         async def attempt(timeout: float) -> m.DescribeRangeResult | None:

@@ -25,7 +25,7 @@ from headrace.errors import (
 from headrace.net.sbp_routes import Payload, Reply
 from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.wire.sbp import messages as m
-from headrace.wire.sbp.errors import status_of
+from headrace.wire.sbp.errors import NotPrimaryError, status_of
 from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import decode_header, verify
 
@@ -80,6 +80,8 @@ class FakeCluster:
         self.appends = 0
         self.fetches = 0
         self.describes = 0
+        self.describes_refused = 0
+        """So many more: the node leads the range no more, not knowing where it ends."""
         self.segment_batches = segment_batches
         self.gate = asyncio.Event()
         self.gate.set()
@@ -223,6 +225,9 @@ class FakeCluster:
 
     def _describe(self, wanted: m.RangeId, *, sync: bool) -> m.DescribeRangeResult:
         self.describes += 1
+        if self.describes_refused:
+            self.describes_refused -= 1
+            return m.DescribeRangeResult(wanted.stream_id, status=status_of(NotPrimaryError()))
         stream = self.stream(wanted.stream_id)
         range_ = stream.ranges[wanted.range_index]
         stream.syncs += sync

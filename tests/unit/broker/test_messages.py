@@ -307,6 +307,20 @@ async def test_snapshots_replace_the_log_they_cover() -> None:
         assert (await client.poll(Strategy.next(), stream="stream-3")).count == 0
 
 
+async def test_whoever_comes_first_after_a_change_of_leaders_waits() -> None:
+    """For the data nodes, which learn a moment later where the sealed range ends."""
+    cluster = FakeCluster()
+    async with opened(cluster) as h:
+        await filled(await h.root())
+    async with opened(cluster) as h:
+        client = await h.root()
+        cluster.describes_refused = 2
+        assert payloads(await client.poll()) == numbered(0, 20)
+        assert cluster.describes_refused == 0
+        await client.send(b"next")
+        assert (await client.poll(Strategy.last(), 1)).current_offset == 20
+
+
 async def test_a_fenced_offset_log_ends_leadership() -> None:
     cluster = FakeCluster()
     async with opened(cluster) as h:

@@ -130,6 +130,8 @@ class FakeNode:
         self.leaving = False  # gets no new ranges
         self.committed: dict[tuple[int, int], int] = {}
         """Where it knows less than the primary."""
+        self.ended: set[tuple[int, int]] = set()
+        """Ranges that it leads no more, not knowing where they end."""
         self.frames: list[list[tuple[int, int]]] = []
         """Per APPEND: stream and range of its batches."""
         self.fetches: list[m.FetchRequest] = []
@@ -244,7 +246,9 @@ class FakeNode:
             result = m.DescribeRangeResult(
                 stream_id=wanted.stream_id, status=status_of(RangeNotFoundError())
             )
-            if self.address in found.replicas:
+            if (found.stream_id, found.index) in self.ended:
+                result = replace(result, status=status_of(NotPrimaryError()))
+            elif self.address in found.replicas:
                 next_offset = self.committed.get((found.stream_id, found.index), found.next)
                 range_ = replace(found.message(), next_offset=next_offset)
                 result = replace(result, range=range_, status=OK)

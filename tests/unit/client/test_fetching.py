@@ -492,3 +492,20 @@ def test_many_ranges_are_described_though_a_node_is_away() -> None:
         assert open_ is not None
 
     run(sealed_stream(), main)
+
+
+def test_a_range_that_was_just_sealed_is_described_by_another_replica() -> None:
+    """Its primary leads it no more, and has not heard yet where it ends."""
+
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        sealed, open_ = await client.list_ranges(1)
+        cluster.nodes["a"].ended.add((1, 0))
+        first, second = await client.describe_ranges([sealed, open_])
+        assert first is not None
+        assert first.range is not None
+        assert (first.range.next_offset, second is None) == (4, False)
+        cluster.nodes["b"].ended |= {(1, 0), (1, 1)}
+        cluster.nodes["c"].ended.add((1, 0))
+        assert await client.describe_ranges([sealed, open_]) == [None, None]
+
+    run(sealed_stream(), main)
