@@ -204,10 +204,12 @@ class Workload:
         )
 
     def undeploy(self, operators: Sequence[int]) -> None:
-        """Stop every query that one of these operators is part of, and forget them."""
+        """Stop the queries that end in one of these operators, and forget them. What only passes
+        through one of them, as the query of a neighbour that reads the same topic, goes on: nobody
+        would start it again."""
         names = {self._operators[each].name for each in operators if each in self._operators}
         for name, run in list(self._runs.items()):
-            if names & set(run.query.operators):
+            if run.query.operators[-1] in names:
                 self._end(run)
                 del self._runs[name]
         for each in operators:
@@ -254,19 +256,19 @@ class Workload:
 
     def heartbeats(self, now_ms: int, interval_ms: int) -> tuple[OperatorHeartbeat, ...]:
         """One per operator, with the windows that were finished since the last call."""
-        states: dict[str, DeployState] = {}
+        states: dict[str, list[DeployState]] = {}
         stats: dict[str, list[OperatorStats]] = {}
         for run in list(self._runs.values()):
             reports = self._reports(run)
             for name in run.query.operators:
-                states[name] = max(states.get(name, run.state), run.state)
+                states.setdefault(name, []).append(run.state)
                 if self._owner(name) is run:
                     stats[name] = [self._stats(report, run, name) for report in reports]
                     stats[name] += _note(run) if name == run.query.operators[-1] else ()
         return tuple(
             OperatorHeartbeat(
                 node_id=id_,
-                state=states.get(info.name, DeployState.ACTIVE),
+                state=_state_of(states.get(info.name, ())),
                 generated_tms=now_ms,
                 interval_ms=interval_ms,
                 window_stats=tuple(stats.get(info.name, ())),
@@ -562,6 +564,14 @@ def _distinct(queries: Sequence[Query], part: Part) -> list[Query]:
             query = replace(query, name=f"{query.name}{EDGE_SUFFIX}")
         found.append(query)
     return found
+
+
+def _state_of(states: Sequence[DeployState]) -> DeployState:
+    """Of an operator whose queries are in these states: it has ended when all of them have."""
+    if DeployState.FAILED in states:
+        return DeployState.FAILED
+    ended = bool(states) and all(one is DeployState.SHUTDOWN for one in states)
+    return DeployState.SHUTDOWN if ended else DeployState.ACTIVE
 
 
 def _note(run: QueryRun) -> tuple[OperatorStats, ...]:
