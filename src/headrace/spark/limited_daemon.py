@@ -1,4 +1,5 @@
-"""Spark's Python workers with a limit on their memory: `spark.python.daemon.module`.
+"""Spark's Python workers with a limit on their memory, and quiet when Spark lets go of them:
+`spark.python.daemon.module`.
 
 The JVM starts one daemon per executor, which forks the workers; a limit that it sets for itself is
 theirs. Spark's own setting for it, `spark.executor.pyspark.memory`, does the same, but says so on
@@ -6,14 +7,19 @@ the standard error of every task, and a cluster's manager adds it to what it res
 
 What is limited is address space: the only thing that the system refuses rather than kills for. So
 a worker is given what its libraries map beside the memory that it may use.
+
+A worker that was idle for a minute, or whose task was cut off, finds the JVM's socket closed. It
+ends, as it should, but the daemon would print a traceback of it. (The daemons that Spark plans with
+are its own, whatever this setting says.)
 """
 
 from __future__ import annotations
 
 import os
 import resource
-import runpy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
 
 MODULE = "headrace.spark.limited_daemon"
 MEMORY_VARIABLE = "HEADRACE_WORKER_MEMORY_MB"
@@ -36,6 +42,26 @@ def limit_memory(environment: Mapping[str, str]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
 
 
-if __name__ == "__main__":
+def end_quietly(worker: Callable[..., int]) -> Callable[..., int]:
+    """A worker that just ends, with the status it has anyway, when nobody listens any more."""
+
+    @wraps(worker)
+    def call(*arguments: Any) -> int:
+        try:
+            return worker(*arguments)
+        except BrokenPipeError:
+            os._exit(1)  # it is a fork: no handler of the daemon's may run in it
+
+    return call
+
+
+def main() -> None:
     limit_memory(os.environ)
-    runpy.run_module("pyspark.daemon", run_name="__main__")
+    from pyspark import daemon
+
+    daemon.worker = end_quietly(daemon.worker)
+    daemon.manager()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,5 @@
-"""A worker that asks for more memory than it may have is told so, and nobody else is hurt."""
+"""A worker that asks for more memory than it may have is told so, and nobody else is hurt; one
+whose socket is closed ends without a word."""
 
 from __future__ import annotations
 
@@ -38,3 +39,27 @@ def test_a_limit_on_memory(given: str, megabytes: int, says: list[str]) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()
     assert printed[-len(says) :] == says
+
+
+LETS_GO = """
+from headrace.spark.limited_daemon import end_quietly
+
+def worker(sock, authenticated):
+    raise {error}
+
+try:
+    end_quietly(worker)(None, True)
+except ValueError:
+    print("told")
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "printed"), [("BrokenPipeError()", 1, ""), ("ValueError()", 0, "told\n")]
+)
+def test_a_worker_that_nobody_listens_to_ends_quietly(
+    error: str, status: int, printed: str
+) -> None:
+    script = LETS_GO.format(error=error)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (status, printed, "")
