@@ -16,8 +16,8 @@ from typing import Any
 
 BENCHMARKS = (
     "iggy_codec", "hot_steps", "storage_append", "streams_latency", "log_append", "log_fetch",
-    "broker_send_poll", "umbilical", "spark_read", "spark_json", "spark_sink", "spark_latency",
-    "pipeline_overhead",
+    "broker_send_poll", "backup", "umbilical", "spark_read", "spark_json", "spark_sink",
+    "spark_latency", "pipeline_overhead",
 )  # fmt: skip
 REPORT = Path(__file__).parent / "report"
 
@@ -43,6 +43,8 @@ def main(names: list[str]) -> int:
 def _details(row: dict[str, Any]) -> str:
     if "cpu_s_per_gb" in row:
         return f"   CPU s/GB {row['cpu_s_per_gb']:.2f}, limit {row['limit_cpu_s_per_gb']:.2f}"
+    if "memory_mb" in row:
+        return f"   {row['cpu_s']:.2f} s of processor, {row['memory_mb']:.0f} MB of memory"
     if "p50_ms" not in row:
         return ""
     told = f"   p50 {row['p50_ms']:.2f} ms, p99 {row['p99_ms']:.2f} ms"

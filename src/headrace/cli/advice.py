@@ -8,6 +8,7 @@ from headrace.errors import (
     HeadraceError,
     LockedError,
     NotFoundError,
+    StorageError,
     UnauthenticatedError,
     UnauthorizedError,
     UnavailableError,
@@ -27,6 +28,11 @@ _ADVICE: tuple[tuple[type[HeadraceError], str], ...] = (
     (LockedError, "Another headrace runs on this data directory; stop it, or choose --data-dir."),
     (FormatError, "Upgrade headrace, or choose another --data-dir."),
     (DiskFullError, "Free space on the disk, delete a topic, or move the data directory."),
+    (
+        StorageError,
+        "The server's disk refused it, and its log says which file and why. Full: free space or "
+        "delete a topic. Damaged: `headrace verify` names the offsets.",
+    ),
     (NotFoundError, "List what is there: `headrace stream list`, `headrace topic list STREAM`."),
 )
 

@@ -7,6 +7,7 @@ import pytest
 from headrace.cli.advice import advice
 from headrace.cli.control_api import Api
 from headrace.errors import ConfigError, UnavailableError
+from headrace.wire.iggy.errors import Status, error_of
 from tests.etcd import free_ports
 
 
@@ -26,3 +27,8 @@ def test_https_without_tls_says_what_to_add() -> None:
 
 def test_another_server_that_is_not_there_is_looked_for_by_its_address() -> None:
     assert "--address" in advice(UnavailableError("cannot connect"))
+
+
+def test_a_disk_that_refused_is_told_by_the_servers_log() -> None:
+    """All that a client hears of it is a number."""
+    assert "log" in advice(error_of(Status.IO_ERROR))
