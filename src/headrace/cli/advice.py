@@ -8,7 +8,6 @@ from headrace.errors import (
     HeadraceError,
     LockedError,
     NotFoundError,
-    StorageError,
     UnauthenticatedError,
     UnauthorizedError,
     UnavailableError,
@@ -28,11 +27,6 @@ _ADVICE: tuple[tuple[type[HeadraceError], str], ...] = (
     (LockedError, "Another headrace runs on this data directory; stop it, or choose --data-dir."),
     (FormatError, "Upgrade headrace, or choose another --data-dir."),
     (DiskFullError, "Free space on the disk, delete a topic, or move the data directory."),
-    (
-        StorageError,
-        "The server's disk refused it, and its log says which file and why. Full: free space or "
-        "delete a topic. Damaged: `headrace verify` names the offsets.",
-    ),
     (NotFoundError, "List what is there: `headrace stream list`, `headrace topic list STREAM`."),
 )
 
@@ -43,9 +37,17 @@ _HTTP_ADVICE = (
 )
 
 
+_DISK_ADVICE = (
+    "The server's disk refused it, and its log says which file and why. Full: free space or delete "
+    "a topic. Damaged: `headrace verify` names the offsets."
+)
+
+
 def advice(error: HeadraceError) -> str:
     if "`headrace " in str(error):
         return ""  # it says so itself
+    if str(error).startswith("io_error"):  # what a client hears of it is a number
+        return _DISK_ADVICE
     if isinstance(error, UnavailableError) and error.message.startswith(("http://", "https://")):
         return _HTTP_ADVICE
     return next((text for kind, text in _ADVICE if isinstance(error, kind)), "")
