@@ -1,5 +1,6 @@
 """Change data to Delta: a database's changes in, its table as it is now and their history out.
 
+    pip install 'headrace[delta]'
     headrace pipeline run examples/changes.py
 
 The changes are what Debezium and its kin write: an operation (`c`reate, `u`pdate, `d`elete), the
@@ -19,7 +20,7 @@ from pyspark.sql import DataFrame
 
 from headrace import Application, Delta
 
-LAKE = os.environ.get("LAKE", "/tmp/lake")
+LAKE = os.environ.get("LAKE", "/tmp/lake")  # of the server's environment: this runs there
 
 SAMPLE = {
     "changes": [

@@ -73,10 +73,23 @@ async def test_a_pipeline_is_shown_within_a_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     reason = "the process ended with status -9; it is started again from its checkpoint"
     served.pipelines.driver.application.events.add(START, EventType.STOP_CONTAINER, reason)
+    show = served.pipelines.show
+
+    def failed(name: str) -> dict[str, Any]:
+        view = show(name)
+        for one in view["operators"]:
+            one["last_error"] = f"cannot cast\n=== Query ===\nIdentifier: {one['name']}"
+        view["last_error"] = view["operators"][0]["last_error"]
+        view["events"][0]["reason"] = view["last_error"]
+        return view
+
+    monkeypatch.setattr(served.pipelines, "show", failed)
     shown = await served.run("pipeline", "show", "shop")
     assert max(map(len, shown.splitlines())) <= columns
-    fields, containers, operators, events = shown.split("\n\n")
+    fields, containers, operators, events, error = shown.split("\n\n")
     assert "rows per second   20.0" in fields
+    assert shown.count("=== Query ===") == 1, "the story is told once, at the end"
+    assert error.splitlines()[:2] == ["last error of orders, revenue", "cannot cast"]
     assert containers.splitlines()[2].split()[:2] == [CONTAINER, "ACTIVE"]
     assert [line.split()[:5] for line in operators.splitlines()[2:]] == [
         ["orders", "ACTIVE", "0", "200", "20.0"],

@@ -28,9 +28,22 @@ def show(view: dict[str, Any]) -> None:
     for title, columns, rows in parts:
         print(f"\n{title}")
         print_rows(rows, columns, as_json=False)
-    for one in view["operators"]:
+    for names, text in _errors(view["operators"]):
+        print(f"\nlast error of {', '.join(names)}\n{text}")
+
+
+def _errors(operators: list[dict[str, Any]]) -> list[tuple[list[str], str]]:
+    """Operators of one query fail together, each with the same story."""
+    found: dict[str, tuple[list[str], str]] = {}
+    for one in operators:
         if one["last_error"]:
-            print(f"\nlast error of {one['name']}\n{one['last_error']}")
+            names, _ = found.setdefault(_first_line(one["last_error"]), ([], one["last_error"]))
+            names.append(one["name"])
+    return list(found.values())
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
 
 
 def _application(view: dict[str, Any]) -> dict[str, Any]:
@@ -42,6 +55,7 @@ def _application(view: dict[str, Any]) -> dict[str, Any]:
         "restarts", "last_error", "path",
     ):  # fmt: skip
         shown[name] = view[name] if "window" not in name else _window(view[name])
+    shown["last_error"] = _first_line(view["last_error"] or "") or None
     return {name: value for name, value in shown.items() if value is not None}
 
 
@@ -69,7 +83,7 @@ def _event(one: dict[str, Any]) -> dict[str, Any]:
         "time": _time(one["time_ms"]),
         "event": one["type"],
         "of": one.get("operator") or one.get("container"),
-        "reason": one["reason"] or None,
+        "reason": _first_line(one["reason"]) or None,
     }
 
 
