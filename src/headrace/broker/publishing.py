@@ -36,6 +36,7 @@ log = get_logger(__name__)
 
 _SCAN_BYTES = 1 << 20
 _RETRY_SECONDS = 1.0
+_TARGETS_MAX = 4  # filled at a time: one is written while another is read, stamped and summed
 
 OpenPlace = Callable[[Place], Awaitable[PartitionLog | None]]
 """The open partition, None when it was deleted or purged."""
@@ -259,11 +260,22 @@ class Publishing:
         """Append what is missing, sync, done. `fresh`: nothing of it can be there yet."""
         if not fresh:
             intent = await self._lowered(publisher, intent)
+        room = asyncio.Semaphore(_TARGETS_MAX)
+
+        async def fill(target: p.Target) -> list[p.Run]:
+            async with room:
+                partition = await self._open_place(target.place)
+                if partition is None:
+                    return []  # nobody will ever read it: done
+                return await self._fill(publisher, intent, target, partition, fresh)
+
+        # All of them end before the first failure is told: the next attempt looks at what is there.
+        filled = await asyncio.gather(*map(fill, intent.targets), return_exceptions=True)
         runs: list[p.Run] = []
-        for target in intent.targets:
-            partition = await self._open_place(target.place)
-            if partition is not None:  # else nobody will ever read it: done
-                runs += await self._fill(publisher, intent, target, partition, fresh)
+        for found in filled:
+            if isinstance(found, BaseException):
+                raise found
+            runs += found
         return await self._done(publisher, intent, tuple(runs))
 
     async def _done(

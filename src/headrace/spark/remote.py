@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.client.retrying import TRANSIENT, retry
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PUBLISHERS_KEPT = 64
+STAGING_CONNECTIONS = 2  # a server handles one request of each at a time, its sync included
 
 
 class Remote:
@@ -41,26 +43,31 @@ class Remote:
         self._address = address
         self._credentials = credentials
         self._tls = tls.client()
-        self._client: IggyClient | None = None
-        self._connecting = asyncio.Lock()
+        self._lines = [_Line() for _ in range(STAGING_CONNECTIONS)]
+        self._staged = 0
         self.reading = Reading(self, runtime, self._tls)
         self._features: frozenset[str] | None = None
         self._publishers: dict[tuple[str, str], PublisherOpened] = {}
 
     async def close(self) -> None:
         await self.reading.close()
-        if self._client is not None:
-            await self._disconnect(self._client)
+        for line in self._lines:
+            if line.client is not None:
+                await _disconnect(line, line.client)
 
-    async def call(self, call: Callable[[IggyClient], Awaitable[T]]) -> T:
-        """Make the call on a connection that works, again after failures that pass."""
+    async def call(self, call: Callable[[IggyClient], Awaitable[T]], *, line: int = 0) -> T:
+        """Make the call on a connection that works, again after failures that pass.
+
+        Calls on one line keep their order, those on different lines do not.
+        """
+        used = self._lines[line]
 
         async def attempt() -> T:
-            client = await self._connected()
+            client = await self._connected(used)
             try:
                 return await call(client)
             except TRANSIENT:
-                await self._disconnect(client)
+                await _disconnect(used, client)
                 raise
 
         return await retry(attempt, self._runtime.clock)
@@ -115,7 +122,12 @@ class Remote:
         """A repeated request stages twice; only what the driver names is published."""
         request = _request(target, partition, area, starts)
         opened = await self._opened(window)
-        return await self.call(lambda client: client.stage(opened, window.number, request))
+        # What is staged has no order before the driver names it: one is sent while another syncs.
+        self._staged += 1
+        return await self.call(
+            lambda client: client.stage(opened, window.number, request),
+            line=self._staged % len(self._lines),
+        )
 
     async def last_closed(self, window: Window) -> int:
         """Become the window's run, or stay it: the last window that its publisher closed."""
@@ -164,11 +176,11 @@ class Remote:
 
     # -- the connection
 
-    async def _connected(self) -> IggyClient:
+    async def _connected(self, line: _Line) -> IggyClient:
         from headrace.client.iggy import IggyClient  # a task that reads never asks the broker
 
-        async with self._connecting:
-            if self._client is None or not self._client.usable:
+        async with line.connecting:
+            if line.client is None or not line.client.usable:
                 host, port = parse_address(self._address)
                 username, password, token = self._credentials.resolve()
                 client = await IggyClient.connect(self._runtime, host, port, tls=self._tls)
@@ -180,13 +192,22 @@ class Remote:
                 except BaseException:
                     await client.close()
                     raise
-                self._client = client
-            return self._client
+                line.client = client
+            return line.client
 
-    async def _disconnect(self, client: IggyClient) -> None:
-        if self._client is client:
-            self._client = None
-            await client.close()
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """A connection, made when it is first used and again when it broke."""
+
+    client: IggyClient | None = None
+    connecting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+async def _disconnect(line: _Line, client: IggyClient) -> None:
+    if line.client is client:
+        line.client = None
+        await client.close()
 
 
 def _request(

@@ -35,7 +35,8 @@ from headrace.spark.server import connect
 from headrace.spark.windows import Delivered, Delivering, Piece, Window, close, publishes_windows
 from headrace.wire.iggy.batch import split
 
-SEND_BYTES_MAX = 4 << 20  # of one request; more rows become several requests
+# Of one request; more rows become several. A broker receives up to 2 MiB straight into their place.
+SEND_BYTES_MAX = 7 << 18
 SINK_COLUMNS = ("payload", "key", "partition", "headers")
 _TYPES = {
     "payload": ("string", "binary"),
