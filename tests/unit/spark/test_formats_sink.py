@@ -175,3 +175,25 @@ def test_base64_is_the_usual_one() -> None:
     first, second = (json.loads(text)["b"] for text in json_objects(batch).to_pylist())
     assert b64decode(first, validate=True) == bytes(range(256))
     assert second is None
+
+
+def test_timestamps_of_any_width_are_iso_text() -> None:
+    """Most have one width and are changed in place; years beyond four digits and nulls have not."""
+    us = pa.timestamp("us")
+    plain = pa.array([0, 1_000_001, -1, 253402300799999999], us)
+    wide = pa.array([253402300800000000, None, 0, -99999999999999999], us)
+    # As many characters as if all had one width: one null, and 26 years of five digits.
+    even = pa.array([None, *[253402300800000000] * 26], us)
+    for array in (plain, wide, even, plain.slice(1, 2), plain.slice(4), plain):
+        batch = pa.RecordBatch.from_arrays([array], names=["at"])
+        texts = [json.loads(text)["at"] for text in json_objects(batch).to_pylist()]
+        expected = [text and text.replace(" ", "T") for text in array.cast(pa.string()).to_pylist()]
+        assert texts == expected
+
+
+@pytest.mark.parametrize("special", ['"', "\\", "\n", "\x1f", "\x00"])
+def test_one_special_character_among_many_rows_is_escaped(special: str) -> None:
+    texts = ["plain \x7f ü"] * 50 + [f"a{special}b"] + ["" for _ in range(50)]
+    array = pa.array(texts).slice(1)
+    rows = json_objects(pa.RecordBatch.from_arrays([array], names=["s"])).to_pylist()
+    assert [json.loads(row)["s"] for row in rows] == texts[1:]

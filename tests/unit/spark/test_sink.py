@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import ConfigError
+from headrace.net.iggy_server import DIRECT_BYTES_MAX
 from headrace.spark import sink
 from headrace.spark.options import parse_sink
 from headrace.spark.sink import pieces
@@ -50,3 +51,14 @@ def test_the_number_of_partitions_is_asked_once_per_task_and_only_for_keys() -> 
     assert asked == [0]
     list(pieces(options, [batch], count))
     assert asked == [0, 1], "the topic may have grown"
+
+
+def test_requests_are_small_enough_to_be_received_in_place() -> None:
+    """A request holds 16 bytes for each message beside the messages themselves."""
+    for size in (0, 200, 5000):
+        batch = pa.RecordBatch.from_pydict({"payload": [b"x" * size] * 60_000})
+        found = list(pieces(parse_sink({"topic": "s/t"}), [batch], lambda: 1))
+        assert len(found) > 1
+        assert sum(len(starts) for _, _, starts in found) == batch.num_rows
+        if size:  # empty ones are all index
+            assert all(len(area) + 16 * len(starts) < DIRECT_BYTES_MAX for _, area, starts in found)

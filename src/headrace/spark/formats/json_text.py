@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _NULL = pa.scalar("null")
 _QUOTE, _BACKSLASH, _CONTROLS_END = 34, 92, 32
+_DATE_CHARACTERS = len("2026-01-01")
+_TIMESTAMP_CHARACTERS = len("2026-01-01 00:00:00.000000")
 
 
 class _Texts(NamedTuple):
@@ -113,7 +115,15 @@ def _timestamps(array: pa.Array) -> pa.Array:
     """In UTC, of which the values are microseconds: forty times as fast as Arrow with a zone."""
     plain = array.cast(pa.timestamp("us", tz=array.type.tz)).view(pa.timestamp("us"))
     text = plain.cast(pa.string()).fill_null("")
-    return pc.replace_substring(text, pattern=" ", replacement="T", max_replacements=1)
+    _, offsets, data = text.buffers()
+    places = np.frombuffer(offsets, np.int32)[text.offset : text.offset + len(text) + 1]
+    if not len(text) or (np.diff(places) != _TIMESTAMP_CHARACTERS).any():  # nulls, far-off years
+        return pc.replace_substring(text, pattern=" ", replacement="T", max_replacements=1)
+    characters = np.frombuffer(data, np.uint8)[places[0] : places[-1]].copy()
+    characters[_DATE_CHARACTERS::_TIMESTAMP_CHARACTERS] = ord("T")
+    return pa.Array.from_buffers(
+        pa.string(), len(text), [None, pa.py_buffer(places - places[0]), pa.py_buffer(characters)]
+    )
 
 
 def _values(array: pa.Array, values: pa.Array) -> pa.Array:
@@ -139,9 +149,11 @@ def _strings(array: pa.Array) -> _Texts:
     _, offsets_buffer, data = array.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32)[array.offset : array.offset + len(array) + 1]
     bytes_ = np.frombuffer(data or b"", np.uint8)[offsets[0] : offsets[-1]]
-    special = (bytes_ < _CONTROLS_END) | (bytes_ == _QUOTE) | (bytes_ == _BACKSLASH)
-    if not special.any():
+    # Looked for before they are located: searches take a fifteenth of what the masks take.
+    raw = bytes_.tobytes()
+    if not raw or (b'"' not in raw and b"\\" not in raw and bytes_.min() >= _CONTROLS_END):
         return _Texts('"', array, '"')
+    special = (bytes_ < _CONTROLS_END) | (bytes_ == _QUOTE) | (bytes_ == _BACKSLASH)
     places = np.flatnonzero(special) + offsets[0]
     rows = np.unique(np.searchsorted(offsets, places, side="right") - 1)
     escaped = [
