@@ -20,7 +20,7 @@ from headrace.errors import InvalidArgumentError
 from headrace.wire.iggy.batch import HEADER_BYTES
 from headrace.wire.iggy.columns import (
     build_area,
-    checked_headers,
+    headers_in_place,
     key_headers,
     keys,
     message_headers,
@@ -66,7 +66,7 @@ def to_record_batch(
     payload_format: str = "binary",
 ) -> pa.RecordBatch:
     """Messages in the source's raw schema, with the columns that are wanted."""
-    headers = checked_headers(area, starts)
+    headers = headers_in_place(area, starts)
     bodies = _Bodies(area, starts, headers)
     count = len(headers)
     makers: dict[str, Callable[[], pa.Array]] = {
@@ -92,7 +92,7 @@ def _repeated(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
 
 def payloads_of(area: memoryview, starts: Positions) -> pa.Array:
     """The payloads alone."""
-    return _Bodies(area, starts, checked_headers(area, starts)).payloads()
+    return _Bodies(area, starts, headers_in_place(area, starts)).payloads()
 
 
 class _Bodies:

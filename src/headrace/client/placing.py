@@ -44,6 +44,9 @@ def by_partition(
 ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
     """Rows by the partition they belong to; None leaves the choice to the server."""
     names = batch.schema.names
+    if "key" not in names and "partition" not in names:
+        yield None, batch
+        return
     chosen = np.full(batch.num_rows, -1, np.int64)
     if "key" in names and batch.column("key").null_count < batch.num_rows:
         chosen = homes.of(batch.column("key"))

@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 from headrace.errors import LocalProtocolError
 from headrace.wire.iggy import batch
-from headrace.wire.iggy.columns import build_area, columns, key_headers, keys, narrow, widen
+from headrace.wire.iggy.columns import (
+    build_area,
+    checked_headers,
+    columns,
+    headers_in_place,
+    key_headers,
+    keys,
+    narrow,
+    widen,
+)
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import DecodeError
 from headrace.wire.iggy.messages.messages import (
@@ -151,6 +160,23 @@ def test_columns_refuse_starts_that_do_not_fit() -> None:
         columns(b"", np.array([0], np.uint32))
     with pytest.raises(DecodeError):
         columns(request.area, request.starts[:0])
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_headers_in_place_are_the_copies_and_as_strict(name: str) -> None:
+    request = sent(SETS[name])
+    area, starts = bytearray(request.area), request.starts
+    assert (headers_in_place(area, starts) == checked_headers(area, starts)).all()
+    at = int(starts[-1]) + batch.LENGTHS_AT + 4
+    area[at] += 1  # the last payload is said to be longer than it is
+    with pytest.raises(DecodeError):
+        headers_in_place(area, starts)
+    for each in starts.tolist():  # and all of them
+        area[each + batch.LENGTHS_AT + 4] = area[at]
+    with pytest.raises(DecodeError):
+        headers_in_place(area, starts)
+    with pytest.raises(DecodeError):
+        headers_in_place(area, starts[:0])
 
 
 def test_no_messages() -> None:

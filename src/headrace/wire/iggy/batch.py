@@ -47,7 +47,7 @@ FEW = 16
 """Up to here messages are taken one by one: a numpy call costs as much as a message does."""
 
 _LENGTHS = struct.Struct("<II")
-_LENGTHS_AT = 48
+LENGTHS_AT = 48
 _POSITION = struct.Struct("<I")
 _ENTRY = struct.Struct("<IIII")
 _STAMP = struct.Struct("<16sQQ")
@@ -66,7 +66,7 @@ _COPIED_AT_ONCE = 128 * 1024
 
 def user_headers_at(area: memoryview, start: int) -> memoryview:
     """The user headers of the message that stands there."""
-    headers, payload = _LENGTHS.unpack_from(area, start + _LENGTHS_AT)
+    headers, payload = _LENGTHS.unpack_from(area, start + LENGTHS_AT)
     begin = start + HEADER_BYTES + payload
     return area[begin : begin + headers]
 
@@ -172,7 +172,7 @@ def only_start() -> Positions:
 def _check_one(area: Buffer, start: int, end: int) -> int:
     if end - start < NARROW_HEADER_BYTES:
         raise DecodeError(Status.TOO_SMALL_MESSAGE, size=end - start)
-    headers_length, payload_length = _LENGTHS.unpack_from(area, start + _LENGTHS_AT)
+    headers_length, payload_length = _LENGTHS.unpack_from(area, start + LENGTHS_AT)
     header_bytes: int = end - start - headers_length - payload_length
     if header_bytes not in (HEADER_BYTES, NARROW_HEADER_BYTES):
         raise DecodeError(Status.INVALID_MESSAGES_SIZE, size=end - start)
@@ -251,7 +251,7 @@ def column(area: Any, stride: int, at: int, field: str, width: int = 1) -> NDArr
 
 def _check_equal(area: Buffer, starts: Positions, stride: int) -> int:
     """As `_check_sizes`, for messages of one size."""
-    lengths = column(area, stride, _LENGTHS_AT, "<u8")
+    lengths = column(area, stride, LENGTHS_AT, "<u8")
     if (lengths != lengths[0, 0]).any():  # headers and payloads that differ, or add up to no sum
         return _check_sizes(area, starts)
     header_bytes = _check_one(area, 0, stride)
@@ -266,7 +266,7 @@ def _check_sizes(area: Buffer, starts: Positions) -> int:
     sizes = np.diff(starts.astype(np.int64), append=len(area))
     if sizes.min() < NARROW_HEADER_BYTES:
         raise DecodeError(Status.TOO_SMALL_MESSAGE, size=int(sizes.min()))
-    lengths = items(area, _LENGTHS.size)[starts + np.uint32(_LENGTHS_AT)]
+    lengths = items(area, _LENGTHS.size)[starts + np.uint32(LENGTHS_AT)]
     pairs = lengths.view("<u4").reshape(-1, 2).astype(np.int64)
     header_bytes = int(sizes[0] - pairs[0].sum())
     if header_bytes not in (HEADER_BYTES, NARROW_HEADER_BYTES):
@@ -294,7 +294,7 @@ def walk(area: Buffer, header_bytes: int = HEADER_BYTES) -> list[int]:
         if position + header_bytes > end:
             raise DecodeError(Status.TOO_SMALL_MESSAGE, position=position)
         starts.append(position)
-        headers_length, payload_length = _LENGTHS.unpack_from(area, position + _LENGTHS_AT)
+        headers_length, payload_length = _LENGTHS.unpack_from(area, position + LENGTHS_AT)
         position += header_bytes + headers_length + payload_length
     if position != end:
         raise DecodeError(Status.INVALID_MESSAGES_SIZE, found=end, expected=position)
@@ -306,10 +306,10 @@ def locate(area: Buffer, header_bytes: int = HEADER_BYTES) -> Positions:
     import numpy as np
 
     if len(area) >= header_bytes:
-        size = header_bytes + sum(_LENGTHS.unpack_from(area, _LENGTHS_AT))
+        size = header_bytes + sum(_LENGTHS.unpack_from(area, LENGTHS_AT))
         if len(area) % size == 0:
             starts = np.arange(0, len(area), size, dtype=np.uint32)
-            lengths = items(area, _LENGTHS.size)[starts + np.uint32(_LENGTHS_AT)].view("<u8")
+            lengths = items(area, _LENGTHS.size)[starts + np.uint32(LENGTHS_AT)].view("<u8")
             if (lengths == lengths[0]).all():
                 return starts
     return np.array(walk(area, header_bytes), np.uint32)
