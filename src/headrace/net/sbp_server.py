@@ -302,6 +302,15 @@ class _Serving:
 
     def _call(self, route: Route, request: Request, message: Message) -> None:
         """A handler that needs no task."""
+        before = REQUEST_ID.set((self._peer.address, request.stream_id))
+        try:
+            reply = self._ask(route, request, message)
+            self._tasks[reply] = request.opcode.code
+            reply.add_done_callback(partial(self._on_reply, request))
+        finally:
+            REQUEST_ID.reset(before)  # this runs in the connection's own task
+
+    def _ask(self, route: Route, request: Request, message: Message) -> asyncio.Future[Reply]:
         payload = (request.payload,) if request.payload else ()
         try:
             reply = route.handler(message, payload, self._peer)
@@ -311,8 +320,7 @@ class _Serving:
             log.error("handler failed", opcode=request.opcode.name, exc_info=error)
             raise HeadraceError("internal error") from error
         assert isinstance(reply, asyncio.Future)
-        self._tasks[reply] = request.opcode.code
-        reply.add_done_callback(partial(self._on_reply, request))
+        return reply
 
     def _on_reply(self, request: Request, done: asyncio.Future[Reply]) -> None:
         del self._tasks[done]

@@ -17,6 +17,7 @@ from headrace.net.addresses import parse_address
 from headrace.net.credentials import NodeCredential, Ticket, make_ticket, node_credential
 from headrace.net.sbp_channel import ChannelLimits
 from headrace.net.sbp_server import Payload, Peer, Reply, SbpServer, ServerLimits, build_routes
+from headrace.observability.context import request_text
 from headrace.runtime.interfaces import Connection
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.flat import decode, encode
@@ -87,6 +88,34 @@ def test_routes_must_match_the_table() -> None:
         build_routes(Role.DATA_NODE, {c: h for c, h in handlers.items() if c != Code.APPEND})
     with pytest.raises(RuntimeError, match="0x7001"):
         build_routes(Role.DATA_NODE, {**handlers, Code.LEASE: handlers[Code.APPEND]})
+
+
+async def test_handlers_know_whose_request_they_serve() -> None:
+    """With a task of their own, or without: for whatever they log."""
+    node, seen = ToyNode(), list[str]()
+
+    def at_once(message: m.Message, payload: Payload, peer: Peer) -> asyncio.Future[Reply]:
+        seen.append(request_text())
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        answer.set_result(Reply(m.AppendResponse()))
+        return answer
+
+    async def in_a_task(message: m.Message, payload: Payload, peer: Peer) -> Reply:
+        seen.append(request_text())
+        return Reply(m.FetchResponse())
+
+    handlers = {**node.handlers(), Code.APPEND: at_once, Code.FETCH: in_a_task}
+    async with serving(handlers) as server:
+        channel = await connect(server)
+        await channel.call(Code.APPEND, append_request(0), [b"batch"])
+        await channel.call(Code.APPEND, append_request(1), [b"batch"])
+        await channel.call(Code.FETCH, fetch_request(0))
+        await channel.close()
+    who = {text.rpartition("-")[0] for text in seen}
+    numbers = [int(text.rpartition("-")[2]) for text in seen]
+    assert len(who) == 1
+    assert "127.0.0.1:" in who.pop()
+    assert numbers == sorted(set(numbers)), "each its own"
 
 
 async def test_a_slow_fetch_does_not_hold_up_later_requests() -> None:
