@@ -181,6 +181,25 @@ def test_payloads_alone_are_those_between_the_headers(
         payloads_of(memoryview(bytes(area) + b"x"), starts)
 
 
+@given(
+    st.lists(st.integers(1, 2**128 - 1), min_size=1, max_size=9),
+    st.sampled_from([0, 2**64 - 1, None]),
+    st.booleans(),
+)
+def test_ids_are_uuids_whether_or_not_they_share_a_half(
+    numbers: list[int], upper: int | None, one_differs: bool
+) -> None:
+    if upper is not None:
+        numbers = [upper << 64 | number & (2**64 - 1) or 1 for number in numbers]
+    if one_differs:
+        numbers[-1] = 5 << 64 | 7
+    area, starts = to_area(pa.array([b"x"] * len(numbers)), None, None)
+    given_ids = b"".join(number.to_bytes(16, "little") for number in numbers)
+    stamp(area, starts, base_offset=0, timestamp_us=1, new_ids=lambda _: given_ids)
+    found = to_record_batch(area, starts, stream="s", topic="t", partition=0, names=("id",))
+    assert found.column(0).to_pylist() == [str(uuid.UUID(int=number)) for number in numbers]
+
+
 def test_text_is_sent_as_its_bytes_and_read_as_text() -> None:
     area, starts = to_area(pa.array(["ü", "x"]), pa.array(["k", "ö"]), None)
     names = ("key", "payload")
