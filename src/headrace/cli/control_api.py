@@ -28,7 +28,7 @@ from headrace.cli.options import (
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    import httpx
+    from headrace.cli.http_call import Answer
 
 SUBMIT_SECONDS = 60.0
 
@@ -127,9 +127,8 @@ class Api:
 
     def _ask(
         self, method: str, path: str, body: object = None, seconds: float = SUBMIT_SECONDS
-    ) -> httpx.Response:
-        import httpx
-
+    ) -> Answer:
+        from headrace.cli.http_call import call
         from headrace.errors import (
             AlreadyExistsError,
             NotFoundError,
@@ -139,36 +138,26 @@ class Api:
             UnavailableError,
         )
 
-        tls = self._tls
-        extensions = {"sni_hostname": tls.server_name} if tls and tls.server_name else {}
         try:
-            with httpx.Client(
-                verify=True if tls is None else tls.context,
-                trust_env=False,  # a proxy has no business between us and our own server
-            ) as client:
-                answer = client.request(
-                    method,
-                    f"{self._base}{path}",
-                    auth=self._auth,
-                    json=body,
-                    timeout=seconds,
-                    extensions=extensions,
-                )
-        except httpx.HTTPError as error:
+            answer = call(
+                method, f"{self._base}{path}", user=self._auth, tls=self._tls, seconds=seconds,
+                body=body,
+            )  # fmt: skip
+        except UnavailableError as error:
             raise UnavailableError(f"{self._base}: {error}") from error
-        if answer.is_success:
+        if answer.is_good:
             return answer
         try:
             text = answer.json()["error"]
         except (ValueError, KeyError, TypeError):
-            text = f"HTTP {answer.status_code}"
+            text = f"HTTP {answer.status}"
         kind = {
             401: UnauthenticatedError,
             403: UnauthorizedError,
             404: NotFoundError,
             409: AlreadyExistsError,
             503: UnavailableError,
-        }.get(answer.status_code, RequestError)
+        }.get(answer.status, RequestError)
         raise kind(text)
 
 

@@ -1,0 +1,83 @@
+"""One HTTP request and its answer, by the standard library.
+
+httpx takes longer to import than everything else a short command does. Proxies are not asked: they
+have no business between us and our own server.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from base64 import b64encode
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from headrace.errors import ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    from headrace.net.tls import ClientTls
+
+_KEPT = "/?&=%:,;+@!$'()*~#[]"  # of what people, and we, write into a path and its query
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes
+
+    @property
+    def is_good(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def text(self) -> str:
+        return self.body.decode("utf-8", "replace")
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, host: str, port: int, tls: ClientTls | None, seconds: float) -> None:
+        super().__init__(host, port, timeout=seconds)
+        self._tls = tls
+
+    def connect(self) -> None:
+        super().connect()
+        if self._tls is not None:
+            name = self._tls.server_name or self.host
+            self.sock = self._tls.context.wrap_socket(self.sock, server_hostname=name)
+
+
+def call(
+    method: str,
+    url: str,
+    *,
+    user: tuple[str, str],
+    tls: ClientTls | None,
+    seconds: float,
+    body: object = None,
+) -> Answer:
+    """UnavailableError when there is no answer; its text begins with the error alone."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or (80 if tls is None else 443)
+    except ValueError as error:
+        raise ConfigError(f"{parts.netloc} is not HOST:PORT: {error}") from error
+    login = b64encode(":".join(user).encode()).decode()
+    headers = {"Accept": "application/json, */*", "Authorization": f"Basic {login}"}
+    content = None
+    if body is not None:
+        content = json.dumps(body).encode()
+        headers["Content-Type"] = "application/json"
+    target = quote(parts.path + (f"?{parts.query}" if parts.query else ""), safe=_KEPT)
+    connection = _Connection(parts.hostname or "", port, tls, seconds)
+    try:
+        connection.request(method, target, content, headers)
+        response = connection.getresponse()
+        return Answer(response.status, response.read())
+    except (OSError, http.client.HTTPException) as error:
+        raise UnavailableError(str(error) or type(error).__name__) from error
+    finally:
+        connection.close()
