@@ -61,6 +61,8 @@ async def test_looking(served: Served) -> None:
     listed = json.loads(await served.run("event", "list", "shop", "--json"))
     assert listed[0]["type"] == "StartContainer"
     assert "StartContainer" not in await served.run("event", "list", "shop", "--after", "1")
+    lines = (await served.run("event", "list", "shop")).splitlines()
+    assert lines[1].split() == ["1", "2023-11-14", "22:13:20Z", "StartContainer", CONTAINER, "-"]
     assert "python main" in await served.run("container", "stack-trace", "shop", CONTAINER)
     sample = await served.run("pipeline", "recording", "shop", "revenue-1")
     assert json.loads(sample)["window"] == "1"

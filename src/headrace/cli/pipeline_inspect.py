@@ -13,6 +13,7 @@ import typer
 from headrace.cli.control_api import Pipeline, control_api, controls, stram_api
 from headrace.cli.options import AsJson
 from headrace.cli.output import note, print_fields, print_json, print_rows
+from headrace.cli.pipeline_view import event_row
 
 containers = typer.Typer(
     help="Containers: the processes of a pipeline, one Spark driver each.", no_args_is_help=True
@@ -31,7 +32,7 @@ WINDOWS = (
     "operator", "id", "currentWindowId", "checkpointWindowId", "recoveryWindowId",
     "checkpointTime", "latencyMA",
 )  # fmt: skip
-EVENTS = ("id", "timestamp", "type", "level", "reason")
+EVENTS = ("id", "time", "event", "of", "reason")
 FOLLOW_SECONDS = 1.0
 
 
@@ -132,16 +133,21 @@ def list_events(
     """List what happened to a pipeline, newest last."""
     api = stram_api()
     found = api.get(f"/{name}/events?offset={after}")["events"]
-    _print(found, EVENTS, as_json=as_json)
+    _print_events(found, as_json=as_json)
     try:
         while follow:
             after = max((int(one["id"]) for one in found), default=after)
             time.sleep(FOLLOW_SECONDS)
             found = api.get(f"/{name}/events?offset={after}")["events"]
             if found:
-                _print(found, EVENTS, as_json=as_json)
+                _print_events(found, as_json=as_json)
     except KeyboardInterrupt:
         raise typer.Exit from None
+
+
+def _print_events(found: list[dict[str, Any]], *, as_json: bool) -> None:
+    rows = [{"id": one["id"], **event_row({**one["data"], **one})} for one in found]
+    _print(found if as_json else rows, EVENTS, as_json=as_json)
 
 
 def _print(rows: list[dict[str, Any]], columns: tuple[str, ...], *, as_json: bool) -> None:

@@ -23,7 +23,7 @@ def show(view: dict[str, Any]) -> None:
     parts = (
         ("containers", CONTAINERS, map(_container, view["containers"])),
         ("operators", OPERATORS, map(_operator, view["operators"])),
-        ("events", EVENTS, map(_event, view["events"][-EVENTS_MAX:])),
+        ("events", EVENTS, map(event_row, view["events"][-EVENTS_MAX:])),
     )
     for title, columns, rows in parts:
         print(f"\n{title}")
@@ -78,9 +78,10 @@ def _operator(one: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _event(one: dict[str, Any]) -> dict[str, Any]:
+def event_row(one: dict[str, Any]) -> dict[str, Any]:
+    """As it stands in a view, or in the answer of Apex's path."""
     return {
-        "time": _time(one["time_ms"]),
+        "time": _time(int(one["time_ms"] if "time_ms" in one else one["timestamp"])),
         "event": one["type"],
         "of": one.get("operator") or one.get("container"),
         "reason": _first_line(one["reason"]) or None,
