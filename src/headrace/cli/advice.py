@@ -43,11 +43,19 @@ _DISK_ADVICE = (
 )
 
 
+_LATE_ADVICE = (
+    "The server is there and could not do it now: it may be taking over, or too few data nodes "
+    "answer (`headrace cluster status`). Try again; its log says more."
+)
+
+
 def advice(error: HeadraceError) -> str:
     if "`headrace " in str(error):
         return ""  # it says so itself
     if str(error).startswith("io_error"):  # what a client hears of it is a number
         return _DISK_ADVICE
+    if str(error).startswith("task_timeout"):
+        return _LATE_ADVICE
     if isinstance(error, UnavailableError) and error.message.startswith(("http://", "https://")):
         return _HTTP_ADVICE
     return next((text for kind, text in _ADVICE if isinstance(error, kind)), "")

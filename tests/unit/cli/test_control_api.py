@@ -29,6 +29,8 @@ def test_another_server_that_is_not_there_is_looked_for_by_its_address() -> None
     assert "--address" in advice(UnavailableError("cannot connect"))
 
 
-def test_a_disk_that_refused_is_told_by_the_servers_log() -> None:
-    """All that a client hears of it is a number."""
-    assert "log" in advice(error_of(Status.IO_ERROR))
+def test_what_a_client_hears_as_a_number_is_explained() -> None:
+    assert "disk" in advice(error_of(Status.IO_ERROR))
+    late = advice(error_of(Status.TASK_TIMEOUT))
+    assert "cluster status" in late
+    assert "Is the server running" not in late
