@@ -7,6 +7,7 @@ key or header for each of them.
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 
 from headrace.errors import ConfigError
@@ -63,17 +64,21 @@ class RowEncoder:
 
 
 def arrow_messages(batch: pa.RecordBatch, bytes_max: int = ARROW_BYTES) -> pa.Array:
-    """The rows as IPC streams of about this size at most."""
+    """The rows as IPC streams of about this size at most.
+
+    They are written one after the other into the buffer that then holds the array.
+    """
     waiting = [batch]
-    payloads = []
+    sink = pa.BufferOutputStream()
+    ends = [0]
     while waiting:
         part = waiting.pop()
         if part.num_rows > 1 and part.nbytes > bytes_max:
             half = part.num_rows // 2
             waiting += [part.slice(half), part.slice(0, half)]
             continue
-        sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, part.schema) as writer:
             writer.write_batch(part)
-        payloads.append(sink.getvalue().to_pybytes())
-    return pa.array(payloads, pa.binary())
+        ends.append(sink.tell())
+    offsets = pa.py_buffer(np.array(ends, np.int32))
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, offsets, sink.getvalue()])
