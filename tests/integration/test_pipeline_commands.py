@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from headrace.assembly.web_server import WebServer
 from headrace.cli import completion
+from headrace.cli.advice import advice
 from headrace.cli.main import app as commands
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, NotFoundError
 from headrace.pipeline.events import EventType
 from tests.unit.pipeline.test_state import START
 from tests.unit.web.stage import CONTAINER, MANAGER, READER, Pipelines, make
@@ -66,6 +67,13 @@ async def test_looking(served: Served) -> None:
     assert "python main" in await served.run("container", "stack-trace", "shop", CONTAINER)
     sample = await served.run("pipeline", "recording", "shop", "revenue-1")
     assert json.loads(sample)["window"] == "1"
+
+
+async def test_who_names_no_pipeline_is_sent_to_the_list_of_them(served: Served) -> None:
+    for command in (["pipeline", "show", "x"], ["event", "list", "x"]):
+        with pytest.raises(NotFoundError) as caught:
+            await served.run(*command)
+        assert "`headrace pipeline list`" in advice(caught.value)
 
 
 @pytest.mark.parametrize("columns", [80, 100])
