@@ -14,6 +14,7 @@ from headrace.ids import WindowId
 from headrace.pipeline.edges import (
     Edge,
     edges_of,
+    last_closed,
     make_edge,
     purge_edge,
     purge_window,
@@ -65,11 +66,13 @@ async def test_the_life_of_an_edge(tmp_path: Path) -> None:
         edge = Edge("shop", "valid")
         for _ in range(2):  # a controller that is started again
             await make_edge(client, edge)
+        assert await last_closed(client, edge) == NO_WINDOW
         for ordinal in range(8):
             await publish(client, edge, 0, 1, at(ordinal), b"x" * 300_000)
         grown = Edge("shop", "valid", 3)
         with pytest.raises(InvalidArgumentError):
             await make_edge(client, grown, after=at(5))
+        assert await last_closed(client, edge) == at(7)
         await make_edge(client, grown, after=at(7))
         for instance in range(3):
             await publish(client, grown, instance, 2, at(9), b"y")

@@ -12,6 +12,7 @@ from headrace.ids import WindowId
 from headrace.pipeline.edges import (
     Edge,
     edges_of,
+    last_closed,
     make_edge,
     purge_edge,
     remove_edges,
@@ -28,6 +29,10 @@ class Edges(Protocol):
     """What the controller needs of the broker. Errors are HeadraceErrors; all may be repeated."""
 
     async def make(self, plan: PhysicalPlan, after: WindowId = NO_WINDOW) -> None: ...
+
+    async def closed(self, plan: PhysicalPlan, streams: Iterable[str]) -> WindowId:
+        """The last window that anybody closed in one of these."""
+        ...
 
     async def reset(
         self, plan: PhysicalPlan, streams: Iterable[str], *, window: WindowId, epoch: int
@@ -49,6 +54,10 @@ class BrokerEdges:
     async def make(self, plan: PhysicalPlan, after: WindowId = NO_WINDOW) -> None:
         for edge in edges_of(plan):
             await make_edge(await self._connected(), edge, after=after)
+
+    async def closed(self, plan: PhysicalPlan, streams: Iterable[str]) -> WindowId:
+        found = [await last_closed(await self._connected(), one) for one in _some(plan, streams)]
+        return max(found, default=NO_WINDOW)
 
     async def reset(
         self, plan: PhysicalPlan, streams: Iterable[str], *, window: WindowId, epoch: int
@@ -78,6 +87,9 @@ class NoEdges:
     """For a controller without a broker, whose applications are of one container each."""
 
     async def make(self, plan: PhysicalPlan, after: WindowId = NO_WINDOW) -> None: ...
+
+    async def closed(self, plan: PhysicalPlan, streams: Iterable[str]) -> WindowId:
+        return NO_WINDOW
 
     async def reset(
         self, plan: PhysicalPlan, streams: Iterable[str], *, window: WindowId, epoch: int

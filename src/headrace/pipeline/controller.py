@@ -278,6 +278,7 @@ class Controller(Operations):
     async def _perform(self, running: Running, actions: Sequence[Action]) -> None:
         """In order; the caller holds the application's lock."""
         application = running.application
+        done = True
         for action in actions:
             if isinstance(action, Record):
                 await self._append(action.kind, action.body)
@@ -286,9 +287,9 @@ class Controller(Operations):
             elif isinstance(action, Kill):
                 self._fleet.kill(running, action.container_id)
             elif isinstance(action, MakeEdges):
-                await self._make_scaled_edges(running, action)
+                done = await self._make_scaled_edges(running, action) and done
             elif isinstance(action, ResetEdges):
-                await self._reset_edges(running, action)
+                done = await self._reset_edges(running, action) and done
             elif isinstance(action, PurgeEdges):
                 await self._purge_edges(running, action)
         for event in application.events.take_unrecorded():
@@ -297,7 +298,7 @@ class Controller(Operations):
                 self._lineage.on_event(application, event)
         if application.finished:
             running.over.set()
-        if actions:  # a heartbeat that changed nothing makes nothing due
+        if actions and done:  # a heartbeat that changed nothing makes nothing due
             self._wake.set()
 
     async def _launch(self, running: Running, action: Launch) -> None:
@@ -347,16 +348,22 @@ class Controller(Operations):
     async def _remove_edges(self, name: str) -> None:
         await self._edges.remove(name)
 
-    async def _make_scaled_edges(self, running: Running, action: MakeEdges) -> None:
-        """The next tick tries again what the broker did not do now."""
+    async def _make_scaled_edges(self, running: Running, action: MakeEdges) -> bool:
+        """False when the broker did not do it: the next tick tries again, in its own time."""
+        application = running.application
         try:
-            await self._edges.make(action.plan, WindowId(action.after))
+            closed = await self._edges.closed(application.plan, action.streams)
+            if closed <= action.after:
+                await self._edges.make(action.plan, WindowId(action.after))
         except HeadraceError as error:
-            name = running.application.name
-            log.warning("edges_not_made", application=name, reason=str(error))
-            return
+            log.warning("edges_not_made", application=application.name, reason=str(error))
+            return False
+        if closed > action.after:
+            await self._perform(running, application.on_windows_passed(closed))
+            return True
         running.edges_made = action.plan
-        await self._perform(running, running.application.on_edges_made(self._now_ms()))
+        await self._perform(running, application.on_edges_made(self._now_ms()))
+        return True
 
     def _hand_over(self, request: LaunchRequest) -> None:
         """Blocks. The container's token, for the user that runs it alone."""
@@ -364,7 +371,7 @@ class Controller(Operations):
         disk.make_folder(f"{request.application_path}/tokens")
         disk.write_atomic(request.token_path, request.token.encode(), mode=0o600)
 
-    async def _reset_edges(self, running: Running, action: ResetEdges) -> None:
+    async def _reset_edges(self, running: Running, action: ResetEdges) -> bool:
         application = running.application
         try:
             await self._edges.reset(
@@ -376,8 +383,9 @@ class Controller(Operations):
         except HeadraceError as error:
             log.warning("edges_not_reset", application=application.name, reason=str(error))
             application.on_edges_not_reset()
-            return
+            return False
         await self._perform(running, application.on_edges_reset())
+        return True
 
     async def _purge_edges(self, running: Running, action: PurgeEdges) -> None:
         """What was not purged now goes with the next purge."""

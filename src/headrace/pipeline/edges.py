@@ -30,6 +30,9 @@ from headrace.wire.iggy.messages.topics import NEVER_EXPIRES, UNLIMITED
 CODEC_ID = 1  # of Arrow, the one codec: `streamCodecs` of deploy requests is {1: "arrow"}
 
 
+LAST_WINDOW = (1 << 63) - 1  # no window is later
+
+
 @dataclass(frozen=True, slots=True)
 class Edge:
     application: str
@@ -101,6 +104,12 @@ async def make_edge(
     await client.set_publishers(
         edge.iggy_stream, edge.topic, edge.publishers, after=after, epoch=epoch
     )
+
+
+async def last_closed(client: IggyClient, edge: Edge) -> WindowId:
+    """The last window that a publisher of it closed, with rows or without."""
+    listed = await client.list_windows(edge.iggy_stream, edge.topic, after=LAST_WINDOW)
+    return WindowId(max((one.last_window for one in listed.publishers), default=NO_WINDOW))
 
 
 async def reset_edge(client: IggyClient, edge: Edge, *, window: WindowId, epoch: int) -> None:

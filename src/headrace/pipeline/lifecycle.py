@@ -81,10 +81,11 @@ class PurgeEdges:
 @dataclass(frozen=True, slots=True)
 class MakeEdges:
     """Let the plan's instances publish from the window after this one on, then say so with
-    `on_edges_made`."""
+    `on_edges_made`; or with `on_windows_passed` that those before them closed later ones."""
 
     plan: PhysicalPlan
     after: int
+    streams: tuple[str, ...] = ()  # that they fill
 
 
 Action: TypeAlias = Record | Launch | Kill | MakeEdges | ResetEdges | PurgeEdges

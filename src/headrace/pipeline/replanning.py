@@ -6,8 +6,8 @@ that stays must go on reading what its checkpoint was made from, so a change of 
 refused.
 
 Instances of a stateless operator change at one window: all are stopped, those that are behind the
-furthest are let run up to its window, and from the next window on the new instances read and
-publish instead, each under a checkpoint of its own.
+furthest (by batches, or by windows that passed without any) are let run up to its window, and from
+the next window on the new instances read and publish instead, each under a checkpoint of its own.
 """
 
 from __future__ import annotations
@@ -135,6 +135,21 @@ class Replanning(Changes):
                 one.state = OperatorState.PENDING_DEPLOY
         return [*actions, self._journal("run", run=run), *self._launch_due(now_ms)]
 
+    def on_windows_passed(self, window: WindowId) -> list[Action]:
+        """An instance that had nothing to do let windows pass after its last batch: the change is
+        at the last of them, which all instances are let reach."""
+        scaling = self.record.scaling
+        assert scaling is not None, "edges are made for somebody"
+        self._let_catch_up(self.named(scaling.operator), window)
+        return [
+            self._journal(
+                "scale",
+                operator=scaling.operator,
+                instances=scaling.instances,
+                window=int(window),
+            )
+        ]
+
     def _begin_scaling(self, name: str) -> None:
         self._scaling_done = False
         for operator in self.named(name):
@@ -165,7 +180,13 @@ class Replanning(Changes):
             return []
         logical = operators[0].physical.logical
         after = self._plan_scaled(replace(logical, instances=scaling.instances, isolate=True))
-        return [MakeEdges(after, scaling.window)]
+        split = self.plan.split_streams
+        streams = tuple(
+            one.name
+            for one in self.plan.logical.streams
+            if one.name in split and one.source.operator == scaling.operator
+        )
+        return [MakeEdges(after, scaling.window, streams)]
 
     def _let_catch_up(self, operators: list[Operator], window: WindowId) -> None:
         for operator in operators:

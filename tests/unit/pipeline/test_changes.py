@@ -541,7 +541,7 @@ def test_instances_change_at_a_window_that_all_have_reached() -> None:
     driver.tick()
     (made,) = driver.tick()
     assert isinstance(made, MakeEdges)
-    assert made.after == window(1)
+    assert (made.after, made.streams) == (window(1), ("rich",))
     (launch,) = driver.perform(driver.application.on_edges_made(driver.now))
     assert isinstance(launch, Launch)
     infos = driver.beat(C2).deploy_request
@@ -580,6 +580,29 @@ def test_instances_change_at_a_window_that_all_have_reached() -> None:
     assert d.UNTIL not in info.context_attributes
     assert info.inputs[0].partition_mask is None
     assert driver.journal.applications["shop"].scaling is None
+
+
+def test_instances_change_after_the_windows_that_passed_without_rows() -> None:
+    driver = running()
+    driver.perform(driver.application.on_instances("rich", 2, driver.now))
+    driver.beat(C2, up(3))
+    driver.beat(C2)
+    driver.tick()
+    (made,) = driver.tick()
+    driver.perform(driver.application.on_windows_passed(WindowId(window(7))))
+    (info,) = driver.beat(C2).deploy_request  # once more, up to there
+    assert info.context_attributes[d.UNTIL] == window(7)
+    driver.beat(C2, up(3, run=info.run_id))
+    assert driver.tick() == []
+    driver.beat(C2, up(3, run=info.run_id, state=SHUTDOWN))
+    driver.beat(C2)
+    (made,) = driver.tick()
+    assert isinstance(made, MakeEdges)
+    assert made.after == window(7)
+    (launch,) = driver.perform(driver.application.on_edges_made(driver.now))
+    assert isinstance(launch, Launch)
+    (info,) = driver.beat(C2).deploy_request
+    assert info.context_attributes[d.ACTIVATION] == window(7)
 
 
 @pytest.mark.parametrize(
