@@ -16,6 +16,7 @@ from headrace import Application, per_row
 from headrace.errors import ConfigError
 from headrace.pipeline.container import ContainerSettings
 from headrace.pipeline.loading import load_application
+from headrace.pipeline.runs import RUN_FILE, Run, format_run
 from headrace.pipeline.workload import Workload
 from headrace.runtime.system import system_runtime
 from headrace.spark.options import Target
@@ -56,14 +57,22 @@ def picky(n):
 def {name}_lucky(rows):
     return rows.withColumn("lucky", picky("n"))
 """
+PATIENCE_SECONDS = 300  # halving a batch is many jobs, on whatever the machine has left
 BAD_PAYLOADS = {20: b"not json", 31: b'{"n": "x"}'}
 
 
 class Deployed:
     """A workload over the session that all tests share."""
 
-    def __init__(self, spark: SparkSession, folder: Path, name: str, address: str) -> None:
-        self.folder = folder / "application"
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: Path,
+        name: str,
+        address: str,
+        application: str = "application",
+    ) -> None:
+        self.folder = folder / application
         self.infos = deploy_infos(load_application(str(folder), f"{name}.py"))
         settings = ContainerSettings(
             container_id="c",
@@ -84,7 +93,7 @@ class Deployed:
         self.workload.expect(self.infos)
         self.workload.deploy(self.infos)
         beats: list[m.OperatorHeartbeat] = []
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             seen = self.workload.heartbeats(1, 100)
             beats += seen
@@ -154,6 +163,7 @@ def start(
     return each
 
 
+@pytest.mark.timeout(600)  # three runs, one of them with a batch that is halved
 def test_every_bad_row_is_set_aside_once_with_its_reason(
     spark: SparkSession, headrace: HeadraceServer, tmp_path: Path, deployed: list[Deployed]
 ) -> None:
@@ -180,6 +190,26 @@ def test_every_bad_row_is_set_aside_once_with_its_reason(
     again = Deployed(spark, tmp_path, "aside", headrace.address)
     deployed.append(again)
     again.run()
+    check_set_aside(spark, headrace)
+
+    # A backfill sets its bad rows aside beside its own rows, and leaves the others' alone.
+    run = Run(name="b1", starting='{"0": 10}', ending='{"0": 23}')
+    (tmp_path / RUN_FILE).write_bytes(format_run(run))
+    backfill = Deployed(spark, tmp_path, "aside", headrace.address, "backfill")
+    deployed.append(backfill)
+    backfill.run()
+    out = read(spark, headrace, "s/aside_out.b1")
+    kept = sorted(int(bytes(row.payload).split(b":")[-1][:-1]) for row in out)
+    assert kept == [10, 11, 12, *range(14, 20), 21]
+    letters = {
+        operator: [texts(row)["headrace.offset"] for row in read(spark, headrace, topic)]
+        for operator, topic in (
+            ("events", "s/aside.dead_letter.b1"),
+            ("valid", "s/aside_valid.dead_letter.b1"),
+            ("lucky", "s/aside_lucky.dead_letter.b1"),
+        )
+    }
+    assert letters == {"events": ["20"], "valid": ["22"], "lucky": ["13"]}
     check_set_aside(spark, headrace)
 
 
