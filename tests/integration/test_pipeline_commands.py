@@ -55,6 +55,10 @@ async def test_looking(served: Served) -> None:
     assert shown["id"] == CONTAINER
     rows = json.loads(await served.run("operator", "list", "shop", "--json", user=READER))
     assert [one["name"] for one in rows] == ["orders", "revenue"]
+    lines = (await served.run("operator", "list", "shop", user=READER)).splitlines()
+    assert lines[0].split()[:4] == ["id", "name", "status", "container"]
+    assert lines[2].split()[:5] == ["2", "revenue", "ACTIVE", CONTAINER, "200"]
+    assert max(map(len, lines)) <= 80
     one = json.loads(await served.run("operator", "show", "shop", "2", "--json", user=READER))
     assert (one["name"], "properties" in one) == ("revenue", True)
     windows = json.loads(await served.run("window", "list", "shop", "--json", user=READER))
