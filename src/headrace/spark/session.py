@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.spark.cache import cached_file
 from headrace.spark.settings import RECOMMENDED, environment
+from headrace.spark.worker_python import worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,6 +57,8 @@ def prepare_environment(master: str) -> None:
     if master.startswith("local"):
         # Else it binds to an outside address; on a cluster the executors must reach the driver.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # Those of data sources take the driver's.
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = worker_python()
 
 
 def _logging_file() -> str:
