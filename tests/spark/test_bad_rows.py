@@ -27,6 +27,7 @@ from headrace.wire.iggy.primitives import Partitioning
 from headrace.wire.iggy.userheaders import UserHeader, encode_headers
 from headrace.wire.umbilical import messages as m
 from tests.spark.headrace_server import HeadraceServer
+from tests.spark.listeners import wait_heard
 from tests.spark.scripted_controller import START_MS, deploy_infos
 from tests.spark.test_topics import made
 
@@ -98,7 +99,7 @@ class Deployed:
             seen = self.workload.heartbeats(1, 100)
             beats += seen
             if any(beat.state is state for beat in seen) and not self._busy():
-                time.sleep(1)  # the listener hears of the last batch a moment later
+                wait_heard()
                 return beats + list(self.workload.heartbeats(1, 100))
             time.sleep(0.1)
         raise AssertionError(f"never {state.name}")

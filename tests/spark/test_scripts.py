@@ -20,6 +20,7 @@ from headrace.spark.options import Target
 from headrace.spark.script import CHECKPOINTS
 from headrace.wire.umbilical import messages as m
 from tests.spark.headrace_server import HeadraceServer
+from tests.spark.listeners import wait_heard
 from tests.spark.scripted_controller import START_MS
 from tests.spark.test_container import produce
 from tests.spark.test_topics import made
@@ -122,7 +123,7 @@ def beats_until(workload: ScriptWorkload, *states: m.DeployState) -> list[m.Oper
         beats = workload.heartbeats(1, 100)
         seen += beats
         if tuple(beat.state for beat in beats) == states:
-            time.sleep(1)  # the listener hears of the last batch a moment later
+            wait_heard()
             return seen + list(workload.heartbeats(1, 100))
         time.sleep(0.1)
     raise AssertionError(f"never {states}: {[beat.state for beat in beats]}")

@@ -25,6 +25,7 @@ from headrace.spark.queries import ProgressRings
 from headrace.wire.iggy.primitives import Consumer
 from headrace.wire.umbilical import messages as m
 from tests.spark.headrace_server import HeadraceServer
+from tests.spark.listeners import wait_heard
 from tests.spark.scripted_controller import START_MS, deploy_infos
 from tests.spark.test_container import produce
 from tests.spark.test_topics import made
@@ -97,7 +98,7 @@ def run_until(
         beats = workload.heartbeats(1, 100)
         seen += beats
         if all(beat.state is state for beat in beats):
-            time.sleep(1)  # the listener hears of the last batch a moment later
+            wait_heard()
             return seen + list(workload.heartbeats(1, 100))
         time.sleep(0.1)
     raise AssertionError(f"never {state.name}: {beats} {workload.take_failures()}")
