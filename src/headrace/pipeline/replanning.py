@@ -18,6 +18,7 @@ from headrace.errors import InvalidArgumentError, UnavailableError
 from headrace.ids import WindowId
 from headrace.pipeline.changes import Changes
 from headrace.pipeline.events import EventType
+from headrace.pipeline.journal import Scaling
 from headrace.pipeline.lifecycle import (
     Action,
     ContainerState,
@@ -140,6 +141,10 @@ class Replanning(Changes):
         at the last of them, which all instances are let reach."""
         scaling = self.record.scaling
         assert scaling is not None, "edges are made for somebody"
+        return self._change_at(scaling, window)
+
+    def _change_at(self, scaling: Scaling, window: WindowId) -> list[Action]:
+        """Once every instance has reached this window, which some may have yet to do."""
         self._let_catch_up(self.named(scaling.operator), window)
         return [
             self._journal(
@@ -167,15 +172,7 @@ class Replanning(Changes):
             if any(one.may_run for one in operators):
                 return []
             window = max(self.checkpoints.newest(one.physical.id) for one in operators)
-            self._let_catch_up(operators, window)
-            return [
-                self._journal(
-                    "scale",
-                    operator=scaling.operator,
-                    instances=scaling.instances,
-                    window=int(window),
-                )
-            ]
+            return self._change_at(scaling, window)
         if any(not one.held and one.state is not OperatorState.INACTIVE for one in operators):
             return []
         logical = operators[0].physical.logical
