@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import HeadraceError, StorageError
-from headrace.placement.records import RangeRecord
+from headrace.placement.records import NodeRecord, RangeRecord
 from headrace.runtime.simulated import SimulatedRandom
 from tests.sim.cluster import Cluster
 from tests.sim.ending import come_back
@@ -239,12 +239,17 @@ class Faults:
             self.cluster.simulation.record(host, f"rots {path}")
 
     def _may_damage(self, host: str) -> bool:
-        """One copy may be lost, not two: of one node in a run, and not while others are being
-        brought up to date (then the only copy of a tail may be the one that goes)."""
+        """One copy may be lost, not two: of one node in a run, not while others are being brought
+        up to date (then the only copy of a tail may be the one that goes), and not the only one."""
+        records = self.cluster.records()
+        ranges = [r for r in records if isinstance(r, RangeRecord)]
+        alone = {
+            (r.node_id,)
+            for r in records
+            if isinstance(r, NodeRecord) and r.address.startswith(f"{host}:")
+        }
         whole = all(map(self.cluster.is_up, self.cluster.nodes)) and not any(
-            r.incomplete or r.joining or r.sealing
-            for r in self.cluster.records()
-            if isinstance(r, RangeRecord)
+            r.incomplete or r.joining or r.sealing or r.replicas in alone for r in ranges
         )
         if whole:
             self.damaged = self.damaged or host
