@@ -110,6 +110,7 @@ REQUESTS: Mapping[str, m.Message] = {
                     interval_ms=1_000,
                     window_stats=(_STATS, m.OperatorStats(WINDOW + 1)),
                     request_response=(m.OperatorResponse(99, "done"),),
+                    run_id=4,
                 ),
                 m.OperatorHeartbeat(3, m.DeployState.FAILED),
                 m.OperatorHeartbeat(4, m.DeployState.SHUTDOWN),

@@ -69,6 +69,7 @@ ENUMS = {
 # Additions of this project; their numbers start at 50.
 OURS = {
     "OperatorStats": {"window_count", "batch_id", "run_id"},
+    "OperatorHeartbeat": {"run_id"},
     "StramToNodeRequest": {"arguments"},
     "OperatorDeployInfo": {"function", "properties", "query", "run_id", "checkpoint_folder"},
 }
