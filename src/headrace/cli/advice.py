@@ -54,7 +54,7 @@ def advice(error: HeadraceError) -> str:
         return ""  # it says so itself
     if str(error).startswith("io_error"):  # what a client hears of it is a number
         return _DISK_ADVICE
-    if isinstance(error, NotFoundError) and "application" in str(error):
+    if isinstance(error, NotFoundError) and "no such application" in str(error):
         return "List what is there: `headrace pipeline list`."
     if str(error).startswith("task_timeout"):
         return _LATE_ADVICE

@@ -67,14 +67,14 @@ def _choice(value: Any, annotation: Any) -> Any:
 def _number(value: Any, kind: type[int] | type[float], info: Any) -> Any:
     fit = (str, int) if kind is int else (str, int, float)
     try:
-        found = kind(value) if type(value) in fit else _UNFIT
+        found = kind(value) if type(value) in fit else None
     except ValueError:
         return _UNFIT
-    if found is _UNFIT or info.clamp:
+    if found is None or info.clamp:
         return _UNFIT
     lowest = float("-inf") if info.min is None else info.min
     highest = float("inf") if info.max is None else info.max
-    return found if lowest <= found <= highest else _UNFIT  # type: ignore[operator]  # numbers
+    return found if lowest <= found <= highest else _UNFIT
 
 
 def _is_checked(info: Any) -> bool:

@@ -192,10 +192,8 @@ def _pin(path: Path, link: Path, name: str, newest: int) -> Found | None:
             os.link(path, link)
         except FileNotFoundError:
             raise
-        except (
-            OSError
-        ):  # a file system without links: a file that retention removes ends the backup
-            link = path
+        except OSError:
+            link = path  # no links here: a file that retention removes ends the backup
         stat = os.stat(link)
     except FileNotFoundError:
         return None  # removed a moment ago, and the metadata says so
