@@ -18,6 +18,8 @@ class Fetched:
 
     pieces: list[memoryview]
     next_offset: int
+    verified: bool = False
+    """Whether the checksums were tried: not yet of what came over a connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class Want:
     stream_id: int
     offset: int
     max_bytes: int
+    local: bool = False
+    """Whether it may be read from the node's files, where they are on this machine."""
 
 
 def checked(pieces: list[memoryview], range_: Range, offset: int, address: str) -> Fetched:

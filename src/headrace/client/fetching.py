@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from headrace.client.answers import typed
 from headrace.client.channels import Links, PieceReader
 from headrace.client.fetched import Fetched, Want, checked
+from headrace.client.local_reads import LocalReads
 from headrace.client.metadata import MetadataClient
 from headrace.client.ranges import RangeMap, Replicas
 from headrace.client.retry import Backoff
@@ -33,6 +35,7 @@ from headrace.errors import (
     ThrottledError,
     UnavailableError,
 )
+from headrace.net.sbp_server import Payload
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status
 from headrace.wire.sbp.opcodes import Code
@@ -49,8 +52,11 @@ _ELSEWHERE = (
 
 
 class Fetcher:
-    def __init__(self, client: MetadataClient, nodes: Links, replicas: Replicas) -> None:
+    def __init__(
+        self, client: MetadataClient, nodes: Links, replicas: Replicas, local: LocalReads
+    ) -> None:
         settings = client.settings
+        self._local = local
         self._client = client
         self._clock = client.runtime.clock
         self._nodes = nodes
@@ -63,6 +69,8 @@ class Fetcher:
         wait_until = self._clock.monotonic() + max_wait_ms / 1000
         backoff = Backoff(self._client.runtime, wait_until + self._request_timeout)
         fresh = False
+        if want.local and (found := await self._local.go_on(want)) is not None:
+            return found
         while True:
             fresh = fresh or self._client.known_ranges(want.stream_id) is None
             ranges = await self._client.ranges(want.stream_id)
@@ -136,7 +144,19 @@ class Fetcher:
         info = m.FetchInfo(
             stream_id=want.stream_id, fetch_offset=want.offset, batch_max_bytes=want.max_bytes
         )
-        (pieces,) = await self.ask(address, [info], wait_ms, min_bytes)
+        machine = self._local.machine(address) if want.local else ""
+        if machine:
+            asked = replace(info, machine=machine)
+            response, payload = await self._call(address, [asked], wait_ms, min_bytes)
+            stretch = next((each.stretch for each in response.fetch_responses), None)
+            if stretch is not None:
+                found = await self._local.begin(address, range_, stretch, want)
+                if found is not None:
+                    return found
+                response, payload = await self._call(address, [info], wait_ms, min_bytes)
+        else:
+            response, payload = await self._call(address, [info], wait_ms, min_bytes)
+        (pieces,) = _results(address, [info], response, payload)
         if isinstance(pieces, HeadraceError):
             raise pieces
         return checked(pieces, range_, want.offset, address)
@@ -145,6 +165,11 @@ class Fetcher:
         self, address: str, infos: Sequence[m.FetchInfo], wait_ms: int, min_bytes: int
     ) -> list[list[memoryview] | HeadraceError]:
         """Pieces or error per entry, whose request_index is its position."""
+        return _results(address, infos, *await self._call(address, infos, wait_ms, min_bytes))
+
+    async def _call(
+        self, address: str, infos: Sequence[m.FetchInfo], wait_ms: int, min_bytes: int
+    ) -> tuple[m.FetchResponse, Payload]:
         request = m.FetchRequest(
             max_wait_ms=wait_ms, min_bytes=min_bytes, fetch_requests=tuple(infos)
         )
@@ -153,20 +178,7 @@ class Fetcher:
         )
         response = typed(reply.message, m.FetchResponse)
         raise_for_status(response.status)
-        reader = PieceReader(reply.payload)
-        unanswered = UnavailableError("no result", peer=address)
-        found: list[list[memoryview] | HeadraceError] = [unanswered] * len(infos)
-        for result in response.fetch_responses:
-            pieces = [memoryview(piece) for piece in reader.take(result.batch_length)]
-            if not 0 <= result.request_index < len(infos):
-                continue
-            info = infos[result.request_index]
-            try:
-                raise_for_status(result.status, stream_id=info.stream_id, offset=info.fetch_offset)
-                found[result.request_index] = pieces
-            except HeadraceError as error:
-                found[result.request_index] = error
-        return found
+        return response, reply.payload
 
     async def offset_at(self, stream_id: int, timestamp_ms: int) -> int | None:
         """Base offset of the first batch whose newest record reaches the time."""
@@ -201,6 +213,25 @@ class Fetcher:
             inside = range_.end_offset < 0 or base_offset < range_.end_offset
             return base_offset if inside else None
         raise errors[-1] if errors else UnavailableError("range without replicas")
+
+
+def _results(
+    address: str, infos: Sequence[m.FetchInfo], response: m.FetchResponse, payload: Payload
+) -> list[list[memoryview] | HeadraceError]:
+    reader = PieceReader(payload)
+    unanswered = UnavailableError("no result", peer=address)
+    found: list[list[memoryview] | HeadraceError] = [unanswered] * len(infos)
+    for result in response.fetch_responses:
+        pieces = [memoryview(piece) for piece in reader.take(result.batch_length)]
+        if not 0 <= result.request_index < len(infos):
+            continue
+        info = infos[result.request_index]
+        try:
+            raise_for_status(result.status, stream_id=info.stream_id, offset=info.fetch_offset)
+            found[result.request_index] = pieces
+        except HeadraceError as error:
+            found[result.request_index] = error
+    return found
 
 
 class _Race:

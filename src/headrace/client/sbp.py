@@ -17,6 +17,7 @@ from headrace.client.describing import Describer
 from headrace.client.fetched import Fetched, Want
 from headrace.client.fetching import Fetcher
 from headrace.client.fetching_many import ManyFetcher
+from headrace.client.local_reads import LocalReads
 from headrace.client.metadata import MetadataClient
 from headrace.client.placement_links import PlacementLinks
 from headrace.client.ranges import RangeMap, Replicas, primary_address
@@ -59,13 +60,15 @@ class SbpClient(MetadataClient):
             spread=runtime.random.below(1 << 16),
             suspect_seconds=settings.suspect_ms / 1000,
         )
-        self._fetcher = Fetcher(self, self.nodes, self.replicas)
+        self._local = LocalReads(runtime)
+        self._fetcher = Fetcher(self, self.nodes, self.replicas, self._local)
         self._many = ManyFetcher(self, self._fetcher, self.replicas)
         self._describer = Describer(self, self.nodes, self.replicas)
 
     async def close(self) -> None:
         await self.placement.close()
         await self.nodes.close()
+        await self._local.close()
 
     # Data nodes
 
@@ -162,13 +165,15 @@ class SbpClient(MetadataClient):
         max_bytes: int,
         max_wait_ms: int = 0,
         min_bytes: int = 1,
+        local: bool = False,
     ) -> Fetched:
         """Batches from the one that contains `offset`, of one range; the next call goes on.
 
+        With `local` they may come out of the node's files, where those are on this machine.
         At the end of the stream it waits up to `max_wait_ms` and then returns no pieces.
         OffsetOutOfRangeError below the start, OffsetOverflowError beyond the end.
         """
-        want = Want(stream_id, offset, max_bytes)
+        want = Want(stream_id, offset, max_bytes, local)
         return await self._fetcher.fetch(want, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
 
     async def fetch_many(

@@ -63,17 +63,25 @@ class TicketReader:
             _, client = self._clients.popitem()
             await client.close()
 
-    async def fetch(self, access: Access, key: Key, start: int, end: int) -> tuple[list[Area], int]:
-        """Messages from `start` on, at most up to `end`, and the offset after them."""
+    async def fetch(
+        self, access: Access, key: Key, start: int, end: int, *, local: bool = True
+    ) -> tuple[list[Area], int]:
+        """Messages from `start` on, at most up to `end`, and the offset after them.
+
+        `local`: out of the data node's files, where this process can read them.
+        """
         if key not in access.streams:
             raise NotFoundError("the ticket does not cover this partition", partition=key[1])
         client = await self._client(access)
-        fetched = await client.fetch(access.streams[key], start, max_bytes=FETCH_BYTES_MAX)
+        fetched = await client.fetch(
+            access.streams[key], start, max_bytes=FETCH_BYTES_MAX, local=local
+        )
         if not fetched.pieces:
             raise OffsetOverflowError(
                 "the log ends before it should", partition=key[1], offset=start
             )
-        return list(unpack(fetched.pieces, start, end)), min(fetched.next_offset, end)
+        areas = list(unpack(fetched.pieces, start, end, verified=fetched.verified))
+        return areas, min(fetched.next_offset, end)
 
     async def wait(self, access: Access, ends: Mapping[Key, int], seconds: float) -> bool:
         """Whether a partition grew past its end, or may have; waits that long for it."""

@@ -40,6 +40,13 @@ class DataNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     fetch_wait_ms_max: Annotated[int, Meta(ge=0, description="The longest long poll served.")] = (
         60_000
     )
+    local_reads: Annotated[
+        bool,
+        Meta(
+            description="Readers on the node's machine that ask for it are told where batches are"
+            " and read the files themselves, if the system lets them."
+        ),
+    ] = True
     producers_max: Annotated[
         int,
         Meta(ge=1, description="Producers remembered per plain stream for duplicate suppression."),

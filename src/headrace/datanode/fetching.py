@@ -32,12 +32,15 @@ from headrace.net.flow import Gate
 from headrace.net.sbp_routes import Reply
 from headrace.runtime.interfaces import Clock
 from headrace.storage.rangelog import RangeLog
+from headrace.storage.reader import Located
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import NotPrimaryError, status_of
 from headrace.wire.sbp.records import split
 
 MOMENT_SECONDS = 0.005
 """How long what is ready waits for the rest, so that one frame carries it all."""
+LOCATED_BYTES_MIN = 1 << 20
+"""Less than this, read or not, is sent as bytes: opening a file costs as much."""
 _IDLE_SECONDS = 0.05
 """How often a poll looks again at a range that failed: nobody wakes it when its successor opens."""
 
@@ -104,6 +107,21 @@ class Want:
                 else:
                     gate.leave(held)
         return views, self.bytes if gate is not None else 0
+
+    async def locate(self) -> Located | None:
+        """Where a reader on this machine finds it by itself; None when there is too little of it
+        for that to be worth its while, or a read has to find out more."""
+        if self.error is not None or self.info.start_timestamp >= 0:
+            return None
+        try:
+            log = self._state.containing(self.info.stream_id, self._offset)
+            located = await log.locate(self._offset)
+        except HeadraceError:
+            return None  # a read meets it again, and tells it
+        if located is None:
+            return None
+        start, stop = located.stretch.start, located.stretch.stop
+        return located if stop.position - start.position >= LOCATED_BYTES_MIN else None
 
     async def run(self, poll: Poll) -> None:
         try:
@@ -371,6 +389,33 @@ async def answer_alone(
     counters.fetch_times.observe(clock.monotonic() - started)
     message, payload = _answer([_Part(want, views, want.bytes)])
     return Reply(message, payload, held=held)
+
+
+async def answer_located(want: Want, *, counters: Counters, clock: Clock) -> Reply | None:
+    """Where to read instead of what: for a reader on this machine that says it can."""
+    started = clock.monotonic()
+    located = await want.locate()
+    if located is None:
+        return None
+    stretch = located.stretch
+    counters.fetches += 1
+    counters.fetches_located += 1
+    counters.fetch_times.observe(clock.monotonic() - started)
+    result = m.FetchResult(
+        stream_id=want.info.stream_id,
+        request_index=want.info.request_index,
+        status=m.OK,
+        stretch=m.FileStretch(
+            path=located.path,
+            identity=located.identity,
+            binding=stretch.binding,
+            start_position=stretch.start.position,
+            start_offset=stretch.start.offset,
+            stop_position=stretch.stop.position,
+            stop_offset=stretch.stop.offset,
+        ),
+    )
+    return Reply(m.FetchResponse(fetch_responses=(result,), status=m.OK))
 
 
 class _Waiting:

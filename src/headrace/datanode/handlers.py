@@ -86,6 +86,12 @@ async def _fetch(
             node.access.check_stream(peer, stream_id, owned=node.state.is_owned(stream_id))
         except HeadraceError as error:
             want.error = error
+    if len(wants) == 1 and node.reads_locally(wants[0].info.machine):
+        located = await fetching.answer_located(
+            wants[0], counters=node.counters, clock=node.runtime.clock
+        )
+        if located is not None:
+            return located
     max_wait = min(max(request.max_wait_ms, 0), settings.fetch_wait_ms_max) / 1000
     if peer.reply_gate is None or not peer.reply_gate.is_full:
         ready = fetching.answer_at_once(

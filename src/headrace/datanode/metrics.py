@@ -22,6 +22,8 @@ class Counters:
     append_times: Histogram = field(default_factory=Histogram)
     fetches: int = 0
     fetches_failed: int = 0
+    fetches_located: int = 0
+    """Answered with the place in a file, for a reader on this machine."""
     fetch_times: Histogram = field(default_factory=Histogram)
     """Without the time a long poll waits for data."""
     bytes_out: int = 0

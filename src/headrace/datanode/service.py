@@ -284,6 +284,12 @@ class DataNodeService:
         """Between its recovery and the begin of its stop."""
         return self._store is not None and not self.state.closing and self._recovered
 
+    def reads_locally(self, machine: str) -> bool:
+        """Whether a reader that runs there may be told where batches are, to read them itself."""
+        return (
+            bool(machine) and self.settings.local_reads and machine == self.runtime.disk.machine()
+        )
+
     def server_statistics(self) -> dict[str, int]:
         return {} if self._server is None else self._server.statistics()
 
@@ -304,6 +310,7 @@ class DataNodeService:
             "repaired_spans": self.repairer.repaired_spans,
             "appends": self.counters.appends,
             "fetches": self.counters.fetches,
+            "fetches_located": self.counters.fetches_located,
             "replication": self.leading.statistics(),
             "storage": self.store.statistics(),
         }

@@ -143,6 +143,18 @@ class Disk(Protocol):
     def total_bytes(self, path: str) -> int:
         """Of the file system that holds `path`."""
 
+    def machine(self) -> str:
+        """The same for every process on this machine until it restarts, and on no other one; empty
+        where nobody can tell."""
+
+    def identify(self, path: str) -> tuple[str, str]:
+        """A file's full path, and what tells it from every other file on any machine.
+        NotFoundError when absent."""
+
+    def open_same(self, path: str, identity: str) -> File:
+        """For reading alone. NotFoundError unless `path` leads to that very file from here,
+        StorageError when it may not be read."""
+
     def lock(self, path: str) -> Lock:
         """An exclusive lock held until release or process end; LockedError when taken."""
 

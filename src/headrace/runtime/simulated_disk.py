@@ -85,6 +85,7 @@ class SimulatedDisk:
         on_cut: Callable[[], None] = lambda: None,
     ) -> None:
         self.full = False  # no write may take new space
+        self.machine_name = ""  # what `machine` answers: readers on it may use this disk's files
         self.free = _FREE_BYTES  # what free_bytes answers while not full
         self.operations: list[tuple[str, str]] = []
         self.bytes_written = 0
@@ -93,6 +94,7 @@ class SimulatedDisk:
         self._on_cut = on_cut
         self._root = _Folder()
         self._locks: dict[str, SimulatedLock] = {}
+        self._serials: dict[FileContent, int] = {}  # of files that somebody identified
         self._life = 0  # handles of an earlier life are dead
         self._off = False
         self._bytes_left: int | None = None
@@ -263,6 +265,19 @@ class SimulatedDisk:
 
     def open_files_max(self) -> int:
         return _OPEN_FILES_MAX
+
+    def machine(self) -> str:
+        return self.machine_name
+
+    def identify(self, path: str) -> tuple[str, str]:
+        self._check_power()
+        serial = self._serials.setdefault(self._file(path), len(self._serials))
+        return path, f"{self.machine_name}/{serial}"
+
+    def open_same(self, path: str, identity: str) -> SimulatedFile:
+        if self.identify(path)[1] != identity:
+            raise NotFoundError("another file than the one meant", path=path)
+        return self.open(path)
 
     def lock(self, path: str) -> SimulatedLock:
         self.open(path, create=True)

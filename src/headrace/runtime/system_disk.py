@@ -10,9 +10,11 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import os
 import resource
 import shutil
+import stat
 from collections.abc import Callable, Sequence
 
 from headrace.errors import DiskFullError, HeadraceError, LockedError, NotFoundError, StorageError
@@ -264,6 +266,28 @@ class SystemDisk:
             return int(soft)
         return int(wanted)
 
+    def machine(self) -> str:
+        return _boot_id()
+
+    def identify(self, path: str) -> tuple[str, str]:
+        try:
+            return os.path.abspath(path), _identity(os.stat(path))
+        except OSError as error:
+            raise storage_error(error, path) from error
+
+    def open_same(self, path: str, identity: str) -> SystemFile:
+        # The path comes from a peer: whatever it leads to must not hold this process up.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(path, flags)
+        except OSError as error:
+            raise storage_error(error, path) from error
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or _identity(status) != identity:
+            os.close(descriptor)
+            raise NotFoundError("another file than the one meant", path=path)
+        return SystemFile(path, descriptor)
+
     def lock(self, path: str) -> SystemLock:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
@@ -285,6 +309,20 @@ def storage_error(error: OSError, path: str) -> HeadraceError:
     if error.errno == errno.ENOENT:
         return NotFoundError("no such file or folder", path=path)
     return StorageError(error.strerror or "input/output error", path=path, errno=error.errno)
+
+
+@functools.cache
+def _boot_id() -> str:
+    """The kernel's own name for its life: containers share it, virtual machines do not."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _identity(status: os.stat_result) -> str:
+    return f"{_boot_id()}/{status.st_dev}/{status.st_ino}"
 
 
 def _sync_folder(path: str) -> None:

@@ -73,6 +73,7 @@ SOURCE_OPTIONS = (
     "columnStyle",
     "includeHeaders",
     "readFrom",
+    "localReads",
     "payloadFormat",
     *FORMAT_OPTIONS,
 )
@@ -135,6 +136,8 @@ class SourceOptions:
     columns: tuple[str, ...]
     column_style: ColumnStyle
     read_from: ReadFrom
+    local_reads: bool
+    """Whether tasks read the files of a data node on their machine, if they can."""
     payload_format: PayloadFormat
     format: FormatOptions
 
@@ -182,6 +185,7 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         columns=columns,
         column_style=style,  # type: ignore[arg-type]  # likewise
         read_from=_choice(given, "readFrom", ("auto", "data-nodes", "broker")),  # type: ignore[arg-type]  # likewise
+        local_reads=_choice(given, "localReads", ("true", "false")) == "true",
         payload_format=payload_format,  # type: ignore[arg-type]  # likewise
         format=parse_format(given, payload_format, columns),
     )

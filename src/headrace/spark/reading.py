@@ -59,6 +59,7 @@ class _Task:
     span: Span
     access: Access
     read_from: ReadFrom
+    local: bool = True
     polled: bool = False
 
 
@@ -199,10 +200,16 @@ class Reading:
     # -- messages
 
     async def read(
-        self, target: Target, access: Access, span: Span, read_from: ReadFrom = "auto"
+        self,
+        target: Target,
+        access: Access,
+        span: Span,
+        read_from: ReadFrom = "auto",
+        *,
+        local: bool = True,
     ) -> AsyncGenerator[list[Area], None]:
         """The messages of a span in runs, the next one fetched ahead of its use."""
-        task = _Task(target, span, access, read_from)
+        task = _Task(target, span, access, read_from, local)
         at = span.start
         ahead = asyncio.ensure_future(self._fetch(task, at))
         try:
@@ -230,7 +237,9 @@ class Reading:
         try:
             async with asyncio.timeout(FALLBACK_SECONDS if doubted else None):
                 fetched = await retry(
-                    lambda: self._reader.fetch(task.access, span.key, start, span.end),
+                    lambda: self._reader.fetch(
+                        task.access, span.key, start, span.end, local=task.local
+                    ),
                     self._clock,
                     FALLBACK_SECONDS if task.read_from == "auto" else SECONDS,
                 )

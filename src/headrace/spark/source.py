@@ -252,7 +252,11 @@ def _read(
     server = connect(options.target)
     runs = server.iterate(
         server.remote.reading.read(
-            options.target, partition.access, partition.span, options.read_from
+            options.target,
+            partition.access,
+            partition.span,
+            options.read_from,
+            local=options.local_reads,
         )
     )
     yield from record_batches(options, schema, partition.span, runs)

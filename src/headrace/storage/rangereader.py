@@ -13,7 +13,7 @@ from headrace.errors import (
 )
 from headrace.observability.logging import get_logger
 from headrace.storage.model import CorruptSpan, RangeState, SegmentInfo
-from headrace.storage.reader import FreshDamage
+from headrace.storage.reader import FreshDamage, Located
 from headrace.storage.segment import Segment
 from headrace.storage.writer import RangeWriter, Status
 from headrace.wire.sbp.records import decode_header
@@ -82,6 +82,16 @@ class RangeReader(RangeWriter):
             return []
         return self.read_cached(offset, max_bytes) or await self._read(offset, stop, max_bytes)
 
+    async def locate(self, offset: int) -> Located | None:
+        """The file that holds what `read` would return, and what follows it there, up to what is
+        committed now; None where only a read can tell. The file may be removed at any time, and
+        an offset be given up while its bytes are still there."""
+        if not self._is_readable(offset):
+            return None
+        segment = self._segment_at(offset)
+        located = await self._io.locate(segment, offset, stop=self.committed_offset)
+        return located if self._is_readable(offset) and not segment.removed else None
+
     async def read_durable(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
         """As `read`, up to what this disk holds, committed or not: for other replicas alone."""
         stop = self.durable_offset
@@ -92,10 +102,13 @@ class RangeReader(RangeWriter):
 
     def read_cached(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
         """As `read`, of what is in memory; none when the offset is not, whatever the reason."""
-        stop = self.committed_offset
-        if not self.start_offset <= offset < stop or self._status is Status.REMOVED:
+        if not self._is_readable(offset):
             return ()
-        return self._read_tail(offset, stop, max_bytes)
+        return self._read_tail(offset, self.committed_offset, max_bytes)
+
+    def _is_readable(self, offset: int) -> bool:
+        inside = self.start_offset <= offset < self.committed_offset
+        return inside and self._status is not Status.REMOVED
 
     def _read_tail(self, offset: int, stop: int, max_bytes: int) -> Sequence[memoryview]:
         max_bytes = min(max_bytes, self._settings.read_bytes_max)

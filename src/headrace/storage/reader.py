@@ -21,6 +21,9 @@ from headrace.wire.sbp.records import (
     decode_header,
 )
 
+_LOOK_BYTES = 64 * 1024  # to see what stands at a place
+_LOOK_AHEAD_BYTES = MARK_BYTES + HEADER_BYTES
+
 
 class FreshDamage(CorruptionError):
     """Met by a read; how far it goes is not known yet."""
@@ -39,6 +42,15 @@ class Stretch:
     stop: Point
 
 
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A stretch and the file it is in, for readers in other processes of this machine."""
+
+    path: str
+    identity: str
+    stretch: Stretch
+
+
 def read_batches(
     file: File, stretch: Stretch, offset: int, *, max_bytes: int, fetch_bytes: int
 ) -> list[memoryview]:
@@ -47,10 +59,13 @@ def read_batches(
     `fetch_bytes` are asked of the file at a time. Neighbours in it come out as one view; a mark
     between two batches separates them.
     """
-    walk = _Walk(file, stretch, fetch_bytes=fetch_bytes)
+    return _take(_Walk(file, stretch, fetch_bytes=fetch_bytes), offset, max_bytes)
+
+
+def _take(walk: _Walk, offset: int, max_bytes: int) -> list[memoryview]:
     runs: list[memoryview] = []
     taken = run_start = run_end = 0
-    while walk.offset < stretch.stop.offset:
+    while walk.offset < walk.stop_offset:
         if taken and not walk.buffered(HEADER_BYTES):
             break
         if walk.skip_mark():
@@ -77,6 +92,52 @@ def read_batches(
     return runs
 
 
+class StretchReader:
+    """Batches of a stretch one run after the other, for whoever has no index of the segment.
+
+    The size of the batch ahead tells how much to ask of the file, so that batches of about one size
+    are read once: half a large one would be read for nothing.
+    """
+
+    def __init__(self, file: File, stretch: Stretch) -> None:
+        self._file = file
+        self._walk = _Walk(file, stretch, fetch_bytes=_LOOK_BYTES)
+        self.bytes = 0
+        """Of the batches read so far."""
+
+    @property
+    def next_offset(self) -> int:
+        return self._walk.offset
+
+    @property
+    def is_over(self) -> bool:
+        return self._walk.offset >= self._walk.stop_offset
+
+    def read(self, offset: int, max_bytes: int) -> list[memoryview]:
+        """As `read_batches`; offsets may only rise. FreshDamage."""
+        walk = self._walk
+        walk.fetch_bytes = _LOOK_BYTES
+        size = self._size_at(offset) + MARK_BYTES
+        walk.fetch_bytes = max(1, max_bytes // size) * size + _LOOK_AHEAD_BYTES
+        runs = _take(walk, offset, max_bytes)
+        self.bytes += sum(map(len, runs))
+        return runs
+
+    def _size_at(self, offset: int) -> int:
+        walk = self._walk
+        while walk.offset < walk.stop_offset:
+            if walk.skip_mark():
+                continue
+            next_offset, size, _ = walk.extent()
+            if next_offset > offset:
+                return size
+            walk.advance(size, next_offset)
+        return 0  # it is over
+
+    def close(self) -> None:
+        self._file.close()
+
+
 def find_time(
     file: File, stretch: Stretch, timestamp: int, *, from_offset: int, fetch_bytes: int
 ) -> int | None:
@@ -101,9 +162,9 @@ class _Walk:
     def __init__(self, file: File, stretch: Stretch, *, fetch_bytes: int) -> None:
         self._file = file
         self._binding = stretch.binding
-        self._stop = stretch.stop.position
+        self._stop, self.stop_offset = stretch.stop
         self._position, self.offset = stretch.start
-        self._fetch_bytes = fetch_bytes
+        self.fetch_bytes = fetch_bytes
         self.buffer = memoryview(b"")
         self.at = 0
 
@@ -113,7 +174,7 @@ class _Walk:
     def require(self, length: int) -> None:
         if self.buffered(length):
             return
-        wanted = min(max(length, self._fetch_bytes), self._stop - self._position)
+        wanted = min(max(length, self.fetch_bytes), self._stop - self._position)
         if wanted < length:
             raise self.damage("batch reaches beyond what was written")
         self.buffer = memoryview(self._file.pread(wanted, self._position))

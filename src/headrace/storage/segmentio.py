@@ -15,7 +15,7 @@ from headrace.runtime import Disk, Executor, File
 from headrace.storage.index import Checkpoint, Index, encode_checkpoint
 from headrace.storage.metadata import RangeMetadata, decode_attachment, encode_metadata
 from headrace.storage.model import ATTACHMENT, RANGE_METADATA, CorruptSpan, Point
-from headrace.storage.reader import MissingFileError, Stretch, find_time, read_batches
+from headrace.storage.reader import Located, MissingFileError, Stretch, find_time, read_batches
 from headrace.storage.scan import Scanner, scan_below
 from headrace.storage.segment import Segment, load_checkpoint
 from headrace.storage.shared import Shared
@@ -51,6 +51,16 @@ class SegmentIO:
                 file, stretch, offset, max_bytes=max_bytes, fetch_bytes=fetch_bytes
             ),
         )
+
+    async def locate(self, segment: Segment, offset: int, *, stop: int) -> Located | None:
+        """Where the batches from the one that contains `offset` stand; None in known damage."""
+        await self.load_index(segment)
+        if segment.span_at(offset) is not None:
+            return None
+        path, identity = await self._shared.read_executor.run(self._disk.identify, segment.path)
+        assert segment.index is not None
+        floor = segment.index.floor(offset, segment.base)
+        return Located(path, identity, _stretch(segment, floor, offset, stop))
 
     async def find_time(
         self, segment: Segment, timestamp: int, *, from_offset: int, stop: int

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.client.sbp import SbpClient
@@ -33,8 +34,8 @@ def simulate(test: Body, *, nodes: int = 1, **settings: int) -> None:
             tcp=False,
             sqlite=False,
             nodes=nodes,
-            node_settings=DataNodeSettings(
-                heartbeat_interval_ms=200, unsettled_interval_ms=100, **settings
+            node_settings=msgspec.structs.replace(
+                DataNodeSettings(heartbeat_interval_ms=200, unsettled_interval_ms=100), **settings
             ),
         )
         await cluster.start()

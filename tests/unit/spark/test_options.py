@@ -18,6 +18,8 @@ def test_defaults() -> None:
     assert options.starting == "latest"
     assert options.columns == COLUMNS
     assert options.read_from == "auto"
+    assert options.local_reads
+    assert not parse_source({**TOPIC, "localReads": "false"}, streaming=False).local_reads
     assert options.on_data_loss == "fail"
     assert options.partition_bytes == 128 << 20
     assert options.consumer_group == ""
@@ -76,6 +78,7 @@ def test_sparks_own_options_pass() -> None:
         {**TOPIC, "columns": "offset,nothing"},
         {**TOPIC, "columns": "offset,offset"},
         {**TOPIC, "readFrom": "disk"},
+        {**TOPIC, "localReads": "never"},
         {**TOPIC, "payloadFormat": "xml"},
         {**TOPIC, "includeHeaders": "maybe"},
         {**TOPIC, "onDataLoss": "ignore"},

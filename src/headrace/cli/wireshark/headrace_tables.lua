@@ -198,6 +198,7 @@ return {
           [2] = {name = "fetch_offset", kind = "i64"},
           [3] = {name = "batch_max_bytes", kind = "i32"},
           [4] = {name = "start_timestamp", kind = "i64"},
+          [5] = {name = "machine", kind = "string"},
         },
       },
       FetchRequest = {
@@ -208,6 +209,18 @@ return {
           [2] = {name = "fetch_requests", kind = "tables", table = "FetchInfo"},
         },
       },
+      FileStretch = {
+        filter = "file_stretch",
+        fields = {
+          [0] = {name = "path", kind = "string"},
+          [1] = {name = "identity", kind = "string"},
+          [2] = {name = "binding", kind = "i64"},
+          [3] = {name = "start_position", kind = "i64"},
+          [4] = {name = "start_offset", kind = "i64"},
+          [5] = {name = "stop_position", kind = "i64"},
+          [6] = {name = "stop_offset", kind = "i64"},
+        },
+      },
       FetchResult = {
         filter = "fetch_result",
         fields = {
@@ -215,6 +228,7 @@ return {
           [1] = {name = "request_index", kind = "i32"},
           [2] = {name = "batch_length", kind = "i32"},
           [3] = {name = "status", kind = "table", table = "Status"},
+          [4] = {name = "stretch", kind = "table", table = "FileStretch"},
         },
       },
       FetchResponse = {

@@ -191,6 +191,7 @@ class FetchInfo(Message):
     fetch_offset: int = i64(2)
     batch_max_bytes: int = i32(3)
     start_timestamp: int = i64(4, -1)  # ours: ms; the first batch whose max_timestamp reaches it
+    machine: str = string(5)  # ours: where the reader runs, if it can read the node's files there
 
 
 @message
@@ -201,11 +202,27 @@ class FetchRequest(Message):
 
 
 @message
+class FileStretch(Message):
+    """Ours: where whole batches stand in a file, for a reader on the node's machine that asked for
+    it. The first starts at `start_position` with `start_offset`, the last ends at `stop_offset`,
+    below `stop_position`; between two of them there may be marks."""
+
+    path: str = string(0)
+    identity: str = string(1)  # of the file: a path alone may lead elsewhere
+    binding: int = i64(2)  # of the marks to this file
+    start_position: int = i64(3)
+    start_offset: int = i64(4)
+    stop_position: int = i64(5)
+    stop_offset: int = i64(6)
+
+
+@message
 class FetchResult(Message):
     stream_id: int = i64(0, -1)
     request_index: int = i32(1)
     batch_length: int = i32(2)  # bytes of this result inside this frame's payload
     status: Status | None = table(3, Status)
+    stretch: FileStretch | None = table(4, FileStretch)  # ours: instead of bytes
 
 
 @message
