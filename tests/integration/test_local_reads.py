@@ -234,7 +234,7 @@ async def test_a_ticket_counts_as_ever(cluster: Cluster) -> None:
 async def test_messages_of_a_ticket_reader(cluster: Cluster) -> None:
     owner = cluster.client()
     stream_id = (await owner.create_stream(replica_nums=1)).stream_id
-    payloads = [b"%06d" % n * 30 for n in range(4000)]
+    payloads = [b"%06d" % n * 60 for n in range(4000)]
     for first in range(0, 4000, 1000):
         area, _ = to_area(pa.array(payloads[first : first + 1000]), None, None)
         header = encode_header(

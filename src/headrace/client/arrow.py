@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from binascii import hexlify
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -154,30 +155,44 @@ def _origin(timestamps: NDArray[np.uint64]) -> pa.Array:
 def _ids(ids: NDArray[np.uint64]) -> pa.Array:
     """Pairs of u64, the lower half first, as the text of UUIDs.
 
-    Those that a broker gives share their upper half: its text is made once, in a third of the time.
+    Those that a broker gives share their upper half, and most of their lower one: only digits that
+    differ are written, in a fifth of the time.
     """
-    text = np.empty((len(ids), 36), np.uint8)
-    one = bool(len(ids)) and bool((ids[:, 1] == ids[0, 1]).all())
-    head = text[:1] if one else text
-    for place in _DASHES:
-        head[:, place] = ord("-")
-    _write_digits(head, ids[: len(head), ::-1], 0)
-    if one:
-        text[1:] = text[0]
-        _write_digits(text[1:], ids[1:, :1], 4)
+    if len(ids) and (ids[:, 1] == ids[0, 1]).all():
+        text = _shared_ids(np.ascontiguousarray(ids[:, 0]), int(ids[0, 1]))
+    else:
+        text = np.empty((len(ids), 36), np.uint8)
+        for place in _DASHES:
+            text[:, place] = ord("-")
+        digits = hexlify(np.ascontiguousarray(ids[:, ::-1], ">u8").data)
+        words = np.frombuffer(digits, "S4").reshape(len(ids), 8)
+        groups = text.view(_GROUPS)[:, 0]
+        for i in range(8):
+            groups[f"group{i}"] = words[:, i]
     offsets = np.arange(0, 36 * (len(ids) + 1), 36, dtype=np.int32)
     return pa.Array.from_buffers(
         pa.string(), len(ids), [None, pa.py_buffer(offsets), pa.py_buffer(text)]
     )
 
 
-def _write_digits(text: NDArray[np.uint8], halves: NDArray[np.uint64], group: int) -> None:
-    """The digits of each row's numbers, from that group of four on."""
-    digits = hexlify(np.ascontiguousarray(halves, ">u8").data)
-    words = np.frombuffer(digits, "S4").reshape(len(halves), 4 * halves.shape[1])
+def _shared_ids(lower: NDArray[np.uint64], upper: int) -> NDArray[np.uint8]:
+    """The first one for all of them, then the groups of four digits that are not all the same."""
+    first = str(UUID(int=upper << 64 | int(lower[0]))).encode()
+    text = np.frombuffer(bytearray(first * len(lower)), np.uint8).reshape(-1, 36)
+    differing = int(np.bitwise_or.reduce(lower ^ lower[0]))
     groups = text.view(_GROUPS)[:, 0]
-    for i in range(words.shape[1]):
-        groups[f"group{group + i}"] = words[:, i]
+    for i in range(4):
+        shift = 16 * (3 - i)
+        if differing >> shift & 0xFFFF:
+            values = (lower >> np.uint64(shift)).astype(np.uint16)
+            groups[f"group{4 + i}"] = _digits().take(values)
+    return text
+
+
+@cache
+def _digits() -> NDArray[np.bytes_]:
+    """The four digits of every u16."""
+    return np.frombuffer(hexlify(np.arange(1 << 16, dtype=">u2").data), "S4")
 
 
 def to_binary(
