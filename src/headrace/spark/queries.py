@@ -15,15 +15,10 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
 
-from pyspark import StatusTracker
+from pyspark import SparkContext, StatusTracker
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from pyspark.sql.streaming.listener import (
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 PROGRESS_KEPT = 1024  # per query, as many as the origin kept windows per operator
 STOP_SECONDS = 5.0
@@ -53,6 +48,7 @@ class ProgressRings(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rings: dict[str, _Ring] = {}
+        self._adapter: Any = None
 
     def add(self, run_id: str, progress: dict[str, Any]) -> None:
         """Take the record of a batch that is not known yet.
@@ -74,14 +70,30 @@ class ProgressRings(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             ring.records.clear()
             return records
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None: ...
+    def onQueryStarted(self, event: Any) -> None: ...
 
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        self.add(str(event.progress.runId), json.loads(event.progress.json))
+    def onQueryProgress(self, event: Any) -> None:
+        progress = json.loads(event.progress().json())
+        self.add(progress["runId"], progress)
 
     def onQueryIdle(self, event: Any) -> None: ...
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None: ...
+    def onQueryTerminated(self, event: Any) -> None: ...
+
+    @property
+    def _jlistener(self) -> Any:
+        """What Spark calls: this object itself.
+
+        pyspark would put a translator between, which asks the JVM for each field of an event, a
+        hundred calls for every micro-batch, and does so even where one text is all that is used.
+        """
+        if self._adapter is None:
+            jvm: Any = SparkContext._jvm
+            self._adapter = jvm.PythonStreamingQueryListenerWrapper(self)
+        return self._adapter
+
+    class Java:
+        implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)
 
 
 @dataclass(frozen=True, slots=True)
