@@ -173,6 +173,24 @@ def test_what_cannot_run_batch_by_batch_is_refused_above_it(spark: SparkSession)
         app.validate(spark)
 
 
+def test_what_cannot_be_published_is_told_before_anything_starts(spark: SparkSession) -> None:
+    app = Application("unpublished")
+    app.topic("events", "s/events", schema="n int")
+
+    @app.operator(to="s/times")
+    def times(events: DataFrame) -> DataFrame:
+        return events.select(F.expr("interval '1' second * n").alias("took"))
+
+    @app.operator(to="s/mixed")
+    def mixed(events: DataFrame) -> DataFrame:
+        return events.withColumn("payload", F.col("n").cast("string"))
+
+    with pytest.raises(ConfigError, match="2 problems") as caught:
+        app.validate(spark)
+    assert "times: column took of type duration[us] cannot be written as JSON" in str(caught.value)
+    assert "mixed: columns n stand beside payload" in str(caught.value)
+
+
 def test_a_preview_shows_every_stream(spark: SparkSession) -> None:
     app = counted(output_mode="append")
     rows: list[Payload] = [

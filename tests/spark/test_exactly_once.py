@@ -13,8 +13,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace.errors import ConfigError
 from headrace.spark.options import Target, parse_sink
-from headrace.spark.publish import publish, to_messages
+from headrace.spark.publish import publish
 from headrace.spark.server import connect
 from headrace.spark.windows import Window
 from tests.spark.headrace_server import HeadraceServer
@@ -119,11 +120,42 @@ def test_a_window_is_published_by_the_first_that_closes_it(
     sink = parse_sink({"address": target.address, "topic": f"{target.stream}/{target.topic}"})
     for run, start in (("first", 0), ("again", 1000)):
         frame = numbered(spark, ROWS, start=start).select("payload")
-        assert publish(to_messages(frame), sink, Window("query", run, 0)) == ROWS
+        assert publish(frame, sink, Window("query", run, 0)) == ROWS
     assert stored(spark, target) == Counter(f"payload-{n}" for n in range(ROWS))
     later = spark.range(1).select(F.lit("later").alias("payload"))
     assert publish(later, sink, Window("query", "again", 1)) == 1
     assert stored(spark, target)["later"] == 1
+
+
+def test_rows_are_published_as_json_whatever_their_columns_are_called(
+    spark: SparkSession, headrace: HeadraceServer
+) -> None:
+    target = made(headrace, "rows")
+    sink = parse_sink({"address": target.address, "topic": f"{target.stream}/{target.topic}"})
+    rows = spark.sql(
+        "select 7L as key, 'x' as `partition`, timestamp '2026-01-02 03:04:05.000006Z' as at, "
+        "cast(null as string) as headers, named_struct('a.b', array(1, null)) as `in.ner`"
+    )
+    assert publish(rows, sink, Window("rows", "run", 0), "key") == 1
+    binary = rows.select("at", F.unhex(F.lit("ff00")).alias("in.key"))
+    assert publish(binary, sink, Window("rows", "run", 1), "in.key") == 1
+    twice = rows.select("at", "at")
+    assert publish(twice, sink, Window("rows", "run", 2)) == 1
+    both = rows.select(F.lit("plain").alias("payload"), F.lit(b"k").alias("key"))
+    assert publish(both, sink, Window("rows", "run", 3)) == 1
+    assert publish(both.withColumn("n", F.lit(5)), sink, Window("rows", "run", 4), "n") == 1
+    found = reader(spark, target, columns="offset,key,payload").load().collect()
+    at = '"at":"2026-01-02T03:04:05.000006Z"'
+    whole = f'{{"key":7,"partition":"x",{at},"headers":null,"in.ner":{{"a.b":[1,null]}}}}'
+    assert Counter((row.key and bytes(row.key), bytes(row.payload).decode()) for row in found) == {
+        (b"7", whole): 1,
+        (b"\xff\0", f'{{{at},"in.key":"/wA="}}'): 1,
+        (None, f"{{{at},{at}}}"): 1,
+        (b"k", "plain"): 1,
+        (b"5", "plain"): 1,
+    }
+    with pytest.raises(ConfigError, match="columns n stand beside payload"):
+        publish(both.withColumn("n", F.lit(5)), sink, Window("rows", "run", 5))
 
 
 def test_exactly_once_is_refused_where_it_cannot_be(

@@ -150,13 +150,13 @@ class QueryRun:
         batch_id: int,
         identity: QueryIdentity,
     ) -> int:
-        from headrace.spark.publish import publish, to_messages
+        from headrace.spark.publish import publish
         from headrace.spark.sink import publisher_name
         from headrace.spark.windows import Window
 
         publisher = publisher_name(identity.id, sink.target) + self.publisher_suffix
         window = Window(publisher, identity.run_id, batch_id)
-        return publish(to_messages(frame, key), sink, window)
+        return publish(frame, sink, window, key)
 
     def _closed(self) -> tuple[int, ...]:
         """The last window its publisher closed; fences whoever published before this run."""

@@ -144,6 +144,8 @@ class Builder:
             raise ConfigError(
                 f"key {stage.key!r} of {stage.name} is not among its columns {columns}"
             )
+        if stage.to is not None:
+            _check_published(stage, self.frames[feed])
         return replace(
             query,
             topic=stage.to,
@@ -307,6 +309,15 @@ class Builder:
                     "is a `return` missing?"
                 )
         return {port: results[port] for port in stage.outputs}
+
+
+def _check_published(stage: Stage, frame: DataFrame) -> None:
+    from headrace.spark.publish import check_messages
+
+    try:
+        check_messages(frame.schema, stage.key)
+    except ConfigError as error:
+        raise ConfigError(f"{stage.name}: {error}") from error
 
 
 def _call(stage: Stage, arguments: Mapping[str, Any]) -> Any:
