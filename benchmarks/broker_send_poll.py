@@ -175,15 +175,17 @@ class Caller(asyncio.Protocol):
         self._on_answer, self._on_failure = on_answer, on_failure
         if self.dialect is Dialect.C:
             self._number += 1
-            own = self._own.get(id(frame))
-            if own is None:  # the last request was answered: nothing holds its bytes any more
-                own = self._own[id(frame)] = bytearray(frame)
-                own[128:144] = self.client
+            own = self._own.get(id(frame)) or self._make_own(frame)
             _NUMBER.pack_into(own, 168, self._number)
-            _NUMBER.pack_into(own, 184, 0 if own[176] == vsr.REGISTER else self._session)
-            self.transport.write(own)
+            self.transport.write(own)  # the last request was answered: nothing holds its bytes
             return
         self.transport.write(frame)
+
+    def _make_own(self, frame: bytes) -> bytearray:
+        own = self._own[id(frame)] = bytearray(frame)
+        own[128:144] = self.client
+        _NUMBER.pack_into(own, 184, 0 if own[176] == vsr.REGISTER else self._session)
+        return own
 
     async def call(self, frame: bytes) -> None:
         self._own.clear()  # by address, and other frames may get the same

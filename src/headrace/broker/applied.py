@@ -59,10 +59,12 @@ class Applying:
     """One request, from its begin on."""
 
     fingerprint: bytes
-    pieces: Sequence[Buffer] | None = None
-    """Its answer, once there is one."""
+    answer: bytes | None = None
+    """Once there is one; None also when it was too long to keep."""
     done: bool = False
     failed: bool = False
+    forgotten: bool = False
+    """Others took its place before it was done: its answer is for those who wait, and not kept."""
     waiting: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
@@ -95,26 +97,31 @@ class Answers:
 
     def enter(self, session: int, number: int, fingerprint: bytes) -> tuple[Applying, bool]:
         """What is known of the request, and whether it begins now."""
+        begun = self.begin(session, number, fingerprint)
+        return (self._sessions[session][number], False) if begun is None else (begun, True)
+
+    def begin(self, session: int, number: int, fingerprint: bytes) -> Applying | None:
+        """A request that nothing is known of; None if something is."""
         numbers = self._sessions.get(session)
         if numbers is None:
             numbers = self._sessions[session] = OrderedDict()
             if len(self._sessions) > self._sessions_max:
                 self.forget_session(next(iter(self._sessions)))
         else:
-            known = numbers.get(number)
-            if known is not None:
-                return known, False
+            if number in numbers:
+                return None
             self._sessions.move_to_end(session)
             if len(numbers) >= NUMBERS_MAX:
                 self._let_go(numbers.popitem(last=False)[1])
         applying = numbers[number] = Applying(fingerprint)
-        return applying, True
+        return applying
 
     def finish(self, applying: Applying, pieces: Sequence[Buffer]) -> None:
-        length = sum(map(len, pieces))
-        if length <= ANSWER_BYTES_MAX:
-            applying.pieces = list(map(bytes, pieces))
-            self._bytes += length
+        answer = b"".join(pieces)
+        if len(answer) <= ANSWER_BYTES_MAX:
+            applying.answer = answer
+            if not applying.forgotten:
+                self._bytes += len(answer)
         applying.done = True
         if applying.waiting is not None:
             _end(applying)
@@ -145,7 +152,9 @@ class Answers:
             self._let_go(applying)
 
     def _let_go(self, applying: Applying) -> None:
-        self._bytes -= sum(map(len, applying.pieces or ()))
+        applying.forgotten = True
+        if applying.answer is not None:
+            self._bytes -= len(applying.answer)
 
 
 def _end(applying: Applying) -> None:

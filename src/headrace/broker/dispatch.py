@@ -48,7 +48,12 @@ from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.detection import TELLING, candidates, hint
 from headrace.wire.iggy.dialects import CLASSIC, Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
-from headrace.wire.iggy.messages.messages import POLL_TAIL_BYTES, PollMessages, SendMessages
+from headrace.wire.iggy.messages.messages import (
+    POLL_TAIL_BYTES,
+    PollMessages,
+    SendMessages,
+    decode_send,
+)
 from headrace.wire.iggy.vsr import READ, REGISTER, Head
 from headrace.wire.iggy.vsr_batch import identity_of_send
 
@@ -174,10 +179,12 @@ class Dispatcher:
         status, pieces, size = _OK, _NOTHING, len(payload)
         started = self._monotonic()
         try:
-            if head is None or not self._is_numbered(session, code, head):
+            if head is None or not self._is_numbered(session, code, head, started):
                 pieces = await self._answer(session, code, payload)
-            else:
+            elif code != _SEND or tracing.active:
                 pieces = await self._answer_once(session, code, payload, head)
+            else:
+                pieces = await self._send_once(session, payload, head)
         except HeadraceError as error:
             counters["refusals"] += 1
             log.debug("request refused", client=session.client_id, code=code, reason=str(error))
@@ -236,11 +243,11 @@ class Dispatcher:
 
     # -- dialect C: sessions and numbers
 
-    def _is_numbered(self, session: Session, code: int, head: Head) -> bool:
+    def _is_numbered(self, session: Session, code: int, head: Head, now: float) -> bool:
         """Whether the request has a number that counts; refuses what its header forbids."""
-        if session.dialect is not Dialect.C:
+        if session.spoken.dialect is not Dialect.C:
             session.spoken.on_framing()
-        session.seen = self._monotonic()  # any request is a sign of life
+        session.seen = now  # any request is a sign of life
         session.last_send = None
         if head.fault:
             raise DecodeError(Status.INVALID_COMMAND, head.fault)
@@ -265,9 +272,10 @@ class Dispatcher:
         while not new:
             if applying.fingerprint != fingerprint:
                 raise RequestAppliedError("another request had this number", number=head.number)
-            if applying.done:
+            if not applying.done:
+                await applying.wait()
+            if not applying.failed:  # even if it is known no more
                 return self._repeated(applying)
-            await applying.wait()
             applying, new = answers.enter(number, head.number, fingerprint)
         request = Request(number, head.number)
         token = REQUEST.set(request)
@@ -290,11 +298,41 @@ class Dispatcher:
         answers.finish(applying, pieces)
         return pieces
 
+    async def _send_once(
+        self, session: Session, payload: memoryview, head: Head
+    ) -> Sequence[Buffer]:
+        """As `_answer_once`, of a SEND, and `_answer` in one: what producers send is nearly always
+        this, and each coroutine and context variable on its way is noticed."""
+        answers, numbered = self._broker.answers, Request(session.number, head.number)
+        fingerprint = identity_of_send(payload)
+        applying = answers.begin(*numbered, fingerprint)
+        if applying is None:
+            return await self._answer_once(session, _SEND, payload, head)
+        session.last_send = applying
+        try:
+            pieces = None
+            left = answers.take_left(session.user_uid, fingerprint)
+            if left is not None:
+                pieces = await self._answer_of_before(left)
+            if pieces is None:
+                self._check_lease()
+                if session.stale:
+                    raise StaleSessionError(client=session.client_id)
+                request = decode_send(payload, Dialect.C)
+                authorize(self._broker, session, c.SEND_MESSAGES, request)
+                pieces = [await messages.send_numbered(self._broker, request, numbered)]
+                self._check_lease()
+        except BaseException:
+            answers.fail(*numbered, applying)
+            raise
+        answers.finish(applying, pieces)
+        return pieces
+
     def _repeated(self, before: Applying) -> Sequence[Buffer]:
         self._broker.counters["repeated_requests"] += 1
-        if before.pieces is None:
+        if before.answer is None:
             raise RequestAppliedError("its answer was too long to keep")
-        return before.pieces
+        return [before.answer] if before.answer else []
 
     async def _answer_of_before(self, before: Applying) -> Sequence[Buffer] | None:
         """What the same SEND was answered over a connection of the user's that ended with it."""
@@ -335,7 +373,7 @@ class Dispatcher:
         only when that, or anything else, is not as expected."""
         dialect = session.dialect
         if dialect is Dialect.C:
-            return SendMessages.decode(payload, dialect)
+            return decode_send(payload, dialect)
         try:
             request = SendMessages.decode(payload, dialect)
         except DecodeError:

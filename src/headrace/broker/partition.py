@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from headrace.broker import deduplication
 from headrace.broker.applied import Request
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from headrace.wire.iggy.batch import Positions
 
 _ATTRIBUTES = records.RECORDS_IGGY | records.INDEXED
+_NUMBERED = records.NUMBERED | records.UNSUMMED
+_NO_SOURCE = (0, -1, -1)
 _TIMESTAMP_AT = 32  # in a message
 _RECOVERED_BYTES = 1 << 20
 """Of the end of a log that is looked at for the requests it holds."""
@@ -58,12 +60,9 @@ class Slice:
         return self.first + self.count - 1
 
 
-class _Source(NamedTuple):
-    """Where a batch comes from, told in its header: a publisher's window or a request."""
-
-    attribute: int
-    who: int
-    which: int
+_Source: TypeAlias = tuple[int, int, int]
+"""Where a batch comes from, told in its header: an attribute, then publisher and window or session
+and number of a request."""
 
 
 class Stored(NamedTuple):
@@ -194,8 +193,9 @@ class PartitionLog:
         stored = None
         if request is not None:
             known = self._requests
-            stored = (await self.recover() if known is None else known).get(request)
-            if stored is not None:
+            if known is None:
+                known = await self.recover()
+            if known and (stored := known.get(request)) is not None:
                 if stored.messages >= len(starts):
                     return stored.first
                 area, starts = batch.subset(
@@ -211,8 +211,7 @@ class PartitionLog:
             )
         # Dialect C has checksums of its own, which were checked; those of the stored form are made
         # for whoever reads them.
-        attributes = records.NUMBERED | records.UNSUMMED
-        source = None if request is None else _Source(attributes, *request)
+        source = None if request is None else (_NUMBERED, *request)
         if self._window is None:
             answers, dropped = self._place(area, starts, source), False
         else:
@@ -241,7 +240,7 @@ class PartitionLog:
         """
         await self._wait_for_room(len(area))
         first = self._owned.next_offset
-        source = _Source(records.PUBLISHED | records.UNSUMMED, publisher, window)
+        source = (records.PUBLISHED | records.UNSUMMED, publisher, window)
         return first, self._place(area, starts, source)
 
     async def _wait_for_room(self, length: int) -> None:
@@ -286,13 +285,14 @@ class PartitionLog:
         source: _Source | None,
     ) -> asyncio.Future[int]:
         base_offset = self._owned.next_offset
+        attribute, who, which = source or _NO_SOURCE
         batch.stamp(
             area,
             starts,
             base_offset=base_offset,
             timestamp_us=timestamp_us,
             new_ids=self._new_ids,
-            summed=source is None or not source.attribute & records.UNSUMMED,
+            summed=not attribute & records.UNSUMMED,
         )
         body: list[Buffer] = [area, batch.build_index(starts)]
         header = records.encode_header(
@@ -301,9 +301,9 @@ class PartitionLog:
             record_count=len(starts),
             base_timestamp=timestamp_us // 1000,
             max_timestamp=timestamp_us // 1000,
-            attributes=_ATTRIBUTES if source is None else _ATTRIBUTES | source.attribute,
-            producer_id=-1 if source is None else source.who,
-            sequence=-1 if source is None else source.which,
+            attributes=_ATTRIBUTES | attribute,
+            producer_id=who,
+            sequence=which,
         )
         length = len(header) + len(body[0]) + len(body[1])
         answer = self._owned.append(header, body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -242,6 +243,36 @@ async def test_a_request_sent_again_while_the_first_is_under_way() -> None:
         both = await asyncio.gather(first, other.again(c.SEND_MESSAGES))
         assert both[0] == both[1]
         assert await other.payloads() == [b"one"]
+
+
+async def test_who_waits_for_a_request_is_answered_although_it_was_forgotten() -> None:
+    """Applied again it would be in the log twice."""
+    async with opened() as harness:
+        peer = await logged_in(harness)
+        await topic_of(peer)
+        other = Peer(harness, peer.talk)
+        session = (await other.login()).session
+        first = asyncio.create_task(peer.send(b"one"))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(other.again(c.SEND_MESSAGES))
+        await asyncio.sleep(0)
+        assert not first.done()
+        harness.broker.answers.forget_session(session)
+        assert await first == await second
+        assert await other.payloads() == [b"one"]
+        assert harness.broker.answers.held_bytes == 0
+
+
+async def test_nothing_of_a_refused_send_is_kept_but_where_it_goes() -> None:
+    """Its first number says how long that is, and may say anything."""
+    async with opened() as harness:
+        peer = await logged_in(harness)
+        body = struct.pack("<I", 1 << 20) + bytes(2 << 20)
+        refused = await peer.exchange(peer.talk.encode(101, [body]))
+        assert refused.status == Status.INVALID_COMMAND
+        last = peer.connection.session.last_send
+        assert last is not None
+        assert last.fingerprint == b""
 
 
 async def test_a_batch_sent_again_under_another_session() -> None:
@@ -608,8 +639,24 @@ def test_answers_are_bounded() -> None:
     answers.finish(answers.enter(6, 2, b"f")[0], [b"x" * 100_000])
     found = answers.find(6, 2)
     assert found is not None
-    assert (found.done, found.pieces) == (True, None)
+    assert (found.done, found.answer) == (True, None)
     answers.forget_session(6)
+    assert answers.held_bytes == 0
+
+
+def test_requests_forgotten_before_they_were_done_are_not_counted_as_held() -> None:
+    """Else whoever has more under way than is remembered fills the count for ever, and with it
+    everybody else is forgotten at once."""
+    answers = Answers(sessions_max=2, bytes_max=1000)
+    under_way = [answers.enter(5, number, b"f")[0] for number in range(NUMBERS_MAX + 3)]
+    for applying in under_way:
+        answers.finish(applying, [b"x" * 10])
+    assert answers.held_bytes == 10 * NUMBERS_MAX
+    assert (under_way[0].done, under_way[0].answer) == (True, b"x" * 10)  # for those who wait
+    late = answers.enter(6, 1, b"f")[0]
+    answers.forget_session(6)
+    answers.finish(late, [b"x" * 10])
+    answers.forget_session(5)
     assert answers.held_bytes == 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xxhash
 
-from headrace.broker.applied import REQUEST
+from headrace.broker.applied import REQUEST, Request
 from headrace.broker.core import Broker
 from headrace.broker.errors import (
     InvalidMessagesCountError,
@@ -28,21 +28,38 @@ from headrace.wire.iggy.primitives import Partitioning, PartitioningKind, Strate
 async def send_messages(
     broker: Broker, session: Session, request: m.SendMessages
 ) -> m.SentMessages | None:
-    topic = broker.catalogue.topic(request.stream, request.topic)
-    if topic.uid in broker.publishing.state.topics:
-        raise NotWindowTopicError("its publishers alone write to it", topic=topic.name)
-    partition = choose(broker, topic, request.partitioning)
+    if session.dialect is Dialect.C:
+        answer = await send_numbered(broker, request, REQUEST.get())
+        return m.SentMessages.decode(answer, session.dialect)
+    topic, partition = _destination(broker, request)
     log = broker.partitions.peek(topic, partition)
     if log is None:
         log = await broker.partitions.get(topic, partition)
-    first = await log.append(request.area, request.starts, REQUEST.get())
+    await log.append(request.area, request.starts)
     broker.counters["sent_messages"] += request.count
     broker.counters["sent_bytes"] += len(request.area)
-    if session.dialect is not Dialect.C:
-        return None  # nobody else reads it
+    return None
+
+
+async def send_numbered(broker: Broker, request: m.SendMessages, numbered: Request | None) -> bytes:
+    """A SEND of dialect C, whose answer says where the messages are."""
+    topic, partition = _destination(broker, request)
+    log = broker.partitions.peek(topic, partition)
+    if log is None:
+        log = await broker.partitions.get(topic, partition)
+    first = await log.append(request.area, request.starts, numbered)
+    broker.counters["sent_messages"] += request.count
+    broker.counters["sent_bytes"] += len(request.area)
     stream = broker.catalogue.stream_by_uid(topic.stream_uid)
     stream_id = 0 if stream is None else stream.id  # deleted meanwhile
-    return m.SentMessages((m.Placed(stream_id, topic.id, partition.id, first),))
+    return m.encode_sent(stream_id, topic.id, partition.id, first)
+
+
+def _destination(broker: Broker, request: m.SendMessages) -> tuple[Topic, Partition]:
+    topic = broker.catalogue.topic(request.stream, request.topic)
+    if topic.uid in broker.publishing.state.topics:
+        raise NotWindowTopicError("its publishers alone write to it", topic=topic.name)
+    return topic, choose(broker, topic, request.partitioning)
 
 
 def choose(broker: Broker, topic: Topic, partitioning: Partitioning) -> Partition:

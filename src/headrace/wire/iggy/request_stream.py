@@ -101,7 +101,9 @@ class VsrRequestDecoder:
         whole = not self._pending and len(data) >= vsr.HEADER_BYTES and not self._ended
         if whole and len(data) == vsr.frame_bytes(data) <= self._frame_bytes_max:
             # One whole frame, as requests mostly come. Bytes are nobody's to change, so they stay.
-            return [self._request(data if isinstance(data, bytes) else bytearray(data))]
+            frame = data if isinstance(data, bytes) else bytearray(data)
+            head, code = vsr.decode_request(frame)
+            return [RequestFrame(code, memoryview(frame)[vsr.HEADER_BYTES :], head)]
         events: list[RequestEvent] = []
         view, position = memoryview(data), 0
         while not self._ended:
@@ -143,9 +145,6 @@ class VsrRequestDecoder:
 
     def _take(self) -> RequestFrame:
         frame, self._pending = self._pending, bytearray()
-        return self._request(frame)
-
-    def _request(self, frame: Buffer) -> RequestFrame:
         head, code = vsr.decode_request(frame)
         return RequestFrame(code, memoryview(frame)[vsr.HEADER_BYTES :], head)
 

@@ -73,7 +73,7 @@ _COMMAND_AT = 60
 _OPERATION_AT = 176
 _ZEROS = bytes(_SIZE_AT)
 _NOBODY = bytes(16)
-_REQUEST = struct.Struct("<48xI8xB67x16s16s8xQB7xQ4xI56x")
+_REQUEST = struct.Struct("<48sI8xB67x16s16s8xQB7xQ4xI56x")
 _REPLY = struct.Struct("<48xI8xB67x16s16x16s24xQB7xI36x")
 _EVICTION = struct.Struct("<48xI8xB67x16sII103xB")
 _RESULT = struct.Struct("<III")
@@ -177,11 +177,13 @@ def decode_request(frame: Buffer) -> tuple[Head, int]:
 
 def decode_header(header: Buffer) -> tuple[Head, int]:
     """As `decode_request`, of the header alone."""
-    _, command, client, checksum, number, operation, session, code = _REQUEST.unpack_from(header)
+    sums, _, command, client, checksum, number, operation, session, code = _REQUEST.unpack_from(
+        header
+    )
     fault = ""
     if command != REQUEST:
         fault = "not a request"
-    elif bytes(header[:_SIZE_AT]) != _ZEROS:  # views compare byte by byte
+    elif sums != _ZEROS:
         fault = "checksums that no client states"
     elif client == _NOBODY:
         fault = "no client id"
@@ -218,8 +220,8 @@ def encode_request(head: Head, code: int, pieces: Sequence[Buffer] = ()) -> list
         raise LocalProtocolError("request too large", length=size)
     carried = code if head.operation == READ else 0
     header = _REQUEST.pack(
-        size, REQUEST, head.client, head.checksum, head.number, head.operation, head.session,
-        carried,
+        _ZEROS, size, REQUEST, head.client, head.checksum, head.number, head.operation,
+        head.session, carried,
     )  # fmt: skip
     return [header, *pieces]
 
@@ -230,6 +232,11 @@ def encode_request(head: Head, code: int, pieces: Sequence[Buffer] = ()) -> list
 def encode_reply(head: Head, status: int, pieces: Sequence[Buffer] = ()) -> list[Buffer]:
     """The frames that answer a request: a reply, or the eviction that its status means here."""
     operation = head.operation
+    if operation == SEND and not status and len(pieces) == 1:  # one call less for each thing
+        size = HEADER_BYTES + len(pieces[0])
+        return [
+            _REPLY.pack(size, REPLY, head.checksum, head.client, head.number, SEND, 0) + pieces[0]
+        ]
     if status:
         reason = _evictions(operation).get(status)
         if reason is not None:

@@ -100,15 +100,18 @@ def decode_batch(data: memoryview, count: int) -> tuple[memoryview, Positions]:
 
 _CHECKSUM_END = 48
 _METADATA = struct.Struct("<I")
+_METADATA_BYTES_MAX = 3 * 257 + 4  # stream, topic and partitioning, the count
 
 
 def identity_of_send(payload: Buffer) -> bytes:
     """Where a SEND goes and its batch's header up to the checksum, read without a check; empty if
-    cut short."""
+    cut short, or longer than any place: it is kept."""
     if len(payload) < _METADATA.size:
         return b""
-    end = _METADATA.size + _METADATA.unpack_from(payload)[0] + _CHECKSUM_END
-    return bytes(payload[:end])
+    (length,) = _METADATA.unpack_from(payload)
+    if length > _METADATA_BYTES_MAX:
+        return b""
+    return bytes(payload[: _METADATA.size + length + _CHECKSUM_END])
 
 
 _ONE = struct.Struct("<24xQQQI204sQ16s4xIIIQ")  # a batch's header and that of its first frame
@@ -201,16 +204,15 @@ def _decode_many(
         if (lengths == lengths[0]).all():
             _check_frame(first[0], first[1], words[:, -1].any())
             _check_sums(batch.equal_bodies(frames, stride), words[:, 0], covered, checksum)
-            return _widen_equal(frames, stride, words, origin_us)
+            area = _widen_equal(frames, stride, words, origin_us)
+            return area, batch.equal_starts(count, len(area) // count)
     starts = _walk(frames, count)
     words = _words(batch.items(frames, FRAME_HEADER_BYTES)[starts], count)
     lengths = words[:, _LENGTHS_WORD]
     longest = int((lengths & np.uint64(_U32_MAX)).max()), int((lengths >> np.uint64(32)).max())
     _check_frame(*longest, words[:, -1].any())
     _check_sums(_slices(frames, starts, 8), words[:, 0], covered, checksum)
-    headers = np.empty((count, batch.HEADER_BYTES // 8), "<u8")
-    _fill_headers(headers, words, origin_us)
-    return _move(frames, starts, 0, headers, FRAME_HEADER_BYTES)
+    return _move(frames, starts, 0, _canonical_headers(words, origin_us), FRAME_HEADER_BYTES)
 
 
 _LENGTHS_WORD = 4  # of a frame's header, taken as six numbers of eight bytes
@@ -226,27 +228,31 @@ def _check_sums(bodies: Iterator[Buffer], sums: Any, covered: bytes, checksum: i
         raise DecodeError(Status.INVALID_BATCH_CHECKSUM)
 
 
-def _widen_equal(
-    frames: memoryview, stride: int, words: Any, origin_us: int
-) -> tuple[memoryview, Positions]:
+def _widen_equal(frames: memoryview, stride: int, words: Any, origin_us: int) -> memoryview:
     import numpy as np
 
-    count, wide = len(words), stride - FRAME_HEADER_BYTES + batch.HEADER_BYTES
+    count, body = len(words), stride - FRAME_HEADER_BYTES
+    wide = batch.HEADER_BYTES + body
     out = np.empty(count * wide, np.uint8)
-    _fill_headers(batch.column(out, wide, 0, "<u8", batch.HEADER_BYTES // 8), words, origin_us)
-    bodies = np.ndarray((count, stride), np.uint8, frames)[:, FRAME_HEADER_BYTES:]
-    out.reshape(count, wide)[:, batch.HEADER_BYTES :] = bodies
-    return out.data, batch.equal_starts(count, wide)
+    headers = _canonical_headers(words, origin_us)
+    np.ndarray(count, "V64", out, 0, (wide,))[:] = np.ndarray(count, "V64", headers)
+    if body:  # as one opaque item each, which takes half the time of rows of bytes
+        kept = np.ndarray(count, f"V{body}", frames, FRAME_HEADER_BYTES, (stride,))
+        np.ndarray(count, f"V{body}", out, batch.HEADER_BYTES, (wide,))[:] = kept
+    return out.data
 
 
-def _fill_headers(headers: Any, words: Any, origin_us: int) -> None:
-    """Canonical ones from those of frames; both are taken as numbers of eight bytes."""
+def _canonical_headers(words: Any, origin_us: int) -> Any:
+    """From those of frames; both are taken as numbers of eight bytes."""
     import numpy as np
 
-    headers[:] = 0
-    headers[:, 1:3] = words[:, 1:3]  # id
+    count = len(words)
+    headers = np.zeros((count, batch.HEADER_BYTES // 8), "<u8")
+    ids = np.ndarray(count, "V16", words, 8, (FRAME_HEADER_BYTES,))
+    np.ndarray(count, "V16", headers, 8, (batch.HEADER_BYTES,))[:] = ids
     headers[:, 5] = (words[:, 3] >> np.uint64(32)) + np.uint64(origin_us)
     headers[:, 6] = words[:, _LENGTHS_WORD]
+    return headers
 
 
 def _words(gathered: Any, count: int) -> Any:

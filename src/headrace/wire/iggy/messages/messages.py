@@ -181,12 +181,10 @@ class SentMessages(Body):
     def decode(cls, data: Buffer, dialect: Dialect = Dialect.B2) -> SentMessages:
         return cls(()) if not len(data) else cls.read(Reader(data, dialect))
 
-    def pieces(self, dialect: Dialect = Dialect.B2) -> list[Buffer]:
-        if dialect is Dialect.C and len(self.placed) == 1:  # written out: every SEND is answered so
-            one = self.placed[0]
-            return [_SENT.pack(1, one.stream_id, one.topic_id, one.partition, one.base_offset)]
-        encoded = self.encode(dialect)
-        return [encoded] if encoded else []
+
+def encode_sent(stream_id: int, topic_id: int, partition: int, base_offset: int) -> bytes:
+    """SentMessages of dialect C, all in one place, as every SEND is answered."""
+    return _SENT.pack(1, stream_id, topic_id, partition, base_offset)
 
 
 _Target: TypeAlias = tuple[Identifier, Identifier, Partitioning]
