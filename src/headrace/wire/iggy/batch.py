@@ -59,7 +59,7 @@ _NOTHING = bytes(HEADER_BYTES - NARROW_HEADER_BYTES)
 _EQUAL_COUNT_MAX = 4096
 """Messages of one size up to here have their index kept: at most 80 KiB of each, 64 of them."""
 
-_COPIED_BYTES_MAX = 2048
+COPIED_BYTES_MAX = 2048
 """Up to here hashing a copy of a message is faster than making a view of it."""
 _COPIED_AT_ONCE = 128 * 1024
 
@@ -510,7 +510,7 @@ def _fill_ids(ids: NDArray[Any], new_ids: Callable[[int], bytes]) -> None:
 
 def equal_bodies(area: bytearray | memoryview, stride: int) -> Iterator[Buffer]:
     """What the checksums of messages of one size cover."""
-    if stride <= _COPIED_BYTES_MAX:
+    if stride <= COPIED_BYTES_MAX:
         import numpy as np
 
         bodies = np.ndarray(len(area) // stride, f"V{stride - 8}", area, 8, (stride,))
