@@ -69,6 +69,14 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tail_cache_bytes: Annotated[
         int, Meta(ge=0, description="Recent batches kept in memory, over all ranges.")
     ] = 64 * MIB
+    page_cache_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="What was written last stays in the kernel's page cache, up to this; older"
+            " bytes are read from the disk. 0 = the kernel decides.",
+        ),
+    ] = 512 * MIB
     open_files_max: Annotated[
         int,
         Meta(

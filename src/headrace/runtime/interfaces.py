@@ -92,6 +92,9 @@ class File(Protocol):
         """Reserve space in a way that later writes there change nothing but bytes: a sync then has
         no metadata to wait for. What is read there, and the size, mean nothing until written."""
 
+    def drop_cached(self, offset: int, length: int) -> None:
+        """Nobody will read these bytes soon: those that are synced may leave the page cache."""
+
     def size(self) -> int: ...
 
     def close(self) -> None: ...

@@ -89,6 +89,8 @@ class SimulatedDisk:
         self.free = _FREE_BYTES  # what free_bytes answers while not full
         self.operations: list[tuple[str, str]] = []
         self.bytes_written = 0
+        self.dropped: list[tuple[str, int, int]] = []
+        """Path, offset and length of what was said to be read by nobody."""
         self._random = random
         self._on_operation = on_operation
         self._on_cut = on_cut
@@ -437,6 +439,10 @@ class SimulatedFile:
 
     def fill(self, offset: int, length: int) -> None:
         self.allocate(offset, length)
+
+    def drop_cached(self, offset: int, length: int) -> None:
+        self._check()
+        self._disk.dropped.append((self._path, offset, length))
 
     def size(self) -> int:
         self._check()

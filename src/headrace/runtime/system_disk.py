@@ -113,6 +113,12 @@ class SystemFile:
         for at in range(offset, offset + length, _FILL_BYTES):
             self.pwrite([memoryview(zeros)[: offset + length - at]], at)
 
+    def drop_cached(self, offset: int, length: int) -> None:
+        try:
+            os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            raise storage_error(error, self._path) from error
+
     def size(self) -> int:
         try:
             return os.fstat(self._descriptor).st_size

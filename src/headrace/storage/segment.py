@@ -63,6 +63,7 @@ class Segment:
     closed: bool = False  # takes no more batches
     removed: bool = False
     lap: int = -1  # of the journal, with the last group of batches; -1: that was synced directly
+    noted_position: int = -1  # up to here `WrittenPages` knows of what was written
     unnamed: bool = False  # the file was made by a journaled group: its name is not synced yet
     handle: Handle | None = None
     _indexed_bytes: int = -1

@@ -15,6 +15,7 @@ from headrace.storage.cache import TailCache
 from headrace.storage.committer import Committer
 from headrace.storage.files import FilePool
 from headrace.storage.journal import Journal
+from headrace.storage.pages import WrittenPages
 from headrace.storage.tasks import TaskSet
 from headrace.wire.sbp.messages import Durability
 
@@ -31,6 +32,7 @@ class Shared:
     journal: Journal
     pool: FilePool
     cache: TailCache
+    pages: WrittenPages
     tasks: TaskSet
     loop: asyncio.AbstractEventLoop
     active: ActiveRanges

@@ -41,6 +41,7 @@ from headrace.storage.model import (
     RangeState,
     range_folder,
 )
+from headrace.storage.pages import WrittenPages
 from headrace.storage.rangelog import RangeLog
 from headrace.storage.recovery import RecoveredRange
 from headrace.storage.shared import Shared
@@ -141,6 +142,7 @@ class LogStore:
             journal=journal,
             pool=pool,
             cache=TailCache(settings.tail_cache_bytes),
+            pages=WrittenPages(runtime.disk, control, pool, tasks, settings.page_cache_bytes),
             tasks=tasks,
             active=active,
             loop=asyncio.get_running_loop(),

@@ -314,6 +314,7 @@ class RangeWriter:
         )
         if write.sync:
             segment.synced_position = segment.position
+        self._shared.pages.note(segment, write.position)
         if not write.batches:
             return
         self.durable_offset = segment.end_offset

@@ -257,3 +257,15 @@ def test_many_files_may_be_open(disk: Disk, folder: str) -> None:
 
 def test_free_bytes_is_positive(disk: Disk, folder: str) -> None:
     assert disk.free_bytes(folder) > 0
+
+
+def test_bytes_that_leave_the_page_cache_are_still_there(disk: Disk, folder: str) -> None:
+    file = disk.open(f"{folder}/a", create=True)
+    file.pwrite([b"x" * 10_000], 0)
+    file.drop_cached(0, 10_000)  # not synced: advice has nothing to lose
+    file.sync_data()
+    file.drop_cached(0, 8_192)
+    assert file.pread(10_000, 0) == b"x" * 10_000
+    file.close()
+    with pytest.raises(StorageError):
+        file.drop_cached(0, 1)
