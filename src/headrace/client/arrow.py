@@ -74,12 +74,16 @@ def to_record_batch(
         "stream": lambda: _repeated(stream, pa.string(), count),
         "topic": lambda: _repeated(topic, pa.string(), count),
         "partition": lambda: _repeated(partition, pa.int32(), count),
-        "offset": lambda: pa.array(_int64(headers["offset"])),
+        "offset": lambda: _offsets(headers["offset"]),
         "timestamp": lambda: pa.array(_int64(headers["timestamp"])).view(_TIMESTAMP),
         "origin_timestamp": lambda: _origin(headers["origin_timestamp"]),
         "id": lambda: _ids(headers["id"]),
-        "key": lambda: to_binary(*keys(*bodies.blocks())),
-        "headers": lambda: _headers(*bodies.blocks()),
+        "key": lambda: (
+            to_binary(*keys(*bodies.blocks())) if bodies.have_blocks else _nulls(pa.binary(), count)
+        ),
+        "headers": lambda: (
+            _headers(*bodies.blocks()) if bodies.have_blocks else _nulls(_HEADERS, count)
+        ),
         "payload": lambda: _payload(bodies.payloads(), payload_format),
     }
     return pa.RecordBatch.from_arrays([makers[name]() for name in names], names=list(names))
@@ -89,6 +93,18 @@ def to_record_batch(
 def _repeated(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
     """The same for every batch of a partition, as long as they have one size."""
     return pa.repeat(pa.scalar(value, kind), count)
+
+
+@lru_cache(6)
+def _nulls(kind: pa.DataType, count: int) -> pa.Array:
+    return pa.nulls(count, kind)
+
+
+@lru_cache(6)
+def _equal_bounds(count: int, size: int) -> pa.Buffer:
+    """Where values of one size begin and end."""
+    bounds = np.arange(0, size * count + 1, size) if size else np.zeros(count + 1)
+    return pa.py_buffer(bounds.astype(np.int32))
 
 
 def payloads_of(area: memoryview, starts: Positions) -> pa.Array:
@@ -108,27 +124,29 @@ class _Bodies:
         self._area = np.frombuffer(area, np.uint8)
         self._starts = starts
         self._payload_lengths = headers["payload_length"]
-        self._has_blocks = bool(headers["headers_length"].any())
+        # Headers in their place are of messages that are alike: looking at all of them again would
+        # take as long as copying the payloads.
+        self._alike = len(headers) > 0 and headers.strides != (HEADER_BYTES,)
+        blocks = headers["headers_length"]
+        self.have_blocks = bool(blocks[0] if self._alike else blocks.any())
         self._parts: pa.Array | None = None
         self._blocks: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
 
     def payloads(self) -> pa.Array:
         count, lengths = len(self._starts), self._payload_lengths
-        if self._has_blocks or not count or (lengths != lengths[0]).any():
+        if self.have_blocks or not count or not (self._alike or (lengths == lengths[0]).all()):
             return self._every_third(1)
         size = int(lengths[0])
-        offsets = np.arange(0, size * count + 1, size) if size else np.zeros(count + 1, np.int64)
         rows = self._area.reshape(count, -1)[:, HEADER_BYTES:]
-        return to_binary(rows.ravel(), offsets)
+        return pa.Array.from_buffers(
+            pa.binary(), count, [None, _equal_bounds(count, size), pa.py_buffer(rows.ravel())]
+        )
 
     def blocks(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Their bytes, and where each begins and ends."""
         if self._blocks is None:
-            if self._has_blocks:
-                data, offsets = _buffers(self._every_third(2))
-                self._blocks = data[: offsets[-1]], offsets.astype(np.int64)
-            else:
-                self._blocks = np.empty(0, np.uint8), np.zeros(len(self._starts) + 1, np.int64)
+            data, offsets = _buffers(self._every_third(2))
+            self._blocks = data[: offsets[-1]], offsets.astype(np.int64)
         return self._blocks
 
     def _every_third(self, first: int) -> pa.Array:
@@ -146,9 +164,19 @@ def _int64(values: NDArray[np.uint64]) -> NDArray[np.int64]:
     return np.ascontiguousarray(values).view(np.int64)
 
 
+def _offsets(offsets: NDArray[np.uint64]) -> pa.Array:
+    """They rise by one in every log: where the ends say so, nothing between them is looked at."""
+    count = len(offsets)
+    if count and int(offsets[-1]) - int(offsets[0]) == count - 1:
+        return pa.array(np.arange(int(offsets[0]), int(offsets[0]) + count))
+    return pa.array(_int64(offsets))
+
+
 def _origin(timestamps: NDArray[np.uint64]) -> pa.Array:
     """A producer that does not tell its time sends 0."""
     values = _int64(timestamps)
+    if not values.any():
+        return _nulls(_TIMESTAMP, len(values))
     return pa.array(values, mask=values == 0).view(_TIMESTAMP)
 
 
@@ -169,9 +197,8 @@ def _ids(ids: NDArray[np.uint64]) -> pa.Array:
         groups = text.view(_GROUPS)[:, 0]
         for i in range(8):
             groups[f"group{i}"] = words[:, i]
-    offsets = np.arange(0, 36 * (len(ids) + 1), 36, dtype=np.int32)
     return pa.Array.from_buffers(
-        pa.string(), len(ids), [None, pa.py_buffer(offsets), pa.py_buffer(text)]
+        pa.string(), len(ids), [None, _equal_bounds(len(ids), 36), pa.py_buffer(text)]
     )
 
 

@@ -45,7 +45,7 @@ KAFKA_COLUMNS = (
     "timestampType",
     "headers",
 )
-PARTITION_BYTES = 128 << 20
+PARTITION_BYTES = 256 << 20
 
 _CONNECTION = (
     "address",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import uuid
 from datetime import UTC, datetime
 
@@ -198,6 +199,29 @@ def test_ids_are_uuids_whether_or_not_they_share_a_half(
     stamp(area, starts, base_offset=0, timestamp_us=1, new_ids=lambda _: given_ids)
     found = to_record_batch(area, starts, stream="s", topic="t", partition=0, names=("id",))
     assert found.column(0).to_pylist() == [str(uuid.UUID(int=number)) for number in numbers]
+
+
+@pytest.mark.parametrize("payloads", [[b"abc"] * 40, [b"x" * n for n in range(40)], [b""] * 40])
+@pytest.mark.parametrize("keys", [None, [b"key"] * 40, [None, b"key"] * 20])
+def test_columns_that_are_alike_in_all_messages_are_those_of_each(
+    payloads: list[bytes], keys: list[bytes | None] | None
+) -> None:
+    """One size or many, blocks in all, some or none, origins in some: the short cuts are exact."""
+    piece = bytearray(batch(payloads, 70, keys=keys))
+    found = read([bytes(piece)], 70, 110)
+    assert found.column("offset").to_pylist() == list(range(70, 110))
+    assert found.column("payload").to_pylist() == payloads
+    assert found.column("key").to_pylist() == (keys or [None] * 40)
+    assert found.column("headers").null_count == 40
+    assert found.column("origin_timestamp").null_count == 40
+    area, starts = next(unpack([memoryview(piece)], 70, 110))
+    changed = bytearray(area)
+    struct.pack_into("<Q", changed, int(starts[5]) + 40, TIME_US)  # its origin
+    struct.pack_into("<Q", changed, int(starts[39]) + 24, 500)  # its offset
+    again = to_record_batch(memoryview(changed), starts, stream="s", topic="t", partition=3)
+    assert again.column("offset").to_pylist() == [*range(70, 109), 500]
+    assert again.column("origin_timestamp").null_count == 39
+    assert again.column("origin_timestamp")[5].value == TIME_US
 
 
 def test_text_is_sent_as_its_bytes_and_read_as_text() -> None:

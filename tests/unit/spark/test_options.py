@@ -21,7 +21,7 @@ def test_defaults() -> None:
     assert options.local_reads
     assert not parse_source({**TOPIC, "localReads": "false"}, streaming=False).local_reads
     assert options.on_data_loss == "fail"
-    assert options.partition_bytes == 128 << 20
+    assert options.partition_bytes == 256 << 20
     assert options.consumer_group == ""
     assert not options.push_filters
     assert options.payload_format == "binary"
