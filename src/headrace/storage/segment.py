@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -150,6 +151,7 @@ class SegmentWrite:
     log: RangeWriter
     segment: Segment
     batches: list[Batch]
+    waiting: list[asyncio.Future[None]]  # for each of them
     pieces: list[Buffer]
     heads: list[Buffer]  # of the pieces: the mark and the batches' headers
     position: int

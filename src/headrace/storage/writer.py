@@ -86,6 +86,7 @@ class RangeWriter:
             self._start_copying()
         self._tail = RangeTail()
         self._pending: deque[Batch] = deque()
+        self._waiting: deque[asyncio.Future[None]] = deque()  # for each of the pending ones
         self._writing: SegmentWrite | None = None
         self._settled = asyncio.Event()  # no write is under way
         self._settled.set()
@@ -172,9 +173,10 @@ class RangeWriter:
         shared.admit(size)
         end = base_offset + record_count
         done: asyncio.Future[None] = shared.loop.create_future()
-        batch = Batch(header, body, base_offset, end, size, max_timestamp, done)
+        batch = Batch(header, body, base_offset, end, size, max_timestamp)
         self.next_offset = end
         self._pending.append(batch)
+        self._waiting.append(done)
         shared.cache.add(self._tail, batch)
         self._committer.submit(self)
         return done
@@ -203,7 +205,8 @@ class RangeWriter:
         self._shared.admit(size)
         done: asyncio.Future[None] = self._shared.loop.create_future()
         # Not into the cache: old batches must not push the tails out of memory.
-        self._pending.append(Batch(header, body, base_offset, end, size, max_timestamp, done))
+        self._pending.append(Batch(header, body, base_offset, end, size, max_timestamp))
+        self._waiting.append(done)
         self.next_offset = end
         self._committer.submit(self)
         return done
@@ -246,17 +249,19 @@ class RangeWriter:
         pieces: list[Buffer] = [encode_mark(mark, binding=segment.binding, position=position)]
         heads = pieces[:]
         batches: list[Batch] = []
+        waiting: list[asyncio.Future[None]] = []
         taken = 0
         pending = self._pending
         while pending and not (batches and (taken >= budget or self._must_roll(segment, taken))):
             batch = pending.popleft()
             batches.append(batch)
+            waiting.append(self._waiting.popleft())
             taken += batch.size
             heads.append(batch.header)
             pieces.append(batch.header)
             pieces.extend(batch.body)
         write = SegmentWrite(
-            self, segment, batches, pieces, heads,
+            self, segment, batches, waiting, pieces, heads,
             position=position, size=MARK_BYTES + taken, group=group, create=create,
             sync=self._syncs,
             file=self._shared.pool.pin(segment),
@@ -288,7 +293,7 @@ class RangeWriter:
         if write.error is not None:
             if write.create:
                 shared.pool.discard(segment)
-            self._fail(write.error, write.batches)
+            self._fail(write.error, write.waiting)
         else:
             self._acknowledge(write)
         if self._pending or self._mark_wanted:
@@ -318,9 +323,10 @@ class RangeWriter:
         if not write.batches:
             return
         self.durable_offset = segment.end_offset
-        for batch in write.batches:
-            if not batch.done.done():  # a caller that was cancelled left it behind
-                batch.done.set_result(None)
+        for batch, done in zip(write.batches, write.waiting, strict=True):
+            batch.on_stored()
+            if not done.done():  # a caller that was cancelled left it behind
+                done.set_result(None)
         self._advance()
         self._shared.active.note(self)
         if (
@@ -349,7 +355,7 @@ class RangeWriter:
             self.committed_offset = committed
             self._readers.wake(committed)
 
-    def _fail(self, error: HeadraceError, batches: Sequence[Batch]) -> None:
+    def _fail(self, error: HeadraceError, waiting: Sequence[asyncio.Future[None]]) -> None:
         """No offset may be skipped: what was queued behind the failed write cannot be stored."""
         log.error(
             "range failed", stream_id=self.key.stream_id, range_index=self.key.range_index,
@@ -357,9 +363,9 @@ class RangeWriter:
         )  # fmt: skip
         if self._status not in (Status.SEALED, Status.COPYING, Status.REMOVED):
             self._status = Status.FAILED
-        for batch in batches:
-            if not batch.done.done():
-                batch.done.set_exception(error)
+        for done in waiting:
+            if not done.done():
+                done.set_exception(error)
         # The copy is tried again from the same place, over whatever the failed one left there.
         self._drop_pending(error if self._status is Status.COPYING else None)
         self._shared.cache.forget(self._tail)
@@ -370,11 +376,12 @@ class RangeWriter:
         error = error or self._refusal()
         self._mark_wanted = False
         dropped = len(self._pending)
-        for batch in self._pending:
+        for batch, done in zip(self._pending, self._waiting, strict=True):
             self._shared.queued_bytes -= batch.size
-            if not batch.done.done():
-                batch.done.set_exception(error)
+            if not done.done():
+                done.set_exception(error)
         self._pending.clear()
+        self._waiting.clear()
         in_flight = self._writing.batches if self._writing is not None else ()
         self.next_offset = in_flight[-1].end if in_flight else self.durable_offset
         if dropped:
@@ -401,8 +408,7 @@ class RangeWriter:
         """Nothing of this range will be written any more."""
         if self._status is Status.COPYING:
             self._status = Status.FAILED
-        batches = self._writing.batches if self._writing is not None else ()
-        self._fail(error, batches)
+        self._fail(error, self._writing.waiting if self._writing is not None else ())
 
     async def close_mark(self) -> None:
         await self._shared.tasks.run(self._close_mark())

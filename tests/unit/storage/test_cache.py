@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import gc
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,18 +13,14 @@ LIMIT = 1000
 
 
 def batch(offset: int, records: int, size: int) -> Batch:
-    done: asyncio.Future[None] = asyncio.Future(loop=LOOP)
     content = bytes([offset % 256]) * size
-    return Batch(content[:5], [content[5:]], offset, offset + records, size, 0, done)
+    return Batch(bytearray(content[:5]), [content[5:]], offset, offset + records, size, 0)
 
 
 def contents(views: list[memoryview] | None) -> list[bytes]:
     assert views is not None
     return [bytes(view) for view in views]
 
-
-LOOP = asyncio.new_event_loop()
-LOOP.close()
 
 steps = st.lists(
     st.one_of(
@@ -78,3 +74,28 @@ def test_a_long_tail_forgets_its_front() -> None:
         bytes([at % 256]) * 10 for at in (4990, 4991)
     ]
     assert contents(tail.read(4995, stop=4996, max_bytes=1000)) == [bytes([4995 % 256]) * 10]
+
+
+def test_small_batches_that_are_stored_are_nothing_to_the_garbage_collector() -> None:
+    cache = TailCache(1 << 20)
+    tail = RangeTail()
+    cache.add(tail, batch(0, 1, 1024))  # the lists and the queue are there
+    before = len(gc.get_objects())
+    for offset in range(1, 500):
+        each = batch(offset, 1, 1024)
+        cache.add(tail, each)
+        each.on_stored()
+    assert len(gc.get_objects()) - before < 50
+    assert contents(tail.read(498, stop=500, max_bytes=2048)) == [
+        bytes([at % 256]) * 1024 for at in (498, 499)
+    ]
+
+
+def test_a_batch_is_read_as_it_was_whether_it_was_joined_or_not() -> None:
+    for size in (5, 16 * 1024, 16 * 1024 + 1):
+        stored, fresh = batch(7, 1, size), batch(7, 1, size)
+        stored.on_stored()
+        assert bool(stored.body) == (size > 16 * 1024)
+        for _ in range(2):
+            assert stored.view() == fresh.view() == bytes([7]) * size
+        assert stored.view().readonly
