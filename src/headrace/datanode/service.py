@@ -264,7 +264,7 @@ class DataNodeService:
         return channel
 
     def logs(self) -> list[RangeLog]:
-        return [log for s in self.state.streams() for log in self.state.ranges(s)]
+        return self.state.all_ranges()
 
     @property
     def address(self) -> str:

@@ -126,6 +126,9 @@ class NodeState(Generic[V]):
     def ranges(self, stream_id: int) -> list[V]:
         return list(self._streams.get(stream_id, ()))
 
+    def all_ranges(self) -> list[V]:
+        return [view for ranges in self._streams.values() for view in ranges]
+
     def range(self, key: RangeKey) -> V:
         view = self.find(key)
         if view is None:

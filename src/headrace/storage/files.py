@@ -7,6 +7,9 @@ used for a while is closed too: an idle range keeps none open.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import takewhile
+
 from headrace.runtime import File
 from headrace.storage.segment import Handle, Segment
 
@@ -66,15 +69,22 @@ class FilePool:
         self._segments.pop(segment, None)
         self._segments[segment] = self._round
 
-    def close_idle(self) -> None:
-        """Close what was not used since the call before the last one."""
+    def take_idle(self) -> list[Segment]:
+        """Ends a round: those not used since the call before the last one, for `close_idle`."""
         self._round += 1
-        for segment, last in list(self._segments.items()):
-            if last >= self._round - 1:
-                break
+        return [segment for segment, _ in takewhile(self._is_idle, self._segments.items())]
+
+    def close_idle(self, segments: Iterable[Segment]) -> None:
+        """Close those that are still idle."""
+        for segment in segments:
             handle = segment.handle
-            if handle is not None and handle.pins == 0:
+            if handle is None or handle.pins:
+                continue
+            if self._is_idle((segment, self._segments[segment])):
                 self._close(segment, handle)
+
+    def _is_idle(self, entry: tuple[Segment, int]) -> bool:
+        return entry[1] < self._round - 1
 
     def _shrink(self) -> None:
         for segment in list(self._segments):

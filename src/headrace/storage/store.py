@@ -54,6 +54,10 @@ _log = get_logger(__name__)
 _CONTROL_THREADS = 2
 _GROUP_FILES_MAX = 128  # the first of a group waits for the last
 _CLOSE_AT_ONCE = 16  # ranges whose files are finished at the same time during close
+# Thousands of ranges go quiet together, after a lap of the journal for example: whoever appends
+# meanwhile waits for a few of them and not for all.
+_KEEP_AT_ONCE = 16
+_KEEP_PAUSE_SECONDS = 0.005
 
 
 class LogStore:
@@ -413,9 +417,15 @@ class LogStore:
         while True:
             await active.wait()
             await self._runtime.clock.sleep(pause)
+            marks = 0
             for log in active.take_quiet():
-                if not (log.journaled or log.close_mark_nowait()):
+                if log.journaled:
+                    continue
+                if not log.close_mark_nowait():
                     await self._close_mark(log)
+                marks += 1
+                if marks % _KEEP_AT_ONCE == 0:
+                    await self._runtime.clock.sleep(_KEEP_PAUSE_SECONDS)
 
     async def _close_mark(self, log: RangeWriter) -> None:
         try:
@@ -426,7 +436,10 @@ class LogStore:
     async def _close_idle_files(self) -> None:
         while True:
             await self._runtime.clock.sleep(self._shared.settings.idle_file_ms / 2000)
-            self._shared.pool.close_idle()
+            idle = self._shared.pool.take_idle()
+            for at in range(0, len(idle), _KEEP_AT_ONCE):
+                self._shared.pool.close_idle(idle[at : at + _KEEP_AT_ONCE])
+                await self._runtime.clock.sleep(_KEEP_PAUSE_SECONDS)
             await self._shared.journal.settle_if_idle()
 
     def _on_worker_done(self, worker: asyncio.Task[None]) -> None:

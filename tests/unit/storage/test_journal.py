@@ -325,6 +325,38 @@ async def test_ranges_that_go_quiet_together_get_their_marks_in_one_group() -> N
     await store.close()
 
 
+async def test_an_append_never_waits_for_the_marks_of_all_that_went_quiet() -> None:
+    disk = simulated_disk()
+    clock = ManualClock()
+    settings = msgspec.structs.replace(
+        SETTINGS, idle_ms=900, idle_file_ms=10**6, journal_files_min=4
+    )
+    store = await LogStore.open(replace(runtime_on(disk), clock=clock), FOLDER, settings)
+    logs = [await store.create_range(RangeKey(at, 0), start_offset=0) for at in range(41)]
+    for log in logs:  # each synced directly
+        await append_to_all([log])
+    size = MARK_BYTES + 100
+
+    def marked() -> int:
+        return sum(disk.size(log_path(at)) == size + MARK_BYTES for at in range(40))
+
+    clock.advance(0.9)
+    await turns(100)
+    clock.advance(0.9)
+    await turns(100)
+    assert marked() == 16
+    await append_to_all([logs[40]])  # time stands still meanwhile
+    assert marked() == 16
+    for expected in (32, 40):
+        clock.advance(0.01)
+        await turns(100)
+        assert marked() == expected
+    await cut_power(disk, store)
+    store = await open_store(disk, settings)
+    assert [len(await read_all(log)) for log in logs_of(store, 41)] == [*[1] * 40, 2]
+    await store.close()
+
+
 async def test_a_journal_of_another_size_is_replayed_and_made_anew() -> None:
     disk, written = await journaled_store(3)
     settings = msgspec.structs.replace(SETTINGS, journal_bytes=8192 + 2 * 65536)

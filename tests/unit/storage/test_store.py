@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from tests.unit.storage.support import (
     FOLDER,
     KEY,
     SMALL,
+    ManualClock,
     append_many,
     append_one,
     cut_power,
@@ -36,7 +38,9 @@ from tests.unit.storage.support import (
     make_batch,
     open_store,
     read_all,
+    runtime_on,
     simulated_disk,
+    turns,
 )
 
 
@@ -319,17 +323,17 @@ async def test_the_end_of_a_seal_is_synced_before_it_is_persisted() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("turns", range(8))
+@pytest.mark.parametrize("waits", range(8))
 async def test_a_seal_keeps_what_was_acknowledged_and_refuses_the_rest(
-    level: Durability, turns: int
+    level: Durability, waits: int
 ) -> None:
     """However far the group commit has come: acknowledged below the end, refused from it on."""
     store = await open_store(simulated_disk())
     log = await store.create_range(KEY, start_offset=0, durability=level)
     appends = []
-    for turn in range(turns + 3):
+    for turn in range(waits + 3):
         appends += [append_one(log)[0] for _ in range(2)]
-        if turn < turns:
+        if turn < waits:
             await asyncio.sleep(0)
     end = await log.seal()
     outcomes = await asyncio.gather(*appends, return_exceptions=True)
@@ -552,4 +556,26 @@ async def test_idle_ranges_keep_no_file_open() -> None:
     assert len(await logs[3].read(0, 1000)) == 1
     await append_one(logs[4])[0]
     assert len(await logs[4].read(0, 1000)) == 2
+    await store.close()
+
+
+async def test_a_file_that_is_used_again_while_idle_ones_are_closed_stays_open() -> None:
+    clock = ManualClock()
+    settings = StorageSettings(
+        tail_cache_bytes=0, idle_ms=10**6, idle_file_ms=100, journal_files_min=0, min_free_bytes=0
+    )
+    runtime = replace(runtime_on(simulated_disk()), clock=clock)
+    store = await LogStore.open(runtime, FOLDER, settings)
+    logs = [await store.create_range(RangeKey(1, at), start_offset=0) for at in range(40)]
+    for log in logs:
+        await append_one(log)[0]
+    for _ in range(2):
+        clock.advance(0.05)
+        await turns(20)
+    assert store.statistics()["open_files"] == 40 - 16, "the rest waits for its turn"
+    await append_one(logs[39])[0]
+    for _ in range(2):
+        clock.advance(0.005)
+        await turns(20)
+    assert store.statistics()["open_files"] == 1
     await store.close()
