@@ -186,6 +186,10 @@ async def finish(log: RangeLog, model: Model, end: int) -> None:
         assert model.final not in (None, end), "the end was refused without reason"
         model.finishing = before
         return
+    except InvalidArgumentError:  # what was just being written turned out to be committed
+        assert end < log.committed_offset <= model.committed
+        model.finishing, model.sealing = before, True
+        return
     assert model.final in (None, end), "a final end was changed"
     model.final = end
     model.promise(min(end, log.durable_offset))
