@@ -36,6 +36,7 @@ from headrace.spark.filters import FOREVER, Bounds, bounds_of
 from headrace.spark.formats.options import RAW_FORMATS
 from headrace.spark.options import SourceOptions, parse_source
 from headrace.spark.server import connect
+from headrace.spark.settled import settle
 from headrace.spark.splits import Span, plan
 
 if TYPE_CHECKING:
@@ -260,6 +261,7 @@ def _read(
         )
     )
     yield from record_batches(options, schema, partition.span, runs)
+    settle()
 
 
 def record_batches(
