@@ -69,7 +69,7 @@ def stamped(messages: list[Message], base_offset: int = 1000) -> list[Message]:
 def of(count: int, kind: str) -> list[Message]:
     kinds: dict[str, Callable[[int], int]] = {
         "equal": lambda n: 100,
-        "equal large": lambda n: 2000,
+        "equal large": lambda n: 2001,
         "mixed": lambda n: n * 7 % 90,
         "mixed large": lambda n: 500 + n * 13 % 900,
         "empty": lambda n: 0,
@@ -100,6 +100,33 @@ def test_a_producers_batch(count: int, kind: str) -> None:
     assert starts.tolist() == batch.walk(area)
     assert not area.readonly
     assert bytes(vsr_batch.encode_produced(area, starts)) == data
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_producers_batch_in_the_memory_it_came_in(count: int, kind: str) -> None:
+    messages = of(count, kind)
+    data = by_hand(messages)
+    memory = memoryview(bytearray(data) + bytes(16 * count) + b"not ours")
+    area, starts = vsr_batch.decode_batch(memory[: len(data)], count, memory[: -len(b"not ours")])
+    assert decode_messages(area) == messages
+    assert starts.tolist() == batch.walk(area)
+    assert bytes(memory[-len(b"not ours") :]) == b"not ours"
+    moved = count > batch.FEW and kind == "equal"
+    assert (area.obj is memory.obj) == moved
+    tight = memoryview(bytearray(data) + bytes(16 * count - 1))
+    area, _ = vsr_batch.decode_batch(tight[: len(data)], count, tight)
+    assert area.obj is not tight.obj
+    assert bytes(tight[: len(data)]) == data
+
+
+def test_damage_is_found_in_the_memory_it_came_in() -> None:
+    data = by_hand(of(4200, "equal"))
+    for at in (40, 256, 264, 300, 256 + 148 * 2000 + 100, len(data) - 1):
+        memory = memoryview(bytearray(data) + bytes(16 * 4200))
+        memory[at] ^= 1
+        with pytest.raises(DecodeError):
+            vsr_batch.decode_batch(memory[: len(data)], 4200, memory)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,16 +17,18 @@ from headrace.wire.iggy.frames import (
     RequestFrame,
     TooLarge,
 )
+from headrace.wire.iggy.vsr_batch import growth_of_send, memory
 
 _LENGTH_BYTES = 4
+_FIRST_BYTES = 1024  # of a SEND, in which it says where its messages go and how many there are
 _SIZE_END = 52  # a header's first bytes up to here state the size of its frame
 
 
 class FramePool:
     """Memory of large frames that were read, for the next ones.
 
-    A SEND of dialect C is converted into memory of its own, so that of its frame is free as soon as
-    it is answered; taking it from the system anew costs as much as converting it.
+    Most SENDs of dialect C are converted into memory of their own, so that of their frames is free
+    as soon as they are answered; taking it from the system anew costs as much as converting them.
     """
 
     def __init__(self, bytes_max: int = 32 * 1024 * 1024) -> None:
@@ -63,6 +65,7 @@ class VsrRequestDecoder:
         self._pool = FramePool() if pool is None else pool
         self._pending = bytearray()
         self._lent: bytearray | None = None
+        self._growing: memoryview | None = None  # in the place of what is pending
         self._ended = False
         self.set_limits(FRAME_BYTES_MAX, SEND_FRAME_BYTES_MAX)
 
@@ -72,7 +75,7 @@ class VsrRequestDecoder:
 
     @property
     def buffered_bytes(self) -> int:
-        return len(self._pending)
+        return len(self._pending) if self._growing is None else len(self._growing)
 
     def room(self, least: int, most: int) -> memoryview | None:
         have = len(self._pending)
@@ -84,18 +87,34 @@ class VsrRequestDecoder:
         if self._lent is not None:
             self._pool.give(self._lent)
             self._lent = None
+        if self._pending[vsr.OPERATION_AT] == vsr.SEND:
+            first = self._pending[vsr.HEADER_BYTES : vsr.HEADER_BYTES + _FIRST_BYTES]
+            growth = growth_of_send(first, total - vsr.HEADER_BYTES)
+            if growth:
+                self._growing = memory(total + growth)
+                self._growing[:have] = self._pending
+                return self._growing[have:total]
         frame = self._pool.take(total)
         frame[:have] = self._pending
         self._pending = frame
         return memoryview(frame)[have:total]
 
     def complete(self) -> RequestEvent:
+        if self._growing is not None:
+            return self._take_growing(self._growing)
         frame, self._pending = self._pending, bytearray()
         whole = memoryview(frame)[: vsr.frame_bytes(frame)]
         head, code = vsr.decode_request(whole)
         if head.operation == vsr.SEND:
             self._lent = frame
         return RequestFrame(code, whole[vsr.HEADER_BYTES :], head)
+
+    def _take_growing(self, frame: memoryview) -> RequestFrame:
+        self._pending, self._growing = bytearray(), None
+        total = vsr.frame_bytes(frame)
+        head, code = vsr.decode_request(frame[:total])
+        head = head._replace(room=frame[vsr.HEADER_BYTES :])
+        return RequestFrame(code, frame[vsr.HEADER_BYTES : total], head)
 
     def feed(self, data: Buffer) -> list[RequestEvent]:
         whole = not self._pending and len(data) >= vsr.HEADER_BYTES and not self._ended

@@ -70,7 +70,7 @@ RESULTS = frozenset(OPERATIONS) - {LOGOUT, SEND, _DELETE_SEGMENTS} | {REGISTER}
 _SIZE = struct.Struct("<I")
 _SIZE_AT = 48
 _COMMAND_AT = 60
-_OPERATION_AT = 176
+OPERATION_AT = 176
 _ZEROS = bytes(_SIZE_AT)
 _NOBODY = bytes(16)
 _REQUEST = struct.Struct("<48sI8xB67x16s16s8xQB7xQ4xI56x")
@@ -92,6 +92,8 @@ class Head(NamedTuple):
     checksum: bytes = _NOBODY
     fault: str = ""
     """Why this header is refused; the frame it starts is sound all the same."""
+    room: memoryview | None = None
+    """The body, and behind it room for what the messages in it grow by; to be written over."""
 
 
 class Eviction(IntEnum):
@@ -156,7 +158,7 @@ def frame_bytes(header: Buffer) -> int:
 
 
 def is_read(header: Buffer) -> bool:
-    return header[_OPERATION_AT] == READ
+    return header[OPERATION_AT] == READ
 
 
 def decode_request(frame: Buffer) -> tuple[Head, int]:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from headrace.wire.iggy import batch
@@ -77,8 +77,14 @@ def _frame_dtype() -> np.dtype[np.void]:
 # --- from a SEND ----------------------------------------------------------------------------------
 
 
-def decode_batch(data: memoryview, count: int) -> tuple[memoryview, Positions]:
-    """The messages of a producer's batch in canonical form, in a buffer of their own, checked."""
+def decode_batch(
+    data: memoryview, count: int, room: memoryview | None = None
+) -> tuple[memoryview, Positions]:
+    """The messages of a producer's batch in canonical form, checked.
+
+    In a buffer of their own; or, where `room` is given (`data` itself, and more behind it), in that
+    one, if the messages are such that this is faster. Then the batch is gone, refused or not.
+    """
     if count == 1 and (one := _decode_one(data)) is not None:
         return one, batch.only_start()
     if len(data) < BATCH_HEADER_BYTES:
@@ -94,8 +100,10 @@ def decode_batch(data: memoryview, count: int) -> tuple[memoryview, Positions]:
         raise DecodeError(Status.INVALID_MESSAGES_COUNT)
     frames = data[BATCH_HEADER_BYTES:]
     covered = _COVERED.pack(*fields, length, count)
-    convert = _decode_few if count <= batch.FEW else _decode_many
-    return convert(frames, count, fields[3], covered, checksum)
+    if count <= batch.FEW:
+        return _decode_few(frames, count, fields[3], covered, checksum)
+    beyond = None if room is None else room[BATCH_HEADER_BYTES:]
+    return _decode_many(frames, count, fields[3], covered, checksum, beyond)
 
 
 _CHECKSUM_END = 48
@@ -112,6 +120,24 @@ def identity_of_send(payload: Buffer) -> bytes:
     if length > _METADATA_BYTES_MAX:
         return b""
     return bytes(payload[: _METADATA.size + length + _CHECKSUM_END])
+
+
+IN_PLACE_BYTES_MIN = 512 * 1024
+"""A shorter SEND stays near the processor, together with a copy of it."""
+
+
+def growth_of_send(payload: Buffer, length: int) -> int:
+    """By how many bytes a SEND of that length grows when its messages become canonical ones, told
+    by its beginning, which is not checked; 0 where that cannot be, or a copy is faster."""
+    if length < IN_PLACE_BYTES_MIN or len(payload) < _METADATA.size:
+        return 0
+    (metadata,) = _METADATA.unpack_from(payload)
+    if not _METADATA.size <= metadata <= _METADATA_BYTES_MAX or len(payload) < 4 + metadata:
+        return 0
+    (count,) = _METADATA.unpack_from(payload, metadata)  # its last four bytes
+    if count <= batch.FEW or count * FRAME_HEADER_BYTES > length:
+        return 0
+    return int(count) * (batch.HEADER_BYTES - FRAME_HEADER_BYTES)
 
 
 _ONE = struct.Struct("<24xQQQI204sQ16s4xIIIQ")  # a batch's header and that of its first frame
@@ -189,7 +215,12 @@ def _check_frame(headers_length: int, payload_length: int, reserved: object) -> 
 
 
 def _decode_many(
-    frames: memoryview, count: int, origin_us: int, covered: bytes, checksum: int
+    frames: memoryview,
+    count: int,
+    origin_us: int,
+    covered: bytes,
+    checksum: int,
+    room: memoryview | None,
 ) -> tuple[memoryview, Positions]:
     """Frames of one size, the usual case in bulk, are not walked."""
     import numpy as np
@@ -203,7 +234,7 @@ def _decode_many(
         lengths = words[:, _LENGTHS_WORD]
         if (lengths == lengths[0]).all():
             _check_frame(first[0], first[1], words[:, -1].any())
-            area, digests = _widen_equal(frames, stride, words, origin_us)
+            area, digests = _widen_equal(frames, stride, words, origin_us, room)
             _check_sums(digests, words[:, 0], covered, checksum)
             return area, batch.equal_starts(count, len(area) // count)
     starts = _walk(frames, count)
@@ -242,30 +273,62 @@ with messages of 1000 bytes."""
 
 
 def _widen_equal(
-    frames: memoryview, stride: int, words: Any, origin_us: int
+    frames: memoryview, stride: int, words: Any, origin_us: int, room: memoryview | None
 ) -> tuple[memoryview, list[bytes]]:
     """The messages of frames of one size, and the digests of what the frames' checksums cover."""
     import numpy as np
 
     count, body = len(words), stride - FRAME_HEADER_BYTES
     wide = batch.HEADER_BYTES + body
-    out = np.empty(count * wide, np.uint8)
     headers = _canonical_headers(words, origin_us)
-    np.ndarray(count, "V64", out, 0, (wide,))[:] = np.ndarray(count, "V64", headers)
-    if not body or stride > batch.COPIED_BYTES_MAX:
+    if body and stride <= batch.COPIED_BYTES_MAX:
+        fits = room is not None and len(room) >= count * wide
+        out = room[: count * wide] if room is not None and fits else memory(count * wide)
+        digests = _widen_small(frames, stride, out, in_place=fits)
+    else:
+        out = memory(count * wide)
+        digests = list(map(_digest(), batch.equal_bodies(frames, stride)))
         if body:
             _column(out, wide, batch.HEADER_BYTES)[:] = _column(frames, stride, FRAME_HEADER_BYTES)
-        return out.data, list(map(_digest(), batch.equal_bodies(frames, stride)))
+    np.ndarray(count, "V64", out, 0, (wide,))[:] = np.ndarray(count, "V64", headers)
+    return out, digests
+
+
+def memory(length: int) -> memoryview:
+    """What is in it is anybody's."""
+    import numpy as np
+
+    return np.empty(length, np.uint8).data
+
+
+def _widen_small(
+    frames: memoryview, stride: int, out: memoryview, *, in_place: bool
+) -> list[bytes]:
+    """Put the bodies of frames where those of messages stand in `out`; returns the digests.
+
+    `in_place`: both begin at the same byte. From the last to the first, so that no body lands on a
+    frame that is still to be read; those that are moved together are copied before. Less memory is
+    touched than by a copy, and memory that nobody used lately is what costs most.
+    """
+    import numpy as np
+
+    count, wide = len(frames) // stride, stride + batch.HEADER_BYTES - FRAME_HEADER_BYTES
+    body, skip = stride - FRAME_HEADER_BYTES, FRAME_HEADER_BYTES - 8
     covered = _column(frames, stride, 8)
     # As one opaque item each, which takes half the time of rows of bytes.
     bodies = _column(frames, stride, FRAME_HEADER_BYTES)
     places = _column(out, wide, batch.HEADER_BYTES)
-    digests: list[bytes] = []
     several = max(1, _AT_ONCE_BYTES // stride)
-    for at in range(0, count, several):
-        digests += map(_digest(), covered[at : at + several].tolist())
-        places[at : at + several] = bodies[at : at + several]
-    return out.data, digests
+    parts: list[list[bytes]] = []
+    for end in range(count, 0, -several):
+        begin = max(0, end - several)
+        part, moved = covered[begin:end], bodies[begin:end]
+        if in_place:
+            part = part.copy()
+            moved = np.ndarray(end - begin, f"V{body}", part, skip, (stride - 8,))
+        parts.append(list(map(_digest(), part.tolist())))
+        places[begin:end] = moved
+    return list(chain.from_iterable(reversed(parts)))
 
 
 def _column(area: Any, stride: int, at: int) -> Records:
