@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from headrace.client import local_reads
 from headrace.client.arrow import payloads_of, to_area
+from headrace.client.fetched import Want
 from headrace.client.sbp import SbpClient
 from headrace.client.tickets import Access, TicketReader
 from headrace.config.datanode import DataNodeSettings
@@ -29,9 +30,13 @@ from headrace.errors import (
     StorageError,
     UnauthorizedError,
 )
+from headrace.net.addresses import parse_address
 from headrace.net.credentials import make_ticket
+from headrace.net.sbp_channel import TcpChannel
 from headrace.runtime.system import system_runtime
 from headrace.runtime.system_disk import SystemDisk, SystemFile
+from headrace.wire.sbp import messages as m
+from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import RECORDS_IGGY, encode_header
 from tests.log_cluster import SECRET, Cluster, batch, bodies
 
@@ -229,6 +234,53 @@ async def test_a_ticket_counts_as_ever(cluster: Cluster) -> None:
                 stream_id, 0, max_bytes=RUN_BYTES, local=True
             )
     assert located(cluster) == 1
+
+
+async def ask(cluster: Cluster, credential: bytes, info: m.FetchInfo) -> m.FetchResult:
+    """The data node itself, without the placement manager, which refuses a wrong ticket before."""
+    host, port = parse_address(cluster.live(0).address)
+    channel = await TcpChannel.connect(
+        RUNTIME, host, port, client_id="t", role=m.ClientRole.CUSTOMER, credential=credential
+    )
+    reply = await channel.call(Code.FETCH, m.FetchRequest(fetch_requests=(info,)))
+    await channel.close()
+    assert isinstance(reply.message, m.FetchResponse)
+    (result,) = reply.message.fetch_responses
+    return result
+
+
+async def test_a_stretch_is_told_to_who_may_read_and_asks_for_it(cluster: Cluster) -> None:
+    owner = cluster.client()
+    stream_id = (await owner.create_stream(replica_nums=1)).stream_id
+    rows = await fill(owner, stream_id, 6)
+    now_ms = RUNTIME.clock.now_ms()
+    ticket = make_ticket(SECRET, [stream_id], now_ms + 60_000)
+    wrong = make_ticket(SECRET, [stream_id + 1], now_ms + 60_000)
+    info = m.FetchInfo(
+        stream_id=stream_id, batch_max_bytes=RUN_BYTES, machine=RUNTIME.disk.machine()
+    )
+    refused = await ask(cluster, wrong, info)
+    assert refused.status is not None
+    assert refused.status.code == 1403
+    assert refused.stretch is None
+    for other in (replace(info, machine=""), replace(info, machine="another")):
+        sent = await ask(cluster, ticket, other)
+        assert sent.stretch is None
+        assert sent.batch_length > 700_000
+    by_time = await ask(cluster, ticket, replace(info, start_timestamp=0))
+    assert by_time.stretch is None
+    found = await ask(cluster, ticket, info)
+    assert found.batch_length == 0
+    stretch = found.stretch
+    assert stretch is not None
+    assert (stretch.start_offset, stretch.stop_offset) == (0, 6)
+    # Of a range that ends below it, as a replica may not know yet, only what is part of it is read.
+    reads = local_reads.LocalReads(RUNTIME)
+    ended = m.Range(stream_id=stream_id, range_index=0, end_offset=2)
+    fetched = await reads.begin("node", ended, stretch, Want(stream_id, 0, 8 << 20, True))
+    assert fetched is not None
+    assert (bodies(fetched.pieces), fetched.next_offset) == (rows[:2], 2)
+    await reads.close()
 
 
 async def test_messages_of_a_ticket_reader(cluster: Cluster) -> None:
