@@ -25,7 +25,7 @@ from headrace.wire.iggy.frames import RequestFrame
 from headrace.wire.iggy.messages import streams, topics
 from headrace.wire.iggy.messages.messages import Message, SendMessages, encode_send
 from headrace.wire.iggy.messages.topics import Compression, CreateTopic
-from headrace.wire.iggy.primitives import Partitioning, PartitioningKind
+from headrace.wire.iggy.primitives import Partitioning, PartitioningKind, Strategy
 from headrace.wire.iggy.request_stream import RequestStream
 from headrace.wire.iggy.vsr_client import Conversation
 from tests.integration.broker_stack import Stack
@@ -173,6 +173,38 @@ async def test_every_answer_lost_once_and_everything_applied_once(stack: Stack) 
     ]
     assert stack.broker.statistics()["repeated_requests"] == 23
     await client.close()
+
+
+async def test_long_sends_are_stored_as_they_were_sent(stack: Stack) -> None:
+    """They are converted in the memory they are received in, of which the log keeps a part."""
+    client = await connect(stack, stack.port, Conversation(b"l" * 16))
+    await client.call(c.CREATE_STREAM, streams.CreateStream("s"))
+    topic = CreateTopic("s", 1, Compression.NONE, 0, 0, 0, "t")
+    await client.call(c.CREATE_TOPIC, topic)
+    sent: list[bytes] = []
+    for batch in range(4):
+        size = 1000 + (batch == 2)  # of one size, but for one batch
+        payloads = [
+            bytes([batch, n % 251]) * (size // 2 + (n % 2) * (batch == 2)) for n in range(900)
+        ]
+        messages = [Message(p, id=1 + len(sent) + n) for n, p in enumerate(payloads)]
+        request = encode_send("s", "t", FIRST, messages)
+        placed = (await client.call(c.SEND_MESSAGES, request)).placed
+        assert [one.base_offset for one in placed] == [len(sent)]
+        sent += payloads
+    classic = await stack.connect()
+    for reader in (client, classic):
+        found: list[Message] = []
+        while len(found) < len(sent):
+            answer = await reader.poll(
+                "s", "t", partition=0, strategy=Strategy.offset(len(found)), count=1000
+            )
+            found += answer.messages()
+        assert [m.payload for m in found] == sent
+        assert [m.id for m in found] == list(range(1, 1 + len(sent)))
+        assert [m.offset for m in found] == list(range(len(sent)))
+    await client.close()
+    await classic.close()
 
 
 @pytest.mark.parametrize("stop", ["clean", "unclean"])
