@@ -20,8 +20,8 @@ class ActiveRanges:
     """Ranges with appends since their last closing mark. Used from the event loop alone."""
 
     def __init__(self, settings: StorageSettings) -> None:
-        # A `written` range is synced for its mark, and its index file as well: thousands of them,
-        # with an append now and then, would keep the disk busy with nothing else.
+        # A `written` range is synced for its mark: thousands of them, with an append now and then,
+        # would keep the disk busy with nothing else.
         self._rounds = {
             Durability.SYNCED: 1,
             Durability.WRITTEN: max(1, -(-settings.idle_file_ms // settings.idle_ms)),

@@ -96,7 +96,7 @@ class Committer:
             if budget <= 0 or len(writes) >= self._group_files_max:
                 break
             del self._ready[log]
-            write = log.take_write(group, budget)
+            write = log.take_write(self, group, budget)
             if write is not None:
                 writes.append(write)
                 budget -= write.size

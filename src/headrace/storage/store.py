@@ -417,15 +417,14 @@ class LogStore:
         while True:
             await active.wait()
             await self._runtime.clock.sleep(pause)
-            marks = 0
-            for log in active.take_quiet():
-                if log.journaled:
-                    continue
-                if not log.close_mark_nowait():
-                    await self._close_mark(log)
-                marks += 1
-                if marks % _KEEP_AT_ONCE == 0:
+            quiet = [log for log in active.take_quiet() if not log.journaled]
+            for at in range(0, len(quiet), _KEEP_AT_ONCE):
+                if at:
                     await self._runtime.clock.sleep(_KEEP_PAUSE_SECONDS)
+                some = quiet[at : at + _KEEP_AT_ONCE]
+                slow = [log for log in some if not log.close_mark_nowait()]
+                # Together: syncs at the same time share what the file system does for them.
+                await asyncio.gather(*map(self._close_mark, slow))
 
     async def _close_mark(self, log: RangeWriter) -> None:
         try:

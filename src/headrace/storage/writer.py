@@ -31,6 +31,7 @@ from headrace.errors import (
 from headrace.observability.logging import get_logger
 from headrace.runtime import Buffer
 from headrace.storage.cache import Batch, RangeTail
+from headrace.storage.committer import Committer
 from headrace.storage.marks import MARK_BYTES, Mark, binding_of, encode_mark
 from headrace.storage.recovery import RecoveredRange
 from headrace.storage.segment import Segment, SegmentWrite
@@ -211,8 +212,11 @@ class RangeWriter:
         self._committer.submit(self)
         return done
 
-    def take_write(self, group: int, budget: int) -> SegmentWrite | None:
+    def take_write(self, committer: Committer, group: int, budget: int) -> SegmentWrite | None:
         """The next write of this range, for the committer; None when it has to wait.
+
+        A mark of a `written` range goes to the other level's committer. An append that came
+        meanwhile makes it needless, and is left to the range's own.
 
         A group never spans two segments: the old file is synced before the new one is created, so
         a segment that has a successor is known to be synced whole.
@@ -222,6 +226,13 @@ class RangeWriter:
         if self._writing is not None:  # by the other level's committer; `on_written` comes back
             return None
         segment = self._active()
+        if self._pending:
+            if committer is not self._committer:
+                self._mark_wanted = False
+                return None
+        elif segment is None or segment.synced_position < segment.position:
+            self._mark_wanted = False  # it would tell of bytes that nobody has synced
+            return None
         if segment is not None and self._pending and self._must_roll(segment, 0):
             if segment.synced_position < segment.position:
                 self._rolling = True
@@ -232,8 +243,6 @@ class RangeWriter:
             segment = None
         create = segment is None
         if segment is None:
-            if not self._pending:
-                return None
             segment = self._new_segment(self._pending[0].offset)
         self._mark_wanted = False
         write = self._build_write(segment, group, budget, create=create)
@@ -263,7 +272,7 @@ class RangeWriter:
         write = SegmentWrite(
             self, segment, batches, waiting, pieces, heads,
             position=position, size=MARK_BYTES + taken, group=group, create=create,
-            sync=self._syncs,
+            sync=self._syncs or not batches,
             file=self._shared.pool.pin(segment),
         )  # fmt: skip
         self._plan_allocation(write)
@@ -296,8 +305,10 @@ class RangeWriter:
             self._fail(write.error, write.waiting)
         else:
             self._acknowledge(write)
-        if self._pending or self._mark_wanted:
+        if self._pending:
             self._committer.submit(self)
+        elif self._mark_wanted:
+            self._want_mark()
         self._settled.set()
 
     def abandon(self, write: SegmentWrite) -> None:
@@ -422,9 +433,9 @@ class RangeWriter:
             if active.synced_position < active.position:
                 await self._sync_or_fail(active)
             grown = active.position - active.saved_position
-            if not self._syncs or grown >= self._settings.idle_checkpoint_bytes:
+            if grown >= self._settings.idle_checkpoint_bytes:
                 await self._io.save_index(active)
-            elif self._status in _WRITABLE:  # a mark is durable only where groups are synced
+            elif self._status in _WRITABLE:
                 self._want_mark()
 
     def close_mark_nowait(self) -> bool:
@@ -436,14 +447,18 @@ class RangeWriter:
         if active is None or self._control.locked() or self._status not in _WRITABLE:
             return False
         grown = active.position - active.saved_position
-        if not self._syncs or grown >= self._settings.idle_checkpoint_bytes:
+        if (
+            active.synced_position < active.position
+            or grown >= self._settings.idle_checkpoint_bytes
+        ):
             return False
         self._want_mark()
         return True
 
     def _want_mark(self) -> None:
+        """A mark is synced whatever the range's level: what it tells has to be there with it."""
         self._mark_wanted = True
-        self._committer.submit(self)
+        self._shared.committers[Durability.SYNCED].submit(self)
 
     def refuse_appends(self) -> None:
         """The store closes; what is queued is still written."""

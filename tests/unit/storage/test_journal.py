@@ -357,6 +357,57 @@ async def test_an_append_never_waits_for_the_marks_of_all_that_went_quiet() -> N
     await store.close()
 
 
+async def test_written_ranges_that_went_quiet_are_synced_and_marked_in_one_group() -> None:
+    disk = simulated_disk()
+    clock = ManualClock()
+    settings = msgspec.structs.replace(SETTINGS, idle_ms=900, idle_file_ms=1800)
+    store = await LogStore.open(replace(runtime_on(disk), clock=clock), FOLDER, settings)
+    logs = [
+        await store.create_range(RangeKey(at, 0), start_offset=0, durability=level)
+        for at, level in enumerate([Durability.SYNCED] * 3 + [Durability.WRITTEN] * 4)
+    ]
+    await append_to_all(logs[:3])  # makes the journal
+    await turns(20)
+    await append_to_all(logs)
+    paths = [log_path(at) for at in range(3, 7)]
+    size = MARK_BYTES + 100
+    seen = len(disk.operations)
+    for _ in range(4):
+        clock.advance(0.9)
+        await turns(100)
+        if disk.size(paths[0]) > size:
+            break
+    assert [disk.size(path) for path in paths] == [size + MARK_BYTES] * 4
+    operations = [(name, path) for name, path in disk.operations[seen:] if path in paths]
+    assert sorted(operations) == sorted(
+        (name, path) for name in ("sync", "write") for path in paths
+    )
+    for path in paths:
+        assert operations.index(("sync", path)) < operations.index(("write", path))
+    await append_to_all(logs[3:5])  # may be lost, and is no damage then
+    await cut_power(disk, store)
+    store = await open_store(disk, settings)
+    assert store.statistics()["corrupt_spans"] == 0
+    assert [len(await read_all(log)) >= 1 for log in logs_of(store, 7)] == [True] * 7
+    assert len(await read_all(store.range(RangeKey(6, 0)))) == 1
+    await store.close()
+
+
+async def test_no_mark_tells_of_an_append_that_came_after_the_sync() -> None:
+    disk = simulated_disk()
+    store, _ = await open_ranges(disk, 3)
+    key = RangeKey(9, 0)
+    log = await store.create_range(key, start_offset=0, durability=Durability.WRITTEN)
+    await append_to_all([log])
+    log._want_mark()  # as one that an append overtook: of these bytes nothing is synced
+    await turns(50)
+    assert disk.size(log_path(9)) == MARK_BYTES + 100
+    await cut_power(disk, store)
+    store = await open_store(disk, SETTINGS)
+    assert store.statistics()["corrupt_spans"] == 0
+    await store.close()
+
+
 async def test_a_journal_of_another_size_is_replayed_and_made_anew() -> None:
     disk, written = await journaled_store(3)
     settings = msgspec.structs.replace(SETTINGS, journal_bytes=8192 + 2 * 65536)
