@@ -223,6 +223,7 @@ def _conclude(disk: Disk, found: RecoveredRange) -> None:
         # A `written` range lost its tail after it was trimmed there: the log goes on at the start.
         _remove(disk, found.folder, [segment.base for segment in segments])
         segments.clear()
+        found.unsynced = ""  # nobody relies on what is gone
     found.next_offset = segments[-1].end_offset if segments else metadata.start
     if metadata.sealed and found.next_offset >= metadata.end:
         _complete(disk, found)

@@ -510,3 +510,23 @@ def test_a_mark_that_does_not_continue_the_file_is_none() -> None:
         ).run()
         assert scan.checkpoint.end.offset == (2 if valid else 1)
         assert scan.torn_bytes == (0 if valid else MARK_BYTES + 100)
+
+
+async def test_a_tail_lost_below_a_trim_leaves_no_file_to_sync() -> None:
+    """A `written` range that was trimmed to its end: what a power cut leaves below is dropped."""
+    dropped = 0
+    for seed in range(12):
+        disk = simulated_disk(seed)
+        store = await open_store(disk)
+        log = await store.create_range(KEY, start_offset=0, durability=Durability.WRITTEN)
+        await append_many(log, 12, size=120)
+        await log.trim(12)
+        await cut_power(disk, store)
+        store = await open_store(disk)
+        log = store.range(KEY)
+        assert log.start_offset == log.next_offset == 12
+        dropped += not any(path.endswith(".log") for path in disk.files())
+        await append_many(log, 1)
+        assert len(await read_all(log)) == 1
+        await store.close()
+    assert dropped
