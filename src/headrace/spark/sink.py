@@ -32,6 +32,7 @@ from headrace.spark.formats.encoding import RowEncoder
 from headrace.spark.options import SinkOptions, Target, parse_sink
 from headrace.spark.remote import Remote
 from headrace.spark.server import connect
+from headrace.spark.settled import settle
 from headrace.spark.windows import Delivered, Delivering, Piece, Window, close, publishes_windows
 from headrace.wire.iggy.batch import split
 
@@ -65,6 +66,7 @@ class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark's cla
         self._options = parse_sink(options)
         self._window = Window(f"spark/job/{uuid.uuid4()}", "1", 0, last=True)
         check_schema(schema, self._options)
+        settle()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
         return Sent(write(self._options, iterator, self._window))
@@ -82,6 +84,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # p
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = parse_sink(options)
         check_schema(schema, self._options)
+        settle()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
         return Sent(write(self._options, iterator, _window_of_task(self._options.target)))
@@ -121,10 +124,12 @@ def write(options: SinkOptions, batches: Iterator[pa.RecordBatch], window: Windo
     try:
         for piece in pieces(options, batches, lambda: server.partition_count(options.target)):
             server.run(delivering.add(piece))
-        return server.run(delivering.finish())
+        delivered = server.run(delivering.finish())
     except BaseException:
         server.submit(delivering.cancel())
         raise
+    settle()
+    return delivered
 
 
 async def begin(remote: Remote, options: SinkOptions, window: Window) -> Delivering:
@@ -140,6 +145,7 @@ def commit(options: SinkOptions, delivered: Sequence[Delivered]) -> None:
     server.run(close(server.remote, delivered))
     if options.delivery == "auto" and delivered[0].window is None:
         _tell_at_least_once(options.target)
+    settle()
 
 
 def _tell_at_least_once(target: Target) -> None:
