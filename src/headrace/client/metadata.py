@@ -182,7 +182,9 @@ class MetadataClient:
             self._remember(stream_id, ranges, known_at=asked)
         return found
 
-    async def seal(self, stream_id: int, index: int, writer_epoch: int = -1) -> m.Range:
+    async def seal(
+        self, stream_id: int, index: int, writer_epoch: int = -1, *, timeout: float | None = None
+    ) -> m.Range:
         """Seal a range and open the next one; returns the writable range.
 
         With index -1 and an epoch: open the stream for writing under that epoch, sealing only if
@@ -197,7 +199,9 @@ class MetadataClient:
 
         wanted = m.RangeId(stream_id=stream_id, range_index=index, writer_epoch=writer_epoch)
         request = m.SealRangesRequest(ranges=(wanted,))
-        writable = await self._ask(Code.SEAL_RANGES, request, m.SealRangesResponse, read)
+        writable = await self._ask(
+            Code.SEAL_RANGES, request, m.SealRangesResponse, read, timeout=timeout
+        )
         known = self._maps.get(stream_id)
         if known is not None:
             self._maps[stream_id] = known.succeeded_by(writable)
@@ -269,7 +273,13 @@ class MetadataClient:
         )
 
     async def _ask(
-        self, code: Code, request: m.Message, expected: type[R], read: Callable[[R], T]
+        self,
+        code: Code,
+        request: m.Message,
+        expected: type[R],
+        read: Callable[[R], T],
+        *,
+        timeout: float | None = None,
     ) -> T:
         async def attempt(timeout: float) -> T:
             message = replace(request, timeout_ms=milliseconds(timeout))  # type: ignore[type-var]  # a dataclass
@@ -278,4 +288,5 @@ class MetadataClient:
             raise_for_status(getattr(answer, "status", None))
             return read(answer)
 
-        return await retrying(self.runtime, attempt, self.settings.metadata_timeout_ms / 1000)
+        seconds = self.settings.metadata_timeout_ms / 1000
+        return await retrying(self.runtime, attempt, seconds if timeout is None else timeout)

@@ -38,14 +38,20 @@ class Backoff:
 
 
 async def retrying(runtime: Runtime, attempt: Callable[[float], Awaitable[T]], timeout: float) -> T:
-    """Repeat `attempt`, which is told the seconds left, while its errors are retryable."""
+    """Repeat `attempt`, which is told the seconds left, while its errors are retryable.
+
+    The error of a last attempt that got no answer says what the one before it failed with.
+    """
     backoff = Backoff(runtime, runtime.clock.monotonic() + timeout)
+    answered: StateError | None = None
     while True:
         try:
             async with asyncio.timeout(max(backoff.left, 0.001)):
                 return await attempt(max(backoff.left, 0.001))
         except TimeoutError:
-            raise DeadlineError("no answer in time", timeout=timeout) from None
+            before = f" (before: {answered})" if answered is not None else ""
+            raise DeadlineError(f"no answer in time{before}", timeout=timeout) from None
         except StateError as error:
             if not error.retryable or not await backoff.pause():
                 raise
+            answered = error

@@ -9,7 +9,6 @@ producer id and sequence, as `Producer` sees to. Streams with a writer epoch are
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from headrace.client.appending import BATCH_BYTES_MAX, append_request, appended_offset
 from headrace.client.channels import Connect, Link, Links, payload_bytes
@@ -24,6 +23,7 @@ from headrace.client.ranges import RangeMap, Replicas, primary_address
 from headrace.client.retry import Backoff
 from headrace.config.client import ClientSettings
 from headrace.errors import (
+    DeadlineError,
     DiskFullError,
     HeadraceError,
     RangeNotFoundError,
@@ -132,8 +132,12 @@ class SbpClient(MetadataClient):
                     refreshed = True
                     self.invalidate(stream_id)
                 elif not isinstance(error, ThrottledError):
-                    with suppress(DiskFullError):  # the next node's: that range is left too
-                        await self.seal(stream_id, range_.range_index)
+                    try:
+                        await self.seal(stream_id, range_.range_index, timeout=backoff.left)
+                    except DiskFullError:
+                        pass  # the next node's: that range is left too
+                    except DeadlineError:
+                        raise error from None  # why it had to be left
                 # In this process the first header may still wait to be written, with its offset.
                 pieces = [bytearray(pieces[0]), *pieces[1:]]
 

@@ -10,16 +10,18 @@ import pytest
 from headrace.client.sbp import SbpClient
 from headrace.errors import (
     CorruptionError,
+    DeadlineError,
     DiskFullError,
     HeadraceError,
     InvalidArgumentError,
+    NotEnoughNodesError,
     SealedError,
 )
 from headrace.runtime.simulated import Simulation
 from headrace.wire.sbp.errors import QuorumError
 from headrace.wire.sbp.opcodes import Code
 from tests.log_cluster import batch
-from tests.unit.client.fake_nodes import FakeCluster
+from tests.unit.client.fake_nodes import FakeCluster, hang
 
 BEFORE = Code.SYNC_RANGES  # the step before a batch is stored
 
@@ -68,6 +70,31 @@ def test_f15_disks_that_stay_full_are_told_when_the_time_is_over() -> None:
         with pytest.raises(DiskFullError):
             await client.append(1, batch(b"x"), timeout=2.0)
         assert len(cluster.streams[1]) < 20, "with pauses in between"
+
+    run(main)
+
+
+@pytest.mark.parametrize("answers", [[], [NotEnoughNodesError()]])
+def test_f15_a_seal_without_an_answer_ends_with_the_append_and_its_reason(
+    answers: list[HeadraceError],
+) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        cluster.nodes["a"].script[BEFORE] = deque([QuorumError()])
+        cluster.placement.script[Code.SEAL_RANGES] = deque([*answers, hang])
+        before = client.runtime.clock.monotonic()
+        with pytest.raises(QuorumError):
+            await client.append(1, batch(b"x"), timeout=2.0)
+        assert client.runtime.clock.monotonic() - before < 2.1
+
+    run(main)
+
+
+def test_no_answer_says_what_the_attempt_before_met() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        met = NotEnoughNodesError("1 of 2 nodes")
+        cluster.placement.script[Code.SEAL_RANGES] = deque([met, hang])
+        with pytest.raises(DeadlineError, match="1 of 2 nodes"):
+            await client.seal(1, 0, timeout=1.0)
 
     run(main)
 
