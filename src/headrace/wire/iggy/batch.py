@@ -307,11 +307,11 @@ def locate(area: Buffer, header_bytes: int = HEADER_BYTES) -> Positions:
 
     if len(area) >= header_bytes:
         size = header_bytes + sum(_LENGTHS.unpack_from(area, LENGTHS_AT))
-        if len(area) % size == 0:
-            starts = np.arange(0, len(area), size, dtype=np.uint32)
-            lengths = items(area, _LENGTHS.size)[starts + np.uint32(LENGTHS_AT)].view("<u8")
-            if (lengths == lengths[0]).all():
-                return starts
+        count, rest = divmod(len(area), size)
+        if not rest:
+            lengths = np.ndarray(count, "V8", area, LENGTHS_AT, (size,)).tobytes()
+            if lengths == lengths[:8] * count:
+                return equal_starts(count, size)
     return np.array(walk(area, header_bytes), np.uint32)
 
 
@@ -410,11 +410,22 @@ def stamp(
 
 def with_checksums(area: Buffer) -> memoryview:
     """A copy of stamped messages that have their checksums."""
-    copy = bytearray(area)
+    copy = memoryview(bytearray(area))
     starts = locate(copy)
-    begins, ends = (starts + 8).tolist(), [*starts[1:].tolist(), len(copy)]
-    items(copy, 8)[starts] = checksums(map(memoryview(copy).__getitem__, map(slice, begins, ends)))
-    return memoryview(copy)
+    write_checksums(copy, starts, stride_of(starts, len(copy)))
+    return copy
+
+
+def write_checksums(area: bytearray | memoryview, starts: Positions, stride: int) -> Records:
+    """Into messages, or whatever has its checksum first; `stride` as by `stride_of`."""
+    if stride:
+        sums = checksums(equal_bodies(area, stride))
+        column(area, stride, 0, "V8")[:, 0] = sums
+        return sums
+    begins, ends = (starts + 8).tolist(), [*starts[1:].tolist(), len(area)]
+    sums = checksums(map(memoryview(area).__getitem__, map(slice, begins, ends)))
+    items(area, 8)[starts] = sums
+    return sums
 
 
 def _stamp_few(
@@ -462,7 +473,7 @@ def _stamp_many(
             len(starts), "V16", stamps
         )
         if summed:
-            column(area, stride, 0, "V8")[:, 0] = checksums(equal_bodies(area, stride))
+            write_checksums(area, starts, stride)
         return
     stamped = np.empty(len(starts), np.dtype([("id", "<u8", 2), ("offset", "<u8"), ("at", "<u8")]))
     at = starts + np.uint32(8)
@@ -471,12 +482,8 @@ def _stamp_many(
     stamped["offset"] = offsets
     stamped["at"] = timestamp_us
     items(area, stamped.itemsize)[at] = stamped.view(f"V{stamped.itemsize}")
-    if not summed:
-        return
-    ends = [*starts[1:].tolist(), len(area)]
-    items(area, 8)[starts] = checksums(
-        map(memoryview(area).__getitem__, map(slice, at.tolist(), ends))
-    )
+    if summed:
+        write_checksums(area, starts, 0)
 
 
 def consecutive_ids(first: int, count: int) -> bytes:

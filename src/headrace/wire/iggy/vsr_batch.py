@@ -18,8 +18,9 @@ A producer leaves the first three fields 0; its frames count their timestamps fr
 timestamp. In replies they count from the base timestamp, so there the messages of a batch share
 one origin timestamp, that of the first.
 
-A frame's header is 16 bytes shorter than a canonical one, and the rest is the same bytes in the
-same order: a conversion copies the rest once, for messages of one size by one array operation.
+A frame's header is 16 bytes shorter than a canonical one; from the lengths on both are the same
+bytes. So a conversion makes fronts, which end there, and copies the rest once, for messages of one
+size by one array operation.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import cache
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from headrace.wire.iggy import batch
@@ -49,7 +50,8 @@ _COVERED = struct.Struct("<QQQQQI")  # by the batch's checksum, before the frame
 _FRAME = struct.Struct("<Q16sIIIIQ")
 _MESSAGE = struct.Struct("<Q16sQQQIIQ")
 _LENGTHS = struct.Struct("<II")
-_LENGTHS_AT, _RESERVED_AT = 32, 40
+_ENDS = struct.Struct("<IIQ")  # of a frame's header: its lengths and what is reserved
+_LENGTHS_AT = 32
 _PADDING = bytes(BATCH_HEADER_BYTES - _HEADER.size)
 _U32_MAX = 0xFFFF_FFFF
 _U64_MAX = (1 << 64) - 1
@@ -231,20 +233,21 @@ def _decode_many(
     first = _LENGTHS.unpack_from(frames, _LENGTHS_AT)
     if not rest and FRAME_HEADER_BYTES + sum(first) == stride:
         words = _words(np.ndarray(count, "V48", frames, 0, (stride,)).copy(), count)
-        lengths = words[:, _LENGTHS_WORD]
-        if (lengths == lengths[0]).all():
-            _check_frame(first[0], first[1], words[:, -1].any())
-            area, digests = _widen_equal(frames, stride, words, origin_us, room)
+        ends = np.ndarray(count, "V16", words, _LENGTHS_AT, (FRAME_HEADER_BYTES,))
+        if ends.tobytes() == _ENDS.pack(*first, 0) * count:  # the same lengths, nothing reserved
+            _check_frame(first[0], first[1], 0)
+            area, digests = _widen_equal(frames, stride, room)
             _check_sums(digests, words[:, 0], covered, checksum)
+            _write_fronts(area, _fronts(words, origin_us))
             return area, batch.equal_starts(count, len(area) // count)
     starts = _walk(frames, count)
     words = _words(batch.items(frames, FRAME_HEADER_BYTES)[starts], count)
     lengths = words[:, _LENGTHS_WORD]
     longest = int((lengths & np.uint64(_U32_MAX)).max()), int((lengths >> np.uint64(32)).max())
     _check_frame(*longest, words[:, -1].any())
-    digests = list(map(_digest(), _slices(frames, starts, 8)))
+    digests = b"".join(map(_digest(), _slices(frames, starts, 8)))
     _check_sums(digests, words[:, 0], covered, checksum)
-    return _move(frames, starts, 0, _canonical_headers(words, origin_us), FRAME_HEADER_BYTES)
+    return _move(frames, starts, 0, _fronts(words, origin_us), _LENGTHS_AT)
 
 
 _LENGTHS_WORD = 4  # of a frame's header, taken as six numbers of eight bytes
@@ -257,11 +260,11 @@ def _digest() -> Callable[[Buffer], bytes]:
     return xxhash.xxh3_64_digest
 
 
-def _check_sums(digests: list[bytes], sums: Any, covered: bytes, checksum: int) -> None:
+def _check_sums(digests: bytes, sums: Any, covered: bytes, checksum: int) -> None:
     import xxhash
 
     # A digest is the number in the order of the network.
-    if b"".join(digests) != sums.astype(">u8").tobytes():
+    if digests != sums.astype(">u8").tobytes():
         raise DecodeError(Status.INVALID_MESSAGE_CHECKSUM)
     if xxhash.xxh3_64_intdigest(covered + sums.tobytes()) != checksum:
         raise DecodeError(Status.INVALID_BATCH_CHECKSUM)
@@ -273,25 +276,29 @@ with messages of 1000 bytes."""
 
 
 def _widen_equal(
-    frames: memoryview, stride: int, words: Any, origin_us: int, room: memoryview | None
-) -> tuple[memoryview, list[bytes]]:
-    """The messages of frames of one size, and the digests of what the frames' checksums cover."""
-    import numpy as np
+    frames: memoryview, stride: int, room: memoryview | None
+) -> tuple[memoryview, bytes]:
+    """The messages of frames of one size but for their fronts; and, joined, the digests of what
+    the frames' checksums cover.
 
-    count, body = len(words), stride - FRAME_HEADER_BYTES
-    wide = batch.HEADER_BYTES + body
-    headers = _canonical_headers(words, origin_us)
-    if body and stride <= batch.COPIED_BYTES_MAX:
-        fits = room is not None and len(room) >= count * wide
-        out = room[: count * wide] if room is not None and fits else memory(count * wide)
-        digests = _widen_small(frames, stride, out, in_place=fits)
-    else:
-        out = memory(count * wide)
-        digests = list(map(_digest(), batch.equal_bodies(frames, stride)))
-        if body:
-            _column(out, wide, batch.HEADER_BYTES)[:] = _column(frames, stride, FRAME_HEADER_BYTES)
-    np.ndarray(count, "V64", out, 0, (wide,))[:] = np.ndarray(count, "V64", headers)
-    return out, digests
+    In `room`, where it is given, both begin at the same byte. From the last to the first, so that
+    nothing lands on a frame that is still to be read. Less memory is touched than by a copy, and
+    memory that nobody used lately is what costs most.
+    """
+    count, wide = len(frames) // stride, stride + batch.HEADER_BYTES - FRAME_HEADER_BYTES
+    fits = room is not None and len(room) >= count * wide
+    out = room[: count * wide] if room is not None and fits else memory(count * wide)
+    # As one opaque item each, which takes half the time of rows of bytes.
+    rests, places = _column(frames, stride, _LENGTHS_AT), _column(out, wide, batch.LENGTHS_AT)
+    several = max(1, _AT_ONCE_BYTES // stride)
+    parts: list[bytes] = []
+    for end in range(count, 0, -several):
+        begin = max(0, end - several)
+        covered = batch.equal_bodies(frames[begin * stride : end * stride], stride)
+        parts.append(b"".join(map(_digest(), covered)))
+        places[begin:end] = rests[begin:end]
+    parts.reverse()
+    return out, b"".join(parts)
 
 
 def memory(length: int) -> memoryview:
@@ -301,36 +308,6 @@ def memory(length: int) -> memoryview:
     return np.empty(length, np.uint8).data
 
 
-def _widen_small(
-    frames: memoryview, stride: int, out: memoryview, *, in_place: bool
-) -> list[bytes]:
-    """Put the bodies of frames where those of messages stand in `out`; returns the digests.
-
-    `in_place`: both begin at the same byte. From the last to the first, so that no body lands on a
-    frame that is still to be read; those that are moved together are copied before. Less memory is
-    touched than by a copy, and memory that nobody used lately is what costs most.
-    """
-    import numpy as np
-
-    count, wide = len(frames) // stride, stride + batch.HEADER_BYTES - FRAME_HEADER_BYTES
-    body, skip = stride - FRAME_HEADER_BYTES, FRAME_HEADER_BYTES - 8
-    covered = _column(frames, stride, 8)
-    # As one opaque item each, which takes half the time of rows of bytes.
-    bodies = _column(frames, stride, FRAME_HEADER_BYTES)
-    places = _column(out, wide, batch.HEADER_BYTES)
-    several = max(1, _AT_ONCE_BYTES // stride)
-    parts: list[list[bytes]] = []
-    for end in range(count, 0, -several):
-        begin = max(0, end - several)
-        part, moved = covered[begin:end], bodies[begin:end]
-        if in_place:
-            part = part.copy()
-            moved = np.ndarray(end - begin, f"V{body}", part, skip, (stride - 8,))
-        parts.append(list(map(_digest(), part.tolist())))
-        places[begin:end] = moved
-    return list(chain.from_iterable(reversed(parts)))
-
-
 def _column(area: Any, stride: int, at: int) -> Records:
     """What stands behind the first `at` bytes of messages of one size, as one item each."""
     import numpy as np
@@ -338,17 +315,22 @@ def _column(area: Any, stride: int, at: int) -> Records:
     return np.ndarray(len(area) // stride, f"V{stride - at}", area, at, (stride,))
 
 
-def _canonical_headers(words: Any, origin_us: int) -> Any:
-    """From those of frames; both are taken as numbers of eight bytes."""
+def _fronts(words: Any, origin_us: int) -> Any:
+    """Messages up to their lengths, from the headers of frames, which are written over: a front is
+    as long. From the lengths on both are the same."""
     import numpy as np
 
-    count = len(words)
-    headers = np.zeros((count, batch.HEADER_BYTES // 8), "<u8")
-    ids = np.ndarray(count, "V16", words, 8, (FRAME_HEADER_BYTES,))
-    np.ndarray(count, "V16", headers, 8, (batch.HEADER_BYTES,))[:] = ids
-    headers[:, 5] = (words[:, 3] >> np.uint64(32)) + np.uint64(origin_us)
-    headers[:, 6] = words[:, _LENGTHS_WORD]
-    return headers
+    words[:, 5] = (words[:, 3] >> np.uint64(32)) + np.uint64(origin_us)
+    words[:, 0] = words[:, 3] = words[:, 4] = 0
+    return words
+
+
+def _write_fronts(area: memoryview, fronts: Any) -> None:
+    """Of messages of one size."""
+    import numpy as np
+
+    count = len(fronts)
+    np.ndarray(count, "V48", area, 0, (len(area) // count,))[:] = np.ndarray(count, "V48", fronts)
 
 
 def _words(gathered: Any, count: int) -> Any:
@@ -397,11 +379,12 @@ def _move(
     after, count = headers.nbytes // len(headers), len(headers)
     total = len(area) + count * (after - before)
     if stride:
-        out = np.empty(room + total, np.uint8)
-        rows = out[room:].reshape(count, stride - before + after)
-        rows[:, :after] = np.ndarray((count, after), np.uint8, headers)  # a view asks for much
-        rows[:, after:] = np.frombuffer(area, np.uint8).reshape(count, stride)[:, before:]
-        return out.data, batch.equal_starts(count, stride - before + after)
+        made, size = memory(room + total), stride - before + after
+        np.ndarray(count, f"V{after}", made, room, (size,))[:] = np.ndarray(
+            count, f"V{after}", headers
+        )
+        _column(made[room:], size, after)[:] = _column(area, stride, before)
+        return made, batch.equal_starts(count, size)
     moved = starts.astype(np.int64) + np.arange(count) * (after - before)
     if len(area) >= _JOINED_BYTES_MIN * count:
         packed = headers.tobytes()
@@ -441,18 +424,31 @@ def encode_batch(area: Buffer, *, partition: int) -> memoryview:
     fields = (partition, first[2], first[3], first[4])
     if len(starts) <= batch.FEW:
         return _encode_few(area, starts.tolist(), fields)
-    return _encode_many(area, starts, fields)
+    words = _front_words(area, starts)
+    words[:, 3] -= words[0, 3]  # one column after the other is faster
+    words[:, 4] -= words[0, 4]
+    return _encode(area, starts, words, fields)
 
 
 def encode_produced(area: Buffer, starts: Positions) -> memoryview:
     """As a producer sends them: the timestamps of its frames count from the origin timestamp."""
     import numpy as np
 
-    headers = batch.gather_headers(area, starts)
-    origins = headers["origin_timestamp"].copy()
-    headers["offset"] = np.arange(len(starts), dtype=np.uint64)
-    headers["timestamp"] = origins - origins[0]
-    return _encode(area, starts, headers, (0, 0, 0, int(origins[0])))
+    words = _front_words(area, starts)
+    words[:, 3] = np.arange(len(starts), dtype=np.uint64)
+    words[:, 4] = words[:, 5] - words[0, 5]
+    return _encode(area, starts, words, (0, 0, 0, int(words[0, 5])))
+
+
+def _front_words(area: Buffer, starts: Positions) -> Any:
+    """Copies of the messages' fronts: up to their lengths, as `_fronts` makes them."""
+    import numpy as np
+
+    count = len(starts)
+    stride = batch.stride_of(starts, len(area))
+    if stride:
+        return _words(np.ndarray(count, "V48", area, 0, (stride,)).copy(), count)
+    return _words(batch.items(area, FRAME_HEADER_BYTES)[starts], count)
 
 
 def _encode_few(area: Buffer, starts: list[int], fields: tuple[int, ...]) -> memoryview:
@@ -478,35 +474,18 @@ def _encode_few(area: Buffer, starts: list[int], fields: tuple[int, ...]) -> mem
     return memoryview(out)
 
 
-def _encode_many(area: Buffer, starts: Positions, fields: tuple[int, ...]) -> memoryview:
-    headers = batch.gather_headers(area, starts)
-    headers["offset"] -= headers["offset"][0]
-    headers["timestamp"] -= headers["timestamp"][0]
-    return _encode(area, starts, headers, fields)
-
-
-def _encode(
-    area: Buffer, starts: Positions, headers: Records, fields: tuple[int, ...]
-) -> memoryview:
-    """`headers` count their offsets and timestamps from the batch's."""
+def _encode(area: Buffer, starts: Positions, words: Any, fields: tuple[int, ...]) -> memoryview:
+    """`words`, the fronts of the messages, count offsets and timestamps from the batch's."""
     import numpy as np
 
-    frames = np.zeros(len(starts), _frame_dtype())
-    frames["id"] = headers["id"]
-    frames["offset_delta"] = headers["offset"]
-    frames["timestamp_delta"] = np.minimum(headers["timestamp"], np.uint64(_U32_MAX))
-    frames["headers_length"] = headers["headers_length"]
-    frames["payload_length"] = headers["payload_length"]
+    upper = np.minimum(words[:, 4], np.uint64(_U32_MAX)) << np.uint64(32)
+    words[:, 3] = words[:, 3] & np.uint64(_U32_MAX) | upper
     stride = batch.stride_of(starts, len(area))
-    out, places = _move(area, starts, stride, frames, batch.HEADER_BYTES, BATCH_HEADER_BYTES)
+    heads = np.ndarray(len(starts), "V32", words, 0, (FRAME_HEADER_BYTES,)).copy()
+    out, places = _move(area, starts, stride, heads, batch.LENGTHS_AT, BATCH_HEADER_BYTES)
     messages = out[BATCH_HEADER_BYTES:]
     stride -= stride and batch.HEADER_BYTES - FRAME_HEADER_BYTES
-    bodies = batch.equal_bodies(messages, stride) if stride else _slices(messages, places, 8)
-    sums = batch.checksums(bodies)
-    if stride:
-        batch.column(messages, stride, 0, "V8")[:, 0] = sums
-    else:
-        batch.items(messages, 8)[places] = sums
+    sums = batch.write_checksums(messages, places, stride)
     _write_header(out, fields, len(starts), sums.tobytes())
     return out
 
@@ -550,6 +529,5 @@ def _decode_polled(data: memoryview, count: int) -> memoryview:
     stamps["at"] = np.uint64(base_us) + found["timestamp_delta"].astype("<u8")
     stamps["origin"] = origin_us
     batch.items(area, stamps.itemsize)[starts + np.uint32(24)] = stamps.view(f"V{stamps.itemsize}")
-    bodies = _slices(area, starts, 8)
-    batch.items(area, 8)[starts] = batch.checksums(bodies)
+    batch.write_checksums(area, starts, batch.stride_of(starts, len(area)))
     return area
