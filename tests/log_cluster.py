@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from headrace.client.channels import Connect, tcp_connect
 from headrace.client.placement_links import PlacementLinks
 from headrace.client.sbp import SbpClient
+from headrace.config.client import ClientSettings
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
 from headrace.config.storage import StorageSettings
@@ -228,12 +229,18 @@ class Cluster:
 
     # Connections
 
-    def client(self, *, credential: bytes = node_credential(SECRET)) -> SbpClient:
+    def client(
+        self,
+        *,
+        credential: bytes = node_credential(SECRET),
+        settings: ClientSettings | None = None,
+    ) -> SbpClient:
         client = SbpClient(
             self.runtime,
             placement=self.placement_links(credential=credential),
             node=lambda address: lambda: self._connect_node(address, credential),
             client_id="test",
+            settings=settings,
         )
         self.clients.append(client)
         return client

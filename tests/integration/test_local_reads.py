@@ -19,6 +19,7 @@ from headrace.client.arrow import payloads_of, to_area
 from headrace.client.fetched import Want
 from headrace.client.sbp import SbpClient
 from headrace.client.tickets import Access, TicketReader
+from headrace.config.client import ClientSettings
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.storage import StorageSettings
 from headrace.errors import (
@@ -329,10 +330,12 @@ class Elsewhere(SystemDisk):
         return super().open_same(path, identity)
 
 
-def reading_on(cluster: Cluster, disk: SystemDisk) -> SbpClient:
+def reading_on(
+    cluster: Cluster, disk: SystemDisk, settings: ClientSettings | None = None
+) -> SbpClient:
     kept, cluster.runtime = cluster.runtime, replace(RUNTIME, disk=disk)
     try:
-        return cluster.client()
+        return cluster.client(settings=settings)
     finally:
         cluster.runtime = kept
 
@@ -355,6 +358,45 @@ async def test_falls_back_in_silence(cluster: Cluster, disk: Elsewhere, asked: i
     assert located(cluster) == asked  # not asked again for a while
     assert await read(reader, stream_id, 0, 12) == rows
     assert located(cluster) == asked
+
+
+class OneNodes(SystemDisk):
+    """Of the machine that one data node runs on."""
+
+    folder = ""
+
+    def open_same(self, path: str, identity: str) -> SystemFile:
+        if not Path(path).is_relative_to(self.folder):
+            raise NotFoundError("on another machine")
+        return super().open_same(path, identity)
+
+
+async def test_the_replica_on_the_readers_machine_is_asked_first(tmp_path: Path) -> None:
+    cluster = Cluster(RUNTIME, str(tmp_path), tcp=True, nodes=3, storage=STORAGE)
+    await cluster.start()
+    try:
+        owner = cluster.client()
+        stream_id = (await owner.create_stream(replica_nums=3)).stream_id
+        rows: Rows = []
+        for index in range(9):
+            body = bytes([index]) * 1_200_000  # what is little comes as bytes
+            rows.append((await owner.append(stream_id, batch(body)), body))
+            await owner.seal(stream_id, index)
+        disk = OneNodes()
+        reader = reading_on(cluster, disk, ClientSettings(hedge_after_ms=0))
+        ranges = (await reader.ranges(stream_id)).ranges
+        near = reader.replicas.order(ranges[0])[0]
+        assert any(reader.replicas.order(one)[0] != near for one in ranges[:9])
+        (at,) = [at for at in range(3) if cluster.live(at).address == near]
+        disk.folder = cluster.node_folder(at)
+        found: Rows = []
+        for offset, _ in rows:
+            found += await read(reader, stream_id, offset, offset + 1)
+        assert found == rows
+        # A secondary may be a little late to hear that a range is sealed: then others are asked.
+        assert located(cluster, at) >= 7
+    finally:
+        await cluster.close()
 
 
 async def test_can_be_switched_off_at_the_node(tmp_path: Path) -> None:

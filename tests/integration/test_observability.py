@@ -136,6 +136,7 @@ async def test_a_data_plane_tells_what_happened(tmp_path: Path) -> None:
             "broker_group_members{shop,orders,billing}": 0,
             "node_in_touch": 1,
             "node_append_failures_total": 0,
+            "node_fetches_located_total": 0,
             "node_ranges_failed": 0,
             "node_replication_lag_records": 0,
             "placement_leading": 1,

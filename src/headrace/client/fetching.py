@@ -151,6 +151,7 @@ class Fetcher:
             stretch = next((each.stretch for each in response.fetch_responses), None)
             if stretch is not None:
                 found = await self._local.begin(address, range_, stretch, want)
+                self._replicas.on_files_read(address, here=found is not None)
                 if found is not None:
                     return found
                 response, payload = await self._call(address, [info], wait_ms, min_bytes)

@@ -72,8 +72,9 @@ def replica_addresses(range_: Range) -> list[str]:
 class Replicas:
     """Whom to ask for a range, in which order.
 
-    An open range: its primary, who alone knows the tail. A sealed one: any replica, another one in
-    each client, so that readers spread. Who answered is asked again; who failed lately comes last.
+    An open range: its primary, who alone knows the tail. A sealed one: a replica whose files could
+    be read on this machine, else any, another one in each client, so that readers spread. Who
+    answered is asked again; who failed lately comes last.
     """
 
     def __init__(self, clock: Clock, *, spread: int, suspect_seconds: float) -> None:
@@ -82,6 +83,7 @@ class Replicas:
         self._suspect_seconds = suspect_seconds
         self._sticky: OrderedDict[tuple[int, int], str] = OrderedDict()
         self._suspects: dict[str, float] = {}  # address -> until when
+        self._near: set[str] = set()
 
     def order(self, range_: Range) -> list[str]:
         addresses = replica_addresses(range_)
@@ -90,6 +92,8 @@ class Replicas:
         if range_.end_offset >= 0:
             first = (self._spread + range_.stream_id + range_.range_index) % len(addresses)
             addresses = addresses[first:] + addresses[:first]
+            if self._near:
+                addresses.sort(key=lambda address: address not in self._near)
         sticky = self._sticky.get((range_.stream_id, range_.range_index))
         if sticky in addresses:
             addresses.remove(sticky)
@@ -106,6 +110,10 @@ class Replicas:
             if len(self._sticky) > STICKY_MAX:
                 self._sticky.popitem(last=False)
         self._suspects.pop(address, None)
+
+    def on_files_read(self, address: str, *, here: bool) -> None:
+        """Whether its files are on this machine, for this process to open."""
+        (self._near.add if here else self._near.discard)(address)
 
     def on_failed(self, range_: Range, address: str) -> None:
         """It could not give what was asked; the next one is asked first from now on."""

@@ -143,6 +143,12 @@ _section(
         "From a record batch to its acknowledgement, replicas included.",
     ),
     ("node_fetches_total", "counter", (), "Streams read, one count for each in a FETCH."),
+    (
+        "node_fetches_located_total",
+        "counter",
+        (),
+        "FETCHes answered with a place in a file, for readers on the node's machine.",
+    ),
     ("node_fetch_failures_total", "counter", (), "Streams that could not be read."),
     (
         "node_fetch_duration_seconds",

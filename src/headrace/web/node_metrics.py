@@ -94,6 +94,7 @@ def families(service: DataNodeService, load: Load) -> Iterator[Family]:
         "node_appends_in_flight": counters.appends_in_flight,
         "node_append_duration_seconds": counters.append_times,
         "node_fetches_total": counters.fetches,
+        "node_fetches_located_total": counters.fetches_located,
         "node_fetch_failures_total": counters.fetches_failed,
         "node_fetch_duration_seconds": counters.fetch_times,
         "node_fetched_bytes_total": counters.bytes_out,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
 from headrace.client.fetched import Fetched, Want
-from headrace.client.ranges import Replicas
+from headrace.client.ranges import Replicas, primary_address
 from headrace.client.sbp import SbpClient
 from headrace.config.client import ClientSettings
 from headrace.errors import (
@@ -360,6 +361,23 @@ def test_sealed_ranges_are_spread_over_replicas() -> None:
             for spread in range(3)
         }
         assert firsts == {"a", "b", "c"}
+
+    run(sealed_stream(), main)
+
+
+def test_who_is_on_this_machine_comes_first_unless_it_failed() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient) -> None:
+        range_ = (await client.ranges(1)).ranges[0]
+        last = client.replicas.order(range_)[-1]
+        client.replicas.on_files_read(last, here=True)
+        assert client.replicas.order(range_)[0] == last
+        is_open = replace(range_, end_offset=-1)
+        assert client.replicas.order(is_open)[0] == primary_address(range_)
+        client.replicas.suspect(last)
+        assert client.replicas.order(range_)[-1] == last
+        client.replicas.on_files_read(last, here=False)
+        client.replicas.on_answered(range_, last)  # suspected no more
+        assert client.replicas.order(replace(range_, range_index=3))[0] != last
 
     run(sealed_stream(), main)
 
