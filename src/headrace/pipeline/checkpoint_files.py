@@ -16,7 +16,9 @@ from headrace.runtime.interfaces import Disk
 LOGS = ("commits", "offsets")  # in this order: an offset without a commit is a batch to repeat
 
 
-def roll_back(disk: Disk, checkpoint: str, windows: WindowLog, window: WindowId) -> int:
+def roll_back(
+    disk: Disk, checkpoint: str, windows: WindowLog, window: WindowId, number: int = 0
+) -> int:
     """Forget every batch after a window; the newest that is left, -1 for none. Blocks.
 
     CorruptionError when that batch is not kept any more, before anything is removed. Repeating it
@@ -42,7 +44,7 @@ def roll_back(disk: Disk, checkpoint: str, windows: WindowLog, window: WindowId)
                 disk.remove(f"{folder}/{name}")
         if disk.exists(folder):
             disk.sync_folder(folder)
-    return windows.roll_back(window)
+    return windows.roll_back(window, number)
 
 
 def _batches(disk: Disk, folder: str) -> list[int]:

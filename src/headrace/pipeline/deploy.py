@@ -23,7 +23,7 @@ HASH_KEY = "HASH_KEY"  # and by which columns its readers share the rows; "*" ar
 ROLL_BACK_TO = "ROLL_BACK_TO"  # of an operator: forget what came after this window, then go on
 UNTIL = "UNTIL"  # end when every window up to this one is read
 ACTIVATION = "ACTIVATION_WINDOW_ID"  # a fresh checkpoint begins after this window
-ROLLBACKS = "ROLLBACKS"  # how often the application went back; a new name for its publishers
+ROLLBACKS = "ROLLBACKS"  # how often the application went back: the number of this rollback
 
 
 def init_context(

@@ -63,7 +63,6 @@ class QueryRun:
     salvage: Salvage | None = None  # of a query that keeps no state
     values: PropertyValues | None = None
     at_most_once: bool = False
-    publisher_suffix: str = ""  # after a rollback what follows is published again
     running: RunningQuery | None = None
     state: DeployState = DeployState.ACTIVE
     batches: dict[int, tuple[BatchWindow, int]] = field(default_factory=dict)
@@ -75,6 +74,12 @@ class QueryRun:
     in_batch: int | None = None
     _entered: float = 0.0
     _passed_ms: int = 0
+    _suffix: str = field(init=False)  # of its publishers, which know batches by their numbers
+
+    def __post_init__(self) -> None:
+        # After a rollback of this query the same numbers come again, with other rows.
+        number = self.windows.rollback()
+        self._suffix = f"/{number}" if number else ""
 
     def on_batch(self, frame: DataFrame, batch_id: int, identity: QueryIdentity) -> None:
         """Called by Spark for every micro-batch, in a thread of its own."""
@@ -154,7 +159,7 @@ class QueryRun:
         from headrace.spark.sink import publisher_name
         from headrace.spark.windows import Window
 
-        publisher = publisher_name(identity.id, sink.target) + self.publisher_suffix
+        publisher = publisher_name(identity.id, sink.target) + self._suffix
         window = Window(publisher, identity.run_id, batch_id)
         return publish(frame, sink, window, key)
 

@@ -2,6 +2,7 @@
 
     <checkpoint>/windows/<batch id>       {"window": "<hex>", "previous": "<hex>"}
     <checkpoint>/windows/idle             {"window": "<hex>"}
+    <checkpoint>/windows/rollback         {"number": <the application's last one that meant it>}
 
 A batch that reads edges between queries belongs to the window it reads up to, the lowest one if
 there are several. Any other belongs to the window its planning time falls into. In both cases it
@@ -31,6 +32,7 @@ from headrace.spark.turns import Turn
 BATCHES_KEPT = 200  # Spark keeps 100 batches to roll back to
 _PRUNE_EVERY = 50
 _IDLE = "idle"
+_ROLLBACK = "rollback"
 
 
 class CheckpointLostError(CorruptionError):
@@ -137,22 +139,36 @@ class WindowLog:
         batches = [batch for batch in self._batches() if self._read(batch)[0] <= window]
         return batches[-1] if batches else -1
 
-    def roll_back(self, window: WindowId) -> int:
+    def roll_back(self, window: WindowId, number: int = 0) -> int:
         """Forget every later window; returns the newest batch that is left, -1 for none.
 
         For a stopped query whose offset and commit logs are cut behind that same batch. Its
-        publishers are reset after the same window.
+        publishers are reset after the same window. What comes next comes after every window that
+        there was all the same: readers may have been there, and stores, which take a window once,
+        have them. `number` tells the application's rollbacks apart; repeating one changes nothing.
         """
         with self._turn:
+            self._write(_IDLE, window=max(window, self.passed()))  # first: it is known by batches
+            if number:
+                text = json.dumps({"number": number})
+                self._disk.write_atomic(f"{self._folder}/{_ROLLBACK}", text.encode())
             kept = -1
             for batch in self._batches():
                 if self._read(batch)[0] <= window:
                     kept = batch
                 else:
                     self._disk.remove(f"{self._folder}/{batch}")
-            # Readers may have been there, so whatever comes next comes after it.
-            self._write(_IDLE, window=window)
             return kept
+
+    def rollback(self) -> int:
+        """The number of the last rollback that this checkpoint was part of, 0 for none."""
+        path = f"{self._folder}/{_ROLLBACK}"
+        try:
+            return int(json.loads(self._disk.read(path))["number"])
+        except NotFoundError:
+            return 0
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointLostError(f"{path} is not a number") from error
 
     def inputs(self) -> Mapping[str, WindowId]:
         """By the uid of each edge that the query reads, up to which window the newest planned batch

@@ -398,7 +398,9 @@ class Workload:
         windows = WindowLog(self._disk, checkpoint, self._grid)
         target = owner.context_attributes.get(ROLL_BACK_TO)
         if isinstance(target, int):
-            roll_back(self._disk, checkpoint, windows, WindowId(target))
+            number = owner.context_attributes.get(ROLLBACKS)
+            number = number if isinstance(number, int) else 0
+            roll_back(self._disk, checkpoint, windows, WindowId(target), number)
         elif windows.passed() == NO_WINDOW and _had_windows(query, owner):
             return QueryRun(query, windows, lock, self._disk, self._monotonic, checkpoint_lost=True)
         activation = owner.context_attributes.get(ACTIVATION)
@@ -406,9 +408,6 @@ class Workload:
             windows.start_after(WindowId(activation))
         run = QueryRun(query, windows, lock, self._disk, self._monotonic)
         run.at_most_once = _mode(owner) == AT_MOST_ONCE
-        rollbacks = owner.context_attributes.get(ROLLBACKS)
-        if isinstance(rollbacks, int) and rollbacks:
-            run.publisher_suffix = f"/{rollbacks}"
         until = owner.context_attributes.get(UNTIL)
         run.until = WindowId(until) if isinstance(until, int) else None
         run.reads = tuple(self._target(one.topic) for one in part.above(query.operators).values())

@@ -17,6 +17,9 @@ from headrace.pipeline.windows import WindowGrid, format_window
 from headrace.runtime.simulated_disk import SimulatedDisk
 from headrace.runtime.simulated_random import SimulatedRandom
 from headrace.spark import edge_sink
+from headrace.spark.options import parse_sink
+from headrace.spark.queries import QueryIdentity
+from headrace.spark.windows import Window
 
 START = 1_700_000_000_000
 GRID = WindowGrid(START, 500)
@@ -75,6 +78,35 @@ def test_a_batch_gets_a_window_and_a_replay_the_same() -> None:
     world.batch(0)
     assert world.run.batches[0][0] == type(window)(window.window, window.previous, replay=True)
     assert len(world.given) == 2
+
+
+def test_batches_after_a_rollback_of_the_query_have_another_publisher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of a query that was not rolled back, as others were, are known by the old one."""
+    seen: list[tuple[str, int]] = []
+
+    def publish(frame: Any, sink: Any, window: Window, key: Any) -> int:
+        seen.append((window.publisher, window.number))
+        return 0
+
+    monkeypatch.setattr("headrace.spark.publish.publish", publish)
+    sink = parse_sink({"address": "127.0.0.1:8090", "topic": "shop/out"})
+    world = World()
+
+    def send(number: int) -> None:
+        identity = QueryIdentity("abc", "run")
+        world.make()._publish(Rows(), sink, batch_id=number, identity=identity)
+
+    send(1)
+    WindowLog(world.disk, "/data/checkpoints/other", GRID).roll_back(GRID.window_at(START), 1)
+    send(1)
+    WindowLog(world.disk, CHECKPOINT, GRID).roll_back(GRID.window_at(START), 2)
+    send(1)
+    send(2)
+    (first, _), again, (later, _), (last, _) = seen
+    assert again == (first, 1)
+    assert later == last == f"{first}/2"
 
 
 def test_at_most_once_leaves_out_what_may_have_been_given() -> None:

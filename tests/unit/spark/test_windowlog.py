@@ -193,7 +193,7 @@ def test_a_topic_that_does_not_belong_to_the_checkpoint_is_refused(closed: int) 
     assert log.enter(1, closed=[window(1)]).window == window(6)
 
 
-def test_rolling_back_forgets_later_windows_and_goes_on_after_the_target() -> None:
+def test_rolling_back_forgets_later_windows_and_goes_on_after_all_that_were() -> None:
     disk = MemoryDisk()
     log = make_log(disk)
     for batch_id, ordinal in enumerate((1, 4, 8)):
@@ -201,15 +201,49 @@ def test_rolling_back_forgets_later_windows_and_goes_on_after_the_target() -> No
         log.enter(batch_id)
         disk.commit(batch_id)
     log.advance(window(9), lambda _: None)
-    assert log.roll_back(window(6)) == 1, "the batch of window 4 is the newest left"
+    assert log.rollback() == 0
+    for _ in range(2):  # repeating it changes nothing
+        assert log.roll_back(window(6), 3) == 1, "the batch of window 4 is the newest left"
+        assert (log.last(), log.passed(), log.rollback()) == (window(4), window(9), 3)
     for folder in ("offsets", "commits"):
         del disk.files[f"c/{folder}/2"]
-    assert log.passed() == window(6)
     disk.plan(2, at(5))
     entered = log.enter(2, closed=[window(4)])
-    assert entered.window == window(7), "readers may have passed window 6"
-    assert log.roll_back(NO_WINDOW) == -1
-    assert log.passed() == NO_WINDOW
+    assert entered.window == window(10), "readers may have passed window 9, and stores have it"
+    assert make_log(disk).rollback() == 3
+    assert log.roll_back(NO_WINDOW, 4) == -1
+    assert (log.last(), log.passed(), log.rollback()) == (NO_WINDOW, window(10), 4)
+
+
+def test_a_rollback_that_was_cut_short_knows_what_there_was() -> None:
+    disk = MemoryDisk()
+    log = make_log(disk)
+    for batch_id in range(3):
+        disk.plan(batch_id, at(batch_id))
+        log.enter(batch_id)
+        disk.commit(batch_id)
+    removed: list[str] = []
+
+    def remove(path: str) -> None:
+        removed.append(path)
+        raise OSError("killed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk, "remove", remove)
+        with pytest.raises(OSError, match="killed"):
+            log.roll_back(window(0), 1)
+    assert removed == ["c/windows/1"]
+    assert log.roll_back(window(0), 1) == 0
+    assert (log.passed(), log.rollback()) == (window(2), 1)
+
+
+def test_a_damaged_number_of_a_rollback_stops_the_query() -> None:
+    disk = MemoryDisk()
+    log = make_log(disk)
+    log.roll_back(NO_WINDOW, 1)
+    disk.files["c/windows/rollback"] = b"{}"
+    with pytest.raises(CorruptionError, match="not a number"):
+        log.rollback()
 
 
 def test_a_fresh_checkpoint_in_the_middle_of_an_application_says_where_it_starts() -> None:
