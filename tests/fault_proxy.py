@@ -93,11 +93,12 @@ class FaultProxy:
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for end in (writer, downstream):  # both before anything is waited for: see `close`
+                end.close()
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
             for end in (writer, downstream):
-                end.close()
                 with suppress(OSError):
                     await end.wait_closed()
 
