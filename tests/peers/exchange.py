@@ -2,8 +2,8 @@
 
 Arguments: host:port, stream, topic, the number of the first partition (1 for 0.5.0, else 0).
 Orders come as lines of JSON: ["send", texts] and ["poll"]. The answer to a poll is a line of JSON,
-[payload in hex, id, offset, timestamp, checksum, length] for each message, from 0.9.0 also its user
-headers; to a send, null.
+[payload in hex, id, offset, timestamp, checksum, length] for each message, from 0.9.0 also its
+origin timestamp and user headers; to a send, null.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from apache_iggy import IggyClient, PollingStrategy, SendMessage
 from polling import poll
 
 
-def headers(message):
+def shown_by_the_newest(message):
     if not hasattr(message, "user_headers"):
         return []
     found = message.user_headers()
-    return [sorted(map(repr, (found or {}).items()))]
+    return [message.origin_timestamp(), sorted(map(repr, (found or {}).items()))]
 
 
 async def main(address, stream, topic, first):
@@ -41,7 +41,7 @@ async def main(address, stream, topic, first):
                 for m in found
             ]
             for row, m in zip(answer, found, strict=True):
-                row += headers(m)
+                row += shown_by_the_newest(m)
         print(json.dumps(answer), flush=True)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.iggy.batch import with_checksums
-from headrace.wire.iggy.vsr_batch import encode_batch
+from headrace.wire.iggy.vsr_batch import encode_batches
 
 _KEPT_BYTES_MIN = 4096  # less is made as fast as it is found
 _OFFSET = struct.Struct("<Q")
@@ -26,25 +26,25 @@ class Converted:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._kept: OrderedDict[tuple[bool, int, int, int], memoryview] = OrderedDict()
+        self._kept: OrderedDict[tuple[bool, int, int, int], list[memoryview]] = OrderedDict()
 
     @property
     def bytes(self) -> int:
         return self._bytes
 
     def batches(self, stream_id: int, partition: int, slices: Sequence[memoryview]) -> list[Buffer]:
-        """Each slice of consecutive messages as one batch of dialect C."""
-        return [self._get(stream_id, messages, partition) for messages in slices]
+        """Slices of consecutive messages, each as one batch of dialect C where it fits."""
+        return [made for messages in slices for made in self._get(stream_id, messages, partition)]
 
     def summed(self, stream_id: int, slices: Sequence[memoryview]) -> list[memoryview]:
         """The slices, those that have no checksums with them."""
         return [
-            messages if messages[:8] != _NO_CHECKSUM else self._get(stream_id, messages)
+            messages if messages[:8] != _NO_CHECKSUM else self._get(stream_id, messages)[0]
             for messages in slices
         ]
 
-    def _get(self, stream_id: int, messages: memoryview, partition: int = -1) -> memoryview:
-        """As a batch of that partition, or with checksums."""
+    def _get(self, stream_id: int, messages: memoryview, partition: int = -1) -> list[memoryview]:
+        """As batches of that partition, or with checksums."""
         if len(messages) < _KEPT_BYTES_MIN:
             return _make(messages, partition)
         (first,) = _OFFSET.unpack_from(messages, _OFFSET_AT)
@@ -55,13 +55,13 @@ class Converted:
             return found
         made = _make(messages, partition)
         self._kept[key] = made
-        self._bytes += len(made)
+        self._bytes += sum(map(len, made))
         while self._bytes > self._bytes_max:
-            self._bytes -= len(self._kept.popitem(last=False)[1])
+            self._bytes -= sum(map(len, self._kept.popitem(last=False)[1]))
         return made
 
 
-def _make(messages: memoryview, partition: int) -> memoryview:
+def _make(messages: memoryview, partition: int) -> list[memoryview]:
     if partition < 0:
-        return with_checksums(messages)
-    return encode_batch(messages, partition=partition)
+        return [with_checksums(messages)]
+    return encode_batches(messages, partition=partition)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +13,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import RemoteProtocolError
+from headrace.errors import LocalProtocolError, RemoteProtocolError
 from headrace.wire.iggy import batch, vsr_batch
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
@@ -34,11 +35,10 @@ def by_hand(messages: list[Message], *, partition: int = 0, polled: bool = False
     """What the reference says, in the plainest way."""
     first = messages[0]
     base = (first.offset, first.timestamp_us) if polled else (0, 0)
+    oldest = min(message.origin_timestamp_us for message in messages)
     pieces, sums = [], b""
     for index, message in enumerate(messages):
-        time = message.timestamp_us - base[1] if polled else (
-            message.origin_timestamp_us - first.origin_timestamp_us
-        )  # fmt: skip
+        time = message.origin_timestamp_us - oldest
         rest = FRAME.pack(
             0, message.id.to_bytes(16, "little"), index, time,
             len(message.headers), len(message.payload), 0,
@@ -47,7 +47,7 @@ def by_hand(messages: list[Message], *, partition: int = 0, polled: bool = False
         sums += checksum
         pieces.append(checksum + rest)
     frames = b"".join(pieces)
-    covered = struct.pack("<QQQQQ", partition, *base, first.origin_timestamp_us, 256 + len(frames))
+    covered = struct.pack("<QQQQQ", partition, *base, oldest, 256 + len(frames))
     checksum = xxhash.xxh3_64_digest(covered + struct.pack("<I", len(messages)) + sums)[::-1]
     return covered + checksum + struct.pack("<I", len(messages)) + bytes(204) + frames
 
@@ -80,7 +80,7 @@ def of(count: int, kind: str) -> list[Message]:
             bytes([n % 256]) * sizes(n),
             HEADERS if kind.startswith("mixed") and n % 3 == 0 else b"",
             id=2**70 + n,
-            origin_timestamp_us=1_700_000_000_000_000 + n // 2,
+            origin_timestamp_us=1_700_000_000_000_000 + 31 * n % 97,
         )
         for n in range(count)
     ]
@@ -133,19 +133,59 @@ def test_damage_is_found_in_the_memory_it_came_in() -> None:
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_polls_batch(count: int, kind: str) -> None:
     messages = stamped(of(count, kind))
-    area, _ = area_of(messages)
-    canonical = bytearray(area)
-    for start, message in zip(batch.walk(area), messages, strict=True):
-        struct.pack_into(
-            "<QQ", canonical, start + 24, message.offset, message.timestamp_us
-        )  # encode_send leaves these to the server
-    data = vsr_batch.encode_batch(canonical, partition=3)
+    (data,) = vsr_batch.encode_batches(canonical(messages), partition=3)
     assert bytes(data) == by_hand(messages, partition=3, polled=True)
     (read,) = vsr_batch.decode_batches(memoryview(bytes(data)))
-    found = decode_messages(read)
-    assert [(m.payload, m.headers, m.id, m.offset, m.timestamp_us) for m in found] == [
-        (m.payload, m.headers, m.id, m.offset, m.timestamp_us) for m in messages
+    assert decode_messages(read) == messages
+
+
+def canonical(messages: list[Message]) -> bytearray:
+    area, starts = area_of(messages)
+    for start, message in zip(starts.tolist(), messages, strict=True):
+        struct.pack_into("<QQ", area, start + 24, message.offset, message.timestamp_us)
+    return area
+
+
+MINUTE = 60_000_000
+
+
+@pytest.mark.parametrize("count", [10, 40])
+@pytest.mark.parametrize(
+    ("times", "origins", "lengths"),
+    [
+        ([5], [0, 71 * MINUTE], [1]),
+        ([5], [0, 72 * MINUTE], [1 / 2, 1 / 2]),
+        ([5], [72 * MINUTE, 0], [1 / 2, 1 / 2]),
+        ([5], [0, 40 * MINUTE, 80 * MINUTE, 2**63], [1 / 2, 1 / 4, 1 / 4]),
+        ([5, 6], [7], [1 / 2, 1 / 2]),
+        ([5, 6, 6, 6], [7, 7, 72 * MINUTE, 7], [1 / 4, 1 / 4, 1 / 4, 1 / 4]),
+        ([5], [0, 2**64 - 1], [1 / 2, 1 / 2]),
+    ],
+    ids=["71 minutes", "72", "backwards", "thrice", "two timestamps", "both", "any"],
+)
+def test_what_does_not_fit_in_one_batch(
+    count: int, times: list[int], origins: list[int], lengths: list[float]
+) -> None:
+    messages = [
+        replace(
+            message,
+            timestamp_us=times[n * len(times) // count],
+            origin_timestamp_us=origins[n * len(origins) // count],
+        )
+        for n, message in enumerate(stamped(of(count, "mixed")))
     ]
+    made = vsr_batch.encode_batches(canonical(messages), partition=3)
+    counts = [struct.unpack_from("<I", one, 48)[0] for one in made]
+    assert sum(counts) == count
+    assert all(abs(n - share * count) < 1 for n, share in zip(counts, lengths, strict=True))
+    read = vsr_batch.decode_batches(memoryview(b"".join(made)))
+    assert [message for area in read for message in decode_messages(area)] == messages
+    area, starts = area_of(messages)
+    if max(origins) - min(origins) >= 2**32:
+        with pytest.raises(LocalProtocolError, match="71 minutes"):
+            vsr_batch.encode_produced(area, starts)
+    else:
+        assert bytes(vsr_batch.encode_produced(area, starts)) == by_hand(messages)
 
 
 def test_a_reply_has_a_batch_for_each_slice() -> None:
@@ -256,7 +296,6 @@ def test_other_dialects_read_the_same_messages() -> None:
 )
 @settings(max_examples=100, deadline=None)
 def test_any_messages_come_back(messages: list[Message]) -> None:
-    messages.sort(key=lambda message: message.origin_timestamp_us)
     data = by_hand(messages)
     area, starts = vsr_batch.decode_batch(memoryview(data), len(messages))
     assert decode_messages(area) == messages

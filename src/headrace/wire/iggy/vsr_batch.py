@@ -7,16 +7,16 @@ A batch is a header of 256 bytes, then frames back to back:
 |  0 |  8    | partition id                      |  0 |  8    | checksum: XXH3-64 of what follows |
 |  8 |  8    | base offset                       |  8 | 16    | id                                |
 | 16 |  8    | base timestamp, µs                | 24 |  4    | offset minus the base             |
-| 24 |  8    | origin timestamp, µs              | 28 |  4    | timestamp minus the base, µs      |
+| 24 |  8    | origin timestamp, µs: the oldest  | 28 |  4    | origin timestamp minus that, µs   |
 | 32 |  8    | length of header and frames       | 32 |  4    | length of the user headers        |
 | 40 |  8    | checksum                          | 36 |  4    | length of the payload             |
 | 48 |  4    | count of frames                   | 40 |  8    | zero                              |
 | 52 | 204   | zero                              | 48 |       | payload, user headers             |
 
 The batch's checksum is XXH3-64 of its first five fields, its count and the checksums of all frames.
-A producer leaves the first three fields 0; its frames count their timestamps from the origin
-timestamp. In replies they count from the base timestamp, so there the messages of a batch share
-one origin timestamp, that of the first.
+A producer leaves the first three fields 0. The base timestamp is that of all messages of a batch,
+so messages of several, or whose origin timestamps are further apart than four bytes can tell (71
+minutes), become several batches of a reply.
 
 A frame's header is 16 bytes shorter than a canonical one; from the lengths on both are the same
 bytes. So a conversion makes fronts, which end there, and copies the rest once, for messages of one
@@ -31,6 +31,7 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import LocalProtocolError
 from headrace.wire.iggy import batch
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.fields import Buffer
@@ -417,27 +418,48 @@ def _bodies_mask(header_bytes: int, lengths: Any) -> Any:
 # --- to a poll's reply ----------------------------------------------------------------------------
 
 
-def encode_batch(area: Buffer, *, partition: int) -> memoryview:
-    """Canonical messages of consecutive offsets, stamped by a server, as one batch."""
+def encode_batches(area: Buffer, *, partition: int) -> list[memoryview]:
+    """Canonical messages of consecutive offsets, stamped by a server: as one batch if they fit."""
     starts = batch.locate(area)
-    first = _MESSAGE.unpack_from(area, 0)
-    fields = (partition, first[2], first[3], first[4])
     if len(starts) <= batch.FEW:
-        return _encode_few(area, starts.tolist(), fields)
+        heads = [_MESSAGE.unpack_from(area, start) for start in starts.tolist()]
+        times, origins = [head[3] for head in heads], [head[4] for head in heads]
+        if min(times) < max(times) or max(origins) - min(origins) > _U32_MAX:
+            return _encode_parts(area, starts, times, origins, partition)
+        return [_encode_few(area, starts, heads, (partition, heads[0][2], times[0], min(origins)))]
     words = _front_words(area, starts)
-    words[:, 3] -= words[0, 3]  # one column after the other is faster
-    words[:, 4] -= words[0, 4]
-    return _encode(area, starts, words, fields)
+    offset, time, origin = words[0, 3], words[0, 4], words[:, 5].min()
+    if words[:, 5].max() - origin > _U32_MAX or (words[:, 4] != time).any():
+        times, origins = words[:, 4].tolist(), words[:, 5].tolist()
+        return _encode_parts(area, starts, times, origins, partition)
+    return [_encode(area, starts, words, (partition, int(offset), int(time), int(origin)))]
+
+
+def _encode_parts(
+    area: Buffer, starts: Positions, times: list[int], origins: list[int], partition: int
+) -> list[memoryview]:
+    cuts, oldest, newest = [0], origins[0], origins[0]
+    for at, (time, origin) in enumerate(zip(times, origins, strict=True)):
+        oldest, newest = min(oldest, origin), max(newest, origin)
+        if time != times[cuts[-1]] or newest - oldest > _U32_MAX:
+            cuts.append(at)
+            oldest = newest = origin
+    parts = [
+        batch.subset(memoryview(area), starts, begin, end - begin)[0]
+        for begin, end in pairwise([*cuts, len(starts)])
+    ]
+    return [made for part in parts for made in encode_batches(part, partition=partition)]
 
 
 def encode_produced(area: Buffer, starts: Positions) -> memoryview:
-    """As a producer sends them: the timestamps of its frames count from the origin timestamp."""
-    import numpy as np
-
+    """As a producer sends them."""
     words = _front_words(area, starts)
-    words[:, 3] = np.arange(len(starts), dtype=np.uint64)
-    words[:, 4] = words[:, 5] - words[0, 5]
-    return _encode(area, starts, words, (0, 0, 0, int(words[0, 5])))
+    origin = words[:, 5].min()
+    if words[:, 5].max() - origin > _U32_MAX:
+        raise LocalProtocolError(
+            "origin timestamps of one SEND are more than 71 minutes apart: send them in several"
+        )
+    return _encode(area, starts, words, (0, 0, 0, int(origin)))
 
 
 def _front_words(area: Buffer, starts: Positions) -> Any:
@@ -451,21 +473,18 @@ def _front_words(area: Buffer, starts: Positions) -> Any:
     return _words(batch.items(area, FRAME_HEADER_BYTES)[starts], count)
 
 
-def _encode_few(area: Buffer, starts: list[int], fields: tuple[int, ...]) -> memoryview:
+def _encode_few(
+    area: Buffer, starts: Positions, heads: list[tuple[Any, ...]], fields: tuple[int, ...]
+) -> memoryview:
     import xxhash
 
     view = memoryview(area)
     out, sums = bytearray(BATCH_HEADER_BYTES), b""
-    for start, end in pairwise([*starts, len(view)]):
-        _, id_, offset, time, _, headers_length, payload_length, _ = _MESSAGE.unpack_from(
-            view, start
-        )
-        delta = min(max(time - fields[2], 0), _U32_MAX)
-        frame = bytearray(
-            _FRAME.pack(
-                0, id_, (offset - fields[1]) & _U32_MAX, delta, headers_length, payload_length, 0
-            )
-        )
+    ends = [*starts[1:].tolist(), len(view)]
+    for index, (head, start, end) in enumerate(zip(heads, starts.tolist(), ends, strict=True)):
+        _, id_, _, _, origin, headers_length, payload_length, _ = head
+        delta = origin - fields[3]
+        frame = bytearray(_FRAME.pack(0, id_, index, delta, headers_length, payload_length, 0))
         frame += view[start + batch.HEADER_BYTES : end]
         frame[:8] = xxhash.xxh3_64_intdigest(memoryview(frame)[8:]).to_bytes(8, "little")
         sums += frame[:8]
@@ -475,18 +494,18 @@ def _encode_few(area: Buffer, starts: list[int], fields: tuple[int, ...]) -> mem
 
 
 def _encode(area: Buffer, starts: Positions, words: Any, fields: tuple[int, ...]) -> memoryview:
-    """`words`, the fronts of the messages, count offsets and timestamps from the batch's."""
+    """`words`: the fronts of the messages, which are written over."""
     import numpy as np
 
-    upper = np.minimum(words[:, 4], np.uint64(_U32_MAX)) << np.uint64(32)
-    words[:, 3] = words[:, 3] & np.uint64(_U32_MAX) | upper
-    stride = batch.stride_of(starts, len(area))
-    heads = np.ndarray(len(starts), "V32", words, 0, (FRAME_HEADER_BYTES,)).copy()
+    count, stride = len(starts), batch.stride_of(starts, len(area))
+    words[:, 3] = words[:, 5] - np.uint64(fields[3]) << np.uint64(32)
+    words[:, 3] |= np.arange(count, dtype=np.uint64)
+    heads = np.ndarray(count, "V32", words, 0, (FRAME_HEADER_BYTES,)).copy()
     out, places = _move(area, starts, stride, heads, batch.LENGTHS_AT, BATCH_HEADER_BYTES)
     messages = out[BATCH_HEADER_BYTES:]
     stride -= stride and batch.HEADER_BYTES - FRAME_HEADER_BYTES
     sums = batch.write_checksums(messages, places, stride)
-    _write_header(out, fields, len(starts), sums.tobytes())
+    _write_header(out, fields, count, sums.tobytes())
     return out
 
 
@@ -520,14 +539,13 @@ def decode_batches(data: memoryview) -> tuple[memoryview, ...]:
 def _decode_polled(data: memoryview, count: int) -> memoryview:
     import numpy as np
 
-    _, base_offset, base_us, origin_us, *_ = _HEADER.unpack_from(data)
+    _, base_offset, base_us, *_ = _HEADER.unpack_from(data)
     area, starts = decode_batch(data, count)
     frames = data[BATCH_HEADER_BYTES:]
     found = _gather(frames, _walk(frames, count))
-    stamps = np.empty(count, np.dtype([("offset", "<u8"), ("at", "<u8"), ("origin", "<u8")]))
+    stamps = np.empty(count, np.dtype([("offset", "<u8"), ("at", "<u8")]))
     stamps["offset"] = np.uint64(base_offset) + found["offset_delta"].astype("<u8")
-    stamps["at"] = np.uint64(base_us) + found["timestamp_delta"].astype("<u8")
-    stamps["origin"] = origin_us
+    stamps["at"] = base_us
     batch.items(area, stamps.itemsize)[starts + np.uint32(24)] = stamps.view(f"V{stamps.itemsize}")
     batch.write_checksums(area, starts, batch.stride_of(starts, len(area)))
     return area

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from headrace.errors import LocalProtocolError
@@ -395,7 +396,8 @@ def encode_poll_response(
     if dialect is Dialect.B2:
         return [head, *slices]
     if dialect is Dialect.C:
-        return [head, *(vsr_batch.encode_batch(area, partition=partition) for area in slices)]
+        batches = (vsr_batch.encode_batches(area, partition=partition) for area in slices)
+        return [head, *chain.from_iterable(batches)]
     from headrace.wire.iggy.columns import narrow
 
     return [head, *(narrow(area, batch.locate(area), dialect)[0] for area in slices)]
