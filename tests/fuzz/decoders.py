@@ -6,16 +6,18 @@ run with the input that caused it. Memory is bounded by libFuzzer's own limit.
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 
 import atheris
+import xxhash
 
 with atheris.instrument_imports(include=["headrace"]):
     from headrace.errors import RemoteProtocolError, UnauthenticatedError
+    from headrace.wire.iggy import batch, vsr, vsr_batch, vsr_reply
     from headrace.wire.iggy import frames as iggy_frames
-    from headrace.wire.iggy import vsr, vsr_batch
     from headrace.wire.iggy.commands import TABLE as COMMANDS
     from headrace.wire.iggy.dialects import CLASSIC, Dialect
     from headrace.wire.iggy.messages.messages import decode_messages
@@ -65,16 +67,42 @@ def iggy_batches_c(data: bytes) -> None:
     count = data[0] % 40
     for body in (data[1:], _batch_of(data[1:], count)):
         with suppress(RemoteProtocolError):
-            vsr_batch.decode_batch(memoryview(body), count)
+            _poll_back(vsr_batch.decode_batch(memoryview(body), count))
         with suppress(RemoteProtocolError):
-            vsr_batch.decode_batches(memoryview(body))
+            vsr_reply.decode_batches(memoryview(body))
     with suppress(RemoteProtocolError):
         decode_options(data)
 
 
-def _batch_of(frames: bytes, count: int) -> bytes:
-    length = (256 + len(frames)).to_bytes(8, "little")
-    return bytes(32) + length + bytes(8) + count.to_bytes(4, "little") + bytes(204) + frames
+def _poll_back(sent: vsr_batch.Decoded) -> None:
+    """What is stored of any SEND can be polled."""
+    area, starts, framed, _ = sent
+    batch.stamp(
+        area, starts, base_offset=9, timestamp_us=5, new_ids=lambda n: bytes(16 * n), summed=False
+    )
+    outline = vsr_reply.Outline(len(starts), 9 if framed else None)
+    reply = vsr_reply.encode_batches(area, starts, [outline], partition=0)
+    read = b"".join(vsr_reply.decode_batches(reply))
+    for message, other in zip(decode_messages(area), decode_messages(read), strict=True):
+        assert message == other
+
+
+def _batch_of(data: bytes, count: int) -> bytes:
+    """With right checksums, as far as its frames have room."""
+    frames, sums, position = bytearray(data), b"", 0
+    for _ in range(count):
+        lengths = frames[position + 32 : position + 40]
+        end = position + 48 + sum(struct.unpack("<II", lengths)) if len(lengths) == 8 else 0
+        if not position < end <= len(frames):
+            break
+        sums += (checksum := xxhash.xxh3_64_digest(frames[position + 8 : end])[::-1])
+        frames[position : position + 8] = checksum
+        position = end
+    front = bytes(24) + data[:8].ljust(8, b"\0") + (256 + len(frames)).to_bytes(8, "little")
+    counted = count.to_bytes(4, "little")
+    return (
+        front + xxhash.xxh3_64_digest(front + counted + sums)[::-1] + counted + bytes(204) + frames
+    )
 
 
 def iggy_replies(data: bytes) -> None:

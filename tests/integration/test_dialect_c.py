@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,10 +23,15 @@ from headrace.wire.iggy import commands as c
 from headrace.wire.iggy import vsr
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.frames import RequestFrame
-from headrace.wire.iggy.messages import streams, topics
-from headrace.wire.iggy.messages.messages import Message, SendMessages, encode_send
+from headrace.wire.iggy.messages import streams, topics, users
+from headrace.wire.iggy.messages.messages import (
+    Message,
+    PollMessages,
+    SendMessages,
+    encode_send,
+)
 from headrace.wire.iggy.messages.topics import Compression, CreateTopic
-from headrace.wire.iggy.primitives import Partitioning, PartitioningKind, Strategy
+from headrace.wire.iggy.primitives import Consumer, Partitioning, PartitioningKind, Strategy
 from headrace.wire.iggy.request_stream import RequestStream
 from headrace.wire.iggy.vsr_client import Conversation
 from tests.integration.broker_stack import Stack
@@ -318,3 +324,90 @@ def test_over_quic(tmp_path: Path) -> None:
             check=False,
         )
         assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
+class Slow:
+    """A client of dialect C that reads its answers when it is told to, of which few bytes fit on
+    the way: the rest waits in the server."""
+
+    def __init__(self, address: str, name: bytes) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self._socket.settimeout(SECONDS)
+        host, port = address.rsplit(":", 1)
+        self._socket.connect((host, int(port)))
+        self._talk = Conversation(name.ljust(16, b"."))
+        login = users.LoginRegister(vsr.VERSION, "test", "1", "iggy", "iggy")
+        registered: users.Registered = self.call(c.LOGIN_REGISTER, login)
+        self._talk.on_registered(registered.session)
+
+    def ask(self, command: c.Command[Q, R], request: Q) -> None:
+        pieces = command.encode_request(request, Dialect.C)
+        self._socket.sendall(b"".join(self._talk.encode(command.code, pieces)))
+
+    def answer(self, command: c.Command[Q, R]) -> R:
+        header = self._read(vsr.HEADER_BYTES)
+        reply = vsr.decode_reply(header + self._read(vsr.frame_bytes(header) - vsr.HEADER_BYTES))
+        assert reply.status == 0
+        return command.decode_response(reply.payload, Dialect.C)
+
+    def call(self, command: c.Command[Q, R], request: Q) -> R:
+        self.ask(command, request)
+        return self.answer(command)
+
+    def _read(self, length: int) -> bytes:
+        data = bytearray(length)
+        view = memoryview(data)
+        while view:
+            count = self._socket.recv_into(view)
+            assert count, "the server closed the connection"
+            view = view[count:]
+        return bytes(data)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def polled_from(offset: int, count: int) -> PollMessages:
+    return PollMessages(Consumer.single(), "s", "t", 0, Strategy.offset(offset), count, False)
+
+
+def test_replies_that_wait_for_their_readers_are_left_alone(tmp_path: Path) -> None:
+    """The memory they are in is used again and again, but not before."""
+    with running(tmp_path) as server, ExitStack() as clients:
+        address = server.addresses["iggy"]
+
+        def connect_slow(name: bytes) -> Slow:
+            return clients.enter_context(closing(Slow(address, name)))
+
+        busy = connect_slow(b"busy")
+        busy.call(c.CREATE_STREAM, streams.CreateStream("s"))
+        busy.call(c.CREATE_TOPIC, CreateTopic("s", 1, Compression.NONE, 0, 0, 0, "t"))
+        sent: list[bytes] = []
+
+        def send(count: int, size: int) -> None:
+            payloads = [b"%08d" % (len(sent) + n) * (size // 8) for n in range(count)]
+            messages = [Message(p, id=1 + len(sent) + n) for n, p in enumerate(payloads)]
+            busy.call(c.SEND_MESSAGES, encode_send("s", "t", FIRST, messages))
+            sent.extend(payloads)
+
+        for _ in range(12):
+            send(1000, 1000)  # converted in place, so made anew for a poll
+        for _ in range(30):
+            send(400, 1000)  # kept as it came
+        waiting = []
+        for name, offset, count in ((b"made", 0, 12_000), (b"kept", 12_000, 12_000)):
+            client = connect_slow(name)
+            client.ask(c.POLL_MESSAGES, polled_from(offset, count))
+            waiting.append((client, offset, count))
+        for turn in range(3):
+            for offset in range(0, 24_000, 1000):
+                messages = busy.call(c.POLL_MESSAGES, polled_from(offset + turn, 900)).messages()
+                begin = offset + turn
+                assert [m.payload for m in messages] == sent[begin : begin + 900]
+            for _ in range(20):
+                send(400, 1000)
+        for client, offset, count in waiting:
+            found = client.answer(c.POLL_MESSAGES).messages()
+            assert [m.payload for m in found] == sent[offset : offset + count]
+            assert [m.offset for m in found] == list(range(offset, offset + count))

@@ -1,67 +1,237 @@
-"""What polls made of stored messages, kept for the next reader of the same ones.
+"""What polls make of stored messages: batches for clients of dialect C, and checksums for others of
+what came without.
 
-Batches for clients of dialect C; and checksums for the others of what came from dialect C. Stored
-messages never change, so what was made of them stays right. Several consumers read the same place,
-and a conversion costs several times what sending the stored bytes does; so the last ones are kept,
-up to a bound.
+What such a client sent is already as another one is to get it, so the frames of the newest SENDs
+are kept. Of the rest most is read once: it is made in memory that is used again and again, as fresh
+memory costs more than the conversion. What is read a second time is kept, since several consumers
+read the same place. All of it up to a bound. Stored messages never change, so what was made of them
+stays right for as long as their log is open; logs go by their serial.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.broker.partition import Piece
 from headrace.runtime.interfaces import Buffer
-from headrace.wire.iggy.batch import with_checksums
-from headrace.wire.iggy.vsr_batch import encode_batches
+from headrace.wire.iggy import batch
+from headrace.wire.iggy.vsr import KEPT_BYTES_MIN, Lent
+from headrace.wire.iggy.vsr_batch import Frames, Memory, fresh_memory
+from headrace.wire.iggy.vsr_reply import Outline, encode_batches, header_of, oldest_origin_us
+from headrace.wire.sbp.records import FRAMED, UNSUMMED
 
-_KEPT_BYTES_MIN = 4096  # less is made as fast as it is found
-_OFFSET = struct.Struct("<Q")
-_OFFSET_AT = 24  # in a message
-_NO_CHECKSUM = bytes(8)
+if TYPE_CHECKING:
+    from headrace.wire.iggy.batch import Positions
+
+_ALONE_BYTES_MIN = 16 * 1024  # of a batch; shorter ones are converted together
+_SEEN_MAX = 16_384
+_MESSAGE = struct.Struct("<24xQQ")  # offset and timestamp
+_POSITION_BYTES = 4
+_AT_HAND_BYTES_MAX = 2 * 1024 * 1024
+_AT_HAND_MAX = 8
+
+_Key = tuple[int, int, int]
+
+
+class _Sent(NamedTuple):
+    frames: Frames
+    first: int
+    timestamp_us: int
+    lent: Lent
 
 
 class Converted:
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._kept: OrderedDict[tuple[bool, int, int, int], list[memoryview]] = OrderedDict()
+        share, at_hand = bytes_max // 4, MemoryAtHand()
+        self._batches = _Kept(2 * share, at_hand)
+        self._summed = _Kept(share, at_hand)
+        self._sent: OrderedDict[_Key, _Sent] = OrderedDict()
+        self._sent_bytes = 0
+        self._sent_bytes_max = share
 
     @property
     def bytes(self) -> int:
-        return self._bytes
+        return self._batches.bytes + self._summed.bytes + self._sent_bytes
 
-    def batches(self, stream_id: int, partition: int, slices: Sequence[memoryview]) -> list[Buffer]:
-        """Slices of consecutive messages, each as one batch of dialect C where it fits."""
-        return [made for messages in slices for made in self._get(stream_id, messages, partition)]
+    def keep(self, log: int, area: memoryview, frames: Frames, lent: Lent) -> None:
+        """The frames of a SEND whose messages, now stored, are in `area`: as one batch, if that was
+        stamped as a whole."""
+        first, timestamp_us = _MESSAGE.unpack_from(area)
+        if not timestamp_us or not KEPT_BYTES_MIN <= len(lent.memory) <= self._sent_bytes_max:
+            return
+        lent.kept = True
+        self._sent[log, first, len(area)] = _Sent(frames, first, timestamp_us, lent)
+        self._sent_bytes += len(lent.memory)
+        while self._sent_bytes > self._sent_bytes_max:
+            _, (frames, _, _, lent) = self._sent.popitem(last=False)
+            self._sent_bytes -= len(lent.memory)
+            del frames
+            if isinstance(lent.memory, bytearray) and is_free(lent.memory):
+                lent.give_back()
 
-    def summed(self, stream_id: int, slices: Sequence[memoryview]) -> list[memoryview]:
-        """The slices, those that have no checksums with them."""
-        return [
-            messages if messages[:8] != _NO_CHECKSUM else self._get(stream_id, messages)[0]
-            for messages in slices
-        ]
+    def batches(self, log: int, partition: int, pieces: Sequence[Piece]) -> list[Buffer]:
+        """In dialect C."""
+        made: list[Buffer] = []
+        for together in _together(pieces):
+            key = _key(log, together)
+            sent = self._sent.get(key)
+            if sent is None:
+                made.append(self._batches.get(key, _Batches(together, partition)))
+            else:
+                made += (
+                    header_of(
+                        sent.frames,
+                        partition=partition,
+                        base_offset=sent.first,
+                        timestamp_us=sent.timestamp_us,
+                    ),
+                    sent.frames.data,
+                )
+        return made
 
-    def _get(self, stream_id: int, messages: memoryview, partition: int = -1) -> list[memoryview]:
-        """As batches of that partition, or with checksums."""
-        if len(messages) < _KEPT_BYTES_MIN:
-            return _make(messages, partition)
-        (first,) = _OFFSET.unpack_from(messages, _OFFSET_AT)
-        key = (partition < 0, stream_id, first, len(messages))
+    def summed(self, log: int, pieces: Sequence[Piece]) -> list[Buffer]:
+        """The messages, all with checksums."""
+        made: list[Buffer] = []
+        for together in _together(pieces):
+            if together[0].header.attributes & UNSUMMED:
+                made.append(self._summed.get(_key(log, together), _Summed(together)))
+            else:
+                made += [piece.messages for piece in together]
+        return made
+
+
+def _together(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
+    """Long ones one by one, short ones that follow each other and are alike as one."""
+    short: list[Piece] = []
+    for piece in pieces:
+        alone = len(piece.messages) >= _ALONE_BYTES_MIN
+        if short and (alone or _kind(piece) != _kind(short[0])):
+            yield short
+            short = []
+        if alone:
+            yield (piece,)
+        else:
+            short.append(piece)
+    if short:
+        yield short
+
+
+def _kind(piece: Piece) -> int:
+    return piece.header.attributes & (UNSUMMED | FRAMED)
+
+
+def _key(log: int, pieces: Sequence[Piece]) -> _Key:
+    first, _ = _MESSAGE.unpack_from(pieces[0].messages)
+    return log, first, sum([len(piece.messages) for piece in pieces])
+
+
+# --- making ---------------------------------------------------------------------------------------
+
+
+class _Batches(NamedTuple):
+    pieces: Sequence[Piece]
+    partition: int
+
+    def make(self, memory: Memory) -> memoryview:
+        area, starts = _join(self.pieces)
+        outlines = [_outline(piece) for piece in self.pieces]
+        return encode_batches(area, starts, outlines, partition=self.partition, memory=memory)
+
+
+class _Summed(NamedTuple):
+    pieces: Sequence[Piece]
+
+    def make(self, memory: Memory) -> memoryview:
+        area, starts = _join(self.pieces)
+        return batch.with_checksums(area, starts, memory)
+
+
+def _outline(piece: Piece) -> Outline:
+    header = piece.header
+    if not header.attributes & FRAMED:
+        return Outline(piece.taken)
+    if piece.taken == header.record_count:
+        return Outline(piece.taken, header.base_offset)
+    oldest = oldest_origin_us(*batch.read_starts(piece.body, header.record_count))
+    return Outline(piece.taken, header.base_offset, oldest)
+
+
+def _join(pieces: Sequence[Piece]) -> tuple[Buffer, Positions]:
+    """The messages in a row, and where each starts."""
+    import numpy as np
+
+    indexes = []
+    for _, header, body, skip, count in pieces:
+        at = len(body) - _POSITION_BYTES * (header.record_count - skip)
+        indexes.append(body[at : at + _POSITION_BYTES * count])
+    if len(pieces) == 1:
+        starts = np.frombuffer(indexes[0], "<u4")
+        return pieces[0].messages, starts - starts[0] if pieces[0].skip else starts
+    starts = np.frombuffer(b"".join(indexes), "<u4")
+    counts = np.array([piece.taken for piece in pieces], np.intp)
+    ends = np.cumsum([len(piece.messages) for piece in pieces], dtype=np.uint32)
+    moves = -starts[np.cumsum(counts) - counts]
+    moves[1:] += ends[:-1]
+    return b"".join([piece.messages for piece in pieces]), starts + np.repeat(moves, counts)
+
+
+# --- keeping --------------------------------------------------------------------------------------
+
+
+class _Kept:
+    """What was made more than once."""
+
+    def __init__(self, bytes_max: int, at_hand: MemoryAtHand) -> None:
+        self._bytes_max = bytes_max
+        self.bytes = 0
+        self._kept: OrderedDict[_Key, memoryview] = OrderedDict()
+        self._seen: OrderedDict[_Key, None] = OrderedDict()
+        self._at_hand = at_hand
+
+    def get(self, key: _Key, wanted: _Batches | _Summed) -> memoryview:
+        if key[2] < KEPT_BYTES_MIN:
+            return wanted.make(fresh_memory)
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
             return found
-        made = _make(messages, partition)
-        self._kept[key] = made
-        self._bytes += sum(map(len, made))
-        while self._bytes > self._bytes_max:
-            self._bytes -= sum(map(len, self._kept.popitem(last=False)[1]))
+        if key not in self._seen:
+            self._seen[key] = None
+            if len(self._seen) > _SEEN_MAX:
+                self._seen.popitem(last=False)
+            return wanted.make(self._at_hand.take)
+        made = self._kept[key] = wanted.make(fresh_memory)
+        self.bytes += len(made)
+        while self.bytes > self._bytes_max:
+            self.bytes -= len(self._kept.popitem(last=False)[1])
         return made
 
 
-def _make(messages: memoryview, partition: int) -> list[memoryview]:
-    if partition < 0:
-        return [with_checksums(messages)]
-    return encode_batches(messages, partition=partition)
+class MemoryAtHand:
+    """A few buffers, each lent again once nobody views it."""
+
+    def __init__(self) -> None:
+        self._lent: list[bytearray] = []
+
+    def take(self, length: int) -> memoryview:
+        if length > _AT_HAND_BYTES_MAX:
+            return fresh_memory(length)
+        for memory in self._lent:
+            if length <= len(memory) <= 2 * length and is_free(memory):
+                return memoryview(memory)[:length]
+        memory = bytearray(length)
+        self._lent.insert(0, memory)
+        del self._lent[_AT_HAND_MAX:]
+        return memoryview(memory)
+
+
+def is_free(memory: bytearray) -> bool:
+    """Whether nobody views it: while somebody does, its length cannot change."""
+    try:
+        memory.append(memory.pop())
+    except BufferError:
+        return False
+    return True

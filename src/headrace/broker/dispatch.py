@@ -320,7 +320,7 @@ class Dispatcher:
                     raise StaleSessionError(client=session.client_id)
                 request = decode_send(payload, Dialect.C, head.room)
                 authorize(self._broker, session, c.SEND_MESSAGES, request)
-                pieces = [await messages.send_numbered(self._broker, request, numbered)]
+                pieces = [await messages.send_numbered(self._broker, request, numbered, head.lent)]
                 self._check_lease()
         except BaseException:
             answers.fail(*numbered, applying)

@@ -8,6 +8,7 @@ canonical form, so a poll is a slice of the stored bytes. Offsets are dense, in 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -37,10 +38,24 @@ if TYPE_CHECKING:
 
 _ATTRIBUTES = records.RECORDS_IGGY | records.INDEXED
 _NUMBERED = records.NUMBERED | records.UNSUMMED
+_FRAMED = _NUMBERED | records.FRAMED
 _NO_SOURCE = (0, -1, -1)
+_serials = itertools.count()
 _TIMESTAMP_AT = 32  # in a message
 _RECOVERED_BYTES = 1 << 20
 """Of the end of a log that is looked at for the requests it holds."""
+
+
+class Piece(NamedTuple):
+    """Messages of one batch, and the batch."""
+
+    messages: memoryview
+    header: records.BatchHeader
+    body: memoryview
+    skip: int
+    """Messages of the batch before these."""
+    taken: int
+    """How many these are."""
 
 
 @dataclass(slots=True)
@@ -50,10 +65,8 @@ class Slice:
     first: int = 0
     count: int = 0
     bytes: int = 0
-    pieces: list[memoryview] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     full: bool = False
-    unsummed: bool = False
-    """Some messages have no checksums; see `records.UNSUMMED`."""
 
     @property
     def last(self) -> int:
@@ -101,6 +114,8 @@ class PartitionLog:
                 seconds=settings.deduplication_ms / 1000,
             )
         self.stream_id = owned.stream_id
+        self.serial = next(_serials)
+        """No other log of this process has it: one that is opened again may have other messages."""
         self.start_offset = 0
         """The oldest retained offset."""
         self.committed = owned.next_offset
@@ -183,12 +198,18 @@ class PartitionLog:
     # -- writing
 
     async def append(
-        self, area: memoryview, starts: Positions, request: Request | None = None
+        self,
+        area: memoryview,
+        starts: Positions,
+        request: Request | None = None,
+        *,
+        framed: bool = False,
     ) -> int:
         """Store messages, all in this partition; returns the first offset once all are durable.
 
         Takes over the buffer: it is stamped in place and becomes the log's. Of a numbered request
-        that an earlier owner of this log stored, only what it did not store is.
+        that an earlier owner of this log stored, only what it did not store is. Messages of such
+        requests are `framed` or have no checksums.
         """
         stored = None
         if request is not None:
@@ -201,6 +222,7 @@ class PartitionLog:
                 area, starts = batch.subset(
                     area, starts, stored.messages, len(starts) - stored.messages
                 )
+                framed = False  # these count from another message
         await self._wait_for_room(len(area))
         # Nothing is awaited until every part has its offsets: they are consecutive.
         first = self._owned.next_offset if stored is None else stored.first
@@ -211,7 +233,7 @@ class PartitionLog:
             )
         # Dialect C has checksums of its own, which were checked; those of the stored form are made
         # for whoever reads them.
-        source = None if request is None else (_NUMBERED, *request)
+        source = None if request is None else (_FRAMED if framed else _NUMBERED, *request)
         if self._window is None:
             answers, dropped = self._place(area, starts, source), False
         else:
@@ -253,9 +275,12 @@ class PartitionLog:
     ) -> list[asyncio.Future[int]]:
         timestamp_us = max(self._clock.now_us(), self.last_timestamp_us)
         self.last_timestamp_us = timestamp_us
+        parts = batch.split(area, starts, self._batch_bytes_max)
+        if len(parts) > 1:
+            source = _unframed(source)
         return [
             self._append_batch(part, part_starts, timestamp_us, source)
-            for part, part_starts in batch.split(area, starts, self._batch_bytes_max)
+            for part, part_starts in parts
         ]
 
     def _place_new(
@@ -273,6 +298,7 @@ class PartitionLog:
         dropped = len(kept) < len(ids)
         if dropped:
             area, starts = deduplication.select(area, starts, kept)
+            source = _unframed(source)
         answers = self._place(area, starts, source) if kept else []
         window.add(deduplication.given(ids, kept), now)
         return answers, dropped
@@ -460,9 +486,7 @@ class PartitionLog:
                 found.first = position
             found.count += wanted
             found.bytes += len(messages)
-            found.pieces.append(messages)
-            if header.attributes & records.UNSUMMED:
-                found.unsummed = True
+            found.pieces.append(Piece(messages, header, body, skip, wanted))
             position += wanted
             if found.count >= count or found.bytes >= bytes_max:
                 found.full = True
@@ -472,6 +496,14 @@ class PartitionLog:
     async def offset_at(self, timestamp_us: int) -> int:
         """Where to start looking for messages of that time or later."""
         return await self._client.offset_at(self.stream_id, timestamp_us // 1000)
+
+
+def _unframed(source: _Source | None) -> _Source | None:
+    """For messages that are no longer those their frames' checksums were made for."""
+    if source is None:
+        return None
+    attribute, who, which = source
+    return attribute & ~records.FRAMED, who, which
 
 
 def _timestamp_us(header: records.BatchHeader, view: memoryview, record: int) -> int:

@@ -309,7 +309,7 @@ async def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
         await topic_of(peer)
         append = PartitionLog.append
 
-        async def failing(*_: object) -> int:
+        async def failing(*_: object, **__: object) -> int:
             await asyncio.sleep(0)
             raise UnavailableError("not now")
 

@@ -3,91 +3,25 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import LocalProtocolError, RemoteProtocolError
-from headrace.wire.iggy import batch, vsr_batch
+from headrace.errors import RemoteProtocolError
+from headrace.wire.iggy import batch, vsr_batch, vsr_reply
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.messages.messages import (
     Message,
-    PolledMessages,
     SendMessages,
     decode_messages,
     encode_send,
 )
 from headrace.wire.iggy.primitives import Partitioning
-from headrace.wire.iggy.userheaders import UserHeader, encode_headers
-
-FRAME = struct.Struct("<Q16sIIIIQ")
-HEADERS = encode_headers([UserHeader.of("a", 7)])
-
-
-def by_hand(messages: list[Message], *, partition: int = 0, polled: bool = False) -> bytes:
-    """What the reference says, in the plainest way."""
-    first = messages[0]
-    base = (first.offset, first.timestamp_us) if polled else (0, 0)
-    oldest = min(message.origin_timestamp_us for message in messages)
-    pieces, sums = [], b""
-    for index, message in enumerate(messages):
-        time = message.origin_timestamp_us - oldest
-        rest = FRAME.pack(
-            0, message.id.to_bytes(16, "little"), index, time,
-            len(message.headers), len(message.payload), 0,
-        )[8:] + message.payload + message.headers  # fmt: skip
-        checksum = xxhash.xxh3_64_intdigest(rest).to_bytes(8, "little")
-        sums += checksum
-        pieces.append(checksum + rest)
-    frames = b"".join(pieces)
-    covered = struct.pack("<QQQQQ", partition, *base, oldest, 256 + len(frames))
-    checksum = xxhash.xxh3_64_digest(covered + struct.pack("<I", len(messages)) + sums)[::-1]
-    return covered + checksum + struct.pack("<I", len(messages)) + bytes(204) + frames
-
-
-def area_of(messages: list[Message]) -> tuple[bytearray, np.ndarray]:
-    request = encode_send("s", "t", Partitioning.balanced(), messages)
-    return bytearray(request.area), request.starts
-
-
-def stamped(messages: list[Message], base_offset: int = 1000) -> list[Message]:
-    area, starts = area_of(messages)
-    batch.stamp(
-        area, starts, base_offset=base_offset, timestamp_us=5_000_000,
-        new_ids=lambda n: batch.consecutive_ids(10**30, n),
-    )  # fmt: skip
-    return decode_messages(area)
-
-
-def of(count: int, kind: str) -> list[Message]:
-    kinds: dict[str, Callable[[int], int]] = {
-        "equal": lambda n: 100,
-        "equal large": lambda n: 2001,
-        "mixed": lambda n: n * 7 % 90,
-        "mixed large": lambda n: 500 + n * 13 % 900,
-        "empty": lambda n: 0,
-    }
-    sizes = kinds[kind]
-    return [
-        Message(
-            bytes([n % 256]) * sizes(n),
-            HEADERS if kind.startswith("mixed") and n % 3 == 0 else b"",
-            id=2**70 + n,
-            origin_timestamp_us=1_700_000_000_000_000 + 31 * n % 97,
-        )
-        for n in range(count)
-    ]
-
-
-KINDS = ("equal", "equal large", "mixed", "mixed large", "empty")
-COUNTS = (1, 2, 16, 17, 100, 4200)
+from tests.unit.wire_iggy.vsr_by_hand import COUNTS, HEADERS, KINDS, by_hand, of
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,7 +29,7 @@ COUNTS = (1, 2, 16, 17, 100, 4200)
 def test_a_producers_batch(count: int, kind: str) -> None:
     messages = of(count, kind)
     data = by_hand(messages)
-    area, starts = vsr_batch.decode_batch(memoryview(data), count)
+    area, starts, *_ = vsr_batch.decode_batch(memoryview(data), count)
     assert decode_messages(area) == messages
     assert starts.tolist() == batch.walk(area)
     assert not area.readonly
@@ -108,14 +42,17 @@ def test_a_producers_batch_in_the_memory_it_came_in(count: int, kind: str) -> No
     messages = of(count, kind)
     data = by_hand(messages)
     memory = memoryview(bytearray(data) + bytes(16 * count) + b"not ours")
-    area, starts = vsr_batch.decode_batch(memory[: len(data)], count, memory[: -len(b"not ours")])
+    ours = memory[: -len(b"not ours")]
+    area, starts, framed, frames = vsr_batch.decode_batch(memory[: len(data)], count, ours)
+    assert framed
     assert decode_messages(area) == messages
     assert starts.tolist() == batch.walk(area)
     assert bytes(memory[-len(b"not ours") :]) == b"not ours"
     moved = count > batch.FEW and not kind.startswith("mixed")
     assert (area.obj is memory.obj) == moved
+    assert (frames is None) == (moved or count <= batch.FEW)
     tight = memoryview(bytearray(data) + bytes(16 * count - 1))
-    area, _ = vsr_batch.decode_batch(tight[: len(data)], count, tight)
+    area, *_ = vsr_batch.decode_batch(tight[: len(data)], count, tight)
     assert area.obj is not tight.obj
     assert bytes(tight[: len(data)]) == data
 
@@ -131,76 +68,46 @@ def test_damage_is_found_in_the_memory_it_came_in() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", COUNTS)
-def test_a_polls_batch(count: int, kind: str) -> None:
-    messages = stamped(of(count, kind))
-    (data,) = vsr_batch.encode_batches(canonical(messages), partition=3)
-    assert bytes(data) == by_hand(messages, partition=3, polled=True)
-    (read,) = vsr_batch.decode_batches(memoryview(bytes(data)))
-    assert decode_messages(read) == messages
+def test_messages_have_the_checksums_of_their_frames(count: int, kind: str) -> None:
+    data = by_hand(of(count, kind))
+    area, _, framed, frames = vsr_batch.decode_batch(memoryview(data), count)
+    assert framed
+    sums, position = [], 256
+    while position < len(data):
+        sums.append(struct.unpack_from("<Q", data, position)[0])
+        position += 48 + sum(struct.unpack_from("<II", data, position + 32))
+    assert [message.checksum for message in decode_messages(area)] == sums
+    if frames is not None:
+        assert frames.sums == struct.pack(f"<{count}Q", *sums)
+        assert frames.data.tobytes() == data[256:]
+        assert frames.origin_us == struct.unpack_from("<Q", data, 24)[0]
+    assert (frames is None) == (count <= batch.FEW)
 
 
-def canonical(messages: list[Message]) -> bytearray:
-    area, starts = area_of(messages)
-    for start, message in zip(starts.tolist(), messages, strict=True):
-        struct.pack_into("<QQ", area, start + 24, message.offset, message.timestamp_us)
-    return area
-
-
-MINUTE = 60_000_000
-
-
-@pytest.mark.parametrize("count", [10, 40])
-@pytest.mark.parametrize(
-    ("times", "origins", "lengths"),
-    [
-        ([5], [0, 71 * MINUTE], [1]),
-        ([5], [0, 72 * MINUTE], [1 / 2, 1 / 2]),
-        ([5], [72 * MINUTE, 0], [1 / 2, 1 / 2]),
-        ([5], [0, 40 * MINUTE, 80 * MINUTE, 2**63], [1 / 2, 1 / 4, 1 / 4]),
-        ([5, 6], [7], [1 / 2, 1 / 2]),
-        ([5, 6, 6, 6], [7, 7, 72 * MINUTE, 7], [1 / 4, 1 / 4, 1 / 4, 1 / 4]),
-        ([5], [0, 2**64 - 1], [1 / 2, 1 / 2]),
-    ],
-    ids=["71 minutes", "72", "backwards", "thrice", "two timestamps", "both", "any"],
-)
-def test_what_does_not_fit_in_one_batch(
-    count: int, times: list[int], origins: list[int], lengths: list[float]
-) -> None:
-    messages = [
-        replace(
-            message,
-            timestamp_us=times[n * len(times) // count],
-            origin_timestamp_us=origins[n * len(origins) // count],
-        )
-        for n, message in enumerate(stamped(of(count, "mixed")))
-    ]
-    made = vsr_batch.encode_batches(canonical(messages), partition=3)
-    counts = [struct.unpack_from("<I", one, 48)[0] for one in made]
-    assert sum(counts) == count
-    assert all(abs(n - share * count) < 1 for n, share in zip(counts, lengths, strict=True))
-    read = vsr_batch.decode_batches(memoryview(b"".join(made)))
-    assert [message for area in read for message in decode_messages(area)] == messages
-    area, starts = area_of(messages)
-    if max(origins) - min(origins) >= 2**32:
-        with pytest.raises(LocalProtocolError, match="71 minutes"):
-            vsr_batch.encode_produced(area, starts)
+@pytest.mark.parametrize("kind", ["equal", "mixed"])
+@pytest.mark.parametrize("count", [1, 3, 30])
+@pytest.mark.parametrize("at", ["number", "oldest", "wraps", "no id"])
+def test_frames_that_a_reply_would_not_have(count: int, kind: str, at: str) -> None:
+    """They are read all the same, but what is stored has no checksums: frames are made anew."""
+    plain = by_hand(of(count, kind))
+    if at == "number":
+        data = changed(plain, 256 + 24, b"\7", sums=True)
+    elif at == "no id":
+        data = changed(plain, 256 + 8, bytes(16), sums=True)
+    elif at == "oldest":
+        moved = bytearray(plain)
+        position = 256
+        while position < len(plain):
+            (delta,) = struct.unpack_from("<I", plain, position + 28)
+            struct.pack_into("<I", moved, position + 28, delta + 1)
+            position += 48 + sum(struct.unpack_from("<II", plain, position + 32))
+        data = changed(bytes(moved), 24, b"", sums=True)
     else:
-        assert bytes(vsr_batch.encode_produced(area, starts)) == by_hand(messages)
-
-
-def test_a_reply_has_a_batch_for_each_slice() -> None:
-    slices = []
-    for base in (0, 20, 21):
-        area, starts = area_of(of(20 if base == 0 else 1, "mixed"))
-        batch.stamp(area, starts, base_offset=base, timestamp_us=base + 1, new_ids=bytes)
-        slices.append(area)
-    polled = PolledMessages(2, 21, 22, slices)
-    data = polled.encode(Dialect.C)
-    assert struct.unpack_from("<IQI", data) == (2, 21, 22)
-    back = PolledMessages.decode(data, Dialect.C)
-    assert [message.offset for message in back.messages()] == list(range(22))
-    assert len(back.slices) == 3
-    assert PolledMessages(0, 0, 0).encode(Dialect.C) == bytes(16)
+        data = changed(plain, 24, b"\xff" * 8, sums=True)
+    area, _, framed, frames = vsr_batch.decode_batch(memoryview(data), count)
+    assert frames is None
+    assert framed == (at == "wraps" and count == 1)  # which has no other to count from
+    assert framed or {message.checksum for message in decode_messages(area)} == {0}
 
 
 def changed(data: bytes, at: int, value: bytes, *, sums: bool = False) -> bytes:
@@ -297,7 +204,7 @@ def test_other_dialects_read_the_same_messages() -> None:
 @settings(max_examples=100, deadline=None)
 def test_any_messages_come_back(messages: list[Message]) -> None:
     data = by_hand(messages)
-    area, starts = vsr_batch.decode_batch(memoryview(data), len(messages))
+    area, starts, *_ = vsr_batch.decode_batch(memoryview(data), len(messages))
     assert decode_messages(area) == messages
     assert bytes(vsr_batch.encode_produced(area, starts)) == data
 
@@ -319,4 +226,4 @@ def test_damage_is_refused_or_read(count: int, kind: str, at: int, value: bytes)
     with pytest.raises(RemoteProtocolError):
         vsr_batch.decode_batch(memoryview(bytes(data)), count)
     with pytest.raises(RemoteProtocolError):
-        vsr_batch.decode_batches(memoryview(bytes(data)))
+        vsr_reply.decode_batches(memoryview(bytes(data)))

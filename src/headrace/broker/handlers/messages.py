@@ -23,6 +23,7 @@ from headrace.broker.state import partition_of
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.messages import messages as m
 from headrace.wire.iggy.primitives import Partitioning, PartitioningKind, Strategy, StrategyKind
+from headrace.wire.iggy.vsr import Lent
 
 
 async def send_messages(
@@ -41,15 +42,20 @@ async def send_messages(
     return None
 
 
-async def send_numbered(broker: Broker, request: m.SendMessages, numbered: Request | None) -> bytes:
-    """A SEND of dialect C, whose answer says where the messages are."""
+async def send_numbered(
+    broker: Broker, request: m.SendMessages, numbered: Request | None, lent: Lent | None = None
+) -> bytes:
+    """A SEND of dialect C, whose answer says where the messages are. The memory it came in may be
+    kept if it is given."""
     topic, partition = _destination(broker, request)
     log = broker.partitions.peek(topic, partition)
     if log is None:
         log = await broker.partitions.get(topic, partition)
-    first = await log.append(request.area, request.starts, numbered)
+    first = await log.append(request.area, request.starts, numbered, framed=request.framed)
     broker.counters["sent_messages"] += request.count
     broker.counters["sent_bytes"] += len(request.area)
+    if lent is not None and request.frames is not None:
+        broker.converted.keep(log.serial, request.area, request.frames, lent)
     stream = broker.catalogue.stream_by_uid(topic.stream_uid)
     stream_id = 0 if stream is None else stream.id  # deleted meanwhile
     return m.encode_sent(stream_id, topic.id, partition.id, first)
@@ -108,12 +114,11 @@ def polled(
     broker: Broker, dialect: Dialect, log: PartitionLog, partition: int, found: Slice
 ) -> m.PolledMessages:
     """The reply, with what its dialect needs beside the stored messages."""
-    slices, batches = found.pieces, None
     if dialect is Dialect.C:
-        batches = broker.converted.batches(log.stream_id, partition, slices)
-    elif found.unsummed:
-        slices = broker.converted.summed(log.stream_id, slices)
-    return m.PolledMessages(partition, log.current_offset, found.count, slices, batches)
+        batches = broker.converted.batches(log.serial, partition, found.pieces)
+        return m.PolledMessages(partition, log.current_offset, found.count, (), batches)
+    slices = broker.converted.summed(log.serial, found.pieces)
+    return m.PolledMessages(partition, log.current_offset, found.count, slices)
 
 
 def _polled_partition(

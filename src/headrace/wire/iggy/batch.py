@@ -234,10 +234,11 @@ def stride_of(starts: Positions, area_bytes: int, header_bytes: int = NARROW_HEA
     stride, rest = divmod(area_bytes, len(starts))
     if rest or stride < header_bytes:
         return 0
-    if len(starts) <= _EQUAL_COUNT_MAX and equal_index(len(starts), stride)[1] is starts:
-        return stride
-    expected = np.arange(0, area_bytes, stride, dtype=np.uint32)
-    return stride if (starts == expected).all() else 0
+    if len(starts) > _EQUAL_COUNT_MAX:
+        expected = np.arange(0, area_bytes, stride, dtype=np.uint32)
+        return stride if (starts == expected).all() else 0
+    kept = equal_index(len(starts), stride)[1]
+    return stride if kept is starts or kept.tobytes() == starts.tobytes() else 0
 
 
 def column(area: Any, stride: int, at: int, field: str, width: int = 1) -> NDArray[Any]:
@@ -400,7 +401,7 @@ def stamp(
     """Write offsets, the timestamp, missing ids and checksums into canonical messages, in place.
 
     `new_ids(n)` gives n * 16 bytes of fresh ids; it is asked only for messages whose id is 0.
-    Not `summed`: without checksums, which `with_checksums` gives them later.
+    Not `summed`: checksums stay as they are; `with_checksums` makes them later.
     """
     if len(starts) <= FEW:
         _stamp_few(memoryview(area), starts.tolist(), base_offset, timestamp_us, new_ids, summed)
@@ -408,10 +409,12 @@ def stamp(
         _stamp_many(area, starts, base_offset, timestamp_us, new_ids, summed)
 
 
-def with_checksums(area: Buffer) -> memoryview:
-    """A copy of stamped messages that have their checksums."""
-    copy = memoryview(bytearray(area))
-    starts = locate(copy)
+def with_checksums(
+    area: Buffer, starts: Positions, memory: Callable[[int], memoryview]
+) -> memoryview:
+    """A copy of stamped messages that have their checksums, in memory that is asked for."""
+    copy = memory(len(area))
+    copy[:] = area
     write_checksums(copy, starts, stride_of(starts, len(copy)))
     return copy
 

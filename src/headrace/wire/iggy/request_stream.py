@@ -17,11 +17,22 @@ from headrace.wire.iggy.frames import (
     RequestFrame,
     TooLarge,
 )
-from headrace.wire.iggy.vsr_batch import growth_of_send, memory
+from headrace.wire.iggy.vsr_batch import fresh_memory, growth_of_send
 
 _LENGTH_BYTES = 4
 _FIRST_BYTES = 1024  # of a SEND, in which it says where its messages go and how many there are
 _SIZE_END = 52  # a header's first bytes up to here state the size of its frame
+
+
+def _owning(head: vsr.Head, frame: bytes | bytearray) -> vsr.Head:
+    """The head of a frame that has memory of its own; of short ones nobody keeps it."""
+    if head.operation != vsr.SEND or len(frame) < vsr.KEPT_BYTES_MIN:
+        return head
+    return head._replace(lent=vsr.Lent(frame, _nothing))
+
+
+def _nothing(memory: Buffer) -> None:
+    """Nobody waits for it."""
 
 
 class FramePool:
@@ -64,7 +75,7 @@ class VsrRequestDecoder:
     def __init__(self, pool: FramePool | None = None) -> None:
         self._pool = FramePool() if pool is None else pool
         self._pending = bytearray()
-        self._lent: bytearray | None = None
+        self._lent: vsr.Lent | None = None
         self._growing: memoryview | None = None  # in the place of what is pending
         self._ended = False
         self.set_limits(FRAME_BYTES_MAX, SEND_FRAME_BYTES_MAX)
@@ -85,13 +96,14 @@ class VsrRequestDecoder:
         if total > most:
             return None
         if self._lent is not None:
-            self._pool.give(self._lent)
+            if not self._lent.kept:
+                self._lent.give_back()
             self._lent = None
         if self._pending[vsr.OPERATION_AT] == vsr.SEND:
             first = self._pending[vsr.HEADER_BYTES : vsr.HEADER_BYTES + _FIRST_BYTES]
             growth = growth_of_send(first, total - vsr.HEADER_BYTES)
             if growth:
-                self._growing = memory(total + growth)
+                self._growing = fresh_memory(total + growth)
                 self._growing[:have] = self._pending
                 return self._growing[have:total]
         frame = self._pool.take(total)
@@ -106,7 +118,8 @@ class VsrRequestDecoder:
         whole = memoryview(frame)[: vsr.frame_bytes(frame)]
         head, code = vsr.decode_request(whole)
         if head.operation == vsr.SEND:
-            self._lent = frame
+            self._lent = vsr.Lent(frame, self._pool.give)
+            head = head._replace(lent=self._lent)
         return RequestFrame(code, whole[vsr.HEADER_BYTES :], head)
 
     def _take_growing(self, frame: memoryview) -> RequestFrame:
@@ -122,7 +135,7 @@ class VsrRequestDecoder:
             # One whole frame, as requests mostly come. Bytes are nobody's to change, so they stay.
             frame = data if isinstance(data, bytes) else bytearray(data)
             head, code = vsr.decode_request(frame)
-            return [RequestFrame(code, memoryview(frame)[vsr.HEADER_BYTES :], head)]
+            return [RequestFrame(code, memoryview(frame)[vsr.HEADER_BYTES :], _owning(head, frame))]
         events: list[RequestEvent] = []
         view, position = memoryview(data), 0
         while not self._ended:
@@ -165,7 +178,7 @@ class VsrRequestDecoder:
     def _take(self) -> RequestFrame:
         frame, self._pending = self._pending, bytearray()
         head, code = vsr.decode_request(frame)
-        return RequestFrame(code, memoryview(frame)[vsr.HEADER_BYTES :], head)
+        return RequestFrame(code, memoryview(frame)[vsr.HEADER_BYTES :], _owning(head, frame))
 
 
 class RequestStream:

@@ -25,10 +25,10 @@ the newest and the oldest protocol version served at 144 and 148, a reason in th
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.errors import LocalProtocolError, RemoteProtocolError
 from headrace.wire.iggy.errors import Status
@@ -82,6 +82,25 @@ _JOINED_BYTES_MAX = 4096  # a reply so short is written in one piece
 _NUMBER_MAX = (1 << 63) - 1
 
 
+KEPT_BYTES_MIN = 4096
+"""Of a request: what would be kept of a shorter one is made anew as fast."""
+
+
+class Lent:
+    """Memory that a request came in, to be given back where it was taken from."""
+
+    __slots__ = ("_give_back", "kept", "memory")
+
+    def __init__(self, memory: bytes | bytearray, give_back: Callable[[Any], None]) -> None:
+        self.memory = memory
+        self.kept = False
+        """Somebody needs it for longer than the request; then `give_back` is theirs to say."""
+        self._give_back = give_back
+
+    def give_back(self) -> None:
+        self._give_back(self.memory)
+
+
 class Head(NamedTuple):
     """What a request's header says beside the command."""
 
@@ -94,6 +113,8 @@ class Head(NamedTuple):
     """Why this header is refused; the frame it starts is sound all the same."""
     room: memoryview | None = None
     """The body, and behind it room for what the messages in it grow by; to be written over."""
+    lent: Lent | None = None
+    """What a SEND is in, if that may be kept."""
 
 
 class Eviction(IntEnum):

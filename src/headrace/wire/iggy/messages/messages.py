@@ -6,11 +6,10 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from headrace.errors import LocalProtocolError
-from headrace.wire.iggy import batch, vsr_batch
+from headrace.wire.iggy import batch, vsr_batch, vsr_reply
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.fields import (
@@ -109,6 +108,10 @@ class SendMessages:
     area: memoryview
     header_bytes: int = batch.HEADER_BYTES
     """Of the messages as they stood on the wire."""
+    framed: bool = False
+    """See `vsr_batch.Decoded`."""
+    frames: vsr_batch.Frames | None = None
+    """In the memory of the request."""
 
     @property
     def count(self) -> int:
@@ -151,8 +154,8 @@ def decode_send(
     data = data[end + _U32.size :]
     if dialect is Dialect.C:
         beyond = None if room is None else room[end + _U32.size :]
-        area, starts = vsr_batch.decode_batch(data, count, beyond)
-        return SendMessages(stream, topic, partitioning, starts, area)
+        area, starts, framed, frames = vsr_batch.decode_batch(data, count, beyond)
+        return SendMessages(stream, topic, partitioning, starts, area, framed=framed, frames=frames)
     index_bytes = count * batch.INDEX_ENTRY_BYTES
     if index_bytes > len(data):
         raise DecodeError(Status.INVALID_INDEXES_BYTE_SIZE, count=count, found=len(data))
@@ -363,7 +366,7 @@ class PolledMessages:
         canonical = max(0, partition - dialect.id_base)  # A's 0 is nowhere, see above
         area = memoryview(data)[POLL_HEAD.size :]
         if dialect is Dialect.C:
-            return cls(canonical, current_offset, count, vsr_batch.decode_batches(area))
+            return cls(canonical, current_offset, count, vsr_reply.decode_batches(area))
         if dialect is not Dialect.B2 and len(area):
             from headrace.wire.iggy.columns import widen
 
@@ -396,8 +399,7 @@ def encode_poll_response(
     if dialect is Dialect.B2:
         return [head, *slices]
     if dialect is Dialect.C:
-        batches = (vsr_batch.encode_batches(area, partition=partition) for area in slices)
-        return [head, *chain.from_iterable(batches)]
+        return [head, *vsr_reply.encode_areas(slices, partition)]
     from headrace.wire.iggy.columns import narrow
 
     return [head, *(narrow(area, batch.locate(area), dialect)[0] for area in slices)]

@@ -1,0 +1,313 @@
+"""What polls make of stored messages: right wherever they begin, bounded, and nobody's memory
+changes under a reply that is still on its way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from headrace.broker.converted import Converted, MemoryAtHand, is_free
+from headrace.broker.partition import Piece
+from headrace.wire.iggy import batch, vsr_batch
+from headrace.wire.iggy import commands as c
+from headrace.wire.iggy.fields import Buffer
+from headrace.wire.iggy.messages.messages import (
+    Message,
+    PolledMessages,
+    PollMessages,
+    decode_messages,
+    encode_send,
+)
+from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
+from headrace.wire.iggy.vsr import KEPT_BYTES_MIN, Lent
+from headrace.wire.iggy.vsr_reply import decode_batches
+from headrace.wire.sbp import records
+from tests.unit.broker.harness import QUICK, opened
+from tests.unit.broker.test_dialect_c import Peer, logged_in, topic_of
+from tests.unit.wire_iggy.vsr_by_hand import by_hand, of
+
+
+def stored(
+    messages: list[Message], base_offset: int = 0, *, framed: bool = True, skip: int = 0
+) -> Piece:
+    """As of a SEND in dialect C (or by a publisher), from the message that is to be skipped to."""
+    area, starts, *_ = vsr_batch.decode_batch(memoryview(by_hand(messages)), len(messages))
+    batch.stamp(area, starts, base_offset=base_offset, timestamp_us=77, new_ids=bytes, summed=False)
+    body: list[Buffer] = [area, batch.build_index(starts)]
+    header = records.encode_header(
+        base_offset=base_offset,
+        body=body,
+        record_count=len(messages),
+        attributes=records.RECORDS_IGGY
+        | records.INDEXED
+        | records.UNSUMMED
+        | (records.FRAMED if framed else 0),
+        base_timestamp=0,
+        max_timestamp=0,
+    )
+    ((found, view),) = records.split(b"".join((header, *body)))
+    count = len(messages) - skip
+    inside = view[records.HEADER_BYTES :]
+    return Piece(batch.slice_batch(inside, len(messages), skip, count), found, inside, skip, count)
+
+
+def read(pieces: list[bytes | bytearray | memoryview]) -> list[Message]:
+    return [
+        message
+        for area in decode_batches(memoryview(b"".join(pieces)))
+        for message in decode_messages(area)
+    ]
+
+
+# --- through the dispatcher -----------------------------------------------------------------------
+
+
+SENDS = [1, 1, 1, 40, 3, 700, 1, 17, 16, 300, 2]
+
+
+def payloads_of(count: int, salt: int) -> list[bytes]:
+    if salt % 3 == 0:
+        return [bytes([n % 251]) * 90 for n in range(count)]
+    return [bytes([n % 251]) * ((n * 13 + salt) % 120) for n in range(count)]
+
+
+@pytest.mark.parametrize("converted_bytes_max", [0, 40_000, 64 << 20])
+async def test_messages_read_the_same_wherever_a_poll_begins(converted_bytes_max: int) -> None:
+    settings = msgspec.structs.replace(QUICK, converted_bytes_max=converted_bytes_max)
+    async with opened(settings=settings) as harness:
+        peer, classic = await logged_in(harness), await harness.root()
+        await topic_of(peer)
+        for salt, count in enumerate(SENDS):
+            if salt % 4 == 2:
+                await classic.send(*payloads_of(count, salt))
+            else:
+                await peer.send(*payloads_of(count, salt), first=1 + 1000 * salt)
+        total = sum(SENDS)
+        expected = (await classic.poll(count=10_000)).messages()
+        assert [message.offset for message in expected] == list(range(total))
+        for count in (1, 9, 100, 701, 10_000):
+            for offset in range(0, total, 1 if count == 9 else 53):
+                for _ in range(3):  # made, kept, found
+                    found = await poll(peer, offset, count)
+                    assert found == expected[offset : offset + count]
+                older = await classic.poll(Strategy.offset(offset), count)
+                assert older.messages() == expected[offset : offset + count]
+                assert [m.checksum for m in older.messages()] == [
+                    m.checksum for m in expected[offset : offset + count]
+                ]
+            assert harness.broker.converted.bytes <= converted_bytes_max
+
+
+async def poll(peer: Peer, offset: int, count: int) -> list[Message]:
+    """Checksums are verified when it is decoded."""
+    request = PollMessages(Consumer.single(), "s", "t", 0, Strategy.offset(offset), count)
+    found: PolledMessages = await peer.call(c.POLL_MESSAGES, request)
+    messages = found.messages()
+    assert found.count == len(messages)
+    return messages
+
+
+@pytest.mark.parametrize("origins", ["one", "far apart"])
+@pytest.mark.parametrize("count", [3, 40])
+async def test_ids_that_the_server_gives(count: int, origins: str) -> None:
+    """They are part of what a frame's checksum covers."""
+    async with opened() as harness:
+        peer, classic = await logged_in(harness), await harness.root()
+        await topic_of(peer)
+        messages = [Message(b"x" * 200, id=n % 2 * (n + 1)) for n in range(count)]
+        there = Partitioning.to_partition(0)
+        await peer.call(c.SEND_MESSAGES, encode_send("s", "t", there, messages))
+        if origins == "far apart":
+            older = [
+                Message(b"x" * 200, id=100 + n, origin_timestamp_us=n * 10**11)
+                for n in range(count)
+            ]
+            await classic.call(c.SEND_MESSAGES, encode_send("s", "t", there, older))
+        found = await poll(peer, 0, 1000)
+        assert found == (await classic.poll(count=1000)).messages()
+        assert len({message.id for message in found}) == len(found)
+        assert all(message.id for message in found)
+
+
+async def test_a_send_that_becomes_several_batches() -> None:
+    settings = msgspec.structs.replace(QUICK, batch_bytes_max=64 * 1024)
+    async with opened(settings=settings) as harness:
+        peer, classic = await logged_in(harness), await harness.root()
+        await topic_of(peer)
+        messages = [
+            Message(bytes([n % 251]) * 500, id=1 + n, origin_timestamp_us=10**15 + n * 7 % 100)
+            for n in range(400)
+        ]
+        request = encode_send("s", "t", Partitioning.to_partition(0), messages)
+        await peer.call(c.SEND_MESSAGES, request)
+        expected = (await classic.poll(count=1000)).messages()
+        assert [m.origin_timestamp_us for m in expected] == [
+            m.origin_timestamp_us for m in messages
+        ]
+        for offset in (0, 1, 115, 116, 117, 399):
+            assert await poll(peer, offset, 1000) == expected[offset:]
+
+
+async def test_a_send_of_which_some_were_there() -> None:
+    settings = msgspec.structs.replace(QUICK, deduplication=True)
+    async with opened(settings=settings) as harness:
+        peer, classic = await logged_in(harness), await harness.root()
+        await topic_of(peer)
+        await peer.send(*(b"%d" % n * 50 for n in range(100)))
+        await peer.send(*(b"%d" % n * 50 for n in range(100)), first=51)
+        await peer.send(*(b"%d" % n * 50 for n in range(100)), first=51)
+        expected = (await classic.poll(count=1000)).messages()
+        assert [message.id for message in expected] == list(range(1, 151))
+        assert await poll(peer, 0, 1000) == expected
+        assert await poll(peer, 99, 1000) == expected[99:]
+
+
+async def test_a_reply_has_the_frames_that_came() -> None:
+    async with opened() as harness:
+        peer = await logged_in(harness)
+        await topic_of(peer)
+        assert harness.broker.converted.bytes == 0
+        await peer.send(*(b"x" * 100 for _ in range(100)))
+        assert harness.broker.converted.bytes > 100 * 148
+        await peer.send(b"short")
+        log = harness.broker.partitions.opened()[0][1]
+        found = await log.read(0, 100, bytes_max=1 << 20)
+        header, frames = harness.broker.converted.batches(log.serial, 0, found.pieces)
+        assert len(header) == 256
+        assert isinstance(frames, memoryview)
+        assert isinstance(frames.obj, bytes), "as it was received"
+        assert [m.payload for m in read([header, frames])] == [b"x" * 100] * 100
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_memory_is_lent_again_when_nobody_views_it() -> None:
+    at_hand = MemoryAtHand()
+    first = at_hand.take(10_000)
+    second = at_hand.take(10_000)
+    assert first.obj is not second.obj
+    memory = first.obj
+    assert isinstance(memory, bytearray)
+    assert not is_free(memory)
+    part = first[5:10]
+    del first
+    assert at_hand.take(10_000).obj is not memory, "a part of it is still viewed"
+    del part
+    assert is_free(memory)
+    again = [at_hand.take(9_000) for _ in range(3)]
+    assert any(view.obj is memory for view in again)
+    assert {len(view) for view in again} == {9_000}
+    assert at_hand.take(4_000).obj is not memory
+    held = [at_hand.take(50_000) for _ in range(100)]
+    assert len({id(view.obj) for view in held}) == 100
+    assert len(at_hand.take(10 << 20)) == 10 << 20
+
+
+def test_what_is_read_once_is_not_kept() -> None:
+    converted = Converted(1 << 20)
+    piece = stored(of(100, "equal"))
+    first = converted.batches(1, 0, [piece])
+    assert converted.bytes == 0
+    (second,) = converted.batches(1, 0, [piece])
+    assert converted.bytes == len(second)
+    assert converted.batches(1, 0, [piece])[0] is second
+    assert read(first) == read([second]) == decode_messages(piece.messages)
+    (again,) = converted.summed(1, [piece])
+    (summed,) = converted.summed(1, [piece])
+    assert again == summed
+    assert converted.bytes == len(second) + len(summed)
+    assert converted.summed(1, [piece])[0] is summed
+
+
+def test_a_reply_on_its_way_is_left_alone() -> None:
+    converted = Converted(1 << 20)
+    pieces = [stored(of(100, "equal"), 100 * n) for n in range(50)]
+    replies = [converted.batches(1, 0, [piece]) for piece in pieces]
+    for reply, piece in zip(replies, pieces, strict=True):
+        assert read(reply) == decode_messages(piece.messages)
+
+
+def test_another_log_has_other_messages() -> None:
+    """The same offset, the same length: but opened again after what it had was lost."""
+    converted = Converted(1 << 20)
+    for log, text in ((1, b"a"), (2, b"b")):
+        messages = [Message(text * 100, id=n + 1) for n in range(100)]
+        for _ in range(3):
+            found = read(converted.batches(log, 0, [stored(messages)]))
+            assert {message.payload for message in found} == {text * 100}
+
+
+def test_short_batches_are_converted_together() -> None:
+    converted = Converted(1 << 20)
+    pieces = [stored(of(3, "mixed"), 3 * n) for n in range(100)]
+    assert len(converted.batches(1, 0, pieces)) == 1
+    assert len(converted.summed(1, pieces)) == 1
+    long = stored(of(200, "equal"), 300)
+    unframed = [stored(of(3, "mixed"), 500 + 3 * n, framed=False) for n in range(10)]
+    made = converted.batches(1, 0, [*pieces, long, *unframed])
+    assert len(made) == 3
+    everything = [m for p in (*pieces, long, *unframed) for m in decode_messages(p.messages)]
+    assert read(made) == everything
+    summed = b"".join(converted.summed(1, [*pieces, long, *unframed]))
+    assert decode_messages(summed) == everything
+    begun = stored(of(30, "mixed"), 0, skip=11)
+    assert read(converted.batches(1, 0, [begun])) == decode_messages(begun.messages)
+
+
+def sent(converted: Converted, number: int, back: list[object]) -> tuple[memoryview, memoryview]:
+    """A SEND of 100 messages, kept: the memory it came in, and what was stored."""
+    memory = bytearray(by_hand(of(100, "equal")))
+    area, starts, _, frames = vsr_batch.decode_batch(memoryview(memory), 100)
+    assert frames is not None
+    batch.stamp(area, starts, base_offset=100 * number, timestamp_us=5, new_ids=bytes, summed=False)
+    lent = Lent(memory, back.append)
+    converted.keep(1, area, frames, lent)
+    assert lent.kept
+    return memoryview(memory), area
+
+
+def test_memory_of_sends_is_given_back_when_nobody_views_it() -> None:
+    converted = Converted(400_000)
+    back: list[object] = []
+    first, area = sent(converted, 0, back)
+    reply = converted.batches(1, 0, [stored(of(100, "equal"))])
+    assert read(reply) == decode_messages(area)
+    before = bytes(first)
+    for number in range(1, 20):
+        sent(converted, number, back)
+        assert converted.bytes <= 100_000
+    assert not any(memory is first.obj for memory in back)
+    assert back, "of those that nobody views"
+    assert bytes(first) == before
+    assert all(isinstance(memory, bytearray) and is_free(memory) for memory in back)
+
+
+def test_sends_that_are_not_kept() -> None:
+    converted = Converted(400_000)
+    memory = bytearray(by_hand(of(100, "equal")))
+    area, starts, _, frames = vsr_batch.decode_batch(memoryview(memory), 100)
+    assert frames is not None
+    lent = Lent(memory, lambda _: None)
+    converted.keep(1, area, frames, lent)
+    assert not lent.kept, "nothing says that these messages were stored: they have no timestamp"
+    batch.stamp(area, starts, base_offset=0, timestamp_us=5, new_ids=bytes, summed=False)
+    Converted(0).keep(1, area, frames, lent)
+    assert not lent.kept
+    short = Lent(bytearray(KEPT_BYTES_MIN - 1), lambda _: None)
+    converted.keep(1, area, frames, short)
+    assert not short.kept
+
+
+async def test_a_request_that_failed_keeps_nothing() -> None:
+    async with opened() as harness:
+        peer = await logged_in(harness)
+        await topic_of(peer)
+        messages = [Message(b"x" * 100, id=n + 1) for n in range(100)]
+        request = encode_send("s", "nothing", Partitioning.to_partition(0), messages)
+        with pytest.raises(Exception, match="topic"):
+            await peer.call(c.SEND_MESSAGES, request)
+        await asyncio.sleep(0)
+        assert harness.broker.converted.bytes == 0
