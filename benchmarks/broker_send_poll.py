@@ -8,9 +8,9 @@ C, against one limit: the bare servers do not look at frames. A third row divide
 round, and tells the median: newer clients are to be served as well as older ones. Each round of
 sends begins with an empty log. Polls read the same batches again and again, in both framings, as
 many consumers do: what is converted for one is kept for the next. First polls read each of a set of
-new batches once, so that every poll of dialect C converts. Latencies are the broker's, of its best
-round. The bare counterpart of a broker that may never stop its loop also writes off the loop; what
-that alone costs shows in the row that compares with writes on the loop.
+new batches once; of long SENDs, and of short ones, of which a poll takes many. Latencies are the
+broker's, of its best round. The bare counterpart of a broker that may never stop its loop also
+writes off the loop; what that alone costs shows in the row that compares with writes on the loop.
 
 Run alone: `python -m benchmarks broker_send_poll`. With PROFILE=path the brokers write a cProfile;
 with ONLY=text only the figures whose name contains it are taken.
@@ -63,7 +63,13 @@ class Shape:
     size: int
     connections: int
     against: str
+    sent: int = 0  # messages of a SEND, where polls are of several
     dialect: Dialect = Dialect.B2
+
+    @property
+    def batches(self) -> int:
+        """That are polled."""
+        return self.connections if self.kind == "first poll" else POLLED_BATCHES
 
     @property
     def seconds(self) -> float:
@@ -73,6 +79,8 @@ class Shape:
     @property
     def name(self) -> str:
         what = f"{self.kind} {self.count} x {self.size} B"
+        if self.sent:
+            what += f" sent by {self.sent}"
         if self.dialect is Dialect.C:
             what += " in dialect C"
         if self.kind == "send":
@@ -92,8 +100,11 @@ SHAPES = (
     Shape("send", "synced", 1, 1000, 16, "synced"),
     Shape("poll", "written", 1000, 1000, 8, "polled"),
     Shape("poll", "written", 1000, 100, 8, "polled"),
-    Shape("first poll", "written", 1000, 1000, POLLED_BATCHES, "polled"),
-    Shape("first poll", "written", 1000, 100, POLLED_BATCHES, "polled"),
+    Shape("first poll", "written", 1000, 1000, 32, "polled"),
+    Shape("first poll", "written", 1000, 100, 32, "polled"),
+    Shape("first poll", "written", 1000, 100, 32, "polled", sent=100),
+    Shape("first poll", "written", 1000, 100, 8, "polled", sent=10),
+    Shape("first poll", "written", 1000, 1000, 4, "polled", sent=1),
 )
 
 
@@ -354,7 +365,7 @@ def _poll_frames(shape: Shape) -> list[bytes]:
             ),
             shape.dialect,
         )
-        for n in range(POLLED_BATCHES)
+        for n in range(shape.batches)
     ]
 
 
@@ -367,16 +378,19 @@ async def _prepare(port: int) -> None:
 
 async def _fill(caller: Caller, shape: Shape) -> None:
     await _empty(caller)
-    for _ in range(POLLED_BATCHES):
-        await caller.call(_send_frame(shape))
+    per_send = shape.sent or shape.count
+    frame = _send_frame(replace(shape, count=per_send))
+    for _ in range(shape.batches * shape.count // per_send):
+        await caller.call(frame)
 
 
 async def _fill_bare(port: int, shape: Shape) -> None:
     (caller,) = await _connect(port, 1)
     reply_bytes, code = 16 + shape.count * (64 + shape.size), 0
     if shape.dialect is Dialect.C:
-        reply_bytes, code = 16 + 256 + shape.count * (48 + shape.size), 256
-    request = RESPONSE.pack(12, code) + RESPONSE.pack(reply_bytes, POLLED_BATCHES)
+        headers = shape.count // (shape.sent or shape.count)
+        reply_bytes, code = 16 + 256 * headers + shape.count * (48 + shape.size), 256
+    request = RESPONSE.pack(12, code) + RESPONSE.pack(reply_bytes, shape.batches)
     await caller.call(request)
     _close([caller])
 
