@@ -80,8 +80,8 @@ def _poll_back(sent: vsr_batch.Decoded) -> None:
     batch.stamp(
         area, starts, base_offset=9, timestamp_us=5, new_ids=lambda n: bytes(16 * n), summed=False
     )
-    outline = vsr_reply.Outline(len(starts), 9 if framed else None)
-    reply = vsr_reply.encode_batches(area, starts, [outline], partition=0)
+    run = vsr_reply.Run([len(starts)], [9] if framed else None)
+    reply = vsr_reply.encode_batches(area, starts, run, partition=0)
     read = b"".join(vsr_reply.decode_batches(reply))
     for message, other in zip(decode_messages(area), decode_messages(read), strict=True):
         assert message == other

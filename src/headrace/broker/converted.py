@@ -20,7 +20,7 @@ from headrace.runtime.interfaces import Buffer
 from headrace.wire.iggy import batch
 from headrace.wire.iggy.vsr import KEPT_BYTES_MIN, Lent
 from headrace.wire.iggy.vsr_batch import Frames, Memory, fresh_memory
-from headrace.wire.iggy.vsr_reply import Outline, encode_batches, header_of, oldest_origin_us
+from headrace.wire.iggy.vsr_reply import Run, encode_batches, header_of, oldest_origin_us
 from headrace.wire.sbp.records import FRAMED, UNSUMMED
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _ALONE_BYTES_MIN = 16 * 1024  # of a batch; shorter ones are converted together
 _SEEN_MAX = 16_384
 _MESSAGE = struct.Struct("<24xQQ")  # offset and timestamp
 _POSITION_BYTES = 4
+_KIND = UNSUMMED | FRAMED
 _AT_HAND_BYTES_MAX = 2 * 1024 * 1024
 _AT_HAND_MAX = 8
 
@@ -106,25 +107,27 @@ class Converted:
 def _together(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
     """Long ones one by one, short ones that follow each other and are alike as one."""
     short: list[Piece] = []
+    kind = 0
     for piece in pieces:
-        alone = len(piece.messages) >= _ALONE_BYTES_MIN
-        if short and (alone or _kind(piece) != _kind(short[0])):
+        if len(piece.messages) >= _ALONE_BYTES_MIN:
+            if short:
+                yield short
+                short = []
+            yield (piece,)
+            continue
+        if short and piece.header.attributes & _KIND != kind:
             yield short
             short = []
-        if alone:
-            yield (piece,)
-        else:
-            short.append(piece)
+        kind = piece.header.attributes & _KIND
+        short.append(piece)
     if short:
         yield short
 
 
-def _kind(piece: Piece) -> int:
-    return piece.header.attributes & (UNSUMMED | FRAMED)
-
-
 def _key(log: int, pieces: Sequence[Piece]) -> _Key:
-    first, _ = _MESSAGE.unpack_from(pieces[0].messages)
+    first = pieces[0].header.base_offset + pieces[0].skip
+    if len(pieces) == 1:
+        return log, first, len(pieces[0].messages)
     return log, first, sum([len(piece.messages) for piece in pieces])
 
 
@@ -137,8 +140,12 @@ class _Batches(NamedTuple):
 
     def make(self, memory: Memory) -> memoryview:
         area, starts = _join(self.pieces)
-        outlines = [_outline(piece) for piece in self.pieces]
-        return encode_batches(area, starts, outlines, partition=self.partition, memory=memory)
+        counts = [piece.taken for piece in self.pieces]
+        run = Run(counts)
+        if self.pieces[0].header.attributes & FRAMED:
+            bases = [piece.header.base_offset for piece in self.pieces]
+            run = Run(counts, bases, _oldest(self.pieces))
+        return encode_batches(area, starts, run, partition=self.partition, memory=memory)
 
 
 class _Summed(NamedTuple):
@@ -149,33 +156,42 @@ class _Summed(NamedTuple):
         return batch.with_checksums(area, starts, memory)
 
 
-def _outline(piece: Piece) -> Outline:
-    header = piece.header
-    if not header.attributes & FRAMED:
-        return Outline(piece.taken)
-    if piece.taken == header.record_count:
-        return Outline(piece.taken, header.base_offset)
-    oldest = oldest_origin_us(*batch.read_starts(piece.body, header.record_count))
-    return Outline(piece.taken, header.base_offset, oldest)
+def _oldest(pieces: Sequence[Piece]) -> dict[int, int]:
+    """The oldest origin timestamps of batches that are not here as a whole."""
+    return {
+        number: oldest_origin_us(*batch.read_starts(piece.body, piece.header.record_count))
+        for number, piece in enumerate(pieces)
+        if piece.taken < piece.header.record_count
+    }
 
 
 def _join(pieces: Sequence[Piece]) -> tuple[Buffer, Positions]:
     """The messages in a row, and where each starts."""
+    if len(pieces) == 1:
+        return pieces[0].messages, _starts(pieces)
+    area = b"".join([piece.messages for piece in pieces])
+    starts = batch.locate_equal(area)
+    return area, _starts(pieces) if starts is None else starts
+
+
+def _starts(pieces: Sequence[Piece]) -> Positions:
+    """As the batches' indexes tell."""
     import numpy as np
 
     indexes = []
-    for _, header, body, skip, count in pieces:
+    for _, header, body, skip, taken in pieces:
         at = len(body) - _POSITION_BYTES * (header.record_count - skip)
-        indexes.append(body[at : at + _POSITION_BYTES * count])
+        indexes.append(body[at : at + _POSITION_BYTES * taken])
     if len(pieces) == 1:
-        starts = np.frombuffer(indexes[0], "<u4")
-        return pieces[0].messages, starts - starts[0] if pieces[0].skip else starts
+        starts: Positions = np.frombuffer(indexes[0], "<u4")
+        return starts - starts[0] if pieces[0].skip else starts
     starts = np.frombuffer(b"".join(indexes), "<u4")
     counts = np.array([piece.taken for piece in pieces], np.intp)
     ends = np.cumsum([len(piece.messages) for piece in pieces], dtype=np.uint32)
     moves = -starts[np.cumsum(counts) - counts]
     moves[1:] += ends[:-1]
-    return b"".join([piece.messages for piece in pieces]), starts + np.repeat(moves, counts)
+    starts = starts + np.repeat(moves, counts)
+    return starts
 
 
 # --- keeping --------------------------------------------------------------------------------------

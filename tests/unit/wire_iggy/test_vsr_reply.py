@@ -14,7 +14,7 @@ from headrace.errors import LocalProtocolError
 from headrace.wire.iggy import batch, vsr_batch, vsr_reply
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.messages.messages import Message, PolledMessages, decode_messages
-from headrace.wire.iggy.vsr_reply import Outline
+from headrace.wire.iggy.vsr_reply import Run
 from tests.unit.wire_iggy.vsr_by_hand import COUNTS, KINDS, area_of, by_hand, of, stamped
 
 
@@ -131,31 +131,32 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("skip", [0, 1, 5])
-@pytest.mark.parametrize("framed", ["framed", "not framed", "some"])
+@pytest.mark.parametrize("framed", [True, False], ids=["framed", "not framed"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_stored_batches_become_those_of_a_reply(shape: str, framed: str, skip: int) -> None:
+def test_stored_batches_become_those_of_a_reply(shape: str, framed: bool, skip: int) -> None:
     """The first and the last one in part, as polls begin and end anywhere."""
     counts, kind = SHAPES[shape]
-    area, starts, outlines, expected, offset = bytearray(), [], [], b"", 1000
+    area, starts, expected, offset = bytearray(), [], b"", 1000
+    taken, bases, oldest = [], [], {}
     for number, count in enumerate(counts):
         stored = sent(of(count, kind), offset)
         messages = decode_messages(stored)
         offset += count
         first = min(skip, count - 1) if number == 0 else 0
         last = max(first + 1, count - skip) if number == len(counts) - 1 else count
-        has_sums = framed == "framed" or (framed == "some" and number % 2 == 0)
         some = messages[first:last]
         places = [*batch.walk(stored), len(stored)]
         begin, end = places[first], places[last]
-        if not has_sums:
+        if not framed:
             for start in places[:-1]:
                 stored[start : start + 8] = b"anything"
         starts += [place - begin + len(area) for place in places[first:last]]
         area += stored[begin:end]
-        oldest = min(m.origin_timestamp_us for m in messages) if len(some) < count else None
-        base = messages[0].offset if has_sums else None
-        outlines.append(Outline(len(some), base, oldest if has_sums else None))
-        expected += by_hand(some, partition=7, polled=True, of=messages if has_sums else some)
+        taken.append(len(some))
+        bases.append(messages[0].offset)
+        if len(some) < count:
+            oldest[number] = min(m.origin_timestamp_us for m in messages)
+        expected += by_hand(some, partition=7, polled=True, of=messages if framed else some)
     positions = np.array(starts, np.uint32)
     lengths = []
 
@@ -163,7 +164,8 @@ def test_stored_batches_become_those_of_a_reply(shape: str, framed: str, skip: i
         lengths.append(length)
         return memoryview(bytearray(b"?" * length))
 
-    made = vsr_reply.encode_batches(area, positions, outlines, partition=7, memory=memory)
+    run = Run(taken, bases, oldest) if framed else Run(taken)
+    made = vsr_reply.encode_batches(area, positions, run, partition=7, memory=memory)
     assert bytes(made) == expected
     assert lengths in ([], [len(expected)])
     read = vsr_reply.decode_batches(made)
@@ -173,16 +175,17 @@ def test_stored_batches_become_those_of_a_reply(shape: str, framed: str, skip: i
 @given(st.lists(st.integers(1, 25), min_size=1, max_size=12), st.sampled_from(KINDS), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_any_stored_batches(counts: list[int], kind: str, framed: bool) -> None:
-    area, offset, expected, outlines = bytearray(), 0, b"", []
+    area, offset, expected, bases = bytearray(), 0, b"", []
     for count in counts:
         stored = sent(of(count, kind), offset)
         messages = decode_messages(stored)
         expected += by_hand(messages, partition=1, polled=True)
-        outlines.append(Outline(count, offset if framed else None))
+        bases.append(offset)
         area += stored
         offset += count
     starts = np.array(batch.walk(area), np.uint32)
-    made = vsr_reply.encode_batches(area, starts, outlines, partition=1)
+    run = Run(counts, bases if framed else None)
+    made = vsr_reply.encode_batches(area, starts, run, partition=1)
     assert bytes(made) == expected
 
 

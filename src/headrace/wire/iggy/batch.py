@@ -306,14 +306,22 @@ def locate(area: Buffer, header_bytes: int = HEADER_BYTES) -> Positions:
     """Like `walk`, as an array; messages of one size, the usual case in bulk, are not walked."""
     import numpy as np
 
-    if len(area) >= header_bytes:
-        size = header_bytes + sum(_LENGTHS.unpack_from(area, LENGTHS_AT))
-        count, rest = divmod(len(area), size)
-        if not rest:
-            lengths = np.ndarray(count, "V8", area, LENGTHS_AT, (size,)).tobytes()
-            if lengths == lengths[:8] * count:
-                return equal_starts(count, size)
-    return np.array(walk(area, header_bytes), np.uint32)
+    found = locate_equal(area, header_bytes)
+    return np.array(walk(area, header_bytes), np.uint32) if found is None else found
+
+
+def locate_equal(area: Buffer, header_bytes: int = HEADER_BYTES) -> Positions | None:
+    """Like `locate`, of messages of one size; None if they are not."""
+    import numpy as np
+
+    if len(area) < header_bytes:
+        return None
+    size = header_bytes + sum(_LENGTHS.unpack_from(area, LENGTHS_AT))
+    count, rest = divmod(len(area), size)
+    if rest:
+        return None
+    lengths = np.ndarray(count, "V8", area, LENGTHS_AT, (size,)).tobytes()
+    return equal_starts(count, size) if lengths == lengths[:8] * count else None
 
 
 # --- the batch on disk ----------------------------------------------------------------------------

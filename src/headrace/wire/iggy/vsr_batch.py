@@ -311,7 +311,7 @@ def _widen_equal(
     fits = room is not None and len(room) >= count * wide
     out = room[: count * wide] if room is not None and fits else fresh_memory(count * wide)
     # As one opaque item each, which takes half the time of rows of bytes.
-    rests, places = column(frames, stride, LENGTHS_AT), column(out, wide, batch.LENGTHS_AT)
+    rests, places = _column(frames, stride, LENGTHS_AT), _column(out, wide, batch.LENGTHS_AT)
     several = max(1, _AT_ONCE_BYTES // stride)
     parts: list[bytes] = []
     for end in range(count, 0, -several):
@@ -330,7 +330,7 @@ def fresh_memory(length: int) -> memoryview:
     return np.empty(length, np.uint8).data
 
 
-def column(area: Any, stride: int, at: int) -> Records:
+def _column(area: Any, stride: int, at: int) -> Records:
     """What stands behind the first `at` bytes of messages of one size, as one item each."""
     import numpy as np
 
@@ -414,7 +414,7 @@ def _move(
         np.ndarray(count, f"V{after}", made, room, (size,))[:] = np.ndarray(
             count, f"V{after}", headers
         )
-        column(made[room:], size, after)[:] = column(area, stride, before)
+        _column(made[room:], size, after)[:] = _column(area, stride, before)
         return made, batch.equal_starts(count, size)
     moved = starts.astype(np.int64) + np.arange(count) * (after - before)
     if len(area) >= _JOINED_BYTES_MIN * count:

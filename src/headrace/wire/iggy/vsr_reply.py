@@ -6,8 +6,8 @@ many stored batches: they are converted together, by array operations over all t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.wire.iggy import batch
@@ -25,7 +25,6 @@ from headrace.wire.iggy.vsr_batch import (
     U32_MAX,
     Frames,
     Memory,
-    column,
     decode_batch,
     frame_starts,
     fresh_memory,
@@ -37,90 +36,54 @@ if TYPE_CHECKING:
     from headrace.wire.iggy.batch import Positions
 
 _ORIGIN_AT = 40  # in a message
-_FRONT_BYTES = 32  # of a frame: up to its lengths
+_OFFSET_AT = 24
 _EMPTY = bytes(BATCH_HEADER_BYTES)
 
 
-class Outline(NamedTuple):
-    """What is to become one batch: so many of the messages."""
+class Run(NamedTuple):
+    """How messages that follow each other become batches."""
 
-    messages: int
-    base_offset: int | None = None
-    """Of the stored batch that they are part of, if they have the checksums of their frames in it;
-    otherwise those are made, and the first of them begins the batch."""
-    oldest_us: int | None = None
-    """The oldest origin timestamp in the stored batch, if it may not be among them."""
+    counts: Sequence[int]
+    bases: Sequence[int] | None = None
+    """Where the stored batches begin that they are of, if they have the checksums of their frames
+    in these; otherwise those are made, and the batches begin with them."""
+    oldest_us: Mapping[int, int] = {}
+    """The oldest origin timestamp of stored batches of which this may not be among the messages."""
 
 
 def encode_batches(
-    area: Buffer,
-    starts: Positions,
-    outlines: Sequence[Outline],
-    *,
-    partition: int,
-    memory: Memory = fresh_memory,
+    area: Buffer, starts: Positions, run: Run, *, partition: int, memory: Memory = fresh_memory
 ) -> memoryview:
     """Canonical messages of consecutive offsets, stamped by a server, as batches back to back.
 
-    One for each outline, whose messages have one timestamp; more where origin timestamps are too
+    The messages of each have one timestamp. There are more batches where origin timestamps are too
     far apart for one.
     """
-    import numpy as np
-
     if len(starts) <= batch.FEW:
-        return _encode_few(area, starts.tolist(), outlines, partition)
-    framed = all(outline.base_offset is not None for outline in outlines)
+        return _encode_few(area, starts.tolist(), run, partition)
     stride = batch.stride_of(starts, len(area))
-    if framed and stride and len(outlines) == 1:
-        return _encode_framed(area, stride, outlines[0], partition, memory)
-    counts = np.array([outline.messages for outline in outlines], np.intp)
-    firsts = np.cumsum(counts) - counts
-    words = _heads(area, starts)
-    origins = words[:, 5]
-    oldest = np.minimum.reduceat(origins, firsts)
-    if (np.maximum.reduceat(origins, firsts) - oldest > U32_MAX).any():
-        fitting = list(_fitting(outlines, origins.tolist()))
-        return encode_batches(area, starts, fitting, partition=partition, memory=memory)
-    bases = words[firsts, 3]
-    for at, outline in enumerate(outlines):
-        if outline.base_offset is not None:
-            bases[at] = outline.base_offset
-        if outline.oldest_us is not None:
-            oldest[at] = outline.oldest_us
-    of_batch = np.repeat(np.arange(len(counts)), counts)
-    numbers = words[:, 3] - bases[of_batch]
-    times = words[firsts, 4]
-    words[:, 3] = origins - oldest[of_batch] << np.uint64(32) | numbers
-    fronts = np.ndarray(len(words), f"V{_FRONT_BYTES}", words, 0, (words.strides[0],))
-    layout = _Layout(starts, len(area), counts, firsts, of_batch)
-    if stride and (counts == counts[0]).all():
-        out = _place_equal(area, stride, fronts, layout, memory)
-    else:
-        out = _place(area, starts, fronts, layout)
-    sums = words[:, 0] if framed else _write_checksums(out, layout, stride)
-    fields = np.empty((len(counts), 5), np.uint64)
-    for position, value in enumerate((partition, bases, times, oldest, layout.lengths)):
-        fields[:, position] = value
-    _write_headers(out, layout, fields, np.ascontiguousarray(sums).view("<u8"))
-    return out
+    alike = run.counts.count(run.counts[0]) == len(run.counts)
+    if stride and alike and (len(run.counts) == 1 or not run.oldest_us):
+        made = _encode_equal(area, stride, run, partition, memory)
+        if made is not None:
+            return made
+    return _encode_any(area, starts, run, partition)
 
 
-def _encode_few(
-    area: Buffer, starts: list[int], outlines: Sequence[Outline], partition: int
-) -> memoryview:
+def _encode_few(area: Buffer, starts: list[int], run: Run, partition: int) -> memoryview:
     """One message after the other, which is faster."""
     import xxhash
 
     heads = [MESSAGE.unpack_from(area, start) for start in starts]
     origins = [head[4] for head in heads]
-    view, ends, made, first = memoryview(area), [*starts[1:], len(area)], bytearray(), 0
-    for outline in _fitting(outlines, origins):
-        last = first + outline.messages
-        oldest, base = outline.oldest_us, outline.base_offset
+    run = _fitting(run, origins)
+    view, ends, made, last = memoryview(area), [*starts[1:], len(area)], bytearray(), 0
+    for number, count in enumerate(run.counts):
+        first, last = last, last + count
+        oldest = run.oldest_us.get(number)
         if oldest is None:
             oldest = min(origins[first:last])
-        if base is None:
-            base = heads[first][2]
+        base = heads[first][2] if run.bases is None else run.bases[number]
         begin, sums = len(made), b""
         made += _EMPTY
         for at in range(first, last):
@@ -129,7 +92,7 @@ def _encode_few(
                 checksum, id_, offset - base, origin - oldest, headers_length, payload_length, 0
             )
             rest = view[starts[at] + batch.HEADER_BYTES : ends[at]]
-            if outline.base_offset is None:
+            if run.bases is None:
                 covered = b"".join((front[8:], rest))
                 front = xxhash.xxh3_64_digest(covered)[::-1] + front[8:]
             sums += front[:8]
@@ -137,8 +100,139 @@ def _encode_few(
             made += rest
         fields = (partition, base, heads[first][3], oldest, len(made) - begin)
         made[begin : begin + BATCH_HEADER_BYTES] = _header(fields, sums)
-        first = last
     return memoryview(made)
+
+
+def _fitting(run: Run, origins: Sequence[int]) -> Run:
+    """Smaller batches where origin timestamps are too far apart. Of framed ones they never are."""
+    if run.bases is not None:
+        return run
+    counts, end = [], 0
+    for count in run.counts:
+        begin, end = end, end + count
+        oldest = newest = origins[begin]
+        for at in range(begin, end):
+            oldest, newest = min(oldest, origins[at]), max(newest, origins[at])
+            if newest - oldest > U32_MAX:
+                counts.append(at - begin)
+                begin, oldest, newest = at, origins[at], origins[at]
+        counts.append(end - begin)
+    return Run(counts)
+
+
+def _encode_equal(
+    area: Buffer, stride: int, run: Run, partition: int, memory: Memory
+) -> memoryview | None:
+    """Batches of the same number of messages of one size, which is usual in bulk; None if origin
+    timestamps are too far apart."""
+    import numpy as np
+
+    batches, each = len(run.counts), run.counts[0]
+    count, size = batches * each, stride - batch.HEADER_BYTES + FRAME_HEADER_BYTES
+    length = BATCH_HEADER_BYTES + each * size
+    shape: tuple[int, ...]
+    far: tuple[int, ...]
+    near: tuple[int, ...]
+    # As few dimensions as will do: loops over short ones are slow.
+    if batches == 1 or each == 1:
+        shape, far, near = (count,), (size if batches == 1 else length,), (stride,)
+    else:
+        shape, far, near = (batches, each), (length, size), (each * stride, stride)
+    origins = np.ndarray((batches, each), "<u8", area, _ORIGIN_AT, (each * stride, stride)).copy()
+    oldest = origins.min(axis=1) if each > 1 else origins[:, 0].copy()
+    if run.bases is None and (origins.max(axis=1) - oldest > U32_MAX).any():
+        return None
+    for number, told in run.oldest_us.items():
+        oldest[number] = told
+    stamps = np.ndarray((batches, 2), "<u8", area, _OFFSET_AT, (each * stride, 8))
+    bases = stamps[:, 0] if run.bases is None else np.array(run.bases, np.uint64)
+    first = int(stamps[0, 0]) - int(bases[0])
+    deltas = origins
+    deltas -= oldest[:, None]
+    deltas <<= np.uint64(32)
+    deltas |= np.arange(first, first + each, dtype=np.uint64)
+    out = memory(batches * length)
+    frames = out[BATCH_HEADER_BYTES:]
+    ids = np.ndarray(shape, "V24", area, 0, near)  # and the checksums before them
+    np.ndarray(shape, "V24", frames, 0, far)[:] = ids
+    np.ndarray(shape, "<u8", frames, 24, far)[:] = deltas.reshape(shape)
+    rest = f"V{size - LENGTHS_AT}"
+    rests = np.ndarray(shape, rest, area, batch.LENGTHS_AT, near)
+    np.ndarray(shape, rest, frames, LENGTHS_AT, far)[:] = rests
+    places = np.ndarray(shape, "V8", frames, 0, far)
+    if run.bases is None:
+        bodies = (
+            batch.equal_bodies(frames[at : at + each * size], size)
+            for at in range(0, len(frames), length)
+        )
+        places[:] = batch.checksums(chain.from_iterable(bodies)).reshape(shape)
+    sums = places.tobytes()
+    if batches == 1:
+        only = (partition, int(bases[0]), int(stamps[0, 1]), int(oldest[0]), length)
+        out[:BATCH_HEADER_BYTES] = _header(only, sums)
+        return out
+    fields = np.empty((batches, 5), "<u8")
+    for position, value in enumerate((partition, bases, stamps[:, 1], oldest, length)):
+        fields[:, position] = value
+    covered = np.empty((batches, COVERED.size + 8 * each), np.uint8)
+    covered[:, :40] = fields.view(np.uint8)
+    covered[:, 40:44] = np.frombuffer(each.to_bytes(4, "little"), np.uint8)
+    covered[:, 44:] = np.frombuffer(sums, np.uint8).reshape(batches, 8 * each)
+    rows = covered.view(f"V{covered.shape[1]}")[:, 0].tolist()
+    headers = np.ndarray(batches, f"V{BATCH_HEADER_BYTES}", out, 0, (length,))
+    headers[:] = _headers(fields, each, rows)
+    return out
+
+
+def _headers(fields: Any, counts: Any, covered: Sequence[bytes]) -> Any:
+    """Of batches, whose checksums cover that."""
+    import numpy as np
+    import xxhash
+
+    headers = np.zeros((len(fields), BATCH_HEADER_BYTES // 8), "<u8")
+    headers[:, :5] = fields
+    headers[:, 5] = np.frombuffer(b"".join(map(xxhash.xxh3_64_digest, covered)), ">u8")
+    headers[:, 6] = counts
+    return headers.view(f"V{BATCH_HEADER_BYTES}")[:, 0]
+
+
+def _encode_any(area: Buffer, starts: Positions, run: Run, partition: int) -> memoryview:
+    import numpy as np
+
+    words = _heads(area, starts)
+    origins = words[:, 5]
+    run = _fitting(run, origins.tolist())
+    counts = np.array(run.counts, np.intp)
+    firsts = np.cumsum(counts) - counts
+    oldest = np.minimum.reduceat(origins, firsts)
+    for number, value in run.oldest_us.items():
+        oldest[number] = value
+    times = words[firsts, 4]
+    bases = words[firsts, 3] if run.bases is None else np.array(run.bases, np.uint64)
+    of_batch = np.repeat(np.arange(len(counts)), counts)
+    numbers = words[:, 3] - bases[of_batch]
+    words[:, 3] = origins - oldest[of_batch] << np.uint64(32) | numbers
+    # Where frames and batches stand.
+    saved = batch.HEADER_BYTES - FRAME_HEADER_BYTES
+    places = starts.astype(np.int64) - saved * np.arange(len(starts))
+    places += BATCH_HEADER_BYTES * (of_batch + 1)
+    out = _join(area, starts, words[:, :4].tobytes(), firsts.tolist())
+    batches = places[firsts] - BATCH_HEADER_BYTES
+    lengths = np.diff(batches, append=len(out))
+    if run.bases is None:
+        words[:, 0] = _write_checksums(out, places, firsts).view("<u8")
+    fields = np.empty((len(counts), 5), "<u8")
+    for position, value in enumerate((partition, bases, times, oldest, lengths)):
+        fields[:, position] = value
+    heads, sums = fields.tobytes(), words[:, 0].tobytes()
+    covered = [
+        heads[40 * number : 40 * number + 40]
+        + count.to_bytes(4, "little")
+        + sums[8 * first : 8 * (first + count)]
+        for number, (first, count) in enumerate(zip(firsts.tolist(), run.counts, strict=True))
+    ]
+    batch.items(out, BATCH_HEADER_BYTES)[batches] = _headers(fields, counts, covered)
+    return out
 
 
 def _heads(area: Buffer, starts: Positions) -> NDArray[Any]:
@@ -148,145 +242,29 @@ def _heads(area: Buffer, starts: Positions) -> NDArray[Any]:
     return words
 
 
-def _fitting(outlines: Iterable[Outline], origins: list[int]) -> Iterable[Outline]:
-    """Smaller ones where origin timestamps are too far apart. Such messages are not framed."""
-    end = 0
-    for outline in outlines:
-        begin, end = end, end + outline.messages
-        oldest, newest = min(origins[begin:end]), max(origins[begin:end])
-        if newest - oldest <= U32_MAX:
-            yield outline
-            continue
-        cut, oldest, newest = begin, origins[begin], origins[begin]
-        for at in range(begin, end):
-            oldest, newest = min(oldest, origins[at]), max(newest, origins[at])
-            if newest - oldest > U32_MAX:
-                yield Outline(at - cut)
-                cut, oldest, newest = at, origins[at], origins[at]
-        yield Outline(end - cut)
-
-
-class _Layout:
-    """Where batches and frames stand in what is made of messages."""
-
-    def __init__(
-        self, starts: Positions, end: int, counts: Any, firsts: Any, of_batch: Any
-    ) -> None:
-        import numpy as np
-
-        self.counts = counts
-        self.firsts = firsts
-        saved = batch.HEADER_BYTES - FRAME_HEADER_BYTES
-        moved = BATCH_HEADER_BYTES * (of_batch + 1) - saved * np.arange(len(starts))
-        self.frames: Any = starts.astype(np.int64) + moved
-        self.total = end + BATCH_HEADER_BYTES * len(counts) - saved * len(starts)
-        self.batches: Any = self.frames[firsts] - BATCH_HEADER_BYTES
-        self.lengths: Any = np.diff(self.batches, append=self.total)
-
-
-def _place_equal(
-    area: Buffer, stride: int, fronts: Any, layout: _Layout, memory: Memory
-) -> memoryview:
-    """Messages of one size, in batches of the same number of them."""
-    import numpy as np
-
-    batches, each = len(layout.counts), int(layout.counts[0])
-    size = stride - batch.HEADER_BYTES + FRAME_HEADER_BYTES
-    rest = size - _FRONT_BYTES
-    out = memory(layout.total)
-    shape, strides = (batches, each), (BATCH_HEADER_BYTES + each * size, size)
-    there = np.ndarray(shape, f"V{_FRONT_BYTES}", out, BATCH_HEADER_BYTES, strides)
-    there[:] = fronts.reshape(shape)
-    there = np.ndarray(shape, f"V{rest}", out, BATCH_HEADER_BYTES + _FRONT_BYTES, strides)
-    there[:] = np.ndarray(shape, f"V{rest}", area, batch.LENGTHS_AT, (each * stride, stride))
-    return out
-
-
-def _place(area: Buffer, starts: Positions, fronts: Any, layout: _Layout) -> memoryview:
-    made = fronts.tobytes()
-    heads = [made[at : at + _FRONT_BYTES] for at in range(0, len(made), _FRONT_BYTES)]
-    for first in layout.firsts.tolist():
+def _join(area: Buffer, starts: Positions, fronts: bytes, firsts: list[int]) -> memoryview:
+    """Frames, and before the first ones of batches room for their headers."""
+    heads = [fronts[at : at + LENGTHS_AT] for at in range(0, len(fronts), LENGTHS_AT)]
+    for first in firsts:
         heads[first] = _EMPTY + heads[first]
     begins = (starts + batch.LENGTHS_AT).tolist()
     ends = [*starts[1:].tolist(), len(area)]
-    rests = map(memoryview(area).__getitem__, map(slice, begins, ends))
     pieces: list[Buffer] = [b""] * (2 * len(heads))
     pieces[::2] = heads
-    pieces[1::2] = rests
+    pieces[1::2] = map(memoryview(area).__getitem__, map(slice, begins, ends))
     return memoryview(bytearray().join(pieces))
 
 
-def _write_checksums(out: memoryview, layout: _Layout, stride: int) -> NDArray[Any]:
-    """Of the frames, which end where the next one or another batch begins."""
-    import numpy as np
-
-    if stride and len(layout.counts) == 1:
-        size = stride - batch.HEADER_BYTES + FRAME_HEADER_BYTES
-        return batch.write_checksums(out[BATCH_HEADER_BYTES:], layout.frames, size)
-    begins = layout.frames.tolist()
+def _write_checksums(out: memoryview, places: Any, firsts: Any) -> NDArray[Any]:
+    """Of the frames that stand there; one ends where the next one or another batch begins."""
+    begins = places.tolist()
     ends = [*begins[1:], len(out)]
-    for position in layout.firsts[1:].tolist():
+    for position in firsts[1:].tolist():
         ends[position - 1] -= BATCH_HEADER_BYTES
-    bodies = [out[begin + 8 : end] for begin, end in zip(begins, ends, strict=True)]
-    sums = batch.checksums(iter(bodies))
-    batch.items(out, 8)[layout.frames.astype(np.uint32)] = sums
+    bodies = map(out.__getitem__, map(slice, [begin + 8 for begin in begins], ends))
+    sums = batch.checksums(bodies)
+    batch.items(out, 8)[places] = sums
     return sums
-
-
-def _write_headers(out: memoryview, layout: _Layout, fields: Any, sums: Any) -> None:
-    import numpy as np
-    import xxhash
-
-    count = len(fields)
-    if (layout.counts == layout.counts[0]).all():
-        each = int(layout.counts[0])
-        rows = np.empty((count, COVERED.size + 8 * each), np.uint8)
-        rows[:, :40] = fields.view(np.uint8).reshape(count, 40)
-        rows[:, 40:44] = np.frombuffer(each.to_bytes(4, "little"), np.uint8)
-        rows[:, 44:] = sums.view(np.uint8).reshape(count, 8 * each)
-        covered = [rows.tobytes()] if count == 1 else rows.view(f"V{rows.shape[1]}")[:, 0].tolist()
-    else:
-        heads, digests = fields.tobytes(), sums.tobytes()
-        covered = [
-            heads[40 * at : 40 * at + 40]
-            + each.to_bytes(4, "little")
-            + digests[8 * first : 8 * (first + each)]
-            for at, (first, each) in enumerate(
-                zip(layout.firsts.tolist(), layout.counts.tolist(), strict=True)
-            )
-        ]
-    checksums = b"".join(map(xxhash.xxh3_64_digest, covered))
-    headers = np.zeros((count, BATCH_HEADER_BYTES // 8), "<u8")
-    headers[:, :5] = fields
-    headers[:, 5] = np.frombuffer(checksums, ">u8")
-    headers[:, 6] = layout.counts
-    whole = f"V{BATCH_HEADER_BYTES}"
-    batch.items(out, BATCH_HEADER_BYTES)[layout.batches] = headers.view(whole)[:, 0]
-
-
-def _encode_framed(
-    area: Buffer, stride: int, outline: Outline, partition: int, memory: Memory
-) -> memoryview:
-    """One batch of messages of one size that have their checksums: the usual case in bulk."""
-    import numpy as np
-
-    count, size = outline.messages, stride - batch.HEADER_BYTES + FRAME_HEADER_BYTES
-    base_offset = outline.base_offset or 0
-    _, _, _, offset, time, *_ = np.frombuffer(area, "<u8", 6).tolist()
-    deltas = np.ndarray(count, "<u8", area, _ORIGIN_AT, (stride,)).copy()
-    oldest = int(deltas.min()) if outline.oldest_us is None else outline.oldest_us
-    deltas -= np.uint64(oldest)
-    deltas <<= np.uint64(32)
-    deltas |= np.arange(offset - base_offset, offset - base_offset + count, dtype=np.uint64)
-    out = memory(BATCH_HEADER_BYTES + count * size)
-    frames = out[BATCH_HEADER_BYTES:]
-    ids = np.ndarray(count, "V24", area, 0, (stride,))  # and the checksums before them
-    np.ndarray(count, "V24", frames, 0, (size,))[:] = ids
-    np.ndarray(count, "<u8", frames, 24, (size,))[:] = deltas
-    column(frames, size, LENGTHS_AT)[:] = column(area, stride, batch.LENGTHS_AT)
-    sums = np.ndarray(count, "V8", frames, 0, (size,)).tobytes()
-    out[:BATCH_HEADER_BYTES] = _header((partition, base_offset, time, oldest, len(out)), sums)
-    return out
 
 
 def oldest_origin_us(area: Buffer, starts: Positions) -> int:
@@ -317,8 +295,8 @@ def encode_areas(areas: Iterable[Buffer], partition: int) -> list[memoryview]:
         starts = batch.locate(area)
         times = _heads(area, starts)[:, 4].tolist()
         cuts = [0, *(at for at in range(1, len(times)) if times[at] != times[at - 1]), len(times)]
-        outlines = [Outline(end - begin) for begin, end in pairwise(cuts)]
-        made.append(encode_batches(area, starts, outlines, partition=partition))
+        run = Run([end - begin for begin, end in pairwise(cuts)])
+        made.append(encode_batches(area, starts, run, partition=partition))
     return made
 
 
