@@ -345,10 +345,16 @@ def _become_fronts(words: Any, origin_us: int) -> bool:
     count = len(words)
     numbers = np.ndarray(count, "<u4", words, 24, (FRAME_HEADER_BYTES,))
     deltas = words[:, 3] >> np.uint64(32)
-    framed = numbers.tobytes() == batch.build_index(batch.equal_starts(count, 1))
-    framed = framed and origin_us <= _ORIGIN_MAX and not deltas.min()
-    framed = framed and bool((words[:, 1] | words[:, 2]).all())
-    words[:, 5] = deltas + np.uint64(origin_us)
+    framed = (
+        origin_us <= _ORIGIN_MAX
+        and numbers.tobytes() == batch.build_index(batch.equal_starts(count, 1))
+        and not (deltas[0] and deltas.min())
+        and (
+            np.count_nonzero(words[:, 2]) == count
+            or np.count_nonzero(words[:, 1] | words[:, 2]) == count
+        )
+    )
+    np.add(deltas, np.uint64(origin_us), out=words[:, 5])
     words[:, 3] = words[:, 4] = 0
     if not framed:
         words[:, 0] = 0

@@ -201,7 +201,8 @@ def _encode_any(area: Buffer, starts: Positions, run: Run, partition: int) -> me
 
     words = _heads(area, starts)
     origins = words[:, 5]
-    run = _fitting(run, origins.tolist())
+    if origins.max() - origins.min() > U32_MAX:
+        run = _fitting(run, origins.tolist())
     counts = np.array(run.counts, np.intp)
     firsts = np.cumsum(counts) - counts
     oldest = np.minimum.reduceat(origins, firsts)
