@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.broker.partition import Piece
+from headrace.broker.partition import Piece, Slice
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.iggy import batch
 from headrace.wire.iggy.vsr import KEPT_BYTES_MIN, Lent
@@ -73,14 +73,14 @@ class Converted:
             if isinstance(lent.memory, bytearray) and is_free(lent.memory):
                 lent.give_back()
 
-    def batches(self, log: int, partition: int, pieces: Sequence[Piece]) -> list[Buffer]:
+    def batches(self, log: int, partition: int, found: Slice) -> list[Buffer]:
         """In dialect C."""
         made: list[Buffer] = []
-        for together in _together(pieces):
-            key = _key(log, together)
+        for some in _together(found):
+            key = _key(log, found, some)
             sent = self._sent.get(key)
             if sent is None:
-                made.append(self._batches.get(key, _Batches(together, partition)))
+                made.append(self._batches.get(key, _Batches(found, some, partition)))
             else:
                 made += (
                     header_of(
@@ -93,66 +93,63 @@ class Converted:
                 )
         return made
 
-    def summed(self, log: int, pieces: Sequence[Piece]) -> list[Buffer]:
+    def summed(self, log: int, found: Slice) -> Sequence[Buffer]:
         """The messages, all with checksums."""
+        if not found.unsummed:
+            return found.pieces
         made: list[Buffer] = []
-        for together in _together(pieces):
-            if together[0].header.attributes & UNSUMMED:
-                made.append(self._summed.get(_key(log, together), _Summed(together)))
+        for some in _together(found):
+            if found.stored[some.start][0].attributes & UNSUMMED:
+                made.append(self._summed.get(_key(log, found, some), _Summed(found, some)))
             else:
-                made += [piece.messages for piece in together]
+                made += found.pieces[some]
         return made
 
 
-def _together(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
-    """Long ones one by one, short ones that follow each other and are alike as one."""
-    short: list[Piece] = []
-    kind = 0
-    for piece in pieces:
-        if len(piece.messages) >= _ALONE_BYTES_MIN:
-            if short:
-                yield short
-                short = []
-            yield (piece,)
-            continue
-        if short and piece.header.attributes & _KIND != kind:
-            yield short
-            short = []
-        kind = piece.header.attributes & _KIND
-        short.append(piece)
-    if short:
-        yield short
+def _together(found: Slice) -> Iterator[slice]:
+    """Long pieces one by one, short ones that follow each other and are alike as one."""
+    begin, kind, count = 0, -1, len(found.pieces)
+    for number in range(count):
+        alone = len(found.pieces[number]) >= _ALONE_BYTES_MIN
+        this = -1 if alone else found.stored[number][0].attributes & _KIND
+        if number > begin and (alone or this != kind):
+            yield slice(begin, number)
+            begin = number
+        kind = this
+    if count:
+        yield slice(begin, count)
 
 
-def _key(log: int, pieces: Sequence[Piece]) -> _Key:
-    first = pieces[0].header.base_offset + pieces[0].skip
-    if len(pieces) == 1:
-        return log, first, len(pieces[0].messages)
-    return log, first, sum([len(piece.messages) for piece in pieces])
+def _key(log: int, found: Slice, some: slice) -> _Key:
+    first = max(found.first, found.stored[some.start][0].base_offset)
+    return log, first, sum(map(len, found.pieces[some]))
 
 
 # --- making ---------------------------------------------------------------------------------------
 
 
 class _Batches(NamedTuple):
-    pieces: Sequence[Piece]
+    found: Slice
+    some: slice
     partition: int
 
     def make(self, memory: Memory) -> memoryview:
-        area, starts = _join(self.pieces)
-        counts = [piece.taken for piece in self.pieces]
+        pieces = self.found.with_batches(self.some)
+        area, starts = _join(pieces)
+        counts = [piece.taken for piece in pieces]
         run = Run(counts)
-        if self.pieces[0].header.attributes & FRAMED:
-            bases = [piece.header.base_offset for piece in self.pieces]
-            run = Run(counts, bases, _oldest(self.pieces))
+        if pieces[0].header.attributes & FRAMED:
+            bases = [piece.header.base_offset for piece in pieces]
+            run = Run(counts, bases, _oldest(pieces))
         return encode_batches(area, starts, run, partition=self.partition, memory=memory)
 
 
 class _Summed(NamedTuple):
-    pieces: Sequence[Piece]
+    found: Slice
+    some: slice
 
     def make(self, memory: Memory) -> memoryview:
-        area, starts = _join(self.pieces)
+        area, starts = _join(self.found.with_batches(self.some))
         return batch.with_checksums(area, starts, memory)
 
 

@@ -65,12 +65,25 @@ class Slice:
     first: int = 0
     count: int = 0
     bytes: int = 0
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[memoryview] = field(default_factory=list)
+    stored: list[Batch] = field(default_factory=list)
+    """The batches that the pieces are of."""
     full: bool = False
+    unsummed: bool = False
+    """Some messages have no checksums; see `records.UNSUMMED`."""
 
     @property
     def last(self) -> int:
         return self.first + self.count - 1
+
+    def with_batches(self, some: slice) -> list[Piece]:
+        """Some of the pieces, for those who need to know more than the messages."""
+        made, end = [], self.first + self.count
+        for messages, (header, view) in zip(self.pieces[some], self.stored[some], strict=True):
+            skip = max(0, self.first - header.base_offset)  # of the first one
+            taken = min(header.record_count, end - header.base_offset) - skip
+            made.append(Piece(messages, header, view[records.HEADER_BYTES :], skip, taken))
+        return made
 
 
 _Source: TypeAlias = tuple[int, int, int]
@@ -459,26 +472,31 @@ class PartitionLog:
         from_us: int,
     ) -> int:
         """Add what fits of these batches; returns the next offset to ask for."""
-        for header, view in batches:
-            skip = position - header.base_offset
-            if not 0 <= skip < header.record_count:
+        for stored in batches:
+            header, view = stored
+            records_here, base_offset = header.record_count, header.base_offset
+            skip = position - base_offset
+            if not 0 <= skip < records_here:
                 raise StorageError(
                     "the log skipped offsets",
                     stream_id=self.stream_id,
                     expected=position,
-                    found=header.base_offset,
+                    found=base_offset,
                 )
             if from_us and _timestamp_us(header, view, skip) < from_us:
                 position = header.next_offset  # one batch, one timestamp
                 continue
             # A data node may know of acknowledgements before we do; replies agree with `committed`.
-            end = min(header.next_offset, self.committed)
+            end = min(base_offset + records_here, self.committed)
             wanted = min(end - position, count - found.count)
             if wanted <= 0:
                 found.full = True
                 return position
-            body = view[records.HEADER_BYTES :]
-            messages = batch.slice_batch(body, header.record_count, skip, wanted)
+            if wanted == records_here:
+                messages = view[records.HEADER_BYTES : len(view) - 4 * wanted]  # but the index
+            else:
+                body = view[records.HEADER_BYTES :]
+                messages = batch.slice_batch(body, records_here, skip, wanted)
             if found.count and found.bytes + len(messages) > bytes_max:
                 found.full = True
                 return position
@@ -486,7 +504,10 @@ class PartitionLog:
                 found.first = position
             found.count += wanted
             found.bytes += len(messages)
-            found.pieces.append(Piece(messages, header, body, skip, wanted))
+            found.pieces.append(messages)
+            found.stored.append(stored)
+            if header.attributes & records.UNSUMMED:
+                found.unsummed = True
             position += wanted
             if found.count >= count or found.bytes >= bytes_max:
                 found.full = True

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headrace.wire.sbp.records import BatchHeader, split
+from headrace.wire.sbp.records import BatchHeader, decode_header, split
 
 Batch = tuple[BatchHeader, memoryview]
 
@@ -60,7 +60,13 @@ class ReadAhead:
 
     def put(self, stream_id: int, pieces: Sequence[memoryview]) -> Sequence[Batch]:
         """Keep fetched batches; returns them."""
-        batches = [batch for piece in pieces for batch in split(piece)]
+        batches: list[Batch] = []
+        for piece in pieces:
+            header = decode_header(piece)
+            if header.batch_bytes == len(piece):  # one alone, as those at the end of a log come
+                batches.append((header, piece))
+            else:
+                batches += split(piece)
         size = sum(len(view) for _, view in batches)
         if not batches or size > self._bytes_max:
             return batches

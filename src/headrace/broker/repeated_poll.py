@@ -99,9 +99,9 @@ def answer_at_once(
     if known.dialect is Dialect.C:
         return [
             POLL_HEAD.pack(known.partition, log.current_offset, found.count),
-            *broker.converted.batches(log.serial, known.partition, found.pieces),
+            *broker.converted.batches(log.serial, known.partition, found),
         ]
-    slices = broker.converted.summed(log.serial, found.pieces)
+    slices = broker.converted.summed(log.serial, found)
     return encode_poll_response(
         known.partition, log.current_offset, found.count, slices, known.dialect
     )

@@ -4,12 +4,13 @@ changes under a reply that is still on its way."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import pytest
 
 from headrace.broker.converted import Converted, MemoryAtHand, is_free
-from headrace.broker.partition import Piece
+from headrace.broker.partition import Slice
 from headrace.wire.iggy import batch, vsr_batch
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.fields import Buffer
@@ -31,8 +32,8 @@ from tests.unit.wire_iggy.vsr_by_hand import by_hand, of
 
 def stored(
     messages: list[Message], base_offset: int = 0, *, framed: bool = True, skip: int = 0
-) -> Piece:
-    """As of a SEND in dialect C (or by a publisher), from the message that is to be skipped to."""
+) -> Slice:
+    """What is read of a SEND in dialect C (or of a publisher's), from a message of it on."""
     area, starts, *_ = vsr_batch.decode_batch(memoryview(by_hand(messages)), len(messages))
     batch.stamp(area, starts, base_offset=base_offset, timestamp_us=77, new_ids=bytes, summed=False)
     body: list[Buffer] = [area, batch.build_index(starts)]
@@ -49,11 +50,32 @@ def stored(
     )
     ((found, view),) = records.split(b"".join((header, *body)))
     count = len(messages) - skip
-    inside = view[records.HEADER_BYTES :]
-    return Piece(batch.slice_batch(inside, len(messages), skip, count), found, inside, skip, count)
+    piece = batch.slice_batch(view[records.HEADER_BYTES :], len(messages), skip, count)
+    return Slice(
+        base_offset + skip, count, len(piece), [piece], [(found, view)], full=True, unsummed=True
+    )
 
 
-def read(pieces: list[bytes | bytearray | memoryview]) -> list[Message]:
+def joined(slices: Iterable[Slice]) -> Slice:
+    first, *others = slices
+    for other in others:
+        assert other.first == first.first + first.count
+        first = Slice(
+            first.first,
+            first.count + other.count,
+            first.bytes + other.bytes,
+            first.pieces + other.pieces,
+            first.stored + other.stored,
+            unsummed=True,
+        )
+    return first
+
+
+def messages_of(found: Slice) -> list[Message]:
+    return [message for piece in found.pieces for message in decode_messages(piece)]
+
+
+def read(pieces: Sequence[Buffer]) -> list[Message]:
     return [
         message
         for area in decode_batches(memoryview(b"".join(pieces)))
@@ -174,7 +196,7 @@ async def test_a_reply_has_the_frames_that_came() -> None:
         await peer.send(b"short")
         log = harness.broker.partitions.opened()[0][1]
         found = await log.read(0, 100, bytes_max=1 << 20)
-        header, frames = harness.broker.converted.batches(log.serial, 0, found.pieces)
+        header, frames = harness.broker.converted.batches(log.serial, 0, found)
         assert len(header) == 256
         assert isinstance(frames, memoryview)
         assert isinstance(frames.obj, bytes), "as it was received"
@@ -209,25 +231,25 @@ def test_memory_is_lent_again_when_nobody_views_it() -> None:
 def test_what_is_read_once_is_not_kept() -> None:
     converted = Converted(1 << 20)
     piece = stored(of(100, "equal"))
-    first = converted.batches(1, 0, [piece])
+    first = converted.batches(1, 0, piece)
     assert converted.bytes == 0
-    (second,) = converted.batches(1, 0, [piece])
+    (second,) = converted.batches(1, 0, piece)
     assert converted.bytes == len(second)
-    assert converted.batches(1, 0, [piece])[0] is second
-    assert read(first) == read([second]) == decode_messages(piece.messages)
-    (again,) = converted.summed(1, [piece])
-    (summed,) = converted.summed(1, [piece])
+    assert converted.batches(1, 0, piece)[0] is second
+    assert read(first) == read([second]) == messages_of(piece)
+    (again,) = converted.summed(1, piece)
+    (summed,) = converted.summed(1, piece)
     assert again == summed
     assert converted.bytes == len(second) + len(summed)
-    assert converted.summed(1, [piece])[0] is summed
+    assert converted.summed(1, piece)[0] is summed
 
 
 def test_a_reply_on_its_way_is_left_alone() -> None:
     converted = Converted(1 << 20)
     pieces = [stored(of(100, "equal"), 100 * n) for n in range(50)]
-    replies = [converted.batches(1, 0, [piece]) for piece in pieces]
+    replies = [converted.batches(1, 0, piece) for piece in pieces]
     for reply, piece in zip(replies, pieces, strict=True):
-        assert read(reply) == decode_messages(piece.messages)
+        assert read(reply) == messages_of(piece)
 
 
 def test_another_log_has_other_messages() -> None:
@@ -236,25 +258,25 @@ def test_another_log_has_other_messages() -> None:
     for log, text in ((1, b"a"), (2, b"b")):
         messages = [Message(text * 100, id=n + 1) for n in range(100)]
         for _ in range(3):
-            found = read(converted.batches(log, 0, [stored(messages)]))
+            found = read(converted.batches(log, 0, stored(messages)))
             assert {message.payload for message in found} == {text * 100}
 
 
 def test_short_batches_are_converted_together() -> None:
     converted = Converted(1 << 20)
     pieces = [stored(of(3, "mixed"), 3 * n) for n in range(100)]
-    assert len(converted.batches(1, 0, pieces)) == 1
-    assert len(converted.summed(1, pieces)) == 1
+    assert len(converted.batches(1, 0, joined(pieces))) == 1
+    assert len(converted.summed(1, joined(pieces))) == 1
     long = stored(of(200, "equal"), 300)
     unframed = [stored(of(3, "mixed"), 500 + 3 * n, framed=False) for n in range(10)]
-    made = converted.batches(1, 0, [*pieces, long, *unframed])
+    everything = joined([*pieces, long, *unframed])
+    made = converted.batches(1, 0, everything)
     assert len(made) == 3
-    everything = [m for p in (*pieces, long, *unframed) for m in decode_messages(p.messages)]
-    assert read(made) == everything
-    summed = b"".join(converted.summed(1, [*pieces, long, *unframed]))
-    assert decode_messages(summed) == everything
+    assert read(made) == messages_of(everything)
+    summed = b"".join(converted.summed(1, everything))
+    assert decode_messages(summed) == messages_of(everything)
     begun = stored(of(30, "mixed"), 0, skip=11)
-    assert read(converted.batches(1, 0, [begun])) == decode_messages(begun.messages)
+    assert read(converted.batches(1, 0, begun)) == messages_of(begun)
 
 
 def sent(converted: Converted, number: int, back: list[object]) -> tuple[memoryview, memoryview]:
@@ -273,7 +295,7 @@ def test_memory_of_sends_is_given_back_when_nobody_views_it() -> None:
     converted = Converted(400_000)
     back: list[object] = []
     first, area = sent(converted, 0, back)
-    reply = converted.batches(1, 0, [stored(of(100, "equal"))])
+    reply = converted.batches(1, 0, stored(of(100, "equal")))
     assert read(reply) == decode_messages(area)
     before = bytes(first)
     for number in range(1, 20):

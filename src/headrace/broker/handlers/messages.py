@@ -115,9 +115,9 @@ def polled(
 ) -> m.PolledMessages:
     """The reply, with what its dialect needs beside the stored messages."""
     if dialect is Dialect.C:
-        batches = broker.converted.batches(log.serial, partition, found.pieces)
+        batches = broker.converted.batches(log.serial, partition, found)
         return m.PolledMessages(partition, log.current_offset, found.count, (), batches)
-    slices = broker.converted.summed(log.serial, found.pieces)
+    slices = broker.converted.summed(log.serial, found)
     return m.PolledMessages(partition, log.current_offset, found.count, slices)
 
 

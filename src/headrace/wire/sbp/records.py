@@ -131,15 +131,16 @@ def decode_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Read the header at `position`; the body need not be there yet, nor is its checksum tried."""
     if position < 0 or len(buffer) - position < HEADER_BYTES:
         raise RemoteProtocolError("record batch shorter than its header")
-    magic, base_offset, length, crc, attributes, count, *rest = _HEADER.unpack_from(
-        buffer, position
-    )
-    if magic != MAGIC:
-        raise RemoteProtocolError("unknown record batch magic", magic=magic)
-    problem = _problem(length, attributes, count)
+    fields = _HEADER.unpack_from(buffer, position)
+    if fields[0] != MAGIC:
+        raise RemoteProtocolError("unknown record batch magic", magic=fields[0])
+    header = BatchHeader(*fields[1:])
+    problem = _problem(header.batch_length, header.attributes, header.record_count)
     if problem:
-        raise RemoteProtocolError(problem, record_count=count, batch_length=length)
-    return BatchHeader(base_offset, length, crc, attributes, count, *rest)
+        raise RemoteProtocolError(
+            problem, record_count=header.record_count, batch_length=header.batch_length
+        )
+    return header
 
 
 def decode_extent(buffer: Buffer, position: int) -> tuple[int, int, int, int]:
