@@ -15,13 +15,13 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.broker.partition import Piece, Slice
+from headrace.broker.partition import Slice
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.iggy import batch
 from headrace.wire.iggy.vsr import KEPT_BYTES_MIN, Lent
 from headrace.wire.iggy.vsr_batch import Frames, Memory, fresh_memory
 from headrace.wire.iggy.vsr_reply import Run, encode_batches, header_of, oldest_origin_us
-from headrace.wire.sbp.records import FRAMED, UNSUMMED
+from headrace.wire.sbp.records import FRAMED, HEADER_BYTES, UNSUMMED
 
 if TYPE_CHECKING:
     from headrace.wire.iggy.batch import Positions
@@ -134,13 +134,13 @@ class _Batches(NamedTuple):
     partition: int
 
     def make(self, memory: Memory) -> memoryview:
-        pieces = self.found.with_batches(self.some)
-        area, starts = _join(pieces)
-        counts = [piece.taken for piece in pieces]
+        found, some = self.found, self.some
+        counts = found.counts(some)
+        area, starts = _join(found, some, counts)
         run = Run(counts)
-        if pieces[0].header.attributes & FRAMED:
-            bases = [piece.header.base_offset for piece in pieces]
-            run = Run(counts, bases, _oldest(pieces))
+        if found.stored[some.start][0].attributes & FRAMED:
+            bases = [header.base_offset for header, _ in found.stored[some]]
+            run = Run(counts, bases, _oldest(found, some, counts))
         return encode_batches(area, starts, run, partition=self.partition, memory=memory)
 
 
@@ -149,44 +149,47 @@ class _Summed(NamedTuple):
     some: slice
 
     def make(self, memory: Memory) -> memoryview:
-        area, starts = _join(self.found.with_batches(self.some))
+        found, some = self.found, self.some
+        area, starts = _join(found, some, found.counts(some))
         return batch.with_checksums(area, starts, memory)
 
 
-def _oldest(pieces: Sequence[Piece]) -> dict[int, int]:
+def _oldest(found: Slice, some: slice, counts: list[int]) -> dict[int, int]:
     """The oldest origin timestamps of batches that are not here as a whole."""
-    return {
-        number: oldest_origin_us(*batch.read_starts(piece.body, piece.header.record_count))
-        for number, piece in enumerate(pieces)
-        if piece.taken < piece.header.record_count
-    }
+    oldest = {}
+    for number in {0, len(counts) - 1}:
+        header, view = found.stored[some.start + number]
+        if counts[number] < header.record_count:
+            body = view[HEADER_BYTES:]
+            oldest[number] = oldest_origin_us(*batch.read_starts(body, header.record_count))
+    return oldest
 
 
-def _join(pieces: Sequence[Piece]) -> tuple[Buffer, Positions]:
+def _join(found: Slice, some: slice, counts: list[int]) -> tuple[Buffer, Positions]:
     """The messages in a row, and where each starts."""
+    pieces = found.pieces[some]
     if len(pieces) == 1:
-        return pieces[0].messages, _starts(pieces)
-    area = b"".join([piece.messages for piece in pieces])
+        return pieces[0], _starts(found, some, counts)
+    area = b"".join(pieces)
     starts = batch.locate_equal(area)
-    return area, _starts(pieces) if starts is None else starts
+    return area, _starts(found, some, counts) if starts is None else starts
 
 
-def _starts(pieces: Sequence[Piece]) -> Positions:
+def _starts(found: Slice, some: slice, counts: list[int]) -> Positions:
     """As the batches' indexes tell."""
     import numpy as np
 
-    indexes = []
-    for _, header, body, skip, taken in pieces:
-        at = len(body) - _POSITION_BYTES * (header.record_count - skip)
-        indexes.append(body[at : at + _POSITION_BYTES * taken])
-    if len(pieces) == 1:
-        starts: Positions = np.frombuffer(indexes[0], "<u4")
-        return starts - starts[0] if pieces[0].skip else starts
-    starts = np.frombuffer(b"".join(indexes), "<u4")
-    counts = np.array([piece.taken for piece in pieces], np.intp)
-    ends = np.cumsum([len(piece.messages) for piece in pieces], dtype=np.uint32)
-    moves = -starts[np.cumsum(counts) - counts]
-    moves[1:] += ends[:-1]
+    indexes, skip = [], found.skipped(some)
+    for (header, view), count in zip(found.stored[some], counts, strict=True):
+        at = len(view) - _POSITION_BYTES * (header.record_count - skip)
+        indexes.append(view[at : at + _POSITION_BYTES * count])
+        skip = 0
+    starts: Positions = np.frombuffer(b"".join(indexes), "<u4")
+    if len(counts) == 1 and not starts[0]:
+        return starts
+    firsts = np.cumsum(counts) - counts
+    moves = -starts[firsts]
+    moves[1:] += np.cumsum(list(map(len, found.pieces[some])), dtype=np.uint32)[:-1]
     starts = starts + np.repeat(moves, counts)
     return starts
 

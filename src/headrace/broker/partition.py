@@ -46,18 +46,6 @@ _RECOVERED_BYTES = 1 << 20
 """Of the end of a log that is looked at for the requests it holds."""
 
 
-class Piece(NamedTuple):
-    """Messages of one batch, and the batch."""
-
-    messages: memoryview
-    header: records.BatchHeader
-    body: memoryview
-    skip: int
-    """Messages of the batch before these."""
-    taken: int
-    """How many these are."""
-
-
 @dataclass(slots=True)
 class Slice:
     """Messages of consecutive offsets."""
@@ -76,14 +64,18 @@ class Slice:
     def last(self) -> int:
         return self.first + self.count - 1
 
-    def with_batches(self, some: slice) -> list[Piece]:
-        """Some of the pieces, for those who need to know more than the messages."""
-        made, end = [], self.first + self.count
-        for messages, (header, view) in zip(self.pieces[some], self.stored[some], strict=True):
-            skip = max(0, self.first - header.base_offset)  # of the first one
-            taken = min(header.record_count, end - header.base_offset) - skip
-            made.append(Piece(messages, header, view[records.HEADER_BYTES :], skip, taken))
-        return made
+    def counts(self, some: slice) -> list[int]:
+        """How many messages some of the pieces have: of the first and the last batch perhaps not
+        all."""
+        counts = [header.record_count for header, _ in self.stored[some]]
+        counts[0] -= self.skipped(some)
+        counts[-1] -= max(0, self.stored[some][-1][0].next_offset - self.first - self.count)
+        return counts
+
+    def skipped(self, some: slice) -> int:
+        """How many messages of its batch are before the first of these pieces."""
+        begin: int = self.stored[some.start][0].base_offset
+        return max(0, self.first - begin)
 
 
 _Source: TypeAlias = tuple[int, int, int]

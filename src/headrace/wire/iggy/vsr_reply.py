@@ -7,7 +7,7 @@ many stored batches: they are converted together, by array operations over all t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.wire.iggy import batch
@@ -174,21 +174,29 @@ def _encode_equal(
     fields = np.empty((batches, 5), "<u8")
     for position, value in enumerate((partition, bases, stamps[:, 1], oldest, length)):
         fields[:, position] = value
-    covered = np.empty((batches, COVERED.size + 8 * each), np.uint8)
-    covered[:, :40] = fields.view(np.uint8)
-    covered[:, 40:44] = np.frombuffer(each.to_bytes(4, "little"), np.uint8)
-    covered[:, 44:] = np.frombuffer(sums, np.uint8).reshape(batches, 8 * each)
-    rows = covered.view(f"V{covered.shape[1]}")[:, 0].tolist()
     headers = np.ndarray(batches, f"V{BATCH_HEADER_BYTES}", out, 0, (length,))
-    headers[:] = _headers(fields, each, rows)
+    headers[:] = _headers(fields, run.counts, sums)
     return out
 
 
-def _headers(fields: Any, counts: Any, covered: Sequence[bytes]) -> Any:
-    """Of batches, whose checksums cover that."""
+def _headers(fields: Any, counts: Sequence[int], sums: bytes) -> Any:
+    """Of batches of so many frames, which have these checksums."""
     import numpy as np
     import xxhash
 
+    each = counts[0]
+    if counts.count(each) == len(counts):
+        rows = np.empty((len(counts), COVERED.size + 8 * each), np.uint8)
+        rows[:, :40] = fields.view(np.uint8)
+        rows[:, 40:44] = np.frombuffer(each.to_bytes(4, "little"), np.uint8)
+        rows[:, 44:] = np.frombuffer(sums, np.uint8).reshape(len(counts), 8 * each)
+        covered = rows.view(f"V{rows.shape[1]}")[:, 0].tolist()
+    else:
+        heads, ends = fields.tobytes(), [8 * end for end in accumulate(counts)]
+        covered = [
+            heads[at : at + 40] + count.to_bytes(4, "little") + sums[end - 8 * count : end]
+            for at, count, end in zip(range(0, len(heads), 40), counts, ends, strict=True)
+        ]
     headers = np.zeros((len(fields), BATCH_HEADER_BYTES // 8), "<u8")
     headers[:, :5] = fields
     headers[:, 5] = np.frombuffer(b"".join(map(xxhash.xxh3_64_digest, covered)), ">u8")
@@ -217,22 +225,20 @@ def _encode_any(area: Buffer, starts: Positions, run: Run, partition: int) -> me
     saved = batch.HEADER_BYTES - FRAME_HEADER_BYTES
     places = starts.astype(np.int64) - saved * np.arange(len(starts))
     places += BATCH_HEADER_BYTES * (of_batch + 1)
-    out = _join(area, starts, words[:, :4].tobytes(), firsts.tolist())
     batches = places[firsts] - BATCH_HEADER_BYTES
-    lengths = np.diff(batches, append=len(out))
-    if run.bases is None:
-        words[:, 0] = _write_checksums(out, places, firsts).view("<u8")
+    total = len(area) + BATCH_HEADER_BYTES * len(counts) - saved * len(starts)
+    lengths = np.diff(batches, append=total)
     fields = np.empty((len(counts), 5), "<u8")
     for position, value in enumerate((partition, bases, times, oldest, lengths)):
         fields[:, position] = value
-    heads, sums = fields.tobytes(), words[:, 0].tobytes()
-    covered = [
-        heads[40 * number : 40 * number + 40]
-        + count.to_bytes(4, "little")
-        + sums[8 * first : 8 * (first + count)]
-        for number, (first, count) in enumerate(zip(firsts.tolist(), run.counts, strict=True))
-    ]
-    batch.items(out, BATCH_HEADER_BYTES)[batches] = _headers(fields, counts, covered)
+    fronts = np.ascontiguousarray(words[:, :4]).view(f"V{LENGTHS_AT}")[:, 0].tolist()
+    if run.bases is not None:
+        headers = _headers(fields, run.counts, words[:, 0].tobytes())
+        return _join(area, starts, fronts, firsts.tolist(), headers.tolist())
+    out = _join(area, starts, fronts, firsts.tolist(), repeat(_EMPTY))
+    sums = _write_checksums(out, places, firsts)
+    headers = _headers(fields, run.counts, sums.tobytes())
+    batch.items(out, BATCH_HEADER_BYTES)[batches] = headers
     return out
 
 
@@ -243,15 +249,20 @@ def _heads(area: Buffer, starts: Positions) -> NDArray[Any]:
     return words
 
 
-def _join(area: Buffer, starts: Positions, fronts: bytes, firsts: list[int]) -> memoryview:
-    """Frames, and before the first ones of batches room for their headers."""
-    heads = [fronts[at : at + LENGTHS_AT] for at in range(0, len(fronts), LENGTHS_AT)]
-    for first in firsts:
-        heads[first] = _EMPTY + heads[first]
+def _join(
+    area: Buffer,
+    starts: Positions,
+    fronts: list[bytes],
+    firsts: list[int],
+    headers: Iterable[bytes],
+) -> memoryview:
+    """Frames, and before the first ones of batches their headers."""
+    for first, header in zip(firsts, headers, strict=False):
+        fronts[first] = header + fronts[first]
     begins = (starts + batch.LENGTHS_AT).tolist()
     ends = [*starts[1:].tolist(), len(area)]
-    pieces: list[Buffer] = [b""] * (2 * len(heads))
-    pieces[::2] = heads
+    pieces: list[Buffer] = [b""] * (2 * len(fronts))
+    pieces[::2] = fronts
     pieces[1::2] = map(memoryview(area).__getitem__, map(slice, begins, ends))
     return memoryview(bytearray().join(pieces))
 
