@@ -38,9 +38,8 @@ _Key = tuple[int, int, int]
 
 
 class _Sent(NamedTuple):
-    frames: Frames
-    first: int
-    timestamp_us: int
+    header: bytes
+    frames: memoryview
     lent: Lent
 
 
@@ -57,19 +56,21 @@ class Converted:
     def bytes(self) -> int:
         return self._batches.bytes + self._summed.bytes + self._sent_bytes
 
-    def keep(self, log: int, area: memoryview, frames: Frames, lent: Lent) -> None:
+    def keep(self, log: int, partition: int, area: memoryview, frames: Frames, lent: Lent) -> None:
         """The frames of a SEND whose messages, now stored, are in `area`: as one batch, if that was
         stamped as a whole."""
         first, timestamp_us = _MESSAGE.unpack_from(area)
         if not timestamp_us or not KEPT_BYTES_MIN <= len(lent.memory) <= self._sent_bytes_max:
             return
         lent.kept = True
-        self._sent[log, first, len(area)] = _Sent(frames, first, timestamp_us, lent)
+        header = header_of(
+            frames, partition=partition, base_offset=first, timestamp_us=timestamp_us
+        )
+        self._sent[log, first, len(area)] = _Sent(header, frames.data, lent)
         self._sent_bytes += len(lent.memory)
         while self._sent_bytes > self._sent_bytes_max:
-            _, (frames, _, _, lent) = self._sent.popitem(last=False)
+            lent = self._sent.popitem(last=False)[1].lent
             self._sent_bytes -= len(lent.memory)
-            del frames
             if isinstance(lent.memory, bytearray) and is_free(lent.memory):
                 lent.give_back()
 
@@ -82,15 +83,7 @@ class Converted:
             if sent is None:
                 made.append(self._batches.get(key, _Batches(found, some, partition)))
             else:
-                made += (
-                    header_of(
-                        sent.frames,
-                        partition=partition,
-                        base_offset=sent.first,
-                        timestamp_us=sent.timestamp_us,
-                    ),
-                    sent.frames.data,
-                )
+                made += (sent.header, sent.frames)
         return made
 
     def summed(self, log: int, found: Slice) -> Sequence[Buffer]:

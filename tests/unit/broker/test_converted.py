@@ -286,7 +286,7 @@ def sent(converted: Converted, number: int, back: list[object]) -> tuple[memoryv
     assert frames is not None
     batch.stamp(area, starts, base_offset=100 * number, timestamp_us=5, new_ids=bytes, summed=False)
     lent = Lent(memory, back.append)
-    converted.keep(1, area, frames, lent)
+    converted.keep(1, 0, area, frames, lent)
     assert lent.kept
     return memoryview(memory), area
 
@@ -313,13 +313,13 @@ def test_sends_that_are_not_kept() -> None:
     area, starts, _, frames = vsr_batch.decode_batch(memoryview(memory), 100)
     assert frames is not None
     lent = Lent(memory, lambda _: None)
-    converted.keep(1, area, frames, lent)
+    converted.keep(1, 0, area, frames, lent)
     assert not lent.kept, "nothing says that these messages were stored: they have no timestamp"
     batch.stamp(area, starts, base_offset=0, timestamp_us=5, new_ids=bytes, summed=False)
-    Converted(0).keep(1, area, frames, lent)
+    Converted(0).keep(1, 0, area, frames, lent)
     assert not lent.kept
     short = Lent(bytearray(KEPT_BYTES_MIN - 1), lambda _: None)
-    converted.keep(1, area, frames, short)
+    converted.keep(1, 0, area, frames, short)
     assert not short.kept
 
 
