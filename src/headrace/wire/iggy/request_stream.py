@@ -39,7 +39,8 @@ class FramePool:
     """Memory of large frames that were read, for the next ones.
 
     Most SENDs of dialect C are converted into memory of their own, so that of their frames is free
-    as soon as they are answered; taking it from the system anew costs as much as converting them.
+    once they are answered, or no longer kept for readers; taking it from the system anew costs as
+    much as converting them.
     """
 
     def __init__(self, bytes_max: int = 32 * 1024 * 1024) -> None:
@@ -69,7 +70,8 @@ class FramePool:
 class VsrRequestDecoder:
     """Dialect C. After TooLarge it stays silent: where the next frame begins is not known.
 
-    The payload of a SEND that `complete` gave is good until `room` is asked for again.
+    The payload of a SEND that `complete` gave is good until `room` is asked for again, or longer if
+    its memory is kept (see `vsr.Lent`).
     """
 
     def __init__(self, pool: FramePool | None = None) -> None:
