@@ -262,6 +262,20 @@ def test_another_log_has_other_messages() -> None:
             assert {message.payload for message in found} == {text * 100}
 
 
+async def test_a_log_that_is_opened_again_is_another_one() -> None:
+    async with opened() as harness:
+        peer = await logged_in(harness)
+        await topic_of(peer)
+        await peer.send(b"before")
+        ((_, before),) = harness.broker.partitions.opened()
+        await before.close()
+        await peer.send(b"after", first=2)
+        ((_, after),) = harness.broker.partitions.opened()
+        assert after.stream_id == before.stream_id
+        assert after.serial != before.serial
+        assert await peer.payloads() == [b"before", b"after"]
+
+
 def test_short_batches_are_converted_together() -> None:
     converted = Converted(1 << 20)
     pieces = [stored(of(3, "mixed"), 3 * n) for n in range(100)]

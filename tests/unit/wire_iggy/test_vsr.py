@@ -191,6 +191,25 @@ def test_memory_of_sends_is_used_again() -> None:
     receive(160, b"f" * 4000)
     assert pool.bytes <= 5000
     assert len(pool.take(100_000)) == 100_000
+    event = receive(160, b"g" * 1000)
+    assert isinstance(event.head, vsr.Head)
+    assert event.head.lent is not None
+    event.head.lent.kept = True
+    receive(160, b"h" * 1000)
+    receive(160, b"i" * 1000)
+    assert bytes(event.payload) == b"g" * 1000, "kept: another one's memory was used"
+
+
+def test_memory_of_former_lengths_makes_room() -> None:
+    pool = FramePool(bytes_max=1 << 20)
+    for _ in range(1000):
+        pool.give(bytearray(20_000))
+    assert pool.bytes <= 64 * 20_000
+    long = bytearray(150_000)
+    pool.give(long)
+    assert pool.bytes <= 1 << 20
+    assert pool.take(149_000) is long
+    assert pool.take(149_000) is not long
 
 
 def test_a_send_gets_room_to_grow() -> None:

@@ -20,6 +20,7 @@ from headrace.wire.iggy.frames import (
 from headrace.wire.iggy.vsr_batch import fresh_memory, growth_of_send
 
 _LENGTH_BYTES = 4
+_FREE_MAX = 64  # looked through one by one
 _FIRST_BYTES = 1024  # of a SEND, in which it says where its messages go and how many there are
 _SIZE_END = 52  # a header's first bytes up to here state the size of its frame
 
@@ -62,9 +63,11 @@ class FramePool:
         return bytearray(length)
 
     def give(self, memory: bytearray) -> None:
-        if self._bytes + len(memory) <= self._bytes_max:
-            self._free.append(memory)
-            self._bytes += len(memory)
+        """What came first makes room: SENDs may have become longer or shorter."""
+        self._free.append(memory)
+        self._bytes += len(memory)
+        while self._bytes > self._bytes_max or len(self._free) > _FREE_MAX:
+            self._bytes -= len(self._free.pop(0))
 
 
 class VsrRequestDecoder:
