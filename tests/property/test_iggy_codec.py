@@ -352,10 +352,10 @@ def test_a_damaged_send_is_a_value_or_refused(request: SendMessages, data: st.Da
         columns(decoded.area, decoded.starts)
 
 
-@given(st.binary(max_size=300), st.integers(0, 80), st.integers(0, 80), st.integers(0, 80))
-def test_slices_of_garbage(data: bytes, record_count: int, first: int, count: int) -> None:
+@given(st.binary(max_size=300), st.binary(max_size=320), st.integers(0, 80), st.integers(0, 80))
+def test_slices_of_garbage(data: bytes, index: bytes, first: int, count: int) -> None:
     with suppress(RemoteProtocolError):
-        part = batch.slice_batch(memoryview(data), record_count, first, count)
+        part = batch.slice_batch(memoryview(data), memoryview(index), first, count)
         assert len(part) <= len(data)
         decode_messages(part)
 

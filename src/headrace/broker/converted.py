@@ -16,12 +16,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.broker.partition import Slice
+from headrace.broker.readahead import index_of, messages_of
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.iggy import batch
 from headrace.wire.iggy.vsr import KEPT_BYTES_MIN, Lent
 from headrace.wire.iggy.vsr_batch import Frames, Memory, fresh_memory
 from headrace.wire.iggy.vsr_reply import Run, encode_batches, header_of, oldest_origin_us
-from headrace.wire.sbp.records import FRAMED, HEADER_BYTES, UNSUMMED
+from headrace.wire.sbp.records import FRAMED, UNSUMMED
 
 if TYPE_CHECKING:
     from headrace.wire.iggy.batch import Positions
@@ -132,7 +133,7 @@ class _Batches(NamedTuple):
         area, starts = _join(found, some, counts)
         run = Run(counts)
         if found.stored[some.start][0].attributes & FRAMED:
-            bases = [header.base_offset for header, _ in found.stored[some]]
+            bases = [header.base_offset for header, _, _ in found.stored[some]]
             run = Run(counts, bases, _oldest(found, some, counts))
         return encode_batches(area, starts, run, partition=self.partition, memory=memory)
 
@@ -149,12 +150,14 @@ class _Summed(NamedTuple):
 
 def _oldest(found: Slice, some: slice, counts: list[int]) -> dict[int, int]:
     """The oldest origin timestamps of batches that are not here as a whole."""
+    import numpy as np
+
     oldest = {}
     for number in {0, len(counts) - 1}:
-        header, view = found.stored[some.start + number]
-        if counts[number] < header.record_count:
-            body = view[HEADER_BYTES:]
-            oldest[number] = oldest_origin_us(*batch.read_starts(body, header.record_count))
+        stored = found.stored[some.start + number]
+        if counts[number] < stored[0].record_count:
+            starts = np.frombuffer(index_of(stored), "<u4")
+            oldest[number] = oldest_origin_us(messages_of(stored), starts)
     return oldest
 
 
@@ -173,9 +176,9 @@ def _starts(found: Slice, some: slice, counts: list[int]) -> Positions:
     import numpy as np
 
     indexes, skip = [], found.skipped(some)
-    for (header, view), count in zip(found.stored[some], counts, strict=True):
-        at = len(view) - _POSITION_BYTES * (header.record_count - skip)
-        indexes.append(view[at : at + _POSITION_BYTES * count])
+    for stored, count in zip(found.stored[some], counts, strict=True):
+        at = _POSITION_BYTES * skip
+        indexes.append(index_of(stored)[at : at + _POSITION_BYTES * count])
         skip = 0
     starts: Positions = np.frombuffer(b"".join(indexes), "<u4")
     if len(counts) == 1 and not starts[0]:

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from headrace.broker import deduplication
 from headrace.broker.applied import Request
 from headrace.broker.figures import describe
-from headrace.broker.readahead import Batch, ReadAhead
+from headrace.broker.readahead import (
+    Batch,
+    ReadAhead,
+    batches_of,
+    index_of,
+    messages_of,
+    split_batches,
+)
 from headrace.client.owned_stream import OwnedStream
 from headrace.client.retry import retrying
 from headrace.client.sbp import SbpClient
@@ -67,7 +74,7 @@ class Slice:
     def counts(self, some: slice) -> list[int]:
         """How many messages some of the pieces have: of the first and the last batch perhaps not
         all."""
-        counts = [header.record_count for header, _ in self.stored[some]]
+        counts = [header.record_count for header, _, _ in self.stored[some]]
         counts[0] -= self.skipped(some)
         counts[-1] -= max(0, self.stored[some][-1][0].next_offset - self.first - self.count)
         return counts
@@ -195,9 +202,8 @@ class PartitionLog:
             return 0
         fetched = await self._client.fetch(self.stream_id, self.committed - 1, max_bytes=1)
         newest = 0
-        for piece in fetched.pieces:
-            for header, view in records.split(piece):
-                newest = _timestamp_us(header, view, header.record_count - 1)
+        for stored in split_batches(fetched.pieces):
+            newest = _timestamp_us(stored, stored[0].record_count - 1)
         return newest
 
     # -- writing
@@ -322,7 +328,7 @@ class PartitionLog:
             starts,
             base_offset=base_offset,
             timestamp_us=timestamp_us,
-            new_ids=self._new_ids,
+            new_ids=None if attribute & records.FRAMED else self._new_ids,
             summed=not attribute & records.UNSUMMED,
         )
         body: list[Buffer] = [area, batch.build_index(starts)]
@@ -443,11 +449,14 @@ class PartitionLog:
     async def _fetch(self, position: int, count: int, bytes_max: int) -> Sequence[Batch]:
         """Batches from the one that contains `position`, where possible enough for `count`."""
         wanted = min(max(self._expected_bytes(count), self._read_ahead_bytes), bytes_max)
-        pieces = self._owned.read_cached(position, wanted)
-        if not pieces:
+        cached = self._owned.read_cached(position, wanted)
+        if cached:
+            batches = batches_of(cached)
+        else:
             fetched = await self._client.fetch(self.stream_id, position, max_bytes=wanted)
-            pieces = fetched.pieces
-        return self._ahead.put(self.stream_id, pieces)
+            batches = split_batches(fetched.pieces)
+        self._ahead.put(self.stream_id, batches)
+        return batches
 
     def _expected_bytes(self, count: int) -> int:
         """How many bytes `count` messages take, judging by those stored; plus some slack."""
@@ -465,7 +474,7 @@ class PartitionLog:
     ) -> int:
         """Add what fits of these batches; returns the next offset to ask for."""
         for stored in batches:
-            header, view = stored
+            header = stored[0]
             records_here, base_offset = header.record_count, header.base_offset
             skip = position - base_offset
             if not 0 <= skip < records_here:
@@ -475,7 +484,7 @@ class PartitionLog:
                     expected=position,
                     found=base_offset,
                 )
-            if from_us and _timestamp_us(header, view, skip) < from_us:
+            if from_us and _timestamp_us(stored, skip) < from_us:
                 position = header.next_offset  # one batch, one timestamp
                 continue
             # A data node may know of acknowledgements before we do; replies agree with `committed`.
@@ -484,11 +493,9 @@ class PartitionLog:
             if wanted <= 0:
                 found.full = True
                 return position
-            if wanted == records_here:
-                messages = view[records.HEADER_BYTES : len(view) - 4 * wanted]  # but the index
-            else:
-                body = view[records.HEADER_BYTES :]
-                messages = batch.slice_batch(body, records_here, skip, wanted)
+            messages = messages_of(stored)
+            if wanted != records_here:
+                messages = batch.slice_batch(messages, index_of(stored), skip, wanted)
             if found.count and found.bytes + len(messages) > bytes_max:
                 found.full = True
                 return position
@@ -519,7 +526,6 @@ def _unframed(source: _Source | None) -> _Source | None:
     return attribute & ~records.FRAMED, who, which
 
 
-def _timestamp_us(header: records.BatchHeader, view: memoryview, record: int) -> int:
-    body = view[records.HEADER_BYTES :]
-    message = batch.slice_batch(body, header.record_count, record, 1)
+def _timestamp_us(stored: Batch, record: int) -> int:
+    message = batch.slice_batch(messages_of(stored), index_of(stored), record, 1)
     return int.from_bytes(message[_TIMESTAMP_AT : _TIMESTAMP_AT + 8], "little")

@@ -14,9 +14,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headrace.wire.sbp.records import BatchHeader, decode_header, split
+from headrace.wire.sbp.records import HEADER_BYTES, BatchHeader, decode_header, split
 
-Batch = tuple[BatchHeader, memoryview]
+Batch = tuple[BatchHeader, memoryview, memoryview | None]
+"""Its header and all of it; or its messages, and apart from them where they start."""
+
+_POSITION_BYTES = 4
+_PIECES = 3  # of a batch that is as it was appended
 
 RUNS_PER_STREAM_MAX = 8  # looked through one by one
 RUN_BYTES_MAX = 8 << 20  # what is forgotten at a time
@@ -31,6 +35,37 @@ class _Run:
     bases: list[int]
     end: int
     bytes: int
+
+
+def split_batches(fetched: Iterable[memoryview]) -> list[Batch]:
+    """Each piece is one or more whole batches."""
+    return [(header, view, None) for piece in fetched for header, view in split(piece)]
+
+
+def batches_of(cached: Iterable[Sequence[memoryview]]) -> list[Batch]:
+    """Each is one whole batch, in one or more pieces."""
+    batches: list[Batch] = []
+    for pieces in cached:
+        header = decode_header(pieces[0])
+        if len(pieces) == _PIECES and len(pieces[2]) == _POSITION_BYTES * header.record_count:
+            batches.append((header, pieces[1], pieces[2]))
+        else:
+            view = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+            batches.append((header, view, None))
+    return batches
+
+
+def messages_of(batch: Batch) -> memoryview:
+    header, view, index = batch
+    if index is not None:
+        return view
+    return view[HEADER_BYTES : len(view) - _POSITION_BYTES * header.record_count]
+
+
+def index_of(batch: Batch) -> memoryview:
+    """Where its messages start, u32 each."""
+    header, view, index = batch
+    return view[len(view) - _POSITION_BYTES * header.record_count :] if index is None else index
 
 
 class ReadAhead:
@@ -58,18 +93,11 @@ class ReadAhead:
                 return map(run.batches.__getitem__, range(first, len(run.batches)))
         return ()
 
-    def put(self, stream_id: int, pieces: Sequence[memoryview]) -> Sequence[Batch]:
-        """Keep fetched batches; returns them."""
-        batches: list[Batch] = []
-        for piece in pieces:
-            header = decode_header(piece)
-            if header.batch_bytes == len(piece):  # one alone, as those at the end of a log come
-                batches.append((header, piece))
-            else:
-                batches += split(piece)
-        size = sum(len(view) for _, view in batches)
+    def put(self, stream_id: int, batches: Sequence[Batch]) -> None:
+        """Keep consecutive batches."""
+        size = sum(header.batch_bytes for header, _, _ in batches)
         if not batches or size > self._bytes_max:
-            return batches
+            return
         runs = self._streams.setdefault(stream_id, [])
         self._bytes += size
         self._extend(runs, stream_id, batches, size)
@@ -77,10 +105,11 @@ class ReadAhead:
             self._forget(runs[0])
         while self._bytes > self._bytes_max:
             self._forget(next(iter(self._recent)))
-        return batches
 
-    def _extend(self, runs: list[_Run], stream_id: int, batches: list[Batch], size: int) -> None:
-        bases = [header.base_offset for header, _ in batches]
+    def _extend(
+        self, runs: list[_Run], stream_id: int, batches: Sequence[Batch], size: int
+    ) -> None:
+        bases = [header.base_offset for header, _, _ in batches]
         bytes_max = min(RUN_BYTES_MAX, self._bytes_max)
         for position, run in enumerate(runs):
             if run.end == bases[0] and run.bytes + size <= bytes_max:

@@ -178,8 +178,9 @@ class OwnedStream:
             self._start_recovery(UnavailableError("no data node"))
         return answer
 
-    def read_cached(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
-        """Whole batches from the memory of a data node in this process; none for any reason."""
+    def read_cached(self, offset: int, max_bytes: int) -> Sequence[Sequence[memoryview]]:
+        """Whole batches from the memory of a data node in this process, each in one or more pieces;
+        none for any reason."""
         channel = self._channel
         local = channel.local if isinstance(channel, InProcessChannel) else None
         return () if local is None else local.read_cached(self.stream_id, offset, max_bytes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError, InvalidArgumentError, UnavailableError
@@ -76,13 +77,15 @@ class Local:
         if isinstance(error, HeadraceError):
             self._node.on_append_failed(error)
 
-    def read_cached(self, stream_id: int, offset: int, max_bytes: int) -> Sequence[memoryview]:
+    def read_cached(
+        self, stream_id: int, offset: int, max_bytes: int
+    ) -> Sequence[Sequence[memoryview]]:
         try:
             log = self._state.containing(stream_id, offset)
         except HeadraceError:
             return ()
-        views = log.read_cached(offset, max_bytes)
-        if views:
+        found = log.read_cached_pieces(offset, max_bytes)
+        if found:
             self._counters.fetches += 1
-            self._counters.bytes_out += sum(map(len, views))
-        return views
+            self._counters.bytes_out += sum(map(len, chain.from_iterable(found)))
+        return found

@@ -85,8 +85,13 @@ class LocalNode(Protocol):
         """
         ...
 
-    def read_cached(self, stream_id: int, offset: int, max_bytes: int) -> Sequence[memoryview]:
-        """Whole batches as FETCH returns them, if they are in memory; otherwise none."""
+    def read_cached(
+        self, stream_id: int, offset: int, max_bytes: int
+    ) -> Sequence[Sequence[memoryview]]:
+        """Whole batches as FETCH returns them, if they are in memory; otherwise none.
+
+        Each is in one piece or in those of `append`.
+        """
         ...
 
 

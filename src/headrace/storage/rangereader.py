@@ -12,6 +12,7 @@ from headrace.errors import (
     RangeNotFoundError,
 )
 from headrace.observability.logging import get_logger
+from headrace.storage.cache import Batch
 from headrace.storage.model import CorruptSpan, RangeState, SegmentInfo
 from headrace.storage.reader import FreshDamage, Located
 from headrace.storage.segment import Segment
@@ -98,10 +99,20 @@ class RangeReader(RangeWriter):
         self._check_offset(offset, stop)
         if offset >= stop:
             return []
-        return self._read_tail(offset, stop, max_bytes) or await self._read(offset, stop, max_bytes)
+        cached = self._read_tail(offset, stop, max_bytes)
+        if cached:
+            return [batch.view() for batch in cached]
+        return await self._read(offset, stop, max_bytes)
 
     def read_cached(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
         """As `read`, of what is in memory; none when the offset is not, whatever the reason."""
+        return [batch.view() for batch in self._read_committed_tail(offset, max_bytes)]
+
+    def read_cached_pieces(self, offset: int, max_bytes: int) -> Sequence[Sequence[memoryview]]:
+        """As `read_cached`, each batch in the pieces that it is in."""
+        return [batch.pieces() for batch in self._read_committed_tail(offset, max_bytes)]
+
+    def _read_committed_tail(self, offset: int, max_bytes: int) -> Sequence[Batch]:
         if not self._is_readable(offset):
             return ()
         return self._read_tail(offset, self.committed_offset, max_bytes)
@@ -110,7 +121,7 @@ class RangeReader(RangeWriter):
         inside = self.start_offset <= offset < self.committed_offset
         return inside and self._status is not Status.REMOVED
 
-    def _read_tail(self, offset: int, stop: int, max_bytes: int) -> Sequence[memoryview]:
+    def _read_tail(self, offset: int, stop: int, max_bytes: int) -> Sequence[Batch]:
         max_bytes = min(max_bytes, self._settings.read_bytes_max)
         cached = self._tail.read(offset, stop=stop, max_bytes=max_bytes)
         if not cached:

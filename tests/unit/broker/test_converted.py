@@ -11,6 +11,7 @@ import pytest
 
 from headrace.broker.converted import Converted, MemoryAtHand, is_free
 from headrace.broker.partition import Slice
+from headrace.broker.readahead import batches_of, index_of, messages_of
 from headrace.wire.iggy import batch, vsr_batch
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.fields import Buffer
@@ -48,12 +49,10 @@ def stored(
         base_timestamp=0,
         max_timestamp=0,
     )
-    ((found, view),) = records.split(b"".join((header, *body)))
+    (found,) = batches_of([[memoryview(piece) for piece in (header, *body)]])
     count = len(messages) - skip
-    piece = batch.slice_batch(view[records.HEADER_BYTES :], len(messages), skip, count)
-    return Slice(
-        base_offset + skip, count, len(piece), [piece], [(found, view)], full=True, unsummed=True
-    )
+    piece = batch.slice_batch(messages_of(found), index_of(found), skip, count)
+    return Slice(base_offset + skip, count, len(piece), [piece], [found], full=True, unsummed=True)
 
 
 def joined(slices: Iterable[Slice]) -> Slice:
@@ -71,7 +70,7 @@ def joined(slices: Iterable[Slice]) -> Slice:
     return first
 
 
-def messages_of(found: Slice) -> list[Message]:
+def decoded(found: Slice) -> list[Message]:
     return [message for piece in found.pieces for message in decode_messages(piece)]
 
 
@@ -236,7 +235,7 @@ def test_what_is_read_once_is_not_kept() -> None:
     (second,) = converted.batches(1, 0, piece)
     assert converted.bytes == len(second)
     assert converted.batches(1, 0, piece)[0] is second
-    assert read(first) == read([second]) == messages_of(piece)
+    assert read(first) == read([second]) == decoded(piece)
     (again,) = converted.summed(1, piece)
     (summed,) = converted.summed(1, piece)
     assert again == summed
@@ -249,7 +248,7 @@ def test_a_reply_on_its_way_is_left_alone() -> None:
     pieces = [stored(of(100, "equal"), 100 * n) for n in range(50)]
     replies = [converted.batches(1, 0, piece) for piece in pieces]
     for reply, piece in zip(replies, pieces, strict=True):
-        assert read(reply) == messages_of(piece)
+        assert read(reply) == decoded(piece)
 
 
 def test_another_log_has_other_messages() -> None:
@@ -286,11 +285,11 @@ def test_short_batches_are_converted_together() -> None:
     everything = joined([*pieces, long, *unframed])
     made = converted.batches(1, 0, everything)
     assert len(made) == 3
-    assert read(made) == messages_of(everything)
+    assert read(made) == decoded(everything)
     summed = b"".join(converted.summed(1, everything))
-    assert decode_messages(summed) == messages_of(everything)
+    assert decode_messages(summed) == decoded(everything)
     begun = stored(of(30, "mixed"), 0, skip=11)
-    assert read(converted.batches(1, 0, begun)) == messages_of(begun)
+    assert read(converted.batches(1, 0, begun)) == decoded(begun)
 
 
 def sent(converted: Converted, number: int, back: list[object]) -> tuple[memoryview, memoryview]:

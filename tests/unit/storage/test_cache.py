@@ -17,9 +17,9 @@ def batch(offset: int, records: int, size: int) -> Batch:
     return Batch(bytearray(content[:5]), [content[5:]], offset, offset + records, size, 0)
 
 
-def contents(views: list[memoryview] | None) -> list[bytes]:
-    assert views is not None
-    return [bytes(view) for view in views]
+def contents(found: list[Batch] | None) -> list[bytes]:
+    assert found is not None
+    return [bytes(batch.view()) for batch in found]
 
 
 steps = st.lists(
@@ -96,6 +96,9 @@ def test_a_batch_is_read_as_it_was_whether_it_was_joined_or_not() -> None:
         stored, fresh = batch(7, 1, size), batch(7, 1, size)
         stored.on_stored()
         assert bool(stored.body) == (size > 16 * 1024)
+        for each in (stored, fresh):
+            assert b"".join(each.pieces()) == bytes([7]) * size
+            assert all(piece.readonly for piece in each.pieces())
         for _ in range(2):
             assert stored.view() == fresh.view() == bytes([7]) * size
         assert stored.view().readonly

@@ -93,7 +93,7 @@ async def test_only_committed_offsets_are_read() -> None:
     store, log, written = await make_range(disk, 30)
     assert (log.durable_offset, log.committed_offset) == (30, 0)
     assert await log.read(0, 1000) == []
-    assert log.read_cached(0, 1000) == ()
+    assert not log.read_cached(0, 1000)
     assert await log.offset_at(0) == 0
     with pytest.raises(OffsetOverflowError):
         await log.read(1, 1000)

@@ -50,7 +50,8 @@ _LENGTHS = struct.Struct("<II")
 LENGTHS_AT = 48
 _POSITION = struct.Struct("<I")
 _ENTRY = struct.Struct("<IIII")
-_STAMP = struct.Struct("<16sQQ")
+_ID = struct.Struct("16s")
+_STAMP = struct.Struct("<QQ")  # offset and timestamp
 _CHECKSUM = struct.Struct("<Q")
 _NO_ID = bytes(16)
 _LOWER = 0xFFFF_FFFF_FFFF_FFFF
@@ -340,20 +341,20 @@ def read_starts(body: Buffer, record_count: int) -> tuple[memoryview, Positions]
     return memoryview(body)[:area_bytes], np.frombuffer(body, "<u4", record_count, area_bytes)
 
 
-def slice_batch(body: memoryview, record_count: int, first: int, count: int) -> memoryview:
+def slice_batch(area: memoryview, index: memoryview, first: int, count: int) -> memoryview:
     """Messages [first, first + count) of an INDEXED batch, without copying them."""
+    record_count = len(index) // _POSITION.size
     if not 0 <= first <= first + count <= record_count:
         raise DecodeError(Status.INVALID_OFFSET, first=first, count=count, found=record_count)
-    area_bytes = _area_bytes(body, record_count)
     if count == 0:
-        return body[:0]
-    (start,) = _POSITION.unpack_from(body, area_bytes + 4 * first)
-    end = area_bytes
+        return area[:0]
+    (start,) = _POSITION.unpack_from(index, _POSITION.size * first)
+    end = len(area)
     if first + count < record_count:
-        (end,) = _POSITION.unpack_from(body, area_bytes + 4 * (first + count))
-    if not start <= end <= area_bytes:
-        raise DecodeError(Status.INVALID_INDEXES_COUNT, start=start, end=end, area=area_bytes)
-    return body[start:end]
+        (end,) = _POSITION.unpack_from(index, _POSITION.size * (first + count))
+    if not start <= end <= len(area):
+        raise DecodeError(Status.INVALID_INDEXES_COUNT, start=start, end=end, area=len(area))
+    return area[start:end]
 
 
 def _area_bytes(body: Buffer, record_count: int) -> int:
@@ -403,12 +404,13 @@ def stamp(
     *,
     base_offset: int,
     timestamp_us: int,
-    new_ids: Callable[[int], bytes],
+    new_ids: Callable[[int], bytes] | None,
     summed: bool = True,
 ) -> None:
     """Write offsets, the timestamp, missing ids and checksums into canonical messages, in place.
 
-    `new_ids(n)` gives n * 16 bytes of fresh ids; it is asked only for messages whose id is 0.
+    `new_ids(n)` gives n * 16 bytes of fresh ids; it is asked only for messages whose id is 0. None
+    says that there are no such.
     Not `summed`: checksums stay as they are; `with_checksums` makes them later.
     """
     if len(starts) <= FEW:
@@ -444,22 +446,20 @@ def _stamp_few(
     starts: list[int],
     base_offset: int,
     timestamp_us: int,
-    new_ids: Callable[[int], bytes],
+    new_ids: Callable[[int], bytes] | None,
     summed: bool,
 ) -> None:
     import xxhash  # `from` would cost as much as the digest
 
-    ids = [area[start + 8 : start + 24].tobytes() for start in starts]
-    missing = ids.count(_NO_ID)
-    fresh = new_ids(missing) if missing else b""
-    given = 0
-    for i, (start, end) in enumerate(pairwise([*starts, len(area)])):
-        id_ = ids[i]
-        if id_ == _NO_ID:
-            id_ = fresh[16 * given : 16 * given + 16]
-            given += 1
-        _STAMP.pack_into(area, start + 8, id_, base_offset + i, timestamp_us)
-        if summed:
+    if new_ids is not None:
+        missing = [at for at in starts if area[at + 8 : at + 24].tobytes() == _NO_ID]
+        fresh = new_ids(len(missing)) if missing else b""
+        for number, start in enumerate(missing):
+            _ID.pack_into(area, start + 8, fresh[16 * number : 16 * number + 16])
+    for i, start in enumerate(starts):
+        _STAMP.pack_into(area, start + 24, base_offset + i, timestamp_us)
+    if summed:
+        for start, end in pairwise([*starts, len(area)]):
             _CHECKSUM.pack_into(area, start, xxhash.xxh3_64_intdigest(area[start + 8 : end]))
 
 
@@ -468,7 +468,7 @@ def _stamp_many(
     starts: Positions,
     base_offset: int,
     timestamp_us: int,
-    new_ids: Callable[[int], bytes],
+    new_ids: Callable[[int], bytes] | None,
     summed: bool,
 ) -> None:
     import numpy as np
@@ -476,7 +476,8 @@ def _stamp_many(
     offsets = np.arange(base_offset, base_offset + len(starts), dtype=np.uint64)
     stride = stride_of(starts, len(area))
     if stride:
-        _fill_ids(column(area, stride, 8, "<u8", 2), new_ids)
+        if new_ids is not None:
+            _fill_ids(column(area, stride, 8, "<u8", 2), new_ids)
         stamps = np.empty((len(starts), 2), "<u8")
         stamps[:, 0] = offsets
         stamps[:, 1] = timestamp_us
@@ -489,7 +490,8 @@ def _stamp_many(
     stamped = np.empty(len(starts), np.dtype([("id", "<u8", 2), ("offset", "<u8"), ("at", "<u8")]))
     at = starts + np.uint32(8)
     stamped["id"] = items(area, 16)[at].view("<u8").reshape(-1, 2)
-    _fill_ids(stamped["id"], new_ids)
+    if new_ids is not None:
+        _fill_ids(stamped["id"], new_ids)
     stamped["offset"] = offsets
     stamped["at"] = timestamp_us
     items(area, stamped.itemsize)[at] = stamped.view(f"V{stamped.itemsize}")
