@@ -1,11 +1,11 @@
 """What polls make of stored messages: batches for clients of dialect C, and checksums for others of
 what came without.
 
-What such a client sent is already as another one is to get it, so the frames of the newest SENDs
-are kept. Of the rest most is read once: it is made in memory that is used again and again, as fresh
-memory costs more than the conversion. What is read a second time is kept, since several consumers
-read the same place. All of it up to a bound. Stored messages never change, so what was made of them
-stays right for as long as their log is open; logs go by their serial.
+What such a client sent is already as another one is to get it, so the frames of SENDs are kept. Of
+the rest most is read once: it is made in memory that is used again and again, as fresh memory costs
+more than the conversion. What is read a second time is kept, since several consumers read the same
+place. All of it up to one bound. Stored messages never change, so what was made of them stays right
+for as long as their log is open; logs go by their serial.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headrace.wire.iggy.batch import Positions
 
 _ALONE_BYTES_MIN = 16 * 1024  # of a batch; shorter ones are converted together
+_KEPT_SHARE = 4  # no SEND takes more than this part of what may be kept
 _SEEN_MAX = 16_384
 _MESSAGE = struct.Struct("<24xQQ")  # offset and timestamp
 _POSITION_BYTES = 4
@@ -35,56 +36,46 @@ _KIND = UNSUMMED | FRAMED
 _AT_HAND_BYTES_MAX = 2 * 1024 * 1024
 _AT_HAND_MAX = 8
 
-_Key = tuple[int, int, int]
+_Key = tuple[bool, int, int, int]
+"""In dialect C or with checksums, the log, the first offset, the length of the messages."""
 
 
-class _Sent(NamedTuple):
-    header: bytes
-    frames: memoryview
-    lent: Lent
+class _Kept(NamedTuple):
+    pieces: Sequence[Buffer]
+    bytes: int
+    lent: Lent | None = None
 
 
 class Converted:
     def __init__(self, bytes_max: int) -> None:
-        share, at_hand = bytes_max // 4, MemoryAtHand()
-        self._batches = _Kept(2 * share, at_hand)
-        self._summed = _Kept(share, at_hand)
-        self._sent: OrderedDict[_Key, _Sent] = OrderedDict()
-        self._sent_bytes = 0
-        self._sent_bytes_max = share
-
-    @property
-    def bytes(self) -> int:
-        return self._batches.bytes + self._summed.bytes + self._sent_bytes
+        self.bytes = 0
+        self._bytes_max = bytes_max
+        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
+        self._seen: OrderedDict[_Key, None] = OrderedDict()
+        self._at_hand = MemoryAtHand()
 
     def keep(self, log: int, partition: int, area: memoryview, frames: Frames, lent: Lent) -> None:
         """The frames of a SEND whose messages, now stored, are in `area`: as one batch, if that was
         stamped as a whole."""
         first, timestamp_us = _MESSAGE.unpack_from(area)
-        if not timestamp_us or not KEPT_BYTES_MIN <= len(lent.memory) <= self._sent_bytes_max:
+        length = len(lent.memory)
+        alone = len(area) >= _ALONE_BYTES_MIN  # as `batches` will ask for it
+        if not timestamp_us or not alone or length * _KEPT_SHARE > self._bytes_max:
+            return
+        key = True, log, first, len(area)
+        if key in self._kept:  # two have read it already
             return
         lent.kept = True
         header = header_of(
             frames, partition=partition, base_offset=first, timestamp_us=timestamp_us
         )
-        self._sent[log, first, len(area)] = _Sent(header, frames.data, lent)
-        self._sent_bytes += len(lent.memory)
-        while self._sent_bytes > self._sent_bytes_max:
-            lent = self._sent.popitem(last=False)[1].lent
-            self._sent_bytes -= len(lent.memory)
-            if isinstance(lent.memory, bytearray) and is_free(lent.memory):
-                lent.give_back()
+        self._put(key, _Kept((header, frames.data), length, lent))
 
     def batches(self, log: int, partition: int, found: Slice) -> list[Buffer]:
         """In dialect C."""
         made: list[Buffer] = []
         for some in _together(found):
-            key = _key(log, found, some)
-            sent = self._sent.get(key)
-            if sent is None:
-                made.append(self._batches.get(key, _Batches(found, some, partition)))
-            else:
-                made += (sent.header, sent.frames)
+            made += self._get(_key(True, log, found, some), _Batches(found, some, partition))
         return made
 
     def summed(self, log: int, found: Slice) -> Sequence[Buffer]:
@@ -94,10 +85,38 @@ class Converted:
         made: list[Buffer] = []
         for some in _together(found):
             if found.stored[some.start][0].attributes & UNSUMMED:
-                made.append(self._summed.get(_key(log, found, some), _Summed(found, some)))
+                made += self._get(_key(False, log, found, some), _Summed(found, some))
             else:
                 made += found.pieces[some]
         return made
+
+    def _get(self, key: _Key, wanted: _Batches | _Summed) -> Sequence[Buffer]:
+        kept = self._kept.get(key)
+        if kept is not None:
+            if kept.lent is None:  # frames go in the order they came: most are read once, at once
+                self._kept.move_to_end(key)
+            return kept.pieces
+        if key[-1] < KEPT_BYTES_MIN:
+            return (wanted.make(fresh_memory),)
+        if key not in self._seen:
+            self._seen[key] = None
+            if len(self._seen) > _SEEN_MAX:
+                self._seen.popitem(last=False)
+            return (wanted.make(self._at_hand.take),)
+        made = wanted.make(fresh_memory)
+        self._put(key, _Kept((made,), len(made)))
+        return (made,)
+
+    def _put(self, key: _Key, kept: _Kept) -> None:
+        self._kept[key] = kept
+        self.bytes += kept.bytes
+        while self.bytes > self._bytes_max:
+            oldest = self._kept.popitem(last=False)[1]
+            self.bytes -= oldest.bytes
+            lent = oldest.lent
+            del oldest  # it has views of that memory
+            if lent and isinstance(lent.memory, bytearray) and is_free(lent.memory):
+                lent.give_back()
 
 
 def _together(found: Slice) -> Iterator[slice]:
@@ -114,9 +133,9 @@ def _together(found: Slice) -> Iterator[slice]:
         yield slice(begin, count)
 
 
-def _key(log: int, found: Slice, some: slice) -> _Key:
+def _key(in_c: bool, log: int, found: Slice, some: slice) -> _Key:
     first = max(found.first, found.stored[some.start][0].base_offset)
-    return log, first, sum(map(len, found.pieces[some]))
+    return in_c, log, first, sum(map(len, found.pieces[some]))
 
 
 # --- making ---------------------------------------------------------------------------------------
@@ -190,36 +209,7 @@ def _starts(found: Slice, some: slice, counts: list[int]) -> Positions:
     return starts
 
 
-# --- keeping --------------------------------------------------------------------------------------
-
-
-class _Kept:
-    """What was made more than once."""
-
-    def __init__(self, bytes_max: int, at_hand: MemoryAtHand) -> None:
-        self._bytes_max = bytes_max
-        self.bytes = 0
-        self._kept: OrderedDict[_Key, memoryview] = OrderedDict()
-        self._seen: OrderedDict[_Key, None] = OrderedDict()
-        self._at_hand = at_hand
-
-    def get(self, key: _Key, wanted: _Batches | _Summed) -> memoryview:
-        if key[2] < KEPT_BYTES_MIN:
-            return wanted.make(fresh_memory)
-        found = self._kept.get(key)
-        if found is not None:
-            self._kept.move_to_end(key)
-            return found
-        if key not in self._seen:
-            self._seen[key] = None
-            if len(self._seen) > _SEEN_MAX:
-                self._seen.popitem(last=False)
-            return wanted.make(self._at_hand.take)
-        made = self._kept[key] = wanted.make(fresh_memory)
-        self.bytes += len(made)
-        while self.bytes > self._bytes_max:
-            self.bytes -= len(self._kept.popitem(last=False)[1])
-        return made
+# --- memory --------------------------------------------------------------------------------------
 
 
 class MemoryAtHand:

@@ -318,7 +318,7 @@ class Dispatcher:
                 self._check_lease()
                 if session.stale:
                     raise StaleSessionError(client=session.client_id)
-                request = decode_send(payload, Dialect.C, head.room)
+                request = decode_send(payload, Dialect.C)
                 authorize(self._broker, session, c.SEND_MESSAGES, request)
                 pieces = [await messages.send_numbered(self._broker, request, numbered, head.lent)]
                 self._check_lease()

@@ -116,7 +116,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             ge=0,
             description="Batches in the form of apache-iggy 0.9.0 kept for its next readers, over"
-            " all partitions: a quarter for what was sent last, the rest for what is read again.",
+            " all partitions: what was sent last and what is read again.",
         ),
     ] = 64 * MIB
     pending_bytes_max: Annotated[

@@ -23,7 +23,7 @@ from headrace.wire.iggy.messages.messages import (
     encode_send,
 )
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
-from headrace.wire.iggy.vsr import KEPT_BYTES_MIN, Lent
+from headrace.wire.iggy.vsr import Lent
 from headrace.wire.iggy.vsr_reply import decode_batches
 from headrace.wire.sbp import records
 from tests.unit.broker.harness import QUICK, opened
@@ -305,7 +305,7 @@ def sent(converted: Converted, number: int, back: list[object]) -> tuple[memoryv
 
 
 def test_memory_of_sends_is_given_back_when_nobody_views_it() -> None:
-    converted = Converted(400_000)
+    converted = Converted(100_000)
     back: list[object] = []
     first, area = sent(converted, 0, back)
     reply = converted.batches(1, 0, stored(of(100, "equal")))
@@ -314,6 +314,7 @@ def test_memory_of_sends_is_given_back_when_nobody_views_it() -> None:
     for number in range(1, 20):
         sent(converted, number, back)
         assert converted.bytes <= 100_000
+    assert converted.bytes + len(first) > 100_000
     assert not any(memory is first.obj for memory in back)
     assert back, "of those that nobody views"
     assert bytes(first) == before
@@ -331,9 +332,19 @@ def test_sends_that_are_not_kept() -> None:
     batch.stamp(area, starts, base_offset=0, timestamp_us=5, new_ids=bytes, summed=False)
     Converted(0).keep(1, 0, area, frames, lent)
     assert not lent.kept
-    short = Lent(bytearray(KEPT_BYTES_MIN - 1), lambda _: None)
-    converted.keep(1, 0, area, frames, short)
-    assert not short.kept
+    Converted(3 * len(memory)).keep(1, 0, area, frames, lent)
+    assert not lent.kept, "it would take the place of all others"
+    piece = stored(of(100, "equal"))
+    for _ in range(2):
+        (made,) = converted.batches(1, 0, piece)
+    converted.keep(1, 0, area, frames, lent)
+    assert not lent.kept, "two have read it already"
+    assert converted.bytes == len(made)
+    area, starts, _, frames = vsr_batch.decode_batch(memoryview(by_hand(of(20, "equal"))), 20)
+    assert frames is not None
+    batch.stamp(area, starts, base_offset=100, timestamp_us=5, new_ids=None, summed=False)
+    converted.keep(1, 0, area, frames, lent)
+    assert not lent.kept, "it is converted together with its neighbours"
 
 
 async def test_a_request_that_failed_keeps_nothing() -> None:

@@ -111,8 +111,6 @@ class Head(NamedTuple):
     checksum: bytes = _NOBODY
     fault: str = ""
     """Why this header is refused; the frame it starts is sound all the same."""
-    room: memoryview | None = None
-    """The body, and behind it room for what the messages in it grow by; to be written over."""
     lent: Lent | None = None
     """What a SEND is in, if that may be kept."""
 

@@ -137,13 +137,10 @@ class SendMessages:
         return b"".join(self.pieces(dialect))
 
 
-def decode_send(
-    payload: Buffer, dialect: Dialect = Dialect.B2, room: memoryview | None = None
-) -> SendMessages:
+def decode_send(payload: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
     """Decode and check a SEND. The header size is read off the messages, not off the dialect.
 
-    In dialect C one batch (`vsr_batch.py`) stands in the place of index and messages; `room` is the
-    payload and what may be written behind it: see `decode_batch`.
+    In dialect C one batch (`vsr_batch.py`) stands in the place of index and messages.
     """
     data = memoryview(payload)
     metadata_bytes = _read_u32(data, 0)
@@ -153,8 +150,7 @@ def decode_send(
         raise DecodeError(Status.INVALID_COMMAND, "metadata length", stated=metadata_bytes)
     data = data[end + _U32.size :]
     if dialect is Dialect.C:
-        beyond = None if room is None else room[end + _U32.size :]
-        area, starts, framed, frames = vsr_batch.decode_batch(data, count, beyond)
+        area, starts, framed, frames = vsr_batch.decode_batch(data, count)
         return SendMessages(stream, topic, partitioning, starts, area, framed=framed, frames=frames)
     index_bytes = count * batch.INDEX_ENTRY_BYTES
     if index_bytes > len(data):
