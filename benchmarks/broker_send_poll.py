@@ -8,7 +8,8 @@ C, against one limit: the bare servers do not look at frames. A third row divide
 round, and tells the median: newer clients are to be served as well as older ones. Each round of
 sends begins with an empty log. Polls read the same batches again and again, in both framings, as
 many consumers do: what is converted for one is kept for the next. First polls read each of a set of
-new batches once; of long SENDs, and of short ones, of which a poll takes many. Latencies are the
+new batches once, each connection some that follow each other, as a consumer reads; of long SENDs,
+and of short ones, of which a poll takes many. Latencies are the
 broker's, of its best round. The bare counterpart of a broker that may never stop its loop also
 writes off the loop; what that alone costs shows in the row that compares with writes on the loop.
 
@@ -64,17 +65,18 @@ class Shape:
     connections: int
     against: str
     sent: int = 0  # messages of a SEND, where polls are of several
+    each: int = 0  # polls of a connection, each of messages that nobody has read
     dialect: Dialect = Dialect.B2
 
     @property
     def batches(self) -> int:
         """That are polled."""
-        return self.connections if self.kind == "first poll" else POLLED_BATCHES
+        return self.connections * self.each or POLLED_BATCHES
 
     @property
     def seconds(self) -> float:
-        """Of a round; 0: each connection asks once."""
-        return 0.0 if self.kind == "first poll" else SECONDS
+        """Of a round, unless each connection asks so often."""
+        return 0.0 if self.each else SECONDS
 
     @property
     def name(self) -> str:
@@ -100,11 +102,11 @@ SHAPES = (
     Shape("send", "synced", 1, 1000, 16, "synced"),
     Shape("poll", "written", 1000, 1000, 8, "polled"),
     Shape("poll", "written", 1000, 100, 8, "polled"),
-    Shape("first poll", "written", 1000, 1000, 32, "polled"),
-    Shape("first poll", "written", 1000, 100, 32, "polled"),
-    Shape("first poll", "written", 1000, 100, 32, "polled", sent=100),
-    Shape("first poll", "written", 1000, 100, 8, "polled", sent=10),
-    Shape("first poll", "written", 1000, 1000, 4, "polled", sent=1),
+    Shape("first poll", "written", 1000, 1000, 8, "polled", each=4),
+    Shape("first poll", "written", 1000, 100, 8, "polled", each=8),
+    Shape("first poll", "written", 1000, 100, 8, "polled", sent=100, each=8),
+    Shape("first poll", "written", 1000, 100, 4, "polled", sent=10, each=4),
+    Shape("first poll", "written", 1000, 1000, 2, "polled", sent=1, each=2),
 )
 
 
@@ -242,7 +244,8 @@ class Caller(asyncio.Protocol):
         self._on_failure(exc or ConnectionError("the server closed the connection"))
 
 
-async def load(callers: list[Caller], frames: list[bytes], seconds: float) -> Round:
+async def load(callers: list[Caller], frames: list[bytes], seconds: float, each: int = 0) -> Round:
+    """For so long, or until each caller has asked so often."""
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
     clock = time.perf_counter
@@ -257,10 +260,12 @@ async def load(callers: list[Caller], frames: list[bytes], seconds: float) -> Ro
     def start(number: int, caller: Caller) -> None:
         at = number * len(frames) // len(callers)  # each reads forwards from a place of its own
         sent = 0.0
+        left = each
 
         def send() -> None:
-            nonlocal at, sent
+            nonlocal at, left, sent
             sent = clock()
+            left -= 1
             at = (at + 1) % len(frames)
             caller.ask(frames[at], on_answer, fail)
 
@@ -268,7 +273,7 @@ async def load(callers: list[Caller], frames: list[bytes], seconds: float) -> Ro
             nonlocal busy
             now = clock()
             measured.latencies.append(now - sent)
-            if now < deadline:
+            if left > 0 or now < deadline:
                 send()
                 return
             busy -= 1
@@ -309,12 +314,12 @@ async def broker_round(callers: list[Caller], shape: Shape, frames: list[bytes])
         await callers[0].call(frames[0])  # opens the partition
     elif shape.kind == "first poll":
         await _fill(callers[0], shape)
-    return await load(callers, frames, shape.seconds)
+    return await load(callers, frames, shape.seconds, shape.each)
 
 
 async def bare_round(port: int, shape: Shape, frames: list[bytes]) -> Round:
     callers = await _connect(port, shape.connections, shape.dialect)
-    measured = await load(callers, frames, shape.seconds)
+    measured = await load(callers, frames, shape.seconds, shape.each)
     _close(callers)
     await asyncio.sleep(0.05)  # it truncates its file
     return measured

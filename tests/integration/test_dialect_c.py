@@ -182,24 +182,27 @@ async def test_every_answer_lost_once_and_everything_applied_once(stack: Stack) 
 
 
 async def test_long_sends_are_stored_as_they_were_sent(stack: Stack) -> None:
-    """They are converted in the memory they are received in, of which the log keeps a part."""
+    """They are converted in the memory they are received in, of which the log keeps a part; while
+    there are readers in memory of their own, and what they came in is kept."""
     client = await connect(stack, stack.port, Conversation(b"l" * 16))
     await client.call(c.CREATE_STREAM, streams.CreateStream("s"))
     topic = CreateTopic("s", 1, Compression.NONE, 0, 0, 0, "t")
     await client.call(c.CREATE_TOPIC, topic)
     sent: list[bytes] = []
-    for batch in range(4):
-        size = 1000 + (batch == 2)  # of one size, but for one batch
-        payloads = [
-            bytes([batch, n % 251]) * (size // 2 + (n % 2) * (batch == 2)) for n in range(900)
-        ]
-        messages = [Message(p, id=1 + len(sent) + n) for n, p in enumerate(payloads)]
-        request = encode_send("s", "t", FIRST, messages)
-        placed = (await client.call(c.SEND_MESSAGES, request)).placed
-        assert [one.base_offset for one in placed] == [len(sent)]
-        sent += payloads
-    classic = await stack.connect()
-    for reader in (client, classic):
+
+    async def send() -> None:
+        for batch in range(4):
+            size = 1000 + (batch == 2)  # of one size, but for one batch
+            payloads = [
+                bytes([batch, n % 251]) * (size // 2 + (n % 2) * (batch == 2)) for n in range(900)
+            ]
+            messages = [Message(p, id=1 + len(sent) + n) for n, p in enumerate(payloads)]
+            request = encode_send("s", "t", FIRST, messages)
+            placed = (await client.call(c.SEND_MESSAGES, request)).placed
+            assert [one.base_offset for one in placed] == [len(sent)]
+            sent.extend(payloads)
+
+    async def check(reader: IggyClient) -> None:
         found: list[Message] = []
         while len(found) < len(sent):
             answer = await reader.poll(
@@ -209,6 +212,20 @@ async def test_long_sends_are_stored_as_they_were_sent(stack: Stack) -> None:
         assert [m.payload for m in found] == sent
         assert [m.id for m in found] == list(range(1, 1 + len(sent)))
         assert [m.offset for m in found] == list(range(len(sent)))
+
+    converted = stack.broker.broker.converted
+    classic = await stack.connect()
+    await send()
+    assert converted.bytes < 1_000_000, "of one that is not of one size"
+    await check(classic)
+    assert not converted.keeps_frames()
+    await check(client)
+    assert converted.keeps_frames()
+    before = converted.bytes
+    await send()
+    assert converted.bytes > before + 4 * 900 * 1000
+    for reader in (client, classic):
+        await check(reader)
     await client.close()
     await classic.close()
 
@@ -374,7 +391,10 @@ def polled_from(offset: int, count: int) -> PollMessages:
 
 def test_replies_that_wait_for_their_readers_are_left_alone(tmp_path: Path) -> None:
     """The memory they are in is used again and again, but not before."""
-    with running(tmp_path) as server, ExitStack() as clients:
+    config = tmp_path / "settings.toml"
+    config.write_text("[broker]\nconverted_bytes_max = 16777216\n")  # less than is sent
+    arguments = ("--dev", "--config", str(config))
+    with running(tmp_path, arguments=arguments) as server, ExitStack() as clients:
         address = server.addresses["iggy"]
 
         def connect_slow(name: bytes) -> Slow:
@@ -407,6 +427,8 @@ def test_replies_that_wait_for_their_readers_are_left_alone(tmp_path: Path) -> N
                 assert [m.payload for m in messages] == sent[begin : begin + 900]
             for _ in range(20):
                 send(400, 1000)
+            for _ in range(8):
+                send(1000, 1000)  # kept too now, as there are readers
         for client, offset, count in waiting:
             found = client.answer(c.POLL_MESSAGES).messages()
             assert [m.payload for m in found] == sent[offset : offset + count]

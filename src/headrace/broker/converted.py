@@ -1,9 +1,10 @@
 """What polls make of stored messages: batches for clients of dialect C, and checksums for others of
 what came without.
 
-What such a client sent is already as another one is to get it, so the frames of SENDs are kept. Of
-the rest most is read once: it is made in memory that is used again and again, as fresh memory costs
-more than the conversion. What is read a second time is kept, since several consumers read the same
+What such a client sent is already as another one is to get it, so the frames of SENDs are kept; of
+long ones while there are readers, as only then it pays not to convert them in place. Of the rest
+most is read once: it is made in memory that is used again and again, as fresh memory costs more
+than the conversion. What is read a second time is kept, since several consumers read the same
 place. All of it up to one bound. Stored messages never change, so what was made of them stays right
 for as long as their log is open; logs go by their serial.
 """
@@ -14,6 +15,8 @@ import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from headrace.broker.partition import Slice
 from headrace.broker.readahead import index_of, messages_of
@@ -40,8 +43,13 @@ _Key = tuple[bool, int, int, int]
 """In dialect C or with checksums, the log, the first offset, the length of the messages."""
 
 
-class _Kept(NamedTuple):
-    pieces: Sequence[Buffer]
+class _Kept(msgspec.Struct, gc=False, eq=False):
+    """Nothing that it refers to may lead back to it: the garbage collector does not look here,
+    where thousands are."""
+
+    header: bytes
+    """What stands before the frames of a SEND; of what was made it is a part."""
+    data: memoryview
     bytes: int
     lent: Lent | None = None
 
@@ -53,14 +61,25 @@ class Converted:
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
         self._seen: OrderedDict[_Key, None] = OrderedDict()
         self._at_hand = MemoryAtHand()
+        self._sent = 0
+        self._sent_at_read: int | None = None
+
+    def keeps_frames(self) -> bool:
+        """Whether somebody reads in dialect C what is sent: since the last time no more was sent
+        than may be kept."""
+        read = self._sent_at_read
+        return read is not None and self._sent - read < self._bytes_max
+
+    def on_sent(self, length: int) -> None:
+        """So many bytes of messages in dialect C."""
+        self._sent += length
 
     def keep(self, log: int, partition: int, area: memoryview, frames: Frames, lent: Lent) -> None:
         """The frames of a SEND whose messages, now stored, are in `area`: as one batch, if that was
         stamped as a whole."""
         first, timestamp_us = _MESSAGE.unpack_from(area)
-        length = len(lent.memory)
         alone = len(area) >= _ALONE_BYTES_MIN  # as `batches` will ask for it
-        if not timestamp_us or not alone or length * _KEPT_SHARE > self._bytes_max:
+        if not timestamp_us or not alone or len(lent.memory) * _KEPT_SHARE > self._bytes_max:
             return
         key = True, log, first, len(area)
         if key in self._kept:  # two have read it already
@@ -69,13 +88,22 @@ class Converted:
         header = header_of(
             frames, partition=partition, base_offset=first, timestamp_us=timestamp_us
         )
-        self._put(key, _Kept((header, frames.data), length, lent))
+        self._put(key, _Kept(header, frames.data, len(lent.memory), lent))
 
     def batches(self, log: int, partition: int, found: Slice) -> list[Buffer]:
         """In dialect C."""
+        self._sent_at_read = self._sent
         made: list[Buffer] = []
         for some in _together(found):
-            made += self._get(_key(True, log, found, some), _Batches(found, some, partition))
+            key = _key(True, log, found, some)
+            kept = self._kept.get(key)
+            if kept is None:
+                made.append(self._make(key, _Batches(found, some, partition)))
+            elif kept.lent is None:
+                self._kept.move_to_end(key)
+                made.append(kept.data)
+            else:  # it keeps its place: most are read once, and at once
+                made += (kept.header, kept.data)
         return made
 
     def summed(self, log: int, found: Slice) -> Sequence[Buffer]:
@@ -84,28 +112,29 @@ class Converted:
             return found.pieces
         made: list[Buffer] = []
         for some in _together(found):
-            if found.stored[some.start][0].attributes & UNSUMMED:
-                made += self._get(_key(False, log, found, some), _Summed(found, some))
-            else:
+            if not found.stored[some.start][0].attributes & UNSUMMED:
                 made += found.pieces[some]
+                continue
+            key = _key(False, log, found, some)
+            kept = self._kept.get(key)
+            if kept is None:
+                made.append(self._make(key, _Summed(found, some)))
+            else:
+                self._kept.move_to_end(key)
+                made.append(kept.data)
         return made
 
-    def _get(self, key: _Key, wanted: _Batches | _Summed) -> Sequence[Buffer]:
-        kept = self._kept.get(key)
-        if kept is not None:
-            if kept.lent is None:  # frames go in the order they came: most are read once, at once
-                self._kept.move_to_end(key)
-            return kept.pieces
+    def _make(self, key: _Key, wanted: _Batches | _Summed) -> memoryview:
         if key[-1] < KEPT_BYTES_MIN:
-            return (wanted.make(fresh_memory),)
+            return wanted.make(fresh_memory)
         if key not in self._seen:
             self._seen[key] = None
             if len(self._seen) > _SEEN_MAX:
                 self._seen.popitem(last=False)
-            return (wanted.make(self._at_hand.take),)
+            return wanted.make(self._at_hand.take)
         made = wanted.make(fresh_memory)
-        self._put(key, _Kept((made,), len(made)))
-        return (made,)
+        self._put(key, _Kept(b"", made, len(made)))
+        return made
 
     def _put(self, key: _Key, kept: _Kept) -> None:
         self._kept[key] = kept
@@ -122,6 +151,10 @@ class Converted:
 def _together(found: Slice) -> Iterator[slice]:
     """Long pieces one by one, short ones that follow each other and are alike as one."""
     begin, kind, count = 0, -1, len(found.pieces)
+    short = count > 1 and max(map(len, found.pieces)) < _ALONE_BYTES_MIN
+    if count == 1 or (short and len({one[0].attributes & _KIND for one in found.stored}) == 1):
+        yield slice(0, count)  # as is usual
+        return
     for number in range(count):
         alone = len(found.pieces[number]) >= _ALONE_BYTES_MIN
         this = -1 if alone else found.stored[number][0].attributes & _KIND
@@ -135,6 +168,8 @@ def _together(found: Slice) -> Iterator[slice]:
 
 def _key(in_c: bool, log: int, found: Slice, some: slice) -> _Key:
     first = max(found.first, found.stored[some.start][0].base_offset)
+    if some.stop == some.start + 1:
+        return in_c, log, first, len(found.pieces[some.start])
     return in_c, log, first, sum(map(len, found.pieces[some]))
 
 

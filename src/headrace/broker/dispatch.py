@@ -152,6 +152,9 @@ class Dispatcher:
         self._traffic = broker.traffic
         self._monotonic = broker.runtime.clock.monotonic
 
+    def keeps_frames(self) -> bool:
+        return self._broker.converted.keeps_frames()
+
     def answer_at_once(
         self, session: Session, code: int, payload: memoryview
     ) -> Sequence[Buffer] | None:
@@ -318,7 +321,7 @@ class Dispatcher:
                 self._check_lease()
                 if session.stale:
                     raise StaleSessionError(client=session.client_id)
-                request = decode_send(payload, Dialect.C)
+                request = decode_send(payload, Dialect.C, head.room)
                 authorize(self._broker, session, c.SEND_MESSAGES, request)
                 pieces = [await messages.send_numbered(self._broker, request, numbered, head.lent)]
                 self._check_lease()

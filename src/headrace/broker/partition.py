@@ -436,11 +436,14 @@ class PartitionLog:
         return found
 
     def read_kept(self, offset: int, count: int, *, bytes_max: int) -> Slice | None:
-        """As `read`, of what was read before and is kept; None when that is not all of it."""
+        """As `read`, of what is in memory; None when that is not all of it."""
         position = max(offset, self.start_offset)
         found = Slice()
         while not found.full and position < self.committed:
             batches = self._ahead.get(self.stream_id, position)
+            if not batches:
+                wanted = self._bytes_wanted(count - found.count, bytes_max)
+                batches = self._fetch_cached(position, wanted)
             if not batches:
                 return None
             position = self._take(found, batches, position, count, bytes_max, 0)
@@ -448,20 +451,24 @@ class PartitionLog:
 
     async def _fetch(self, position: int, count: int, bytes_max: int) -> Sequence[Batch]:
         """Batches from the one that contains `position`, where possible enough for `count`."""
-        wanted = min(max(self._expected_bytes(count), self._read_ahead_bytes), bytes_max)
-        cached = self._owned.read_cached(position, wanted)
-        if cached:
-            batches = batches_of(cached)
-        else:
+        wanted = self._bytes_wanted(count, bytes_max)
+        batches = self._fetch_cached(position, wanted)
+        if not batches:
             fetched = await self._client.fetch(self.stream_id, position, max_bytes=wanted)
             batches = split_batches(fetched.pieces)
+            self._ahead.put(self.stream_id, batches)
+        return batches
+
+    def _fetch_cached(self, position: int, wanted: int) -> Sequence[Batch]:
+        batches = batches_of(self._owned.read_cached(position, wanted))
         self._ahead.put(self.stream_id, batches)
         return batches
 
-    def _expected_bytes(self, count: int) -> int:
+    def _bytes_wanted(self, count: int, bytes_max: int) -> int:
         """How many bytes `count` messages take, judging by those stored; plus some slack."""
         messages = max(self.messages_count, 1)
-        return count * (self.size_bytes // messages + 1) * 5 // 4
+        expected = count * (self.size_bytes // messages + 1) * 5 // 4
+        return min(max(expected, self._read_ahead_bytes), bytes_max)
 
     def _take(
         self,

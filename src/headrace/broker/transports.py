@@ -58,6 +58,7 @@ class Transports:
             on_request=dispatcher.on_request,
             close_session=close_session,
             is_trusted=_is_trusted,
+            keeps_frames=dispatcher.keeps_frames,
             tls=None if encryption is None else encryption.tls,
             limits=self._limits,
         )

@@ -105,6 +105,7 @@ class IggyServer(Generic[S]):
     `answer_at_once` is asked before it where that spares waking a task: it gives the pieces of a
     reply that needs no waiting, or None, and reads the payload only while it is called.
     `is_trusted` says whether a session has logged in: before, frames are small and time is short.
+    `keeps_frames`: see `FramePool`.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class IggyServer(Generic[S]):
         close_session: Callable[[S], None],
         answer_at_once: Callable[[S, int, memoryview], Sequence[Buffer] | None] = lambda *_: None,
         is_trusted: Callable[[S], bool] = lambda _: True,
+        keeps_frames: Callable[[], bool] = lambda: False,
         tls: TlsAcceptor | None = None,
         limits: IggyLimits | None = None,
     ) -> None:
@@ -128,7 +130,7 @@ class IggyServer(Generic[S]):
         self._tls = tls
         self._limits = limits or IggyLimits()
         self._held = HeldBytes(self._limits.held_bytes_max)
-        self._pool = FramePool()
+        self._pool = FramePool(keeps_frames=keeps_frames)
         self._monotonic = runtime.clock.monotonic
         self._sweeper: asyncio.Task[None] | None = None
         self._listener: Listener | None = None

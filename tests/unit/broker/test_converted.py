@@ -347,6 +347,25 @@ def test_sends_that_are_not_kept() -> None:
     assert not lent.kept, "it is converted together with its neighbours"
 
 
+def test_frames_of_long_sends_are_kept_while_there_are_readers() -> None:
+    converted = Converted(100_000)
+    converted.on_sent(10)
+    assert not converted.keeps_frames()
+    converted.batches(1, 0, Slice())  # somebody waits at the end
+    assert converted.keeps_frames()
+    converted.on_sent(99_999)
+    assert converted.keeps_frames()
+    converted.on_sent(1)
+    assert not converted.keeps_frames()
+    converted.summed(1, stored(of(100, "equal")))
+    assert not converted.keeps_frames(), "readers of others do not get them"
+    converted.batches(1, 0, stored(of(100, "equal")))
+    assert converted.keeps_frames()
+    nothing = Converted(0)
+    nothing.batches(1, 0, Slice())
+    assert not nothing.keeps_frames()
+
+
 async def test_a_request_that_failed_keeps_nothing() -> None:
     async with opened() as harness:
         peer = await logged_in(harness)

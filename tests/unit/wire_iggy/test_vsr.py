@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from headrace.errors import RemoteProtocolError
-from headrace.wire.iggy import vsr
+from headrace.wire.iggy import vsr, vsr_batch
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import Status
 from headrace.wire.iggy.frames import OtherFraming, RequestFrame, TooLarge, encode_request
@@ -210,6 +210,38 @@ def test_memory_of_former_lengths_makes_room() -> None:
     assert pool.bytes <= 1 << 20
     assert pool.take(149_000) is long
     assert pool.take(149_000) is not long
+
+
+def test_a_send_gets_room_to_grow() -> None:
+    """By sixteen bytes for each of many messages; not where its beginning makes no sense."""
+
+    def room_of(operation: int, body: bytes, *, kept: bool = False) -> memoryview | None:
+        data = bytes(frame(operation, 0, body))
+        stream = RequestStream(pool=FramePool(keeps_frames=lambda: kept))
+        assert stream.feed(data[:300]) == []
+        rest = stream.room(0, 1 << 21)
+        assert rest is not None
+        rest[:] = data[300:]
+        event = stream.complete()
+        assert isinstance(event, RequestFrame)
+        assert event.head is not None
+        assert bytes(event.payload) == body
+        assert (event.head.lent is None) == (operation != 160 or event.head.room is not None)
+        return event.head.room
+
+    least = vsr_batch.IN_PLACE_BYTES_MIN
+    body = struct.pack("<I10xI", 14, 100) + bytes(least - 18)
+    room = room_of(160, body)
+    assert room is not None
+    assert len(room) == len(body) + 100 * 16
+    assert bytes(room[: len(body)]) == body
+    assert room_of(128, body) is None
+    assert room_of(160, body, kept=True) is None
+    few = struct.pack("<I10xI", 14, 16) + bytes(least)
+    many = struct.pack("<I10xI", 14, 1 << 20) + bytes(least)
+    unbelievable = struct.pack("<I", 1 << 31) + bytes(least)
+    for other in (body[:-1], few, many, unbelievable, bytes(least), b"\3" * least):
+        assert room_of(160, other) is None
 
 
 # --- replies --------------------------------------------------------------------------------------

@@ -36,13 +36,34 @@ def test_a_producers_batch(count: int, kind: str) -> None:
     assert bytes(vsr_batch.encode_produced(area, starts)) == data
 
 
-def test_damage_is_found_in_each_part_of_a_long_batch() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_producers_batch_in_the_memory_it_came_in(count: int, kind: str) -> None:
+    messages = of(count, kind)
+    data = by_hand(messages)
+    memory = memoryview(bytearray(data) + bytes(16 * count) + b"not ours")
+    ours = memory[: -len(b"not ours")]
+    area, starts, framed, frames = vsr_batch.decode_batch(memory[: len(data)], count, ours)
+    assert framed
+    assert decode_messages(area) == messages
+    assert starts.tolist() == batch.walk(area)
+    assert bytes(memory[-len(b"not ours") :]) == b"not ours"
+    moved = count > batch.FEW and not kind.startswith("mixed")
+    assert (area.obj is memory.obj) == moved
+    assert (frames is None) == (moved or count <= batch.FEW)
+    tight = memoryview(bytearray(data) + bytes(16 * count - 1))
+    area, *_ = vsr_batch.decode_batch(tight[: len(data)], count, tight)
+    assert area.obj is not tight.obj
+    assert bytes(tight[: len(data)]) == data
+
+
+def test_damage_is_found_in_the_memory_it_came_in() -> None:
     data = by_hand(of(4200, "equal"))
     for at in (40, 256, 264, 300, 256 + 148 * 2000 + 100, len(data) - 1):
-        memory = memoryview(bytearray(data))
+        memory = memoryview(bytearray(data) + bytes(16 * 4200))
         memory[at] ^= 1
         with pytest.raises(DecodeError):
-            vsr_batch.decode_batch(memory, 4200)
+            vsr_batch.decode_batch(memory[: len(data)], 4200, memory)
 
 
 @pytest.mark.parametrize("kind", KINDS)

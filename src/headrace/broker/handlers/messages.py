@@ -54,6 +54,7 @@ async def send_numbered(
     first = await log.append(request.area, request.starts, numbered, framed=request.framed)
     broker.counters["sent_messages"] += request.count
     broker.counters["sent_bytes"] += len(request.area)
+    broker.converted.on_sent(len(request.area))
     if lent is not None and request.frames is not None:
         broker.converted.keep(log.serial, partition.id, request.area, request.frames, lent)
     stream = broker.catalogue.stream_by_uid(topic.stream_uid)

@@ -6,6 +6,8 @@ hand out each frame in a buffer of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace.wire.iggy import vsr
 from headrace.wire.iggy.fields import Buffer
 from headrace.wire.iggy.frames import (
@@ -17,9 +19,11 @@ from headrace.wire.iggy.frames import (
     RequestFrame,
     TooLarge,
 )
+from headrace.wire.iggy.vsr_batch import fresh_memory, growth_of_send
 
 _LENGTH_BYTES = 4
 _FREE_MAX = 64  # looked through one by one
+_FIRST_BYTES = 1024  # of a SEND, in which it says where its messages go and how many there are
 _SIZE_END = 52  # a header's first bytes up to here state the size of its frame
 
 
@@ -37,12 +41,19 @@ def _nothing(memory: Buffer) -> None:
 class FramePool:
     """Memory of large frames that were read, for the next ones.
 
-    SENDs of dialect C are converted into memory of their own, so that of their frames is free once
-    they are answered, or no longer kept for readers; taking it from the system anew costs as much
-    as converting them.
+    Most SENDs of dialect C are converted into memory of their own, so that of their frames is free
+    once they are answered, or no longer kept for readers; taking it from the system anew costs as
+    much as converting them. `keeps_frames` says whether somebody wants those of long SENDs too:
+    otherwise they are converted in place, which is faster.
     """
 
-    def __init__(self, bytes_max: int = 32 * 1024 * 1024) -> None:
+    def __init__(
+        self,
+        bytes_max: int = 32 * 1024 * 1024,
+        *,
+        keeps_frames: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.keeps_frames = keeps_frames
         self._bytes_max = bytes_max
         self._bytes = 0
         self._free: list[bytearray] = []
@@ -77,8 +88,10 @@ class VsrRequestDecoder:
 
     def __init__(self, pool: FramePool | None = None) -> None:
         self._pool = FramePool() if pool is None else pool
+        self._take_back = self._pool.give  # one for all, as many may be kept
         self._pending = bytearray()
         self._lent: vsr.Lent | None = None
+        self._growing: memoryview | None = None  # in the place of what is pending
         self._ended = False
         self.set_limits(FRAME_BYTES_MAX, SEND_FRAME_BYTES_MAX)
 
@@ -88,7 +101,7 @@ class VsrRequestDecoder:
 
     @property
     def buffered_bytes(self) -> int:
-        return len(self._pending)
+        return len(self._pending) if self._growing is None else len(self._growing)
 
     def room(self, least: int, most: int) -> memoryview | None:
         have = len(self._pending)
@@ -101,19 +114,35 @@ class VsrRequestDecoder:
             if not self._lent.kept:
                 self._lent.give_back()
             self._lent = None
+        if self._pending[vsr.OPERATION_AT] == vsr.SEND:
+            first = self._pending[vsr.HEADER_BYTES : vsr.HEADER_BYTES + _FIRST_BYTES]
+            growth = growth_of_send(first, total - vsr.HEADER_BYTES)
+            if growth and not self._pool.keeps_frames():
+                self._growing = fresh_memory(total + growth)
+                self._growing[:have] = self._pending
+                return self._growing[have:total]
         frame = self._pool.take(total)
         frame[:have] = self._pending
         self._pending = frame
         return memoryview(frame)[have:total]
 
     def complete(self) -> RequestEvent:
+        if self._growing is not None:
+            return self._take_growing(self._growing)
         frame, self._pending = self._pending, bytearray()
         whole = memoryview(frame)[: vsr.frame_bytes(frame)]
         head, code = vsr.decode_request(whole)
         if head.operation == vsr.SEND:
-            self._lent = vsr.Lent(frame, self._pool.give)
+            self._lent = vsr.Lent(frame, self._take_back)
             head = head._replace(lent=self._lent)
         return RequestFrame(code, whole[vsr.HEADER_BYTES :], head)
+
+    def _take_growing(self, frame: memoryview) -> RequestFrame:
+        self._pending, self._growing = bytearray(), None
+        total = vsr.frame_bytes(frame)
+        head, code = vsr.decode_request(frame[:total])
+        head = head._replace(room=frame[vsr.HEADER_BYTES :])
+        return RequestFrame(code, frame[vsr.HEADER_BYTES : total], head)
 
     def feed(self, data: Buffer) -> list[RequestEvent]:
         whole = not self._pending and len(data) >= vsr.HEADER_BYTES and not self._ended

@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+import msgspec
+
 from headrace.errors import LocalProtocolError, RemoteProtocolError
 from headrace.wire.iggy.errors import Status
 from headrace.wire.iggy.fields import Buffer
@@ -86,19 +88,19 @@ KEPT_BYTES_MIN = 4096
 """Of a request: what would be kept of a shorter one is made anew as fast."""
 
 
-class Lent:
-    """Memory that a request came in, to be given back where it was taken from."""
+class Lent(msgspec.Struct, gc=False, eq=False):
+    """Memory that a request came in, to be given back where it was taken from.
 
-    __slots__ = ("_give_back", "kept", "memory")
+    The garbage collector does not look here: what takes it back does not refer to it.
+    """
 
-    def __init__(self, memory: bytes | bytearray, give_back: Callable[[Any], None]) -> None:
-        self.memory = memory
-        self.kept = False
-        """Somebody needs it for longer than the request; then `give_back` is theirs to say."""
-        self._give_back = give_back
+    memory: bytes | bytearray
+    take_back: Callable[[Any], None]
+    kept: bool = False
+    """Somebody needs it for longer than the request; then `give_back` is theirs to say."""
 
     def give_back(self) -> None:
-        self._give_back(self.memory)
+        self.take_back(self.memory)
 
 
 class Head(NamedTuple):
@@ -111,6 +113,8 @@ class Head(NamedTuple):
     checksum: bytes = _NOBODY
     fault: str = ""
     """Why this header is refused; the frame it starts is sound all the same."""
+    room: memoryview | None = None
+    """The body, and behind it room for what the messages in it grow by; to be written over."""
     lent: Lent | None = None
     """What a SEND is in, if that may be kept."""
 

@@ -84,11 +84,15 @@ class Decoded(NamedTuple):
     """Whether they have the checksums of their frames, which are those of a reply's: all have ids,
     count from 0 and from the oldest origin timestamp. Otherwise they have no checksums."""
     frames: Frames | None = None
-    """The frames, if many."""
+    """The frames, if many and still there."""
 
 
-def decode_batch(data: memoryview, count: int) -> Decoded:
-    """The messages of a producer's batch in canonical form, in a buffer of their own; checked."""
+def decode_batch(data: memoryview, count: int, room: memoryview | None = None) -> Decoded:
+    """The messages of a producer's batch in canonical form, checked.
+
+    In a buffer of their own; or, where `room` is given (`data` itself, and more behind it), in that
+    one, if the messages are such that this is faster. Then the batch is gone, refused or not.
+    """
     if count == 1 and (one := _decode_one(data)) is not None:
         return one
     if len(data) < BATCH_HEADER_BYTES:
@@ -106,7 +110,8 @@ def decode_batch(data: memoryview, count: int) -> Decoded:
     covered = COVERED.pack(*fields, length, count)
     if count <= batch.FEW:
         return _decode_few(frames, count, fields[3], covered, checksum)
-    return _decode_many(frames, count, fields[3], covered, checksum)
+    beyond = None if room is None else room[BATCH_HEADER_BYTES:]
+    return _decode_many(frames, count, fields[3], covered, checksum, beyond)
 
 
 _CHECKSUM_END = 48
@@ -123,6 +128,24 @@ def identity_of_send(payload: Buffer) -> bytes:
     if length > _METADATA_BYTES_MAX:
         return b""
     return bytes(payload[: _METADATA.size + length + _CHECKSUM_END])
+
+
+IN_PLACE_BYTES_MIN = 512 * 1024
+"""A shorter SEND stays near the processor, together with a copy of it."""
+
+
+def growth_of_send(payload: Buffer, length: int) -> int:
+    """By how many bytes a SEND of that length grows when its messages become canonical ones, told
+    by its beginning, which is not checked; 0 where that cannot be, or a copy is faster."""
+    if length < IN_PLACE_BYTES_MIN or len(payload) < _METADATA.size:
+        return 0
+    (metadata,) = _METADATA.unpack_from(payload)
+    if not _METADATA.size <= metadata <= _METADATA_BYTES_MAX or len(payload) < 4 + metadata:
+        return 0
+    (count,) = _METADATA.unpack_from(payload, metadata)  # its last four bytes
+    if count <= batch.FEW or count * FRAME_HEADER_BYTES > length:
+        return 0
+    return int(count) * (batch.HEADER_BYTES - FRAME_HEADER_BYTES)
 
 
 _ONE = struct.Struct("<24xQQQI204sQ16sIIIIQ")  # a batch's header and that of its first frame
@@ -209,7 +232,12 @@ def _check_frame(headers_length: int, payload_length: int, reserved: object) -> 
 
 
 def _decode_many(
-    frames: memoryview, count: int, origin_us: int, covered: bytes, checksum: int
+    frames: memoryview,
+    count: int,
+    origin_us: int,
+    covered: bytes,
+    checksum: int,
+    room: memoryview | None,
 ) -> Decoded:
     """Frames of one size, the usual case in bulk, are not walked."""
     import numpy as np
@@ -223,13 +251,13 @@ def _decode_many(
         ends = np.ndarray(count, "V16", words, LENGTHS_AT, (FRAME_HEADER_BYTES,))
         if ends.tobytes() == _ENDS.pack(*first, 0) * count:  # the same lengths, nothing reserved
             _check_frame(first[0], first[1], 0)
-            area, digests = _widen_equal(frames, stride)
+            area, digests = _widen_equal(frames, stride, room)
             sums = _check_sums(digests, words[:, 0], covered, checksum)
             framed = _become_fronts(words, origin_us)
             _write_fronts(area, words)
             starts = batch.equal_starts(count, len(area) // count)
-            kept = Frames(frames, sums, origin_us) if framed else None
-            return Decoded(area, starts, framed, kept)
+            there = framed and room is None
+            return Decoded(area, starts, framed, Frames(frames, sums, origin_us) if there else None)
     starts = frame_starts(frames, count)
     words = _words(batch.items(frames, FRAME_HEADER_BYTES)[starts], count)
     lengths = words[:, _LENGTHS_WORD]
@@ -269,20 +297,29 @@ _AT_ONCE_BYTES = 160 * 1024
 with messages of 1000 bytes."""
 
 
-def _widen_equal(frames: memoryview, stride: int) -> tuple[memoryview, bytes]:
+def _widen_equal(
+    frames: memoryview, stride: int, room: memoryview | None
+) -> tuple[memoryview, bytes]:
     """The messages of frames of one size but for their fronts; and, joined, the digests of what
-    the frames' checksums cover."""
+    the frames' checksums cover.
+
+    In `room`, where it is given, both begin at the same byte. From the last to the first, so that
+    nothing lands on a frame that is still to be read. Less memory is touched than by a copy, and
+    memory that nobody used lately is what costs most.
+    """
     count, wide = len(frames) // stride, stride + batch.HEADER_BYTES - FRAME_HEADER_BYTES
-    out = fresh_memory(count * wide)
+    fits = room is not None and len(room) >= count * wide
+    out = room[: count * wide] if room is not None and fits else fresh_memory(count * wide)
     # As one opaque item each, which takes half the time of rows of bytes.
     rests, places = _column(frames, stride, LENGTHS_AT), _column(out, wide, batch.LENGTHS_AT)
     several = max(1, _AT_ONCE_BYTES // stride)
     parts: list[bytes] = []
-    for begin in range(0, count, several):
-        end = min(count, begin + several)
+    for end in range(count, 0, -several):
+        begin = max(0, end - several)
         covered = batch.equal_bodies(frames[begin * stride : end * stride], stride)
         parts.append(b"".join(map(_digest(), covered)))
         places[begin:end] = rests[begin:end]
+    parts.reverse()
     return out, b"".join(parts)
 
 

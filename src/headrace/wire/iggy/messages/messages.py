@@ -137,10 +137,13 @@ class SendMessages:
         return b"".join(self.pieces(dialect))
 
 
-def decode_send(payload: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
+def decode_send(
+    payload: Buffer, dialect: Dialect = Dialect.B2, room: memoryview | None = None
+) -> SendMessages:
     """Decode and check a SEND. The header size is read off the messages, not off the dialect.
 
-    In dialect C one batch (`vsr_batch.py`) stands in the place of index and messages.
+    In dialect C one batch (`vsr_batch.py`) stands in the place of index and messages; `room` is the
+    payload and what may be written behind it: see `decode_batch`.
     """
     data = memoryview(payload)
     metadata_bytes = _read_u32(data, 0)
@@ -150,7 +153,8 @@ def decode_send(payload: Buffer, dialect: Dialect = Dialect.B2) -> SendMessages:
         raise DecodeError(Status.INVALID_COMMAND, "metadata length", stated=metadata_bytes)
     data = data[end + _U32.size :]
     if dialect is Dialect.C:
-        area, starts, framed, frames = vsr_batch.decode_batch(data, count)
+        beyond = None if room is None else room[end + _U32.size :]
+        area, starts, framed, frames = vsr_batch.decode_batch(data, count, beyond)
         return SendMessages(stream, topic, partitioning, starts, area, framed=framed, frames=frames)
     index_bytes = count * batch.INDEX_ENTRY_BYTES
     if index_bytes > len(data):
