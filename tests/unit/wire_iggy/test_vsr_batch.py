@@ -57,6 +57,24 @@ def test_a_producers_batch_in_the_memory_it_came_in(count: int, kind: str) -> No
     assert bytes(tight[: len(data)]) == data
 
 
+@pytest.mark.parametrize("odd", [1, 100, 300, 600, 997])
+def test_sizes_that_differ_are_found_late(odd: int) -> None:
+    """By the first message and by all of them together they are of one size; most have been moved
+    when it turns out that they are not."""
+    sizes = [1000] * 1000
+    sizes[odd], sizes[odd + 1] = 990, 1010
+    messages = [Message(bytes([n % 251]) * size, id=n + 1) for n, size in enumerate(sizes)]
+    data = by_hand(messages)
+    memory = memoryview(bytearray(data) + bytes(16 * 1000))
+    area, starts, framed, frames = vsr_batch.decode_batch(memory[: len(data)], 1000, memory)
+    assert framed
+    assert decode_messages(area) == messages
+    assert starts.tolist() == batch.walk(area)
+    assert bytes(memory[: len(data)]) == data
+    assert frames is not None
+    assert bytes(frames.data) == data[256:]
+
+
 def test_damage_is_found_in_the_memory_it_came_in() -> None:
     data = by_hand(of(4200, "equal"))
     for at in (40, 256, 264, 300, 256 + 148 * 2000 + 100, len(data) - 1):
