@@ -79,15 +79,25 @@ class QuicClient:
         return frame.status, bytes(frame.payload)
 
     async def exchange(self, data: bytes, *, end: bool = True, seconds: float = 60) -> bytes:
-        """All bytes that come back on a stream of its own."""
-        stream_id = self.open(data, end=end)
+        """All bytes that come back on a stream of its own, once the server lets it be opened: one
+        that is answered counts until the last acknowledgement has come."""
+        stream_id = self.quic.get_next_available_stream_id()
         async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    self.open(data, end=end, stream_id=stream_id)
+                    break
+                except ValueError as error:
+                    if "stream limit" not in str(error):
+                        raise
+                await asyncio.sleep(0.01)
             return await self._exchanges[stream_id].done
 
-    def open(self, data: bytes, *, end: bool) -> int:
+    def open(self, data: bytes, *, end: bool, stream_id: int | None = None) -> int:
         if self.is_over:
             raise UnavailableError("connection is over")
-        stream_id = self.quic.get_next_available_stream_id()
+        if stream_id is None:
+            stream_id = self.quic.get_next_available_stream_id()
         self.quic.send_stream_data(stream_id, data, end)
         done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._exchanges[stream_id] = _Exchange(done)

@@ -179,8 +179,8 @@ def test_a_connection_may_open_thousands_of_streams() -> None:
 
     async def scenario(world: World) -> None:
         async with await world.connect() as client:
-            for start in range(0, 3000, 40):
-                numbers = range(start, start + 40)
+            for start in range(0, 3000, 150):
+                numbers = range(start, start + 150)
                 answers = await asyncio.gather(
                     *(client.request(ECHO, [b"n%d" % n]) for n in numbers)
                 )
