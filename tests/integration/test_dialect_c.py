@@ -7,9 +7,11 @@ answering the ones it is told to: what an unlucky client sees of a network that 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import subprocess
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -228,6 +230,27 @@ async def test_long_sends_are_stored_as_they_were_sent(stack: Stack) -> None:
         await check(reader)
     await client.close()
     await classic.close()
+
+
+async def test_a_broker_that_is_gone_leaves_nothing_it_kept(tmp_path: Path) -> None:
+    """Frames that are kept are nothing to the garbage collector, so nothing may lead back to them:
+    a process that leads again and again would keep them all."""
+    stack = await Stack(str(tmp_path / "data")).start()
+    client = await connect(stack, stack.port, Conversation(b"l" * 16))
+    await client.call(c.CREATE_STREAM, streams.CreateStream("s"))
+    await client.call(c.CREATE_TOPIC, CreateTopic("s", 1, Compression.NONE, 0, 0, 0, "t"))
+    messages = [Message(b"x" * 1000, id=n + 1) for n in range(900)]
+    for _ in range(2):
+        await client.call(c.SEND_MESSAGES, encode_send("s", "t", FIRST, messages))
+        await client.poll("s", "t", partition=0, strategy=Strategy.offset(0), count=10)
+    assert stack.broker.broker.converted.bytes > 900_000
+    kept = weakref.ref(stack.broker.broker.converted)
+    await client.close()
+    await stack.stop()
+    del client, stack
+    await asyncio.sleep(0)
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.parametrize("stop", ["clean", "unclean"])

@@ -105,7 +105,7 @@ class IggyServer(Generic[S]):
     `answer_at_once` is asked before it where that spares waking a task: it gives the pieces of a
     reply that needs no waiting, or None, and reads the payload only while it is called.
     `is_trusted` says whether a session has logged in: before, frames are small and time is short.
-    `keeps_frames`: see `FramePool`.
+    `keeps_frames`: see `RequestStream`.
     """
 
     def __init__(
@@ -130,7 +130,8 @@ class IggyServer(Generic[S]):
         self._tls = tls
         self._limits = limits or IggyLimits()
         self._held = HeldBytes(self._limits.held_bytes_max)
-        self._pool = FramePool(keeps_frames=keeps_frames)
+        self._pool = FramePool()
+        self._keeps_frames = keeps_frames
         self._monotonic = runtime.clock.monotonic
         self._sweeper: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
@@ -199,7 +200,7 @@ class IggyServer(Generic[S]):
             self._open_session(connection),
             asyncio.current_task(),
             Held(connection, self._monotonic()),
-            RequestStream(pool=self._pool),
+            RequestStream(pool=self._pool, keeps_frames=self._keeps_frames),
         )
         self._connections[served] = None
         self._set_limits(served)

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from headrace.broker.readahead import (
     RUNS_PER_STREAM_MAX,
+    Batch,
     ReadAhead,
     batches_of,
     index_of,
@@ -27,8 +30,8 @@ def put(ahead: ReadAhead, stream_id: int, *batches: bytes) -> None:
     ahead.put(stream_id, split_batches(map(memoryview, batches)))
 
 
-def bases(found: object) -> list[int]:
-    return [header.base_offset for header, _, _ in found]  # type: ignore[attr-defined]  # batches
+def bases(found: Iterable[Batch]) -> list[int]:
+    return [header.base_offset for header, _, _ in found]
 
 
 def test_it_finds_the_batch_that_contains_an_offset() -> None:

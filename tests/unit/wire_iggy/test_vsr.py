@@ -217,7 +217,7 @@ def test_a_send_gets_room_to_grow() -> None:
 
     def room_of(operation: int, body: bytes, *, kept: bool = False) -> memoryview | None:
         data = bytes(frame(operation, 0, body))
-        stream = RequestStream(pool=FramePool(keeps_frames=lambda: kept))
+        stream = RequestStream(keeps_frames=lambda: kept)
         assert stream.feed(data[:300]) == []
         rest = stream.room(0, 1 << 21)
         assert rest is not None

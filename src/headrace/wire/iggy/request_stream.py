@@ -38,22 +38,19 @@ def _nothing(memory: Buffer) -> None:
     """Nobody waits for it."""
 
 
+def _nobody() -> bool:
+    return False
+
+
 class FramePool:
     """Memory of large frames that were read, for the next ones.
 
     Most SENDs of dialect C are converted into memory of their own, so that of their frames is free
     once they are answered, or no longer kept for readers; taking it from the system anew costs as
-    much as converting them. `keeps_frames` says whether somebody wants those of long SENDs too:
-    otherwise they are converted in place, which is faster.
+    much as converting them. It refers to nobody who may keep frames: see `vsr.Lent`.
     """
 
-    def __init__(
-        self,
-        bytes_max: int = 32 * 1024 * 1024,
-        *,
-        keeps_frames: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.keeps_frames = keeps_frames
+    def __init__(self, bytes_max: int = 32 * 1024 * 1024) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._free: list[bytearray] = []
@@ -86,8 +83,11 @@ class VsrRequestDecoder:
     its memory is kept (see `vsr.Lent`).
     """
 
-    def __init__(self, pool: FramePool | None = None) -> None:
+    def __init__(
+        self, pool: FramePool | None = None, keeps_frames: Callable[[], bool] = _nobody
+    ) -> None:
         self._pool = FramePool() if pool is None else pool
+        self._keeps_frames = keeps_frames
         self._take_back = self._pool.give  # one for all, as many may be kept
         self._pending = bytearray()
         self._lent: vsr.Lent | None = None
@@ -117,7 +117,7 @@ class VsrRequestDecoder:
         if self._pending[vsr.OPERATION_AT] == vsr.SEND:
             first = self._pending[vsr.HEADER_BYTES : vsr.HEADER_BYTES + _FIRST_BYTES]
             growth = growth_of_send(first, total - vsr.HEADER_BYTES)
-            if growth and not self._pool.keeps_frames():
+            if growth and not self._keeps_frames():
                 self._growing = fresh_memory(total + growth)
                 self._growing[:have] = self._pending
                 return self._growing[have:total]
@@ -197,7 +197,11 @@ class VsrRequestDecoder:
 
 
 class RequestStream:
-    """Bytes in, events out. The events are those of `frames.py`."""
+    """Bytes in, events out. The events are those of `frames.py`.
+
+    `keeps_frames` says whether somebody wants the frames of long SENDs: otherwise they are
+    converted in place, which is faster.
+    """
 
     def __init__(
         self,
@@ -205,8 +209,10 @@ class RequestStream:
         frame_bytes_max: int = FRAME_BYTES_MAX,
         send_frame_bytes_max: int = SEND_FRAME_BYTES_MAX,
         pool: FramePool | None = None,
+        keeps_frames: Callable[[], bool] = _nobody,
     ) -> None:
         self._pool = pool
+        self._keeps_frames = keeps_frames
         self._limits = frame_bytes_max, send_frame_bytes_max
         self._first = bytearray()
         self._decoder: RequestDecoder | VsrRequestDecoder | None = None
@@ -244,7 +250,10 @@ class RequestStream:
             numbered = vsr.starts_here(self._first)
         if numbered is None:
             return []
-        self._decoder = VsrRequestDecoder(self._pool) if numbered else RequestDecoder()
+        if numbered:
+            self._decoder = VsrRequestDecoder(self._pool, self._keeps_frames)
+        else:
+            self._decoder = RequestDecoder()
         self._decoder.set_limits(*self._limits)
         first, self._first = self._first, bytearray()
         return self._decoder.feed(first)

@@ -294,8 +294,7 @@ def _check_sums(digests: bytes, sums: Any, covered: bytes, checksum: int) -> byt
 
 _AT_ONCE_BYTES = 256 * 1024
 """Of a batch that are hashed, looked at and then copied, while they are near the processor. Hashed
-first, as that reads one byte after the other: headers alone, a thousand bytes apart, take as long
-to be read as all of it."""
+first: that reads one byte after the other, and the rest finds them there."""
 
 
 def _widen_equal(
