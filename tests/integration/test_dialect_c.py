@@ -15,10 +15,11 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
+from headrace.broker.partition import PartitionLog, Slice
 from headrace.client.iggy import IggyClient
 from headrace.errors import UnavailableError
 from headrace.wire.iggy import commands as c
@@ -230,6 +231,37 @@ async def test_long_sends_are_stored_as_they_were_sent(stack: Stack) -> None:
         await check(reader)
     await client.close()
     await classic.close()
+
+
+@pytest.mark.parametrize("in_c", [True, False])
+async def test_first_polls_at_the_end_of_a_log_wait_for_nothing(
+    stack: Stack, in_c: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the data node of this process has in memory is read at once, though nobody read it."""
+    client = await connect(stack, stack.port, Conversation(b"l" * 16))
+    await client.call(c.CREATE_STREAM, streams.CreateStream("s"))
+    await client.call(c.CREATE_TOPIC, CreateTopic("s", 1, Compression.NONE, 0, 0, 0, "t"))
+    reader = client if in_c else await stack.connect()
+    waited: list[int] = []
+
+    async def read(log: PartitionLog, offset: int, *arguments: Any, **named: Any) -> Slice:
+        waited.append(offset)
+        return await long_way(log, offset, *arguments, **named)
+
+    long_way = PartitionLog.read
+    monkeypatch.setattr(PartitionLog, "read", read)
+    for turn, count in enumerate((1, 10, 100, 1000, 1000)):
+        offset = sum((1, 10, 100, 1000, 1000)[:turn])
+        messages = [Message(b"%d" % n * 100, id=n + 1) for n in range(count)]
+        await client.call(c.SEND_MESSAGES, encode_send("s", "t", FIRST, messages))
+        polled = await reader.poll(
+            "s", "t", partition=0, strategy=Strategy.offset(offset), count=count
+        )
+        assert [m.payload for m in polled.messages()] == [m.payload for m in messages]
+    assert waited == [0], "the first one alone, which the connection had not asked before"
+    await client.close()
+    if not in_c:
+        await reader.close()
 
 
 async def test_a_broker_that_is_gone_leaves_nothing_it_kept(tmp_path: Path) -> None:
