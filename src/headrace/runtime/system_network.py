@@ -258,11 +258,16 @@ class SystemListener:
             self._accepted.start(connection)
 
     def close(self) -> None:
-        if not self._closing:
-            self._closing = True
-            # A moment later: of a connection that was accepted but not set up yet when its server
-            # closes, asyncio's loop (not uvloop) never closes the socket.
-            asyncio.get_running_loop().call_soon(self._close)
+        if self._closing:
+            return
+        self._closing = True
+        loop = asyncio.get_running_loop()
+        # Of a connection that was accepted but not set up yet when its server closes, asyncio's
+        # loop (not uvloop) never closes the socket. So accept no more now, and close when those
+        # that were accepted are set up, which the loop has queued already.
+        for listening in self._server.sockets:
+            loop.remove_reader(listening.fileno())
+        loop.call_soon(self._close)
 
     def _close(self) -> None:
         self._server.close()

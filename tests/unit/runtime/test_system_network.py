@@ -1,9 +1,11 @@
 """Real sockets: what peers do that our own connections do not."""
 
 import asyncio
+import gc
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import uvloop
@@ -294,6 +296,36 @@ def test_a_host_that_never_answers_times_out(loop_factory: Factory) -> None:
                 await SystemTransport().connect(HOST, port, timeout=0.05)
             for filler in fillers:
                 filler.close()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_listener_that_closes_while_it_accepts_loses_no_socket(
+    loop_factory: Factory, turns: int
+) -> None:
+    """Whatever the loop has done of a connection by then, its peer sees it end."""
+
+    async def handler(connection: Connection) -> None:
+        """Ends it."""
+
+    async def main() -> None:
+        problems: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: problems.append(context))
+        listener = await SystemTransport().listen(HOST, 0, handler)
+        with socket.create_connection((HOST, listener.port)) as peer:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            listener.close()
+            await listener.wait_closed()
+            await asyncio.sleep(0.01)
+            gc.collect()  # a lost socket is a ResourceWarning, which fails the test
+            peer.settimeout(1.0)
+            with suppress(ConnectionResetError):
+                assert peer.recv(1) == b""
+        assert not problems
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())
