@@ -58,18 +58,21 @@ demo: $(RUN) $(VENV)/peers/iggy-0.8.0/.done
 	$(BIN)/headrace demo
 
 # Two lanes at the same time, about as long as each other. In the background what mostly computes,
-# giving way, then pipelines that start a Spark for each of their parts and wait for it; its output
-# follows. Here what looks at the clock, while nothing else that runs has a claim, then Spark.
-COMPUTING := tests/unit tests/property tests/conformance tests/sim tests/fuzz tests/browser
+# giving way, then pipelines that start a Spark for each of their parts and wait for it, and the
+# pages; its output follows. Here what looks at the clock, while nothing else that runs has a claim,
+# then Spark.
+COMPUTING := tests/unit tests/property tests/conformance tests/sim tests/fuzz
 PIPELINES := $(addprefix tests/integration/test_,containers.py demo.py pipeline_cli.py)
+PAGES     := tests/browser
 RUNNING   := tests/integration tests/spark
 PYTEST    := $(BIN)/python -m pytest
 
 test: $(DEV) $(IGGY) $(SPARKS) servers
-	@echo "Running $(COMPUTING), then $(PIPELINES), in the background; the rest of $(RUNNING) here"; \
+	@echo "Running $(COMPUTING), then $(PIPELINES) $(PAGES), in the background;" \
+	  "the rest of $(RUNNING) here"; \
 	( trap 'kill $$!; exit 1' TERM; \
 	  nice -n 10 $(PYTEST) $(COMPUTING) --timeout 600 & wait $$!; computing=$$?; \
-	  $(PYTEST) $(PIPELINES) & wait $$!; exit $$((computing | $$?)) \
+	  $(PYTEST) $(PIPELINES) $(PAGES) & wait $$!; exit $$((computing | $$?)) \
 	) > $(VENV)/.background.txt 2>&1 & background=$$!; trap 'kill $$background' INT TERM; \
 	$(PYTEST) $(RUNNING) $(addprefix --ignore=,$(PIPELINES)); running=$$?; \
 	wait $$background; background=$$?; cat $(VENV)/.background.txt; \

@@ -6,10 +6,10 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import Opens
 from tests.browser.emulated_containers import small
+from tests.browser.paints import PAINT_MS_MAX, first_paint_ms
 from tests.browser.pipelines_stage import PipelinesStage
 
 PIPELINES = 50
-PAINT_MS_MAX = 1_000
 BUSY_SECONDS_MAX = 0.050
 WATCHED_MS = 2_500
 
@@ -33,11 +33,9 @@ def test_fifty_pipelines_stay_usable(opens: Opens) -> None:
         with stage.watched() as longest:
             page.reload()
             expect(page.locator("table[aria-label=Pipelines] a.strong").first).to_be_visible()
-            paint = page.evaluate(
-                "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-            )
+            paint_ms = first_paint_ms(page)
             page.wait_for_timeout(WATCHED_MS)
         page.close()  # before the server goes
-        print(f"first paint {paint:.0f} ms, longest step {1000 * longest['busy']:.1f} ms")
-        assert paint < PAINT_MS_MAX
+        print(f"first paint {paint_ms:.0f} ms, longest step {1000 * longest['busy']:.1f} ms")
+        assert paint_ms < PAINT_MS_MAX
         assert longest["busy"] < BUSY_SECONDS_MAX
