@@ -1,12 +1,13 @@
 """What polls make of stored messages: batches for clients of dialect C, and checksums for others of
 what came without.
 
-What such a client sent is already as another one is to get it, so the frames of SENDs are kept; of
-long ones while there are readers, as only then it pays not to convert them in place. Of the rest
-most is read once: it is made in memory that is used again and again, as fresh memory costs more
-than the conversion. What is read a second time is kept, since several consumers read the same
-place. All of it up to one bound. Stored messages never change, so what was made of them stays right
-for as long as their log is open; logs go by their serial.
+What such a client sent is already as another one is to get it, so the frames of SENDs are kept. Of
+short ones (`recent.py`) and of long ones only while there are readers: for those it is work, these
+are otherwise converted in place. Of the rest most is read once: it is made in memory that is used
+again and again, as fresh memory costs more than the conversion. What is read a second time is kept,
+since several consumers read the same place. All of it up to one bound. Stored messages never
+change, so what was made of them stays right for as long as their log is open; logs go by their
+serial.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from headrace.broker.memory import MemoryAtHand, is_free
 from headrace.broker.partition import Slice
 from headrace.broker.readahead import index_of, messages_of
+from headrace.broker.recent import Recent
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.iggy import batch
 from headrace.wire.iggy.vsr import KEPT_BYTES_MIN, Lent
@@ -31,13 +34,13 @@ if TYPE_CHECKING:
     from headrace.wire.iggy.batch import Positions
 
 _ALONE_BYTES_MIN = 16 * 1024  # of a batch; shorter ones are converted together
-_KEPT_SHARE = 4  # no SEND takes more than this part of what may be kept
+_KEPT_SHARE = 4  # no SEND takes more than this part of what may be kept, nor do all short ones
+_SHORT_BYTES_MAX = 32 * 1024  # of messages; longer ones stay in the memory they came in
+_SHORT_COUNT_MIN = 4  # fewer messages cost more to keep than to convert
 _SEEN_MAX = 16_384
 _MESSAGE = struct.Struct("<24xQQ")  # offset and timestamp
 _POSITION_BYTES = 4
 _KIND = UNSUMMED | FRAMED
-_AT_HAND_BYTES_MAX = 2 * 1024 * 1024
-_AT_HAND_MAX = 8
 
 _Key = tuple[bool, int, int, int]
 """In dialect C or with checksums, the log, the first offset, the length of the messages."""
@@ -56,13 +59,18 @@ class _Kept(msgspec.Struct, gc=False, eq=False):
 
 class Converted:
     def __init__(self, bytes_max: int) -> None:
-        self.bytes = 0
         self._bytes_max = bytes_max
+        self._recent = Recent(bytes_max // _KEPT_SHARE)
+        self._kept_bytes = 0
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
         self._seen: OrderedDict[_Key, None] = OrderedDict()
         self._at_hand = MemoryAtHand()
         self._sent = 0
         self._sent_at_read: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        return self._kept_bytes + self._recent.bytes
 
     def keeps_frames(self) -> bool:
         """Whether somebody reads in dialect C what is sent: since the last time no more was sent
@@ -74,27 +82,48 @@ class Converted:
         """So many bytes of messages in dialect C."""
         self._sent += length
 
-    def keep(self, log: int, partition: int, area: memoryview, frames: Frames, lent: Lent) -> None:
+    def keep(
+        self, log: int, partition: int, area: memoryview, frames: Frames, lent: Lent | None
+    ) -> None:
         """The frames of a SEND whose messages, now stored, are in `area`: as one batch, if that was
-        stamped as a whole."""
+        stamped as a whole. Of one that is not short only if it may stay in the memory it is in."""
         first, timestamp_us = _MESSAGE.unpack_from(area)
-        alone = len(area) >= _ALONE_BYTES_MIN  # as `batches` will ask for it
-        if not timestamp_us or not alone or len(lent.memory) * _KEPT_SHARE > self._bytes_max:
+        if not timestamp_us:
+            return
+        short = len(area) < _SHORT_BYTES_MAX and frames.messages >= _SHORT_COUNT_MIN
+        if short and self.keeps_frames():
+            header = _header(frames, partition, first, timestamp_us)
+            self._recent.add(log, first, frames.messages, header, frames.data)
+            self._make_room()
+            return
+        alone = len(area) >= _ALONE_BYTES_MIN  # as `_convert` will ask for it
+        if lent is None or not alone or len(lent.memory) * _KEPT_SHARE > self._bytes_max:
             return
         key = True, log, first, len(area)
         if key in self._kept:  # two have read it already
             return
         lent.kept = True
-        header = header_of(
-            frames, partition=partition, base_offset=first, timestamp_us=timestamp_us
-        )
+        header = _header(frames, partition, first, timestamp_us)
         self._put(key, _Kept(header, frames.data, len(lent.memory), lent))
 
     def batches(self, log: int, partition: int, found: Slice) -> list[Buffer]:
         """In dialect C."""
         self._sent_at_read = self._sent
         made: list[Buffer] = []
-        for some in _together(found):
+        begin, count = 0, len(found.pieces)
+        for part in self._recent.parts(log, found.first, found.first + found.count):
+            number = found.number_of(part.first)
+            if begin < number:
+                made += self._convert(log, partition, found, slice(begin, number))
+            made.append(part.data)
+            begin = found.number_of(part.end)
+        if begin < count:
+            made += self._convert(log, partition, found, slice(begin, count))
+        return made
+
+    def _convert(self, log: int, partition: int, found: Slice, of: slice) -> list[Buffer]:
+        made: list[Buffer] = []
+        for some in _together(found, of):
             key = _key(True, log, found, some)
             kept = self._kept.get(key)
             if kept is None:
@@ -111,7 +140,7 @@ class Converted:
         if not found.unsummed:
             return found.pieces
         made: list[Buffer] = []
-        for some in _together(found):
+        for some in _together(found, slice(0, len(found.pieces))):
             if not found.stored[some.start][0].attributes & UNSUMMED:
                 made += found.pieces[some]
                 continue
@@ -138,32 +167,40 @@ class Converted:
 
     def _put(self, key: _Key, kept: _Kept) -> None:
         self._kept[key] = kept
-        self.bytes += kept.bytes
+        self._kept_bytes += kept.bytes
+        self._make_room()
+
+    def _make_room(self) -> None:
         while self.bytes > self._bytes_max:
             oldest = self._kept.popitem(last=False)[1]
-            self.bytes -= oldest.bytes
+            self._kept_bytes -= oldest.bytes
             lent = oldest.lent
             del oldest  # it has views of that memory
             if lent and isinstance(lent.memory, bytearray) and is_free(lent.memory):
                 lent.give_back()
 
 
-def _together(found: Slice) -> Iterator[slice]:
+def _together(found: Slice, of: slice) -> Iterator[slice]:
     """Long pieces one by one, short ones that follow each other and are alike as one."""
-    begin, kind, count = 0, -1, len(found.pieces)
-    short = count > 1 and max(map(len, found.pieces)) < _ALONE_BYTES_MIN
-    if count == 1 or (short and len({one[0].attributes & _KIND for one in found.stored}) == 1):
-        yield slice(0, count)  # as is usual
+    begin, kind, end = of.start, -1, of.stop
+    pieces, stored = found.pieces[of], found.stored[of]
+    short = len(pieces) > 1 and max(map(len, pieces)) < _ALONE_BYTES_MIN
+    if len(pieces) == 1 or (short and len({one[0].attributes & _KIND for one in stored}) == 1):
+        yield of  # as is usual
         return
-    for number in range(count):
+    for number in range(begin, end):
         alone = len(found.pieces[number]) >= _ALONE_BYTES_MIN
         this = -1 if alone else found.stored[number][0].attributes & _KIND
         if number > begin and (alone or this != kind):
             yield slice(begin, number)
             begin = number
         kind = this
-    if count:
-        yield slice(begin, count)
+    if begin < end:
+        yield slice(begin, end)
+
+
+def _header(frames: Frames, partition: int, first: int, timestamp_us: int) -> bytes:
+    return header_of(frames, partition=partition, base_offset=first, timestamp_us=timestamp_us)
 
 
 def _key(in_c: bool, log: int, found: Slice, some: slice) -> _Key:
@@ -242,33 +279,3 @@ def _starts(found: Slice, some: slice, counts: list[int]) -> Positions:
     moves[1:] += np.cumsum(list(map(len, found.pieces[some])), dtype=np.uint32)[:-1]
     starts = starts + np.repeat(moves, counts)
     return starts
-
-
-# --- memory --------------------------------------------------------------------------------------
-
-
-class MemoryAtHand:
-    """A few buffers, each lent again once nobody views it."""
-
-    def __init__(self) -> None:
-        self._lent: list[bytearray] = []
-
-    def take(self, length: int) -> memoryview:
-        if length > _AT_HAND_BYTES_MAX:
-            return fresh_memory(length)
-        for memory in self._lent:
-            if length <= len(memory) <= 2 * length and is_free(memory):
-                return memoryview(memory)[:length]
-        memory = bytearray(length)
-        self._lent.insert(0, memory)
-        del self._lent[_AT_HAND_MAX:]
-        return memoryview(memory)
-
-
-def is_free(memory: bytearray) -> bool:
-    """Whether nobody views it: while somebody does, its length cannot change."""
-    try:
-        memory.append(memory.pop())
-    except BufferError:
-        return False
-    return True

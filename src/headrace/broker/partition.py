@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -78,6 +79,12 @@ class Slice:
         counts[0] -= self.skipped(some)
         counts[-1] -= max(0, self.stored[some][-1][0].next_offset - self.first - self.count)
         return counts
+
+    def number_of(self, offset: int) -> int:
+        """Of the piece that begins there; behind the last for the offset after all of them."""
+        if offset <= self.first:
+            return 0
+        return bisect_left(self.stored, offset, key=_base_of)
 
     def skipped(self, some: slice) -> int:
         """How many messages of its batch are before the first of these pieces."""
@@ -531,6 +538,10 @@ def _unframed(source: _Source | None) -> _Source | None:
         return None
     attribute, who, which = source
     return attribute & ~records.FRAMED, who, which
+
+
+def _base_of(stored: Batch) -> int:
+    return stored[0].base_offset
 
 
 def _timestamp_us(stored: Batch, record: int) -> int:

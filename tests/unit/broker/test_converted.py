@@ -9,12 +9,14 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import pytest
 
-from headrace.broker.converted import Converted, MemoryAtHand, is_free
+from headrace.broker.converted import Converted
+from headrace.broker.memory import MemoryAtHand, is_free
 from headrace.broker.partition import Slice
 from headrace.broker.readahead import batches_of, index_of, messages_of
 from headrace.wire.iggy import batch, vsr_batch
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.fields import Buffer
+from headrace.wire.iggy.messages import topics
 from headrace.wire.iggy.messages.messages import (
     Message,
     PolledMessages,
@@ -94,12 +96,18 @@ def payloads_of(count: int, salt: int) -> list[bytes]:
     return [bytes([n % 251]) * ((n * 13 + salt) % 120) for n in range(count)]
 
 
+@pytest.mark.parametrize("read_before", [False, True])
 @pytest.mark.parametrize("converted_bytes_max", [0, 40_000, 64 << 20])
-async def test_messages_read_the_same_wherever_a_poll_begins(converted_bytes_max: int) -> None:
+async def test_messages_read_the_same_wherever_a_poll_begins(
+    converted_bytes_max: int, read_before: bool
+) -> None:
+    """Whether or not the frames of short SENDs are kept for who reads already."""
     settings = msgspec.structs.replace(QUICK, converted_bytes_max=converted_bytes_max)
     async with opened(settings=settings) as harness:
         peer, classic = await logged_in(harness), await harness.root()
         await topic_of(peer)
+        if read_before:
+            assert await poll(peer, 0, 1) == []
         for salt, count in enumerate(SENDS):
             if salt % 4 == 2:
                 await classic.send(*payloads_of(count, salt))
@@ -202,6 +210,33 @@ async def test_a_reply_has_the_frames_that_came() -> None:
         assert [m.payload for m in read([header, frames])] == [b"x" * 100] * 100
 
 
+async def test_short_sends_are_kept_while_there_are_readers() -> None:
+    async with opened() as harness:
+        peer = await logged_in(harness)
+        await topic_of(peer)
+        converted = harness.broker.converted
+        await peer.send(*(b"a" * 100 for _ in range(10)))
+        assert converted.bytes == 0, "nobody reads"
+        assert await poll(peer, 10, 1) == []
+        for number in range(1, 6):
+            await peer.send(*(b"b" * 100 for _ in range(10)), first=100 * number)
+        assert converted.bytes > 5 * (256 + 10 * 148)
+        await peer.send(b"c" * 2000, first=600)  # a single one is not: that would not pay
+        await peer.send(*(b"d" * 100 for _ in range(10)), first=700)
+        log = harness.broker.partitions.opened()[0][1]
+        found = await log.read(3, 1000, bytes_max=1 << 20)
+        pieces = converted.batches(log.serial, 0, found)
+        begun, kept, single, again = pieces
+        assert [m.payload for m in read([begun])] == [b"a" * 100] * 7
+        assert len(kept) == 5 * (256 + 10 * 148), "one piece"
+        assert [m.payload for m in read([single])] == [b"c" * 2000]
+        assert [m.payload for m in read([again])] == [b"d" * 100] * 10
+        assert [m.offset for m in read(pieces)] == list(range(3, 71))
+        before = b"".join(pieces)
+        await peer.send(*(b"e" * 100 for _ in range(10)), first=800)
+        assert b"".join(pieces) == before, "it grows behind what was handed out"
+
+
 # --- memory ---------------------------------------------------------------------------------------
 
 
@@ -275,6 +310,18 @@ async def test_a_log_that_is_opened_again_is_another_one() -> None:
         assert await peer.payloads() == [b"before", b"after"]
 
 
+async def test_a_purged_topic_has_other_messages() -> None:
+    async with opened() as harness:
+        peer = await logged_in(harness)
+        await topic_of(peer)
+        for number, text in enumerate((b"before", b"after")):
+            assert await poll(peer, 0, 1) == []
+            await peer.send(*(text * 20 for _ in range(10)), first=1 + 100 * number)
+            for _ in range(2):
+                assert {m.payload for m in await poll(peer, 0, 100)} == {text * 20}
+            await peer.call(c.PURGE_TOPIC, topics.PurgeTopic("s", "t"))
+
+
 def test_short_batches_are_converted_together() -> None:
     converted = Converted(1 << 20)
     pieces = [stored(of(3, "mixed"), 3 * n) for n in range(100)]
@@ -292,12 +339,17 @@ def test_short_batches_are_converted_together() -> None:
     assert read(converted.batches(1, 0, begun)) == decoded(begun)
 
 
+MANY = 500  # messages of a SEND that is not short
+
+
 def sent(converted: Converted, number: int, back: list[object]) -> tuple[memoryview, memoryview]:
-    """A SEND of 100 messages, kept: the memory it came in, and what was stored."""
-    memory = bytearray(by_hand(of(100, "equal")))
-    area, starts, _, frames = vsr_batch.decode_batch(memoryview(memory), 100)
+    """A SEND that is not short, kept: the memory it came in, and what was stored."""
+    memory = bytearray(by_hand(of(MANY, "equal")))
+    area, starts, _, frames = vsr_batch.decode_batch(memoryview(memory), MANY)
     assert frames is not None
-    batch.stamp(area, starts, base_offset=100 * number, timestamp_us=5, new_ids=bytes, summed=False)
+    batch.stamp(
+        area, starts, base_offset=MANY * number, timestamp_us=5, new_ids=bytes, summed=False
+    )
     lent = Lent(memory, back.append)
     converted.keep(1, 0, area, frames, lent)
     assert lent.kept
@@ -305,16 +357,16 @@ def sent(converted: Converted, number: int, back: list[object]) -> tuple[memoryv
 
 
 def test_memory_of_sends_is_given_back_when_nobody_views_it() -> None:
-    converted = Converted(100_000)
+    converted = Converted(500_000)
     back: list[object] = []
     first, area = sent(converted, 0, back)
-    reply = converted.batches(1, 0, stored(of(100, "equal")))
+    reply = converted.batches(1, 0, stored(of(MANY, "equal")))
     assert read(reply) == decode_messages(area)
     before = bytes(first)
     for number in range(1, 20):
         sent(converted, number, back)
-        assert converted.bytes <= 100_000
-    assert converted.bytes + len(first) > 100_000
+        assert converted.bytes <= 500_000
+    assert converted.bytes + len(first) > 500_000
     assert not any(memory is first.obj for memory in back)
     assert back, "of those that nobody views"
     assert bytes(first) == before
@@ -322,9 +374,9 @@ def test_memory_of_sends_is_given_back_when_nobody_views_it() -> None:
 
 
 def test_sends_that_are_not_kept() -> None:
-    converted = Converted(400_000)
-    memory = bytearray(by_hand(of(100, "equal")))
-    area, starts, _, frames = vsr_batch.decode_batch(memoryview(memory), 100)
+    converted = Converted(4_000_000)
+    memory = bytearray(by_hand(of(MANY, "equal")))
+    area, starts, _, frames = vsr_batch.decode_batch(memoryview(memory), MANY)
     assert frames is not None
     lent = Lent(memory, lambda _: None)
     converted.keep(1, 0, area, frames, lent)
@@ -334,7 +386,7 @@ def test_sends_that_are_not_kept() -> None:
     assert not lent.kept
     Converted(3 * len(memory)).keep(1, 0, area, frames, lent)
     assert not lent.kept, "it would take the place of all others"
-    piece = stored(of(100, "equal"))
+    piece = stored(of(MANY, "equal"))
     for _ in range(2):
         (made,) = converted.batches(1, 0, piece)
     converted.keep(1, 0, area, frames, lent)
@@ -343,8 +395,8 @@ def test_sends_that_are_not_kept() -> None:
     area, starts, _, frames = vsr_batch.decode_batch(memoryview(by_hand(of(20, "equal"))), 20)
     assert frames is not None
     batch.stamp(area, starts, base_offset=100, timestamp_us=5, new_ids=None, summed=False)
-    converted.keep(1, 0, area, frames, lent)
-    assert not lent.kept, "it is converted together with its neighbours"
+    Converted(4_000_000).keep(1, 0, area, frames, lent)
+    assert not lent.kept, "it is converted together with its neighbours, unless somebody reads"
 
 
 def test_frames_of_long_sends_are_kept_while_there_are_readers() -> None:

@@ -50,7 +50,7 @@ def test_a_producers_batch_in_the_memory_it_came_in(count: int, kind: str) -> No
     assert bytes(memory[-len(b"not ours") :]) == b"not ours"
     moved = count > batch.FEW and not kind.startswith("mixed")
     assert (area.obj is memory.obj) == moved
-    assert (frames is None) == (moved or count <= batch.FEW)
+    assert (frames is None) == (moved or count == 1)
     tight = memoryview(bytearray(data) + bytes(16 * count - 1))
     area, *_ = vsr_batch.decode_batch(tight[: len(data)], count, tight)
     assert area.obj is not tight.obj
@@ -99,7 +99,8 @@ def test_messages_have_the_checksums_of_their_frames(count: int, kind: str) -> N
         assert frames.sums == struct.pack(f"<{count}Q", *sums)
         assert frames.data.tobytes() == data[256:]
         assert frames.origin_us == struct.unpack_from("<Q", data, 24)[0]
-    assert (frames is None) == (count <= batch.FEW)
+        assert frames.messages == count
+    assert (frames is None) == (count == 1)
 
 
 @pytest.mark.parametrize("kind", ["equal", "mixed"])

@@ -55,7 +55,7 @@ async def send_numbered(
     broker.counters["sent_messages"] += request.count
     broker.counters["sent_bytes"] += len(request.area)
     broker.converted.on_sent(len(request.area))
-    if lent is not None and request.frames is not None:
+    if request.frames is not None:
         broker.converted.keep(log.serial, partition.id, request.area, request.frames, lent)
     stream = broker.catalogue.stream_by_uid(topic.stream_uid)
     stream_id = 0 if stream is None else stream.id  # deleted meanwhile

@@ -74,6 +74,10 @@ class Frames(NamedTuple):
     sums: bytes
     origin_us: int
 
+    @property
+    def messages(self) -> int:
+        return len(self.sums) // 8
+
 
 class Decoded(NamedTuple):
     """Canonical messages of a batch."""
@@ -84,7 +88,7 @@ class Decoded(NamedTuple):
     """Whether they have the checksums of their frames, which are those of a reply's: all have ids,
     count from 0 and from the oldest origin timestamp. Otherwise they have no checksums."""
     frames: Frames | None = None
-    """The frames, if many and still there."""
+    """The frames, if several and still there."""
 
 
 def decode_batch(data: memoryview, count: int, room: memoryview | None = None) -> Decoded:
@@ -219,7 +223,8 @@ def _decode_few(
     if not framed:
         for start in starts:
             area[start : start + 8] = bytes(8)
-    return Decoded(memoryview(area), np.array(starts, np.uint32), framed)
+    there = Frames(frames, covered[COVERED.size :], origin_us) if framed else None
+    return Decoded(memoryview(area), np.array(starts, np.uint32), framed, there)
 
 
 def _check_frame(headers_length: int, payload_length: int, reserved: object) -> None:
