@@ -189,41 +189,53 @@ def _decode_one(data: memoryview) -> Decoded | None:
 def _decode_few(
     frames: memoryview, count: int, origin_us: int, covered: bytes, checksum: int
 ) -> Decoded:
+    """Written for speed: each name looked up and each call made counts, message by message."""
     import numpy as np
     import xxhash
 
-    area, starts, position = bytearray(), [], 0
-    in_order, oldest = True, U32_MAX
+    unpack, pack, digest = FRAME.unpack_from, MESSAGE.pack, xxhash.xxh3_64_intdigest
+    pieces: list[Buffer] = []
+    sums, starts = [], []
+    position, place, length, most = 0, 0, len(frames), batch.PAYLOAD_BYTES_MAX
+    in_order, oldest = origin_us <= _ORIGIN_MAX, U32_MAX
     for index in range(count):
-        if position + FRAME_HEADER_BYTES > len(frames):
+        body = position + FRAME_HEADER_BYTES
+        if body > length:
             raise DecodeError(Status.TOO_SMALL_MESSAGE, position=position)
-        found, id_, number, delta, headers_length, payload_length, reserved = FRAME.unpack_from(
+        found, id_, number, delta, headers_length, payload_length, reserved = unpack(
             frames, position
         )
-        in_order = in_order and number == index and id_ != _NO_ID
-        oldest = min(oldest, delta)
-        end = position + FRAME_HEADER_BYTES + headers_length + payload_length
-        if end > len(frames):
-            raise DecodeError(Status.INVALID_MESSAGES_SIZE, expected=end, found=len(frames))
-        _check_frame(headers_length, payload_length, reserved)
-        body = frames[position + 8 : end]
-        if xxhash.xxh3_64_intdigest(body) != found:
+        end = body + headers_length + payload_length
+        if end > length:
+            raise DecodeError(Status.INVALID_MESSAGES_SIZE, expected=end, found=length)
+        if reserved or headers_length > USER_HEADERS_BYTES_MAX or payload_length > most:
+            _check_frame(headers_length, payload_length, reserved)
+        if digest(frames[position + 8 : end]) != found:
             raise DecodeError(Status.INVALID_MESSAGE_CHECKSUM, position=position)
-        covered += frames[position : position + 8]
-        starts.append(len(area))
+        if number != index or id_ == _NO_ID:
+            in_order = False
+        if delta < oldest:
+            oldest = delta
         origin = (origin_us + delta) & _U64_MAX
-        area += MESSAGE.pack(found, id_, 0, 0, origin, headers_length, payload_length, 0)
-        area += body[FRAME_HEADER_BYTES - 8 :]
+        pieces += (
+            pack(found, id_, 0, 0, origin, headers_length, payload_length, 0),
+            frames[body:end],
+        )
+        sums.append(found)
+        starts.append(place)
+        place += batch.HEADER_BYTES + end - body
         position = end
-    if position != len(frames):
-        raise DecodeError(Status.INVALID_MESSAGES_SIZE, expected=position, found=len(frames))
-    if xxhash.xxh3_64_intdigest(covered) != checksum:
+    if position != length:
+        raise DecodeError(Status.INVALID_MESSAGES_SIZE, expected=position, found=length)
+    told = struct.pack(f"<{count}Q", *sums)
+    if digest(covered + told) != checksum:
         raise DecodeError(Status.INVALID_BATCH_CHECKSUM)
-    framed = in_order and origin_us <= _ORIGIN_MAX and not oldest
+    area = bytearray().join(pieces)
+    framed = in_order and not oldest
     if not framed:
         for start in starts:
             area[start : start + 8] = bytes(8)
-    there = Frames(frames, covered[COVERED.size :], origin_us) if framed else None
+    there = Frames(frames, told, origin_us) if framed else None
     return Decoded(memoryview(area), np.array(starts, np.uint32), framed, there)
 
 
