@@ -14,6 +14,7 @@ from typing import Self
 import dpkt
 
 from headrace.cli.explaining import Side
+from tests import proxies
 
 _CHUNK_BYTES = 1 << 16
 _SEQUENCES = 1 << 32
@@ -47,11 +48,7 @@ class RecordingProxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.wait_closed()
+        await proxies.close([self._server], self._tasks)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from tests import proxies
+
 OUTSIDE = "outside"  # clients, and whoever else is no role
 _CHUNK_BYTES = 1 << 16
 
@@ -55,12 +57,7 @@ class FaultProxy:
         self._change()
 
     async def close(self) -> None:
-        for server in self._servers:
-            server.close()
-        for task in list(self._connections):
-            task.cancel()
-        if self._connections:
-            await asyncio.wait(self._connections)
+        await proxies.close(self._servers, self._connections)
 
     def _change(self) -> None:
         self._changed.set()

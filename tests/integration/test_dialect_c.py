@@ -37,6 +37,7 @@ from headrace.wire.iggy.messages.topics import Compression, CreateTopic
 from headrace.wire.iggy.primitives import Consumer, Partitioning, PartitioningKind, Strategy
 from headrace.wire.iggy.request_stream import RequestStream
 from headrace.wire.iggy.vsr_client import Conversation
+from tests import proxies
 from tests.integration.broker_stack import Stack
 from tests.integration.server import PEERS, ROOT, running
 
@@ -63,11 +64,7 @@ class Cutter:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await proxies.close([self._server], self._tasks)
 
     async def _on_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -233,6 +233,16 @@ class SystemConnection(asyncio.BufferedProtocol):
                 drained.set_result(None)
 
 
+def stop_accepting(server: asyncio.Server) -> None:
+    """To be closed one turn of the loop later.
+
+    Of a connection that was accepted but not set up yet when its server closes, asyncio's loop (not
+    uvloop) never closes the socket. In that turn it sets up those that were accepted before this.
+    """
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening.fileno())
+
+
 class SystemListener:
     """Accepts on one address. `wait_closed` also waits for the tasks of accepted connections."""
 
@@ -261,13 +271,8 @@ class SystemListener:
         if self._closing:
             return
         self._closing = True
-        loop = asyncio.get_running_loop()
-        # Of a connection that was accepted but not set up yet when its server closes, asyncio's
-        # loop (not uvloop) never closes the socket. So accept no more now, and close when those
-        # that were accepted are set up, which the loop has queued already.
-        for listening in self._server.sockets:
-            loop.remove_reader(listening.fileno())
-        loop.call_soon(self._close)
+        stop_accepting(self._server)
+        asyncio.get_running_loop().call_soon(self._close)
 
     def _close(self) -> None:
         self._server.close()
