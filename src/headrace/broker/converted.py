@@ -185,7 +185,7 @@ def _together(found: Slice, of: slice) -> Iterator[slice]:
     begin, kind, end = of.start, -1, of.stop
     pieces, stored = found.pieces[of], found.stored[of]
     short = len(pieces) > 1 and max(map(len, pieces)) < _ALONE_BYTES_MIN
-    if len(pieces) == 1 or (short and len({one[0].attributes & _KIND for one in stored}) == 1):
+    if len(pieces) == 1 or (short and len({header.attributes for header, _, _ in stored}) == 1):
         yield of  # as is usual
         return
     for number in range(begin, end):
@@ -207,6 +207,8 @@ def _key(in_c: bool, log: int, found: Slice, some: slice) -> _Key:
     first = max(found.first, found.stored[some.start][0].base_offset)
     if some.stop == some.start + 1:
         return in_c, log, first, len(found.pieces[some.start])
+    if some.stop - some.start == len(found.pieces):
+        return in_c, log, first, found.bytes
     return in_c, log, first, sum(map(len, found.pieces[some]))
 
 

@@ -75,6 +75,8 @@ class Slice:
     def counts(self, some: slice) -> list[int]:
         """How many messages some of the pieces have: of the first and the last batch perhaps not
         all."""
+        if self.count == len(self.pieces):
+            return [1] * len(self.pieces[some])
         counts = [header.record_count for header, _, _ in self.stored[some]]
         counts[0] -= self.skipped(some)
         counts[-1] -= max(0, self.stored[some][-1][0].next_offset - self.first - self.count)
