@@ -358,6 +358,19 @@ async def test_producers_of_0_9_0_lose_answers_and_store_once(stack: Stack) -> N
     await client.close()
 
 
+async def test_short_sends_read_by_0_9_0_as_they_come(stack: Stack) -> None:
+    """It checks what it reads; so do those who speak another dialect."""
+    sends, size = 40, 10
+    await run_peer("short_sends_c.py", f"127.0.0.1:{stack.port}", "s", "t", str(sends), str(size))
+    assert stack.broker.broker.converted.bytes >= 16 * 1024, "they were kept"
+    client = await stack.connect()
+    found = (await client.poll("s", "t", partition=0, count=1000)).messages()
+    assert [message.payload for message in found] == [
+        b"message %d of %d" % (n, number) * (n + 1) for number in range(sends) for n in range(size)
+    ]
+    await client.close()
+
+
 async def test_the_client_chooses_the_partition(stack: Stack) -> None:
     """Balanced and by key it asks for the topic and names a partition; that one it is."""
     chosen: list[int] = []

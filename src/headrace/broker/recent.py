@@ -1,7 +1,7 @@
 """Short SENDs of dialect C as its readers get them: a log's newest, back to back in memory.
 
-A poll takes many of them. Looked up and sent one by one they cost more than to convert all of them
-together; here those that follow each other are one piece, which nothing is done for.
+A poll takes many of them. Looked up and sent one by one they cost about as much as to convert all
+of them together; here those that follow each other are one piece, which nothing is done for.
 """
 
 from __future__ import annotations
