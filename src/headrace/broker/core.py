@@ -350,7 +350,7 @@ class Broker:
             for state_log in self._logs:
                 if state_log.failure is not None:
                     self._on_fenced()
-                elif state_log.bytes_since_snapshot >= self.settings.snapshot_bytes:
+                elif state_log.snapshot_due(self.settings.snapshot_bytes):
                     try:
                         await state_log.write_snapshot()
                     except HeadraceError as error:

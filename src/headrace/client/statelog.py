@@ -65,6 +65,7 @@ class _Waiting:
 
     base_offset: int
     events: Sequence[tuple[int, str, Any]]
+    events_bytes: int
     durable: asyncio.Future[int]
     applied: asyncio.Future[int] = field(repr=False)
 
@@ -101,6 +102,9 @@ class StateLog:
         self.applied_offset = stream.next_offset
         """Events below it are part of the state."""
         self.bytes_since_snapshot = 0
+        """Of events that a restart would replay: those that no complete snapshot contains."""
+        self.snapshot_bytes = 0
+        """Of the newest complete snapshot."""
         self._client = client
         self._runtime = runtime
         self._apply = apply
@@ -139,7 +143,7 @@ class StateLog:
         )
         stream = await OwnedStream.open(client, made.stream_id, epoch, clean=clean)
         try:
-            size = await _replay(
+            snapshot_bytes, replayed_bytes = await _replay(
                 client, stream, apply=apply, restore=restore, version_max=version_max
             )
         except BaseException:
@@ -153,7 +157,8 @@ class StateLog:
             snapshot=snapshot,
             version_max=version_max,
         )
-        log.bytes_since_snapshot = size
+        log.snapshot_bytes = snapshot_bytes
+        log.bytes_since_snapshot = replayed_bytes
         return log
 
     @property
@@ -181,6 +186,13 @@ class StateLog:
         base = await asyncio.shield(self._enqueue(records, decoded))
         return [base + position for position in range(len(records))]
 
+    def snapshot_due(self, bytes_min: int) -> bool:
+        """At least `bytes_min` of events and as much as the last snapshot took.
+
+        Without the second a state larger than `bytes_min` would be written over and over.
+        """
+        return self.bytes_since_snapshot >= max(bytes_min, self.snapshot_bytes)
+
     async def write_snapshot(self) -> int:
         """Write the whole state, then trim what it covers; returns the offset it covers.
 
@@ -190,19 +202,22 @@ class StateLog:
         async with self._snapshot_lock:
             self._check()
             covers = self.applied_offset
+            in_flight = sum(entry.events_bytes for entry in self._waiting)
+            covered_bytes = self.bytes_since_snapshot - in_flight
             version, parts = self._snapshot()
             chunks = list(parts)
-            self.bytes_since_snapshot = 0
             id_ = self.stream.next_offset
             window: deque[asyncio.Future[int]] = deque()
             for index, chunk in enumerate(chunks or [b""]):
                 body = (id_, index, len(chunks), covers, version, chunk)
                 record = msgspec.msgpack.encode((SNAPSHOT_FORMAT, SNAPSHOT, body))
-                window.append(self._enqueue([record], ()))
+                window.append(self._enqueue([record]))
                 if len(window) == SNAPSHOT_WINDOW:
                     await asyncio.shield(window.popleft())
             while window:
                 await asyncio.shield(window.popleft())
+            self.bytes_since_snapshot -= covered_bytes
+            self.snapshot_bytes = sum(map(len, chunks))
             await self._client.trim(self.stream.stream_id, covers)
             return covers
 
@@ -218,17 +233,21 @@ class StateLog:
             self._abandon(self._failure)
 
     def _enqueue(
-        self, records: Sequence[bytes], events: Sequence[tuple[int, str, Any]]
+        self, records: Sequence[bytes], events: Sequence[tuple[int, str, Any]] = ()
     ) -> asyncio.Future[int]:
-        """One batch; resolves with its base offset once durable and applied."""
+        """One batch; resolves with its base offset once durable and applied.
+
+        Without `events` the records are chunks of a snapshot.
+        """
         self._check()
         body, header = self._batch(records)
-        self.bytes_since_snapshot += len(body)
+        events_bytes = sum(map(len, records)) if events else 0
         base_offset = self.stream.next_offset
         durable = self.stream.append(header, [body])
         applied: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         applied.add_done_callback(_retrieve)
-        self._waiting.append(_Waiting(base_offset, events, durable, applied))
+        self._waiting.append(_Waiting(base_offset, events, events_bytes, durable, applied))
+        self.bytes_since_snapshot += events_bytes
         self._arrived.set()
         return applied
 
@@ -296,8 +315,8 @@ async def _replay(
     apply: Apply,
     restore: Restore,
     version_max: int,
-) -> int:
-    """Restore the newest complete snapshot, apply what follows it; returns the bytes applied.
+) -> tuple[int, int]:
+    """Restore the newest complete snapshot, apply what follows it; returns the bytes of both.
 
     Two passes, because a snapshot stands after events that it does not contain: the first finds
     it and keeps only its chunks in memory.
@@ -305,16 +324,17 @@ async def _replay(
     ranges = await client.list_ranges(stream.stream_id)
     start = ranges[0].start_offset
     found = await _find_snapshot(client, stream, start, version_max)
+    snapshot_bytes = applied_bytes = 0
     if found is not None:
         restore(found.version, found.chunks)
+        snapshot_bytes = sum(map(len, found.chunks))
         start = found.covers
-    applied_bytes = 0
     async for offset, record in _records(client, stream, start):
         version, kind, body = _decode(record, version_max)
         if kind != SNAPSHOT and offset >= start:
             apply(version, kind, body)
             applied_bytes += len(record)
-    return applied_bytes
+    return snapshot_bytes, applied_bytes
 
 
 async def _find_snapshot(

@@ -178,7 +178,12 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         int, Meta(ge=1, description="Partitions opened at a time after a restart.")
     ] = 16
     snapshot_bytes: Annotated[
-        int, Meta(ge=1024, description="Log of catalogue or offsets between two snapshots.")
+        int,
+        Meta(
+            ge=1024,
+            description="Log of catalogue or offsets between two snapshots; as much as the last"
+            " one took, if that is more.",
+        ),
     ] = 4 * MIB
     heartbeat_interval_ms: Annotated[
         int,

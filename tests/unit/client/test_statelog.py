@@ -126,7 +126,6 @@ def test_a_snapshot_replaces_what_it_covers() -> None:
         covers = await log.write_snapshot()
         assert covers == 10, "events in flight are not part of it"
         await asyncio.gather(*in_flight)
-        assert log.bytes_since_snapshot > 0
         await log.append("after", 0)
         (start, _) = await client.bounds(log.stream.stream_id)
         assert start == covers, "trimmed below"
@@ -134,6 +133,66 @@ def test_a_snapshot_replaces_what_it_covers() -> None:
         again = await replayed(client, 2)
         assert again.restored == 1
         assert again.entries == register.entries
+
+    simulate(body)
+
+
+def test_what_counts_for_the_next_snapshot_is_what_a_restart_would_replay() -> None:
+    async def body(client: SbpClient) -> None:
+        log = await open_log(client, Register(), 1)
+        for i in range(10):
+            await log.append("e", bytes(100 * i))
+        in_flight = asyncio.ensure_future(log.append("during", bytes(1000)))
+        await asyncio.sleep(0)
+        before = log.bytes_since_snapshot
+        assert before > 5500
+        writing = asyncio.ensure_future(log.write_snapshot())
+        await asyncio.sleep(0)
+        assert log.bytes_since_snapshot == before, "nothing is covered by what is being written"
+        await writing
+        await in_flight
+        assert 1000 < log.bytes_since_snapshot < 1100, "in flight when the state was taken"
+        await log.close()
+        again = await open_log(client, Register(), 2)
+        assert again.bytes_since_snapshot == log.bytes_since_snapshot
+        assert again.snapshot_bytes == log.snapshot_bytes > 4500
+        await again.close()
+
+    simulate(body)
+
+
+def test_an_interrupted_snapshot_stays_due() -> None:
+    async def body(client: SbpClient) -> None:
+        log = await open_log(client, Register(), 1)
+        for _ in range(10):
+            await log.append("e", bytes(100))
+        writing = asyncio.ensure_future(log.write_snapshot())
+        await asyncio.sleep(0)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        assert log.snapshot_due(1000)
+        await log.write_snapshot()
+        assert not log.snapshot_due(1)
+        await log.close()
+
+    simulate(body)
+
+
+def test_a_state_larger_than_the_limit_is_not_written_over_and_over() -> None:
+    async def body(client: SbpClient) -> None:
+        log = await open_log(client, Register(), 1)
+        await log.append("e", bytes(10_000))
+        assert log.snapshot_due(1000)
+        await log.write_snapshot()
+        assert not log.snapshot_due(1000)
+        await log.append("e", bytes(5_000))
+        assert not log.snapshot_due(1000), "less than the snapshot took"
+        await log.close()
+        again = await open_log(client, Register(), 2)
+        assert not again.snapshot_due(1000), "and a restart knows"
+        await again.append("e", bytes(5_000))
+        assert again.snapshot_due(1000)
+        await again.close()
 
     simulate(body)
 
