@@ -3,6 +3,7 @@
 Runs in an environment of its own that holds nothing but `apache-iggy`, as a user's program would.
 Prints one JSON line per batch sent, so that whoever started it can show progress. After the first
 batch it waits for a line on stdin: Spark needs a while to start, orders should flow while it works.
+Before the closing events it waits for another: something has to be left for after the kill.
 
 Usage: producer.py ADDRESS USER PASSWORD STREAM TOPIC EVENTS EVENTS_PER_SECOND SEED
 """
@@ -48,9 +49,6 @@ async def main() -> None:
     started = time.monotonic()
     sent = 0
     while sent < events:
-        if sent == BATCH_EVENTS:
-            await asyncio.to_thread(sys.stdin.readline)
-            started = time.monotonic() - sent / rate
         batch = [order(n, chance) for n in range(sent, min(sent + BATCH_EVENTS, events))]
         partition = (sent // BATCH_EVENTS) % PARTITIONS
         await client.send_messages(
@@ -58,9 +56,13 @@ async def main() -> None:
         )
         sent += len(batch)
         print(json.dumps({"sent": sent}), flush=True)
+        if sent == len(batch):
+            await asyncio.to_thread(sys.stdin.readline)
+            started = time.monotonic() - sent / rate
         ahead = sent / rate - (time.monotonic() - started)
         if ahead > 0:
             await asyncio.sleep(ahead)
+    await asyncio.to_thread(sys.stdin.readline)
     # The closing events move the watermark past every window, so that append mode emits them all.
     # They come an hour later, so the window they fall into stays open and is not reported.
     closing = order(events, chance)

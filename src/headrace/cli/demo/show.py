@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -170,6 +170,9 @@ class Show:
                 producer.kill()
             producer.wait()
             reader.join(5)
+            assert producer.stdin is not None
+            with suppress(BrokenPipeError):
+                producer.stdin.close()
 
         def read() -> None:
             assert producer.stdout is not None
@@ -200,10 +203,14 @@ class Show:
                 if time.monotonic() > deadline:
                     raise UnavailableError(f"no batch within {STALL_SECONDS:.0f} s")
                 time.sleep(TICK_SECONDS)
+        self._let_producer_go_on()
+
+    def _let_producer_go_on(self) -> None:
         assert self._producer is not None
         assert self._producer.stdin is not None
-        self._producer.stdin.write("go\n")
-        self._producer.stdin.close()
+        with suppress(BrokenPipeError):  # it ended; `_check` tells why
+            self._producer.stdin.write("go on\n")
+            self._producer.stdin.flush()
 
     def _check(self, view: dict[str, Any]) -> None:
         if self._producer_failed:
@@ -241,6 +248,7 @@ class Show:
                 times.rows_before, times.killed_at = rows, time.monotonic()
                 times.killed_at_ms = time.time_ns() // 1_000_000
                 os.kill(running[0]["pid"], signal.SIGKILL)
+                self._let_producer_go_on()
             return
         since = time.monotonic() - times.killed_at
         if times.detected is None:
