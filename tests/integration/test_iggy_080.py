@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -23,10 +22,14 @@ from headrace.errors import HeadraceError, UnavailableError
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
 from tests.integration.broker_stack import DEVELOPMENT, SECRET, Stack
-
-ROOT = Path(__file__).parents[2]
-PEER = ROOT / ".venv/peers/iggy-0.8.0/bin/python"
-SCRIPTS = ROOT / "tests/peers"
+from tests.integration.real_clients import (
+    end_spawned,
+    finish,
+    line_of,
+    run_peer,
+    spawn,
+    wait_stored,
+)
 
 
 @pytest.fixture
@@ -35,29 +38,12 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     try:
         yield running
     finally:
+        await end_spawned()
         await running.stop()
 
 
-async def spawn(script: str, *arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        str(PEER),
-        str(SCRIPTS / "run.py"),
-        str(SCRIPTS / script),
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-
-
-async def finish(process: asyncio.subprocess.Process) -> str:
-    async with asyncio.timeout(60):
-        output, _ = await process.communicate()
-    assert process.returncode == 0, output.decode()
-    return output.decode()
-
-
-async def run_peer(script: str, *arguments: str) -> str:
-    return await finish(await spawn(script, *arguments))
+async def run_080(script: str, *arguments: str) -> str:
+    return await run_peer("0.8.0", script, *arguments)
 
 
 def numbered(first: int, count: int) -> list[Message]:
@@ -65,25 +51,35 @@ def numbered(first: int, count: int) -> list[Message]:
 
 
 async def test_everyday_use(stack: Stack) -> None:
-    assert "everything held" in await run_peer("everyday.py", stack.address)
+    assert "everything held" in await run_080("everyday.py", stack.address)
     assert stack.broker.statistics()["sent_messages"] == 20_040
 
 
 async def test_group_offsets(stack: Stack) -> None:
-    await run_peer("group_offsets.py", stack.address)
+    await run_080("group_offsets.py", stack.address)
 
 
 async def test_token_in_the_connection_string(stack: Stack) -> None:
     client = await stack.connect()
     token = await client.create_token("laptop")
-    await run_peer("token_login.py", f"iggy+tcp://{token}@{stack.address}")
+    await run_080("token_login.py", f"iggy+tcp://{token}@{stack.address}")
     assert await client.get_stream("by-token") is not None
     await client.close()
 
 
-def parse(output: str) -> list[tuple[int, int, str]]:
-    lines = [line.split() for line in output.splitlines() if line != "joined"]
-    return [(int(partition), int(offset), text) for partition, offset, text in lines]
+def parse(lines: list[str]) -> list[tuple[int, int, str]]:
+    split = [line.split() for line in lines]
+    return [(int(partition), int(offset), text) for partition, offset, text in split]
+
+
+async def wait_shares(client: IggyClient, shares: list[int]) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            group = await client.get_group("s", "t", "workers")
+            assert group is not None
+            if [len(member.partitions) for member in group.members] == shares:
+                return
+            await asyncio.sleep(0.01)
 
 
 async def test_two_members_share_a_group_and_one_takes_over(stack: Stack) -> None:
@@ -91,33 +87,32 @@ async def test_two_members_share_a_group_and_one_takes_over(stack: Stack) -> Non
     await client.create_stream("s")
     await client.create_topic("s", "t", partitions_count=4)
     arguments = (stack.address, "s", "t", "workers")
-    # One member stops after a second of silence, the other stays on.
-    leaver = await spawn("group_member.py", *arguments, "1")
-    stayer = await spawn("group_member.py", *arguments, "4")
+    leaver, stayer = [await spawn("0.8.0", "group_member.py", *arguments) for _ in range(2)]
     for member in (leaver, stayer):
-        assert member.stdout is not None
-        async with asyncio.timeout(20):
-            assert await member.stdout.readline() == b"joined\n"
+        assert await line_of(member) == "joined\n"
+    await wait_shares(client, [2, 2])
     for partition in range(4):
         to = Partitioning.to_partition(partition)
         await client.send("s", "t", numbered(partition * 100, 50), partitioning=to)
-    left = parse(await finish(leaver))
-    group = await client.get_group("s", "t", "workers")
-    assert group is not None
-    assert [len(member.partitions) for member in group.members] == [4]
+    left, stayed = [[await line_of(each) for _ in range(100)] for each in (leaver, stayer)]
+    await wait_stored(client, "workers", [49] * 4)
+    left += (await finish(leaver)).splitlines()
+    await wait_shares(client, [4])
     for partition in range(4):
         to = Partitioning.to_partition(partition)
         await client.send("s", "t", numbered(partition * 100 + 50, 50), partitioning=to)
-    stayed = parse(await finish(stayer))
-    both = left + stayed
+    stayed += [await line_of(stayer) for _ in range(200)]
+    await wait_stored(client, "workers", [99] * 4)
+    stayed += (await finish(stayer)).splitlines()
+    both = parse(left) + parse(stayed)
     # Each was read by the member that owned its partition; nothing lost, nothing twice.
     assert sorted(int(text) for _, _, text in both) == [
         p * 100 + n for p in range(4) for n in range(100)
     ]
-    first_half = [{p for p, o, _ in seen if o < 50} for seen in (left, stayed)]
+    first_half = [{p for p, o, _ in seen if o < 50} for seen in (parse(left), parse(stayed))]
     assert not first_half[0] & first_half[1]
     assert all(len(partitions) == 2 for partitions in first_half)
-    assert {p for p, o, _ in stayed if o >= 50} == {0, 1, 2, 3}
+    assert {p for p, o, _ in parse(stayed) if o >= 50} == {0, 1, 2, 3}
     await client.close()
 
 
@@ -138,7 +133,7 @@ async def test_a_restart_keeps_everything_byte_for_byte(tmp_path: Path, how: str
         client = await stack.connect()
         await fill(client)
         await client.close()
-        before = await run_peer("fingerprint.py", stack.address, "s", "t", "3")
+        before = await run_080("fingerprint.py", stack.address, "s", "t", "3")
         if how == "broker":
             await stack.stop_broker()
             await stack.start_broker()
@@ -148,7 +143,7 @@ async def test_a_restart_keeps_everything_byte_for_byte(tmp_path: Path, how: str
         else:
             await crash(stack)
             await stack.start()
-        assert await run_peer("fingerprint.py", stack.address, "s", "t", "3") == before
+        assert await run_080("fingerprint.py", stack.address, "s", "t", "3") == before
         assert before.split()[1] == "3001"
         async with await stack.connect(login=False) as ann:
             await ann.login("ann", "secret")
@@ -317,8 +312,3 @@ async def test_segments_expire(tmp_path: Path) -> None:
     assert polled.messages()[-1].offset == 4
     await client.close()
     await stack.stop()
-
-
-def test_the_peer_is_the_published_client() -> None:
-    assert PEER.exists(), "run `make test`: it installs the real client"
-    assert sys.version_info >= (3, 11)

@@ -1,8 +1,7 @@
 """A member of a consumer group, with any apache-iggy from 0.5.0 to 0.9.0.
 
-Arguments: host:port, stream, topic, group, seconds without a message after which to stop.
-Prints one line per message, `partition offset payload`, then exits 0. Clients before 0.7.0 do not
-tell a message's partition: -1.
+Arguments: host:port, stream, topic, group. Prints one line per message, `partition offset payload`,
+until its input is closed, then exits 0. Clients before 0.7.0 do not tell a message's partition: -1.
 """
 
 import asyncio
@@ -14,7 +13,7 @@ from datetime import timedelta
 from apache_iggy import AutoCommit, AutoCommitWhen, IggyClient, PollingStrategy
 
 
-async def main(address, stream, topic, group, quiet):
+async def main(address, stream, topic, group):
     client = IggyClient(address)
     await client.connect()
     await client.login_user("iggy", "iggy")
@@ -31,20 +30,14 @@ async def main(address, stream, topic, group, quiet):
     consumer = await made if inspect.isawaitable(made) else made
     print("joined", flush=True)
     stop = asyncio.Event()
-    last = asyncio.get_running_loop().time()
 
     async def take(message):
-        nonlocal last
-        last = asyncio.get_running_loop().time()
         text = message.payload().decode()
         partition = getattr(message, "partition_id", lambda: -1)()
         print(partition, message.offset(), text, flush=True)
 
     async def watch():
-        left = float(quiet)
-        while left > 0:
-            await asyncio.sleep(left)
-            left = last + float(quiet) - asyncio.get_running_loop().time()
+        await asyncio.to_thread(sys.stdin.read)
         stop.set()
 
     watching = asyncio.create_task(watch())
