@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.ports import free_ports
+
 INSTALL = "apt-get install --no-install-recommends etcd-server"
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 
 
 def binary() -> str:
@@ -23,18 +24,6 @@ def binary() -> str:
     if found is None:
         pytest.fail(f"etcd is not on the PATH; install it: {INSTALL}", pytrace=False)
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    """All open at the same moment, so that they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 class EtcdServer:
@@ -155,6 +144,6 @@ def running_etcd(
 def ask(endpoint: str, path: str, body: Mapping[str, object], token: str = "") -> object:
     """One request to the JSON gateway, for setting things up."""
     headers = {"Authorization": token} if token else {}
-    answer = httpx.post(f"{endpoint}/v3/{path}", json=body, headers=headers, timeout=5)
+    answer = httpx.post(f"{endpoint}/v3/{path}", json=body, headers=headers, timeout=30)
     answer.raise_for_status()
     return answer.json()

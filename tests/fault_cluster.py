@@ -13,12 +13,12 @@ from pathlib import Path
 
 from headrace.assembly.links import node_connect, placement_links
 from headrace.cli.etcd import etcd_arguments, find_etcd
-from headrace.cli.local_cluster import _free_port
 from headrace.client.sbp import SbpClient
 from headrace.config.client import ClientSettings
 from headrace.runtime.interfaces import Process, Runtime
 from headrace.runtime.system import system_runtime
 from tests.fault_proxy import FaultProxy
+from tests.ports import free_port
 
 SECRET = b"\x5a" * 32
 START_SECONDS = 60.0
@@ -82,7 +82,7 @@ class FaultCluster:
     async def start(self) -> None:
         (self.folder / "settings.toml").write_text(self._settings)
         (self.folder / "secret").write_text(SECRET.hex())
-        client, peer = _free_port(), _free_port()
+        client, peer = free_port(), free_port()
         etcd = str(self.folder / "etcd-data")
         await self._define("etcd", client, etcd_arguments(find_etcd(), etcd, client, peer))
         for number in (1, 2, 3):
@@ -95,7 +95,7 @@ class FaultCluster:
             await self.spawn(name)
 
     async def _role(self, prefix: str, number: int, command: str, port_flag: str) -> None:
-        name, port = f"{prefix}-{number}", _free_port()
+        name, port = f"{prefix}-{number}", free_port()
         folder = self.folder / name
         arguments = [sys.executable, "-m", "headrace.cli.main", command]
         arguments += ["--data-dir", str(folder / "data"), f"--{port_flag}", str(port)]

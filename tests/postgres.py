@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.etcd import free_ports
+from tests.ports import free_port
 
 INSTALL = "apt-get install --no-install-recommends postgresql"
 START_SECONDS = 60.0
@@ -37,7 +37,7 @@ def binary(name: str) -> str:
 @contextmanager
 def running_postgres(folder: Path) -> Iterator[str]:
     """Started and ready; gives its connection string, and stops it at the end."""
-    (port,) = free_ports(1)
+    port = free_port()
     data = folder / "data"
     data.mkdir(parents=True)
     if os.getuid() == 0:

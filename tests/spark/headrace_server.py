@@ -19,6 +19,7 @@ import msgspec
 from headrace.assembly.data_plane import DataPlane
 from headrace.config.settings import Settings
 from headrace.runtime.system import run, system_runtime
+from tests.ports import free_port
 
 START_SECONDS = 30.0
 
@@ -36,12 +37,12 @@ class HeadraceServer:
         self.stop()
         self.start(port=self.address.rpartition(":")[2])
 
-    def start(self, port: str = "0") -> None:
+    def start(self, port: str = "") -> None:
         self._log = (self._data_dir.parent / f"{self._data_dir.name}.log").open("ab")
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tests.spark.headrace_server"),
-                *(str(self._data_dir), port, self._settings),
+                *(str(self._data_dir), port or str(free_port()), self._settings),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -16,19 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.spark.settings import environment
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 START_SECONDS = 90.0
 RUN_SECONDS = 200.0
 STOP_SECONDS = 20.0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def spark_environment(address: str, python: Path = Path(sys.executable)) -> dict[str, str]:

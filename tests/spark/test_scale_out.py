@@ -25,13 +25,13 @@ from headrace.spark.positions import Topics
 from headrace.spark.server import connect
 from headrace.spark.splits import Span
 from tests.integration.server import running as up_running
+from tests.ports import free_port
 from tests.spark.headrace_server import HeadraceServer
 from tests.spark.processes import (
     ROOT,
     RUN_SECONDS,
     Cluster,
     accepts,
-    free_port,
     run,
     running,
     spark_environment,

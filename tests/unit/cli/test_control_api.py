@@ -8,7 +8,7 @@ from headrace.cli.advice import advice
 from headrace.cli.control_api import Api
 from headrace.errors import ConfigError, UnavailableError
 from headrace.wire.iggy.errors import Status, error_of
-from tests.etcd import free_ports
+from tests.ports import free_ports
 
 
 @pytest.mark.parametrize("written", ["{}", "http://{}", "http://{}/"])
