@@ -7,6 +7,11 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long one example takes says more of what else the machine does than of us.
+settings.register_profile("headrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("headrace")
 
 # A Spark of a test lives for seconds, and optimising its code takes more time than the code then
 # saves: with the quick compiler alone a third less of the processor until a first query is through.

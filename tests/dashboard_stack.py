@@ -87,6 +87,7 @@ class Stack:
             json=given,
             headers={"x-headrace-page": "1"},
             trust_env=False,
+            timeout=60,
         )
         assert answer.status_code == 201, answer.text
         return answer.cookies["headrace_session"]

@@ -288,7 +288,7 @@ class Cluster:
 
 
 async def eventually(
-    runtime: Runtime, check: Callable[[], Awaitable[bool]], *, seconds: float = 5.0
+    runtime: Runtime, check: Callable[[], Awaitable[bool]], *, seconds: float = 30.0
 ) -> None:
     deadline = runtime.clock.monotonic() + seconds
     while not await check():

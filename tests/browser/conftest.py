@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from headrace.client.iggy import IggyClient
 from headrace.web.people_api import ROLES
@@ -17,10 +17,13 @@ from tests.browser.pipelines_stage import PipelinesStage, fill_letters, submit_a
 from tests.dashboard_stack import ROOT, Stack
 
 CHROMIUM = "/usr/bin/chromium"
+PATIENCE_MS = 30_000  # pages are fed every second or two, and the machine may be busy
 DESK, PHONE = (1280, 800), (390, 844)
 READER, NOBODY = ("reader", "reader"), ("nobody", "nobody")
 
 Opens = Callable[..., Page]
+
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="package")
@@ -113,7 +116,7 @@ def opens(stack: Stack, browser: Browser, complaints: list[str]) -> Iterator[Ope
             reduced_motion="reduce",
             permissions=["clipboard-read", "clipboard-write"],
         )
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
         if user is not None:
             cookie = {"name": "headrace_session", "value": base.session(user), "url": base.url}

@@ -84,6 +84,7 @@ class EmulatedContainer:
     recordings: dict[str, str] = field(default_factory=dict)  # operator: recording
     stack_trace: str | None = None
     batch: int = 0
+    ended_ms: int = 0
     log_bytes: int = 0
     taken: int = 0
     previous: WindowId = NO_WINDOW
@@ -221,7 +222,10 @@ class EmulatedContainer:
         self, rows: int, behaviour: Behaviour, now_ms: int, lag: int
     ) -> Mapping[str, Any]:
         """As Spark would tell it."""
-        duration = round(500 * (behaviour.busy if self.reads_topic else 0.3))
+        # A share of the time since the last one: on a busy machine that is more than a window's.
+        passed = max(500, now_ms - self.ended_ms) if self.ended_ms else 500
+        self.ended_ms = now_ms
+        duration = round(passed * (behaviour.busy if self.reads_topic else 0.3))
 
         def offset(at: int) -> str:
             return json.dumps({"v": 1, "c": "", "p": {"9/0": [0, at]}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from playwright.sync_api import Page
 
 PAINT_MS_MAX = 1_000
-TRIES = 3
+TRIES = 10
 
 _PAINT = """async () => {
   const done = performance.getEntriesByName("first-contentful-paint")[0];

@@ -45,7 +45,7 @@ class PipelinesStage(Stack):
         self.launcher = EmulatedLauncher(system_runtime())
         self.controller: Controller
 
-    def run(self, call: Callable[[], Awaitable[T]], seconds: float = 15.0) -> T:
+    def run(self, call: Callable[[], Awaitable[T]], seconds: float = 60.0) -> T:
         """In the server's thread."""
 
         async def inner() -> T:
@@ -66,7 +66,7 @@ class PipelinesStage(Stack):
 
     def until(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """What `show` says once the condition holds."""
-        ends = time.monotonic() + 10
+        ends = time.monotonic() + 60
         while not condition(view := self.show(name)):
             assert time.monotonic() < ends, f"{name} did not come to it: {view['events'][-5:]}"
             time.sleep(0.02)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Opens
+from tests.browser.keys import SOON_MS, go
 from tests.dashboard_stack import Stack
 
 
@@ -48,9 +51,7 @@ def test_once_through_by_keys(stack: Stack, opens: Opens) -> None:
         ("s", "Streams"),
         ("t", "Topics"),
     ):
-        page.keyboard.press("g")
-        page.keyboard.press(key)
-        expect(page.locator("h1")).to_have_text(title)
+        go(page, key, partial(expect(page.locator("h1")).to_have_text, title, timeout=SOON_MS))
     page.keyboard.press("?")
     expect(page.locator("dialog")).to_contain_text("Keyboard shortcuts")
     page.keyboard.press("Escape")
@@ -67,6 +68,7 @@ def test_once_through_by_keys(stack: Stack, opens: Opens) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("notes")
 
+    expect(page.get_by_role("button", name="Produce")).to_be_visible()
     _tab_to(page, "Produce")
     page.keyboard.press("Enter")
     page.keyboard.type("typed by hand")

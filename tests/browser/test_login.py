@@ -34,7 +34,7 @@ def test_a_session_that_ended_asks_again(stack: Stack, opens: Opens, complaints:
     headers = {"x-headrace-page": "1"}
     (cookie,) = page.context.cookies()
     jar = {str(cookie["name"]): str(cookie["value"])}
-    with httpx.Client(cookies=jar, trust_env=False) as client:
+    with httpx.Client(cookies=jar, trust_env=False, timeout=60) as client:
         assert client.delete(f"{stack.url}/api/v1/session", headers=headers).status_code == 204
         assert client.get(f"{stack.url}/api/v1/overview").status_code == 401
     page.goto(f"{stack.url}/#/users")
@@ -50,7 +50,7 @@ def test_a_session_that_ended_asks_again(stack: Stack, opens: Opens, complaints:
 def test_a_session_alone_changes_nothing(stack: Stack) -> None:
     """The cookie is not enough: the request must come from our page."""
     jar = {"headrace_session": stack.session()}
-    with httpx.Client(cookies=jar, trust_env=False, base_url=stack.url) as client:
+    with httpx.Client(cookies=jar, trust_env=False, base_url=stack.url, timeout=60) as client:
         body = {"name": "stolen"}
         assert client.post("/api/v1/streams", json=body).status_code == 403
         other = {"x-headrace-page": "1", "sec-fetch-site": "cross-site"}
@@ -67,6 +67,6 @@ def test_nothing_is_loaded_from_elsewhere(opens: Opens, stack: Stack) -> None:
     expect(page.locator("h1")).to_have_text("Overview")
     assert asked
     assert all(url.startswith(stack.url) for url in asked)
-    policy = httpx.get(stack.url, trust_env=False).headers["content-security-policy"]
+    policy = httpx.get(stack.url, trust_env=False, timeout=60).headers["content-security-policy"]
     assert policy.startswith("default-src 'self';")
     assert "unsafe" not in policy

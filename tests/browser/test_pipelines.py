@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import DESK, PHONE, READER, Opens
+from tests.browser.conftest import DESK, PATIENCE_MS, PHONE, READER, Opens
 from tests.browser.emulated_containers import Behaviour, small
+from tests.browser.keys import SOON_MS, go
 from tests.browser.pictures import picture
 from tests.browser.pipelines_stage import NO_PRICE, PipelinesStage
 
@@ -25,7 +26,7 @@ def shared(stage: PipelinesStage, browser: Browser) -> Iterator[tuple[Page, list
     context = browser.new_context(
         viewport={"width": DESK[0], "height": DESK[1]}, reduced_motion="reduce"
     )
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(PATIENCE_MS)
     cookie = {"name": "headrace_session", "value": stage.session(), "url": stage.url}
     context.add_cookies([cookie])  # type: ignore[list-item]  # a plain dict is what it takes
     page = context.new_page()
@@ -64,6 +65,8 @@ def told(page: Page, text: str) -> None:
 
 def reach(page: Page, text: str) -> None:
     """By the Tab key, then press Enter there."""
+    there = re.compile(rf"^\s*{re.escape(text)}\s*$")
+    expect(page.locator("a, button").filter(has_text=there).first).to_be_visible()
     for _ in range(80):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.textContent.trim()") == text:
@@ -188,9 +191,7 @@ def test_logs_are_of_a_container_and_a_level(page: Page, stage: PipelinesStage) 
 
 def test_the_list_filters_and_keeps_its_address(page: Page, stage: PipelinesStage) -> None:
     expect(page.locator(".hero")).to_be_visible()
-    page.keyboard.press("g")
-    page.keyboard.press("p")
-    expect(page).to_have_url(re.compile("#/pipelines$"))
+    go(page, "p", lambda: expect(page).to_have_url(re.compile("#/pipelines$"), timeout=SOON_MS))
     expect(page.get_by_label("Filter the table")).to_be_visible()
     page.keyboard.press("/")
     page.keyboard.type("calm")
@@ -354,10 +355,10 @@ def test_a_failed_pipeline_is_resumed_from_the_front_page(
 def test_everything_is_done_without_a_mouse(page: Page, stage: PipelinesStage) -> None:
     stage.submit(small("keyed"))
     expect(page.locator("tr", has_text="keyed")).to_be_visible()
-    page.keyboard.press("g")
-    page.keyboard.press("p")
+    go(page, "p", lambda: expect(page).to_have_url(re.compile("#/pipelines$"), timeout=SOON_MS))
     reach(page, "keyed")
     expect(page.locator("h1")).to_have_text("keyed")
+    expect(page.locator(".page-head")).to_contain_text("Runs and keeps up")
     reach(page, "Stop")
     page.keyboard.press("Tab")  # the dialog opens on what changes nothing
     page.keyboard.press("Enter")

@@ -125,7 +125,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until_gone(pids: list[int], seconds: float = 10.0) -> list[int]:
+def wait_until_gone(pids: list[int], seconds: float = 60.0) -> list[int]:
     """Those still there after that long."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and any(map(is_running, pids)):

@@ -78,7 +78,7 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         try:
-            while not self._over.is_set():
+            while not self._over.wait(0.01):
                 self._work(self.done)
                 self.done += 1
                 if self.done >= 20:
@@ -128,7 +128,7 @@ def test_a_backup_in_use_holds_what_was_acknowledged_and_windows_once(tmp_path: 
             worker.start()
         try:
             for worker in workers:
-                assert worker.some.wait(30)
+                assert worker.some.wait(120)
             before = [worker.done for worker in workers]
             taken = ok("backup", target, "--data-dir", broker._folder)
         finally:

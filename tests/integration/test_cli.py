@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from headrace.cli import profiles
+from headrace.cli import doctor, profiles
 from headrace.cli.main import app
 from tests.integration.server import Server, running
 
@@ -210,7 +210,10 @@ def test_clients_and_the_server_are_told(shell: Shell, tmp_path: Path) -> None:
     assert "process id" in shell.ok("server", "stats")
 
 
-def test_the_doctor_finds_the_server_well(shell: Shell, tmp_path: Path) -> None:
+def test_the_doctor_finds_the_server_well(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "CLOCK_SECONDS_MAX", 60.0)  # a busy machine looks like another
     found = shell.json("doctor", "--data-dir", str(tmp_path))
     by_check = {each["check"]: each for each in found}
     assert by_check["server"]["level"] == by_check["clock"]["level"] == "ok"

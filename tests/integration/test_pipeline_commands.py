@@ -114,7 +114,8 @@ async def test_a_pipeline_is_shown_within_a_terminal(
     assert all(word in told for word in reason.split())
 
 
-async def test_pipelines_are_completed(served: Served) -> None:
+async def test_pipelines_are_completed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion, "SECONDS", 30.0)
     context = typer.Context(typer.main.get_command(commands))
     context.params = {"http": served.address, "username": READER[0], "password": READER[1]}
     assert await asyncio.to_thread(completion.pipelines, context, "sh") == ["shop"]

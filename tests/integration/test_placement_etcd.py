@@ -80,7 +80,9 @@ async def coordinator(
         yield MemoryCoordinator(MemoryMetadata(clock), clock, "x")
         return
     prefix = f"/{request.node.name}/"
-    real = EtcdCoordinator(EtcdSettings(endpoints=etcd.endpoints, prefix=prefix, page_keys=3))
+    real = EtcdCoordinator(
+        EtcdSettings(endpoints=etcd.endpoints, prefix=prefix, page_keys=3, timeout_ms=20_000)
+    )
     yield real
     await real.close()
 
@@ -143,9 +145,9 @@ async def test_a_scan_is_ordered_complete_and_bounded_by_its_prefix(
 
 async def test_what_was_put_with_a_lease_goes_with_it(coordinator: Coordinator) -> None:
     clock = system_runtime().clock
-    lease, ttl = await coordinator.grant(2.0)
-    other, _ = await coordinator.grant(2.0)
-    assert ttl >= 2.0
+    lease, ttl = await coordinator.grant(5.0)
+    other, _ = await coordinator.grant(5.0)
+    assert ttl >= 5.0
     await coordinator.write(Transaction([], {"held": b"1"}, lease=lease))
     await coordinator.write(Transaction([], {"other": b"2"}, lease=other))
     await coordinator.write(Transaction([], {"stays": b"3"}))
@@ -155,7 +157,7 @@ async def test_what_was_put_with_a_lease_goes_with_it(coordinator: Coordinator) 
     asked = clock.monotonic()
     assert await coordinator.keep_alive(lease) == ttl
     while await coordinator.read("held") is not None:
-        assert clock.monotonic() < asked + ttl + 5
+        assert clock.monotonic() < asked + ttl + 30
         await clock.sleep(0.05)
     assert clock.monotonic() >= asked + ttl - 0.1, "never before its time"
     assert await coordinator.keep_alive(lease) == 0
@@ -175,7 +177,8 @@ async def test_the_largest_transaction_is_taken(coordinator: Coordinator) -> Non
 
 async def test_a_server_that_is_not_there_costs_one_more_attempt(etcd: EtcdCluster) -> None:
     endpoints = ("http://127.0.0.1:1", *etcd.endpoints)
-    coordinator = EtcdCoordinator(EtcdSettings(endpoints=endpoints, prefix="/failover/"))
+    settings = EtcdSettings(endpoints=endpoints, prefix="/failover/", timeout_ms=20_000)
+    coordinator = EtcdCoordinator(settings)
     assert (await coordinator.write(Transaction([], {"a": b"1"}))).succeeded
     assert await coordinator.read("a") is not None
     await coordinator.close()
@@ -193,7 +196,8 @@ async def test_nobody_there(etcd: EtcdCluster) -> None:
 
 
 async def test_what_etcd_refuses_is_told_apart(etcd: EtcdCluster) -> None:
-    coordinator = EtcdCoordinator(EtcdSettings(endpoints=etcd.endpoints, prefix="/refused/"))
+    settings = EtcdSettings(endpoints=etcd.endpoints, prefix="/refused/", timeout_ms=20_000)
+    coordinator = EtcdCoordinator(settings)
     puts = {f"k{number}": b"" for number in range(200)}
     with pytest.raises(RefusedError, match="too many operations"):
         await coordinator.write(Transaction([], puts))
@@ -202,7 +206,9 @@ async def test_what_etcd_refuses_is_told_apart(etcd: EtcdCluster) -> None:
 
 
 async def test_a_compacted_revision_is_taken_again(etcd: EtcdCluster) -> None:
-    settings = EtcdSettings(endpoints=etcd.endpoints, prefix="/compact/", page_keys=2)
+    settings = EtcdSettings(
+        endpoints=etcd.endpoints, prefix="/compact/", page_keys=2, timeout_ms=20_000
+    )
     coordinator = EtcdCoordinator(settings)
     await coordinator.write(Transaction([], {f"k{n}": b"" for n in range(6)}))
     post = coordinator._post
@@ -290,7 +296,7 @@ class Managers:
     def leaders(self) -> list[str]:
         return [name for name, service in self.services.items() if service.leading]
 
-    async def leader(self, *, but: str = "", seconds: float = 15) -> str:
+    async def leader(self, *, but: str = "", seconds: float = 60) -> str:
         deadline = self.runtime.clock.monotonic() + seconds
         while not (set(self.leaders()) - {but}):
             assert len(self.leaders()) <= 1, "two leaders"
@@ -301,7 +307,7 @@ class Managers:
 
     async def ask(self, code: Code, message: Message) -> Any:
         """As a client: whoever leads; asked again while nobody knows."""
-        deadline = self.runtime.clock.monotonic() + 20
+        deadline = self.runtime.clock.monotonic() + 60
         while True:
             name = await self.leader()
             try:
@@ -356,7 +362,7 @@ async def test_failovers_keep_streams_ids_and_leases(etcd: EtcdCluster) -> None:
     died = clock.monotonic()
     await managers.kill(first)
     await managers.leader(but=first)
-    assert clock.monotonic() - died < TTL_MS / 1000 + 8, "the lease, etcd's own look, ours"
+    assert clock.monotonic() - died < TTL_MS / 1000 + 20, "the lease, etcd's own look, ours"
     await managers.beat()
     ids.append(await managers.create("b"))
     assert await managers.create("a") == ids[0]
@@ -464,6 +470,7 @@ async def test_i12_a_leader_that_stood_still_writes_nothing_afterwards(etcd: Etc
     assert chain is not None
     (second,) = set(managers.services) - {first}
     await election._coordinator.revoke(election._lease)  # as if it had run out meanwhile
+    await managers.services[first]._electing.close()  # it does not stand again
     while managers.leaders() != [second]:
         await managers.runtime.clock.sleep(0.01)
     await managers.beat()
@@ -584,7 +591,9 @@ async def test_tls(tmp_path: Path) -> None:
     tls = tmp_path / "secrets" / "tls"
     options = (f"--cert-file={tls / 'certificate.pem'}", f"--key-file={tls / 'key.pem'}")
     with running_etcd(tmp_path, options=options, scheme="https") as cluster:
-        trusting = EtcdSettings(endpoints=cluster.endpoints, ca=str(tls / "ca.pem"))
+        trusting = EtcdSettings(
+            endpoints=cluster.endpoints, ca=str(tls / "ca.pem"), timeout_ms=20_000
+        )
         coordinator = EtcdCoordinator(trusting)
         assert (await coordinator.write(Transaction([], {"a": b"1"}))).succeeded
         await coordinator.close()

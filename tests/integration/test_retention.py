@@ -97,9 +97,10 @@ async def test_slow_consumers_hold_segments_only_if_asked_to(tmp_path: Path, wai
         await stack.connect() as client,
     ):
         await client.create_stream("s")
-        await client.create_topic("s", "t", message_expiry_us=200_000)
+        await client.create_topic("s", "t")
         await send(client, "t", 35)
         await client.store_consumer_offset(ME, "s", "t", offset=13, partition=0)
+        await client.update_topic("s", "t", "t", message_expiry_us=200_000)
         expected = 10 if waits else 30
         await wait_until(lambda: start_of(stack, "t") == expected)
         await asyncio.sleep(0.5)

@@ -159,7 +159,7 @@ class Scripted:
             RUNTIME,
             placement=placement,  # type: ignore[arg-type]  # a fake channel
             node=connect_to,
-            settings=ClientSettings(request_timeout_ms=2000),
+            settings=ClientSettings(request_timeout_ms=30_000),
         )
 
     async def close(self) -> None:
@@ -271,13 +271,13 @@ async def test_f1_a_node_that_disappears_with_a_window_in_flight(scripted: Scrip
         connection.abort()
     started = RUNTIME.clock.monotonic()
     assert await asyncio.gather(*answers) == list(range(10, 10 + WINDOW))
-    assert RUNTIME.clock.monotonic() - started < 1.5, "noticed by the connection's end"
+    assert RUNTIME.clock.monotonic() - started < 15, "by the connection's end, not by a time-out"
     assert scripted.cluster.bodies(1) == [b"%d" % n for n in range(10 + WINDOW)]
     await stream.close()
 
 
 async def test_a_node_that_hangs_is_noticed_by_the_request_time_out(scripted: Scripted) -> None:
-    scripted.client.settings = ClientSettings(request_timeout_ms=300)
+    scripted.client.settings = ClientSettings(request_timeout_ms=1000)
     stream = await OwnedStream.open(scripted.client, 1, 3, clean=True)
     await put(stream, b"0")
     never = asyncio.Event()
@@ -289,7 +289,7 @@ async def test_a_node_that_hangs_is_noticed_by_the_request_time_out(scripted: Sc
     scripted.servers[0].node.call = freeze  # type: ignore[method-assign, assignment]
     started = RUNTIME.clock.monotonic()
     assert await put(stream, b"1") == 1
-    assert 0.2 < RUNTIME.clock.monotonic() - started < 1.5
+    assert 0.9 < RUNTIME.clock.monotonic() - started < 15
     await stream.close()
 
 
@@ -420,7 +420,7 @@ async def test_known_client_defects_creation_is_not_tried_for_ever(tmp_path: Pat
     started = RUNTIME.clock.monotonic()
     with pytest.raises(NotEnoughNodesError):
         await client.create_stream()
-    assert RUNTIME.clock.monotonic() - started < 2.0
+    assert RUNTIME.clock.monotonic() - started < 4.5
     await cluster.close()
 
 
@@ -444,7 +444,7 @@ async def test_a_peer_that_accepts_and_says_nothing_is_not_waited_for() -> None:
     started = RUNTIME.clock.monotonic()
     with pytest.raises(HeadraceError):
         await client.list_ranges(1)
-    assert RUNTIME.clock.monotonic() - started < 1.0
+    assert RUNTIME.clock.monotonic() - started < 4.5
     await client.close()
     listener.close()
     await listener.wait_closed()

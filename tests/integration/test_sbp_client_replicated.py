@@ -15,6 +15,7 @@ from headrace.client.owned_stream import OwnedStream
 from headrace.client.producer import Producer
 from headrace.client.sbp import SbpClient
 from headrace.client.statelog import StateLog
+from headrace.config.client import ClientSettings
 from headrace.errors import FencedError
 from headrace.runtime.system import system_runtime
 from headrace.wire.sbp import messages as m
@@ -23,7 +24,8 @@ from tests.integration.test_sbp_client import put, records_of
 from tests.log_cluster import Cluster, batch, bodies, eventually, read_all
 
 RUNTIME = system_runtime()
-FAILOVER_SECONDS = 3.0
+PATIENT = ClientSettings(request_timeout_ms=30_000)
+FAILOVER_SECONDS = 15.0  # no time-out of a request is waited for
 
 
 @pytest_asyncio.fixture
@@ -59,7 +61,7 @@ async def leading_placement(cluster: Cluster) -> int:
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 async def test_i18_primaries_fall_under_a_producer(cluster: Cluster, how: str) -> None:
-    client = cluster.client()
+    client = cluster.client(settings=PATIENT)
     stream_id = await create(client)
     producer = Producer(client)
     sent = [b"record %d" % n for n in range(2000)]
@@ -98,7 +100,7 @@ async def test_i18_primaries_fall_under_a_producer(cluster: Cluster, how: str) -
 
 
 async def test_f1_an_owned_stream_goes_on_when_its_primary_is_killed(cluster: Cluster) -> None:
-    client = cluster.client()
+    client = cluster.client(settings=PATIENT)
     stream_id = await create(client)
     stream = await OwnedStream.open(client, stream_id, 1)
     await asyncio.gather(*[put(stream, b"%d" % n) for n in range(100)])

@@ -156,8 +156,7 @@ async def test_clients_that_can_go_to_the_leader(
         assert peer.stdout is not None
         async with asyncio.timeout(SECONDS):
             assert await peer.stdout.readline() == b"logged in\n"
-            await eventually(lambda: relays(two) == stays)
-            assert one.statistics()["clients"] == 1
+            await eventually(lambda: relays(two) == stays and one.statistics()["clients"] == 1)
             peer.stdin.close()
             assert await peer.wait() == 0
 
@@ -349,7 +348,8 @@ async def test_many_that_wait_ask_as_one() -> None:
         waiting = [await opened.enter_async_context(knock(door)) for _ in range(20)]
         asked = leader.asked
         await asyncio.sleep(0.5)
-        assert 1 <= leader.asked - asked <= 10, "not each for itself"
+        assert leader.asked - asked <= 10, "not each for itself"
+        await eventually(lambda: leader.asked > asked)
         await eventually(lambda: door.statistics()["waiting_connections"] == 20)
         async with knock(door) as one_more:
             assert await ends(one_more)

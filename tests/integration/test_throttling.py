@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from headrace.runtime.system import system_runtime
+from headrace.runtime.system_disk import SystemFile
 from tests.log_cluster import STORAGE, Cluster, batch, read_all
 
 KIB = 1024
 
 
-async def test_appends_beyond_what_may_wait_for_the_disk_arrive_in_the_end(tmp_path: Path) -> None:
+async def test_appends_beyond_what_may_wait_for_the_disk_arrive_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync_data = SystemFile.sync_data
+
+    def slowly(file: SystemFile) -> None:
+        time.sleep(0.05)
+        sync_data(file)
+
+    monkeypatch.setattr(SystemFile, "sync_data", slowly)
     storage = msgspec.structs.replace(STORAGE, queued_bytes_max=1024 * KIB)
     cluster = Cluster(system_runtime(), str(tmp_path), tcp=True, sqlite=False, storage=storage)
     await cluster.start()

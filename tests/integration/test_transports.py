@@ -45,7 +45,7 @@ from tests.quic_client import QuicClient
 Q = TypeVar("Q", bound=Encodable)
 R = TypeVar("R")
 
-BROKER = BrokerSettings(root_username="iggy", root_password="iggy", lease_ms=3000)
+BROKER = BrokerSettings(root_username="iggy", root_password="iggy")
 FIRST = Partitioning.to_partition(0)
 REAL_CLIENTS = ("0.6.0", "0.7.0", "0.8.0", "0.9.0")  # 0.5.0 has no way to ask for TLS
 
@@ -284,7 +284,7 @@ async def test_who_does_not_know_the_authority_does_not_connect(server: Running)
 
 
 async def test_bad_handshakes_harm_nobody(tmp_path: Path) -> None:
-    tls = TlsSettings(handshake_ms=500)
+    tls = TlsSettings(handshake_ms=3000)
     plane = DataPlane(system_runtime(), settings_of(tmp_path, tls))
     await plane.start()
     server = Running(plane)
@@ -368,7 +368,7 @@ async def test_the_login_belongs_to_the_connection(server: Running) -> None:
 
 @pytest.mark.parametrize("way", ["close", "vanish"])
 async def test_a_lost_quic_connection_leaves_its_groups(tmp_path: Path, way: str) -> None:
-    quick = QuicSettings(idle_ms=2000, keep_alive_ms=1000)
+    quick = QuicSettings(idle_ms=6000, keep_alive_ms=1000) if way == "vanish" else QuicSettings()
     plane = DataPlane(system_runtime(), settings_of(tmp_path, quic=quick))
     await plane.start()
     server = Running(plane)

@@ -195,7 +195,7 @@ async def consume(consumer, count):
         if len(found) == count:
             stop.set()
 
-    await asyncio.wait_for(consumer.consume_messages(take, stop), 10)
+    await asyncio.wait_for(consumer.consume_messages(take, stop), 60)
     return found[:count]
 
 

@@ -60,7 +60,7 @@ async def main(address):
     assert consumer.get_last_stored_offset(0) == 1
 
     again = await consumer_of(client)  # the same connection, so the same member
-    found = await asyncio.wait_for(take(again, 3), 10)
+    found = await asyncio.wait_for(take(again, 3), 60)
     assert found == [2, 3, 4], found
     await again.delete_offset(0)
     await refused("ConsumerOffsetNotFound", again.delete_offset(0))

@@ -61,7 +61,7 @@ class ScriptedController:
     stack_trace_required: bool = False
     heartbeats: list[m.ContainerHeartbeat] = field(default_factory=list)
     errors: list[m.ReportErrorRequest] = field(default_factory=list)
-    retry_timeout_ms: int = 2000
+    retry_timeout_ms: int = 30_000
 
     def start(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -79,7 +79,7 @@ class ScriptedController:
             },
         )
         self._run(self._server.start("127.0.0.1", 0))
-        uri = HeartbeatUri(self._server.host, self._server.port, 2000, 100, self.retry_timeout_ms)
+        uri = HeartbeatUri(self._server.host, self._server.port, 30_000, 100, self.retry_timeout_ms)
         (self.path / "recovery").mkdir(parents=True, exist_ok=True)
         (self.path / "recovery" / "heartbeatUri").write_text(format_heartbeat_uri(uri))
 

@@ -198,7 +198,17 @@ def stored(cluster: ClusterProcesses, topic: str) -> list[list[Row]]:
             found.append(rows)
         return found
 
-    return cluster.call("broker-1", read)
+    found: list[list[list[Row]]] = []
+
+    def answered() -> bool:
+        try:
+            found.append(cluster.call("broker-1", read))
+        except HeadraceError:
+            return False
+        return True
+
+    wait_for(answered, PATIENCE_SECONDS, "the broker does not answer")
+    return found[-1]
 
 
 def computed(source: list[list[Row]]) -> list[Row]:

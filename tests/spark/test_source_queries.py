@@ -156,7 +156,7 @@ def test_our_own_server_without_its_own_commands(
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(200)
     rows = reader(spark, target, columns="payload", payloadFormat="string").load().collect()
     assert sorted(row.payload for row in rows) == sorted(f"payload-{i}" for i in range(300))
     state, access = describe(source)

@@ -75,7 +75,7 @@ def run(stream: DataFrame, checkpoint: str) -> tuple[list[str], list[int]]:
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(60)
+    assert query.awaitTermination(200)
     return seen, sizes
 
 
@@ -219,7 +219,7 @@ def test_a_stream_writes_to_a_topic(
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(60)
+    assert query.awaitTermination(200)
     rows = reader(spark, copy).load().collect()
     assert sorted(row.payload.decode() for row in rows) == sorted(
         f"payload-{i}" for i in range(500)

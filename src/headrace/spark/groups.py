@@ -18,7 +18,7 @@ from headrace.spark.options import SourceOptions
 if TYPE_CHECKING:
     from headrace.spark.reading import Reading
 
-STORE_SECONDS = 2.0  # how long an idle query waits for the broker to take its position
+STORE_SECONDS = 5.0  # how long an idle query waits for the broker to take its position
 
 log = logging.getLogger(__name__)
 

@@ -297,7 +297,7 @@ async def test_snapshots_replace_the_log_they_cover() -> None:
         await client.send(b"x", stream="stream-3")
         for _ in range(90):
             await client.poll(Strategy.first(), stream="stream-3", commit=True)
-        await _until(lambda: cluster.named("s/catalogue").start > 30)
+        await _until(lambda: cluster.named("s/catalogue").start > 10)
         await _until(lambda: cluster.named("s/offsets").start > 10)
         await client.stream("later")
         state = h.broker.catalogue.dump()
@@ -423,7 +423,7 @@ def _logs(cluster: FakeCluster) -> int:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110  # the broker works in the background
             await asyncio.sleep(0.005)
 

@@ -188,7 +188,7 @@ def _seconds(environment: dict[str, str], *arguments: str) -> float:
 def test_the_command_line_starts_quickly(tmp_path: Path) -> None:
     """On an idle machine `--help` takes 0.08 s and a command 0.2 s until it connects; machines
     differ, so they may also take so many times what the library's own import takes there. The best
-    of several, taken in turn, with modules compiled as an installation has them."""
+    of several, in turn, until it is enough; with modules compiled as an installation has them."""
     lines = {
         "--help": 1.7, "--version": 2.0, "topic list shop --address 127.0.0.1:1": 4.0,
         "pipeline list --http 127.0.0.1:1": 4.0,
@@ -197,9 +197,14 @@ def test_the_command_line_starts_quickly(tmp_path: Path) -> None:
     compiled.pop("PYTHONDONTWRITEBYTECODE", None)
     library: list[float] = []
     ours: dict[str, list[float]] = {line: [] for line in lines}
-    for _ in range(5):  # the first one compiles
+    for _ in range(15):  # the first one compiles
         library.append(_seconds(compiled, "-c", "import typer, typer.completion"))
         for line, taken in ours.items():
             taken.append(_seconds(compiled, "-m", "headrace.cli.main", *line.split()))
-    for line, times in lines.items():
-        assert min(ours[line]) < 0.22 or min(ours[line]) < times * min(library), (ours, library)
+        slow = [
+            line for line, times in lines.items()
+            if min(ours[line]) > max(0.22, times * min(library))
+        ]  # fmt: skip
+        if not slow:
+            break
+    assert not slow, (ours, library)

@@ -7,6 +7,7 @@ import pytest
 
 from headrace.client.leadership import Holder, HolderFile, Leadership
 from headrace.errors import NotLeaderError, UnavailableError
+from headrace.runtime.interfaces import Runtime
 from headrace.runtime.simulated import Simulation
 from headrace.runtime.system import system_runtime
 from headrace.wire.sbp.messages import LeaseResponse
@@ -36,54 +37,64 @@ class Placement:
         return None
 
 
-def leadership(placement: Placement, lost: list[bool], duration_ms: int = 150) -> Leadership:
+def leadership(runtime: Runtime, placement: Placement, lost: list[bool]) -> Leadership:
     return Leadership(
-        system_runtime(),
+        runtime,
         placement,
         name="broker",
         holder="me",
-        duration_ms=duration_ms,
+        duration_ms=150,
         on_lost=lambda: lost.append(True),
     )
 
 
-async def test_it_waits_for_its_turn_renews_and_gives_back() -> None:
-    placement, lost = Placement("other"), list[bool]()
-    lease = leadership(placement, lost)
-    acquiring = asyncio.create_task(lease.acquire())
-    await asyncio.sleep(0.05)
-    assert not acquiring.done()
-    with pytest.raises(NotLeaderError):
+def test_it_waits_for_its_turn_renews_and_gives_back() -> None:
+    simulation = Simulation(1)
+
+    async def main() -> None:
+        placement, lost = Placement("other"), list[bool]()
+        lease = leadership(simulation.runtime("me"), placement, lost)
+        acquiring = asyncio.create_task(lease.acquire())
+        await asyncio.sleep(0.05)
+        assert not acquiring.done()
+        with pytest.raises(NotLeaderError):
+            lease.check()
+        placement.holder = ""
+        assert await acquiring == 7
         lease.check()
-    placement.holder = ""
-    assert await acquiring == 7
-    lease.check()
-    await asyncio.sleep(0.4)  # longer than the lease lasts
-    lease.check()
-    assert ("me", 7) in placement.asked
-    await lease.close()
-    assert placement.released == [("me", 7)]
-    assert not lease.holds
-    assert lost == []
+        await asyncio.sleep(0.4)  # longer than the lease lasts
+        lease.check()
+        assert ("me", 7) in placement.asked
+        await lease.close()
+        assert placement.released == [("me", 7)]
+        assert not lease.holds
+        assert lost == []
+
+    simulation.run(main())
 
 
 @pytest.mark.parametrize("reason", ["taken", "another epoch", "unreachable"])
-async def test_it_is_over_when_it_cannot_be_renewed(reason: str) -> None:
-    placement, lost = Placement(), list[bool]()
-    lease = leadership(placement, lost)
-    await lease.acquire()
-    if reason == "taken":
-        placement.holder = "other"
-    elif reason == "another epoch":
-        placement.epoch = 8
-    else:
-        placement.down = True
-    await asyncio.sleep(0.4)
-    assert lost == [True]
-    with pytest.raises(NotLeaderError):
-        lease.check()
-    await lease.close()
-    assert placement.released == []
+def test_it_is_over_when_it_cannot_be_renewed(reason: str) -> None:
+    simulation = Simulation(1)
+
+    async def main() -> None:
+        placement, lost = Placement(), list[bool]()
+        lease = leadership(simulation.runtime("me"), placement, lost)
+        await lease.acquire()
+        if reason == "taken":
+            placement.holder = "other"
+        elif reason == "another epoch":
+            placement.epoch = 8
+        else:
+            placement.down = True
+        await asyncio.sleep(0.4)
+        assert lost == [True]
+        with pytest.raises(NotLeaderError):
+            lease.check()
+        await lease.close()
+        assert placement.released == []
+
+    simulation.run(main())
 
 
 async def test_the_holder_keeps_its_name(tmp_path: object) -> None:

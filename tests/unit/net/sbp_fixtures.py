@@ -139,6 +139,7 @@ async def connect(
         node=node,
         limits=limits,
         tls=tls,
+        timeout=20,
     )
 
 
@@ -151,7 +152,7 @@ def append_request(offset: int, *, timeout_ms: int = 0) -> m.AppendRequest:
     return m.AppendRequest(timeout_ms, (m.AppendInfo(m.Range(1), 0, 5, -1, offset),))
 
 
-async def until(condition: Callable[[], bool], *, seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], *, seconds: float = 30.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  # a test watches from outside
             await asyncio.sleep(0.005)

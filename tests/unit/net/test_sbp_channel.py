@@ -48,7 +48,12 @@ class Puppet:
         runtime = system_runtime()
         self.listener = await runtime.transport.listen("127.0.0.1", 0, self._serve)
         return await TcpChannel.connect(
-            runtime, "127.0.0.1", self.listener.port, client_id="c", role=m.ClientRole.CUSTOMER
+            runtime,
+            "127.0.0.1",
+            self.listener.port,
+            client_id="c",
+            role=m.ClientRole.CUSTOMER,
+            timeout=20,
         )
 
     async def _serve(self, connection: Connection) -> None:
@@ -83,7 +88,7 @@ def appended(offset: int) -> bytes:
     return encode(m.AppendResponse(append_responses=(m.AppendResult(1, 0, offset),)))
 
 
-def call(channel: TcpChannel, offset: int, timeout: float = 3.0) -> asyncio.Future[Reply]:
+def call(channel: TcpChannel, offset: int, timeout: float = 30.0) -> asyncio.Future[Reply]:
     return channel.call(Code.APPEND, append_request(offset), [b"x"], timeout=timeout)
 
 

@@ -45,7 +45,8 @@ class Raw:
 
     @classmethod
     async def connect(cls, server: SbpServer) -> Raw:
-        return cls(await server.runtime.transport.connect(*parse_address(server.address)))
+        address = parse_address(server.address)
+        return cls(await server.runtime.transport.connect(*address, timeout=20))
 
     def send(self, *frames: Frame) -> None:
         self.connection.write([b"".join(b"".join(encode_frame(frame)) for frame in frames)])
@@ -434,7 +435,7 @@ async def test_work_survives_a_lost_peer_and_fetches_do_not() -> None:
         return Reply(m.AppendResponse())
 
     handlers[Code.APPEND] = slow
-    async with serving(handlers) as server:
+    async with serving(handlers, limits=ServerLimits(linger=0.2, grace=30.0)) as server:
         raw = await Raw.connect(server)
         raw.send(
             Frame(Code.APPEND, 0, 1, encode(append_request(0)), b"x"),
@@ -457,7 +458,9 @@ async def test_close_says_goaway_and_finishes_what_is_in_flight() -> None:
     async with serving(node.handlers(), limits=limits) as server:
         channel = await connect(server)
         calls = [
-            asyncio.ensure_future(channel.call(Code.FETCH, fetch_request(2, wait_ms=9000)))
+            asyncio.ensure_future(
+                channel.call(Code.FETCH, fetch_request(2, wait_ms=9000), timeout=30)
+            )
             for _ in range(64)
         ]
         await until(lambda: server.statistics()["requests_in_flight"] == 40)

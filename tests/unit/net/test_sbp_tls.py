@@ -40,12 +40,15 @@ MIB = 1 << 20
 
 @asynccontextmanager
 async def tls_server(
-    mode: str, node: ToyNode | None = None, limits: ServerLimits | None = None
+    mode: str,
+    node: ToyNode | None = None,
+    limits: ServerLimits | None = None,
+    handshake_seconds: float = 20.0,
 ) -> AsyncIterator[SbpServer]:
     acceptor = TlsAcceptor(
         contexts()[0],
         required=mode == "required",
-        limits=TlsLimits(handshake_seconds=0.5),
+        limits=TlsLimits(handshake_seconds=handshake_seconds),
     )
     tls = None if mode == "off" else acceptor
     async with serving((node or ToyNode()).handlers(), tls=tls, limits=limits) as server:
@@ -62,9 +65,9 @@ async def test_calls_over_tls(mode: str) -> None:
     async with tls_server(mode, node) as server:
         channel = await connect(server, tls=trusting())
         body = bytes(range(256)) * 4096 * 5
-        await channel.call(Code.APPEND, append_request(0), [body[:100], body[100:]])
+        await channel.call(Code.APPEND, append_request(0), [body[:100], body[100:]], timeout=60)
         assert node.batches == [body]
-        reply = await channel.call(Code.FETCH, fetch_request(9 * MIB, 3))
+        reply = await channel.call(Code.FETCH, fetch_request(9 * MIB, 3), timeout=60)
         assert sum(map(len, reply.payload)) == 9 * MIB + 3
         calls = [channel.call(Code.APPEND, append_request(n), [b"12345"]) for n in range(50)]
         await asyncio.gather(*calls)
@@ -118,15 +121,15 @@ async def test_whom_a_client_trusts() -> None:
 
 
 async def test_half_a_handshake_costs_nobody_else_anything() -> None:
-    limits = ServerLimits(linger=0.1, idle_timeout=0.4, grace=1.0)
-    async with tls_server("required", limits=limits) as server:
+    limits = ServerLimits(linger=0.1, idle_timeout=4.0, grace=1.0)
+    async with tls_server("required", limits=limits, handshake_seconds=4.0) as server:
         half = [await Raw.connect(server) for _ in range(20)]
         for raw in half[:10]:
             raw.connection.write([bytes.fromhex("160301020001")])  # and nothing more; ten say none
         channel = await connect(server, tls=trusting())
         await channel.call(Code.APPEND, append_request(0), [b"12345"])
         await channel.close()
-        await until(lambda: server.statistics()["connections"] == 0)
+        await until(lambda: server.statistics()["connections"] == 0, seconds=60)
         for raw in half:
             raw.connection.abort()
             await raw.connection.wait_closed()

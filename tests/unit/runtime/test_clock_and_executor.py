@@ -18,8 +18,8 @@ def test_sleep_takes_as_long_as_it_says(world: World) -> None:
         return clock.monotonic() - before, clock.time_ns() - wall_before
 
     elapsed, wall_ns = world.run(main())
-    assert 0.019 <= elapsed < 1.0
-    assert 0.019e9 <= wall_ns < 1e9
+    assert 0.019 <= elapsed < 60
+    assert 0.019e9 <= wall_ns < 60e9
 
 
 def test_wall_clock_units_agree(world: World) -> None:
@@ -146,4 +146,4 @@ def blocker() -> Callable[[], None]:
     """A function that takes long enough for the loop to cancel what waits behind it."""
     import time
 
-    return lambda: time.sleep(0.05)
+    return lambda: time.sleep(0.3)

@@ -544,7 +544,7 @@ async def test_joined_pieces_are_what_is_stored() -> None:
 
 
 async def test_idle_ranges_keep_no_file_open() -> None:
-    settings = StorageSettings(tail_cache_bytes=0, idle_ms=20, idle_file_ms=100, min_free_bytes=0)
+    settings = StorageSettings(tail_cache_bytes=0, idle_ms=20, idle_file_ms=400, min_free_bytes=0)
     store = await open_store(simulated_disk(), settings)
     logs = [await store.create_range(RangeKey(1, at), start_offset=0) for at in range(5)]
     for log in logs:
