@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -385,11 +386,12 @@ async def run_faults(
             for role, how in FAULTS:
                 if time.monotonic() < deadline:
                     await run.disturb(role, how)
-        # Within what is promised; a busy machine may need another try.
-        while min(run.acknowledged_after) > ACK_SECONDS and len(run.acknowledged_after) < ACK_TRIES:
+        # Within what is promised; where the machine was busy, more kills decide.
+        times = run.acknowledged_after
+        while median(times) > ACK_SECONDS and len(times) < ACK_TRIES:
             await run.disturb("node", "kill")
         await run.stop_writers()
-        assert min(run.acknowledged_after) <= ACK_SECONDS, "acknowledged too late"
+        assert median(times) <= ACK_SECONDS, f"acknowledged too late: {times}"
         await run.wait_replicated()
         await run.check()
         return run
