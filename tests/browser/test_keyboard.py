@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Opens
-from tests.browser.keys import SOON_MS, go
+from tests.browser.keys import go
 from tests.dashboard_stack import Stack
 
 
@@ -51,7 +49,8 @@ def test_once_through_by_keys(stack: Stack, opens: Opens) -> None:
         ("s", "Streams"),
         ("t", "Topics"),
     ):
-        go(page, key, partial(expect(page.locator("h1")).to_have_text, title, timeout=SOON_MS))
+        go(page, key)
+        expect(page.locator("h1")).to_have_text(title)
     page.keyboard.press("?")
     expect(page.locator("dialog")).to_contain_text("Keyboard shortcuts")
     page.keyboard.press("Escape")

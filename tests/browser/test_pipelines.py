@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import DESK, PATIENCE_MS, PHONE, READER, Opens
 from tests.browser.emulated_containers import Behaviour, small
-from tests.browser.keys import SOON_MS, go
+from tests.browser.keys import go
 from tests.browser.pictures import picture
 from tests.browser.pipelines_stage import NO_PRICE, PipelinesStage
 
@@ -191,7 +191,8 @@ def test_logs_are_of_a_container_and_a_level(page: Page, stage: PipelinesStage) 
 
 def test_the_list_filters_and_keeps_its_address(page: Page, stage: PipelinesStage) -> None:
     expect(page.locator(".hero")).to_be_visible()
-    go(page, "p", lambda: expect(page).to_have_url(re.compile("#/pipelines$"), timeout=SOON_MS))
+    go(page, "p")
+    expect(page).to_have_url(re.compile("#/pipelines$"))
     expect(page.get_by_label("Filter the table")).to_be_visible()
     page.keyboard.press("/")
     page.keyboard.type("calm")
@@ -355,7 +356,8 @@ def test_a_failed_pipeline_is_resumed_from_the_front_page(
 def test_everything_is_done_without_a_mouse(page: Page, stage: PipelinesStage) -> None:
     stage.submit(small("keyed"))
     expect(page.locator("tr", has_text="keyed")).to_be_visible()
-    go(page, "p", lambda: expect(page).to_have_url(re.compile("#/pipelines$"), timeout=SOON_MS))
+    go(page, "p")
+    expect(page).to_have_url(re.compile("#/pipelines$"))
     reach(page, "keyed")
     expect(page.locator("h1")).to_have_text("keyed")
     expect(page.locator(".page-head")).to_contain_text("Runs and keeps up")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-IGGY_PYTHON = ROOT / ".venv/peers/iggy-0.8.0/bin/python"
 PEERS = ROOT / "tests/peers"
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
@@ -102,9 +101,10 @@ class Server:
             **options,
         )
 
-    def peer(self, script: str, *arguments: str) -> subprocess.Popen[str]:
-        """A script under the real Iggy client's interpreter."""
-        command = [str(IGGY_PYTHON), str(PEERS / "run.py"), str(PEERS / script)]
+    def peer(self, version: str, script: str, *arguments: str) -> subprocess.Popen[str]:
+        """A script under a real Iggy client's interpreter."""
+        python = ROOT / f".venv/peers/iggy-{version}/bin/python"
+        command = [str(python), str(PEERS / "run.py"), str(PEERS / script)]
         command += [self.addresses["iggy"], *arguments]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 

@@ -172,15 +172,14 @@ def test_ctrl_c_stops_cleanly_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_kill_9_during_writes_loses_nothing_acknowledged(tmp_path: Path) -> None:
-    """The real client writes to two partitions; the server dies twice, at a moment of its own."""
+    """Real clients of two generations write; the server dies twice, at a moment of its own."""
     with running(tmp_path / "server") as server:
         ok(server.headrace("stream", "create", "s"))
         ok(server.headrace("topic", "create", "s/t0"))
         ok(server.headrace("topic", "create", "s/t1"))
-        for life, acknowledged_min in enumerate((400, 700)):
-            topic = f"t{life}"
+        for topic, version, acknowledged_min in (("t0", "0.8.0", 400), ("t1", "0.9.0", 700)):
             children = server.children()
-            writer = server.peer("numbered_writer.py", "s", topic, "0", "7")
+            writer = server.peer(version, "numbered_writer.py", "s", topic, "0", "7")
             assert writer.stdout is not None
             acknowledged = 0
             while acknowledged < acknowledged_min:
@@ -192,7 +191,7 @@ def test_kill_9_during_writes_loses_nothing_acknowledged(tmp_path: Path) -> None
             writer.stdout.close()
             assert wait_until_gone(children) == [], "the control plane outlived its parent"
             server.start()
-            reader = server.peer("numbered_reader.py", "s", topic, "0")
+            reader = server.peer(version, "numbered_reader.py", "s", topic, "0")
             output, _ = reader.communicate(timeout=60)
             assert reader.returncode == 0
             assert acknowledged <= int(output) <= acknowledged + 7 * 2

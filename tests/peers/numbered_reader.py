@@ -8,6 +8,7 @@ import sys
 
 from apache_iggy import IggyClient, PollingStrategy
 from numbered_writer import payload
+from polling import poll
 
 
 async def main() -> None:
@@ -17,14 +18,8 @@ async def main() -> None:
     await client.connect()
     number = 0
     while True:
-        polled = await client.poll_messages(
-            stream=stream,
-            topic=topic,
-            partition_id=partition,
-            polling_strategy=PollingStrategy.Offset(value=number),
-            count=500,
-            auto_commit=False,
-        )
+        where = PollingStrategy.Offset(value=number)
+        polled = await poll(client, stream, topic, partition, where, 500)
         if not polled:
             break
         for message in polled:

@@ -299,6 +299,12 @@ async def test_snapshots_replace_the_log_they_cover() -> None:
             await client.poll(Strategy.first(), stream="stream-3", commit=True)
         await _until(lambda: cluster.named("s/catalogue").start > 10)
         await _until(lambda: cluster.named("s/offsets").start > 10)
+        log = h.broker._log
+        await log.write_snapshot()
+        written = log.stream.next_offset
+        await asyncio.sleep(2.2)  # two looks at the logs
+        assert log.stream.next_offset == written, "it is not written again for nothing"
+        assert log.snapshot_bytes > 1024, "though it is larger than what may stand between two"
         await client.stream("later")
         state = h.broker.catalogue.dump()
     async with opened(cluster, epoch=2) as h:
