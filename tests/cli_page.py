@@ -42,7 +42,8 @@ def shared(command: Any) -> tuple[str, Any]:
 def parameters(command: Any) -> Iterator[str]:
     _, common = shared(command)
     for parameter in command.params:
-        if parameter.name in common or parameter.name == "help":
+        hidden = getattr(parameter, "hidden", False)
+        if parameter.name in common or parameter.name == "help" or hidden:
             continue
         if parameter.param_type_name == "argument":
             yield f"`{parameter.metavar or parameter.name.upper()}`"

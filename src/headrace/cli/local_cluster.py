@@ -27,6 +27,7 @@ from secrets import token_hex
 from headrace.assembly.certificates import load_certificate
 from headrace.cli.etcd import etcd_arguments, find_etcd
 from headrace.cli.output import note
+from headrace.cli.running import started
 from headrace.cli.up import write_ready_file
 from headrace.config.tls import TlsSettings
 from headrace.errors import ConfigError, LockedError, StateError, UnavailableError
@@ -93,15 +94,7 @@ class State:
         temporary.replace(path)
 
     def is_running(self) -> bool:
-        return bool(self.pid) and _started(self.pid) == self.started
-
-
-def _started(pid: int) -> str:
-    """Start time of a process in clock ticks since boot; empty when there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
+        return bool(self.pid and self.started) and started(self.pid) == self.started
 
 
 class LocalCluster:
@@ -141,7 +134,7 @@ class LocalCluster:
         self.state = State.load(str(self.folder))
         if self.state.is_running():
             raise LockedError(f"a cluster runs on {self.folder} (process {self.state.pid})")
-        self.state.pid, self.state.started = os.getpid(), _started(os.getpid())
+        self.state.pid, self.state.started = os.getpid(), started(os.getpid())
         self.state.roles.clear()
         secret = self.folder / "secret"
         if not secret.exists():

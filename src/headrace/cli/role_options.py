@@ -37,6 +37,15 @@ MetricsPort = Annotated[
 LogFormat = Annotated[
     Literal["text", "json"], typer.Option("--log-format", help="Log lines as text or JSON.")
 ]
+Detach = Annotated[
+    bool,
+    typer.Option("--detach", help="Return once it accepts clients; `headrace down` stops it."),
+]
+BackgroundLog = Annotated[
+    str,
+    # Of the process that --detach starts: where its log goes, and that standard output waits.
+    typer.Option("--background-log", hidden=True),
+]
 Secret = Annotated[
     str | None,
     typer.Option(

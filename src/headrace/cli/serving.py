@@ -12,17 +12,20 @@ import json
 import logging
 import signal
 import sys
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
 from headrace.assembly.data_plane import DataPlane
 from headrace.broker.snapshot import Diagnostics
+from headrace.cli.detaching import Background
 from headrace.cli.figures import Figures, list_processes
 from headrace.cli.observing import make_endpoint
 from headrace.cli.output import note
 from headrace.cli.root import tell_root
+from headrace.cli.running import remove_note, write_note
 from headrace.cli.up import (
     READY_SECONDS,
     SWITCH_INTERVAL_SECONDS,
@@ -46,8 +49,10 @@ log = get_logger(__name__)
 class ControlChild:
     """The control plane's process, started again when it dies."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
+    def __init__(self, told: dict[str, Any], log: TextIO | None = None) -> None:
         self._told = told
+        self._log = log
+        """Where its messages go; None: where ours do."""
         self._process: asyncio.subprocess.Process | None = None
         self.addresses: dict[str, str] = {}
 
@@ -56,6 +61,7 @@ class ControlChild:
             *child_arguments(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            stderr=self._log,
             start_new_session=True,  # Ctrl-C is for the parent, who then closes the pipe
         )
         assert self._process.stdin is not None
@@ -99,20 +105,56 @@ class ControlChild:
             await process.wait()
 
 
-async def serve(settings: Settings, *, ready_file: str, log_format: Format) -> None:
+async def serve(
+    settings: Settings,
+    *,
+    ready_file: str,
+    log_format: Format,
+    background: Background | None = None,
+) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    figures = Figures(settings.data_dir)
+    plane = _make_plane(settings)
+    endpoint = make_endpoint(settings, plane.observed())
+    log_file, output = (background.log_file, background.log) if background else ("", None)
+    child: ControlChild | None = None
+    await endpoint.start()
+    try:
+        if not await _unless_stopped(stop, plane.start()):
+            return
+        write_note(settings.data_dir, plane.addresses(), log_file)
+        child = ControlChild(_told(settings, plane.addresses(), log_format=log_format), output)
+        if not await _unless_stopped(stop, child.start()):
+            return
+        addresses = {**plane.addresses(), **child.addresses, **endpoint.addresses()}
+        write_note(settings.data_dir, addresses, log_file)
+        https = settings.tls.mode == "required"
+        print_ready(addresses, plane.authority_path, https=https, attached=background is None)
+        if ready_file:
+            write_ready_file(ready_file, addresses)
+        if background is not None:
+            background.tell_ready()
+        await _wait(stop, plane, child)
+    finally:
+        if child is not None:
+            note("stopping")
+            await child.stop()
+            remove_note(settings.data_dir)
+        await plane.close()
+        await endpoint.close()
+
+
+def _make_plane(settings: Settings) -> DataPlane:
     recent = RecentLines()
     logging.getLogger().addHandler(recent)
-    plane = DataPlane(
+    return DataPlane(
         system_runtime(),
         settings,
         on_root=tell_root,
-        figures=figures,
+        figures=Figures(settings.data_dir),
         diagnostics=Diagnostics(
             data_dir=settings.data_dir,
             settings=msgspec.to_builtins(settings),
@@ -120,27 +162,21 @@ async def serve(settings: Settings, *, ready_file: str, log_format: Format) -> N
             logs=recent.text,
         ),
     )
-    endpoint = make_endpoint(settings, plane.observed())
-    await endpoint.start()
+
+
+async def _unless_stopped(stop: asyncio.Event, starting: Coroutine[Any, Any, None]) -> bool:
+    """Whether it started; False when somebody asked to stop before."""
+    started = asyncio.create_task(starting)
+    stopped = asyncio.create_task(stop.wait())
     try:
-        await plane.start()
-    except BaseException:
-        await endpoint.close()
-        raise
-    child = ControlChild(_told(settings, plane.addresses(), log_format=log_format))
-    try:
-        await child.start()
-        addresses = {**plane.addresses(), **child.addresses, **endpoint.addresses()}
-        https = settings.tls.mode == "required"
-        print_ready(addresses, plane.authority_path, https=https)
-        if ready_file:
-            write_ready_file(ready_file, addresses)
-        await _wait(stop, plane, child)
+        await asyncio.wait([started, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if started.done():
+            await started
+        return started.done()
     finally:
-        note("stopping")
-        await child.stop()
-        await plane.close()
-        await endpoint.close()
+        for task in (started, stopped):
+            task.cancel()
+        await asyncio.gather(started, stopped, return_exceptions=True)
 
 
 def _told(settings: Settings, addresses: dict[str, str], *, log_format: Format) -> dict[str, Any]:

@@ -19,6 +19,7 @@ class Entry(NamedTuple):
 SECTIONS: dict[str, dict[str, Entry]] = {
     "Run": {
         "up": Entry("up:up", "Run everything on this machine."),
+        "down": Entry("detaching:down", "Stop what `headrace up` runs."),
         "demo": Entry("demo:demo", "Show the whole system at work, with a kill and a check."),
         "doctor": Entry("doctor:doctor", "Look for what would keep Headrace from working here."),
         "top": Entry("top:top", "Show rates, lag, pipelines and brokers live."),

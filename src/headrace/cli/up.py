@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ def up(
     config: o.Config = "",
     metrics_port: o.MetricsPort = None,
     log_format: o.LogFormat = "text",
+    detach: o.Detach = False,
+    background_log: o.BackgroundLog = "",
 ) -> None:
     """Run everything on this machine: log, broker, controller, dashboard. Ctrl-C stops it."""
     from headrace.observability.logging import configure_logging
@@ -54,12 +57,52 @@ def up(
         "metrics_port": metrics_port,
     }
     settings = load_settings(config, overrides)
-    configure_logging(format=log_format, role="data-plane")
+    if detach:
+        from headrace.cli.detaching import run_detached
+
+        given = {**overrides, "config": config, "ready_file": ready_file, "log_format": log_format}
+        run_detached(settings, _as_options(given))
+        return
+    from headrace.cli.detaching import Background
+
+    background = Background(background_log) if background_log else None
+    output = background.log if background is not None else None
+    configure_logging(format=log_format, role="data-plane", output=output)
     from headrace.cli.observing import observing
     from headrace.cli.serving import serve
 
-    with observing(settings, "data-plane", log_format):
-        run(serve(settings, ready_file=ready_file, log_format=log_format))
+    with observing(settings, "data-plane", log_format), telling_who_runs(settings.data_dir):
+        run(serve(settings, ready_file=ready_file, log_format=log_format, background=background))
+
+
+def _as_options(given: Mapping[str, Any]) -> list[str]:
+    """As they would be typed."""
+    options: list[str] = []
+    for name, value in given.items():
+        if value is True:
+            options.append(f"--{name.replace('_', '-')}")
+        elif value is not None and value != "":
+            options.append(f"--{name.replace('_', '-')}={value}")
+    return options
+
+
+@contextmanager
+def telling_who_runs(data_dir: str) -> Iterator[None]:
+    """A lock that another process holds is told by what that process is."""
+    from headrace.errors import LockedError
+
+    try:
+        yield
+    except LockedError as error:
+        from headrace.cli.detaching import told_running
+        from headrace.cli.running import read_note
+
+        there = read_note(data_dir)
+        if there is not None:
+            raise LockedError(told_running(data_dir, there)) from error
+        raise LockedError(
+            f"another headrace uses {data_dir}; stop it, or choose another --data-dir"
+        ) from error
 
 
 def load_settings(file: str, overrides: dict[str, Any]) -> Settings:
@@ -119,8 +162,10 @@ LABELS = {
 }
 
 
-def print_ready(addresses: dict[str, str], authority_path: str, *, https: bool = False) -> None:
-    note("headrace is up; Ctrl-C stops it")
+def print_ready(
+    addresses: dict[str, str], authority_path: str, *, https: bool = False, attached: bool = True
+) -> None:
+    note("headrace is up; Ctrl-C stops it" if attached else "headrace is up")
     for name, label in LABELS.items():
         if https and name == "http":
             label = label.replace("http:", "https:")

@@ -26,8 +26,8 @@ PAGE = Path("docs/cli.md").read_text()
 # They run until they are stopped, or only say on standard error that something is done.
 SERVE = {"up", "demo", "placement-manager", "data-node", "broker", "controller", "cluster start"}
 CHANGE = {
-    "add", "change", "delete", "disable", "enable", "kill", "log-level", "password", "purge",
-    "remove", "rename", "replay", "resume", "roll-back", "scale", "set", "stop", "use",
+    "add", "change", "delete", "disable", "down", "enable", "kill", "log-level", "password",
+    "purge", "remove", "rename", "replay", "resume", "roll-back", "scale", "set", "stop", "use",
 }  # fmt: skip
 TEXT = {
     "pipeline plan",  # JSON in any case

@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from headrace.cli import running
 from headrace.cli.backups.manifest import Kept, Manifest, Progress, checked, copy, save, sync_folder
 from headrace.cli.backups.metadata import FILE, Metadata, records, signature
 from headrace.errors import AlreadyExistsError, ConfigError
@@ -176,6 +177,8 @@ def _pinned(data_dir: Path, links: Path, *, first: frozenset[str]) -> Iterator[F
 def _is_kept(name: str, newest: int) -> bool:
     last = name.rpartition("/")[2]
     if name in (f"{LOG}/{LOCK}", f"{LOG}/{JOURNAL}") or name.startswith(FILE):
+        return False
+    if name in (running.NOTE, running.LOG):  # of the process that serves it, not of its data
         return False
     if last.endswith((DRAFT_SUFFIX, *_TEMPORARY)):
         return False
