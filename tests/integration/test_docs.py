@@ -93,6 +93,57 @@ def test_commands_on_other_pages_exist() -> None:
                 assert names & known, f"{path.name}: {command}"
 
 
+NAMED = re.compile(r"headrace ((?:--)?[a-z][a-z-]*)(?: ([a-z][a-z-]*))?([^`\"\n]*)")
+AT_THE_ROOT = {"--help", "--version", "--install-completion"}
+
+
+def misnamed(text: str) -> list[str]:
+    """What the text calls a command, or an option of one, and is none."""
+    known = {
+        name.removeprefix("headrace "): {word for one in command.params for word in one.opts}
+        for name, command in cli_page.commands()
+    }
+    nouns = {name.split()[0] for name in known}
+    wrong = []
+    for found in NAMED.finditer(text):
+        first, second, rest = found[1], found[2] or "", found[3]
+        quoted = text[: found.start()].endswith("`")
+        if first.startswith("--"):
+            fits = first in AT_THE_ROOT
+        elif first not in nouns:
+            fits = not quoted  # "headrace is up"
+        elif first in known or not second:
+            fits = not quoted or _takes(rest, known.get(first))
+        else:
+            name = f"{first} {second}"
+            fits = name in known and (not quoted or _takes(rest, known[name]))
+        if not fits:
+            wrong.append(found[0])
+    return wrong
+
+
+def _takes(rest: str, options: set[str] | None) -> bool:
+    given = set(re.findall(r"(?<= )--[a-z][a-z-]*", rest.partition("|")[0]))
+    return options is None or given <= options
+
+
+def test_a_command_that_is_named_anywhere_exists() -> None:
+    assert misnamed("`headrace user permit`") == ["headrace user permit"]
+    assert misnamed("`headrace --tls-ca x`") == ["headrace --tls-ca x"]
+    assert misnamed("`headrace stream list --tls-sea x`, headrace is up") != []
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    pages += (ROOT / "src/headrace/web").rglob("*.js")
+    for path in pages:
+        assert misnamed(_without_python(path.read_text())) == [], path
+    for path in (ROOT / "src").rglob("*.py"):
+        quoted = re.findall(r"`headrace [^`\n]+`", path.read_text())
+        assert [found for each in quoted for found in misnamed(each)] == [], path
+
+
+def _without_python(text: str) -> str:
+    return re.sub(r"^(from|import) .*", "", text, flags=re.M)
+
+
 def test_every_command_of_the_readme_runs(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     client, pipeline, _ = python_blocks(text)

@@ -60,7 +60,7 @@ route("/users", "Users", async (ctx) => {
   async function create() {
     const done = await formDialog("New user", [
       { name: "name", label: "Name", required: true }, { name: "password", label: "Password", type: "password", required: true, autocomplete: "new-password" },
-      { name: "role", label: "Role", options: ROLES, value: "read", hint: "Finer rights: headrace user permit." },
+      { name: "role", label: "Role", options: ROLES, value: "read", hint: "Finer rights: headrace permission set." },
     ], (given) => post("/api/v1/users", given), { action: "Create user" });
     if (done) { toast("User created"); load(); }
   }
