@@ -152,9 +152,24 @@ def test_the_api_needs_a_login(server: Server) -> None:
             assert client.get(base + path).status_code == 401
             assert client.get(base + path, auth=("iggy", "wrong")).status_code == 401
             assert client.get(base + path, auth=("iggy", "iggy")).status_code == 200
+        # The password that everybody knows runs no code.
+        posted = client.post(f"{base}/api/pipelines", auth=("iggy", "iggy"), json={"entry": "x"})
+        assert posted.status_code == 403
+        file = server.folder / "data/secrets/http-token"
+        assert posted.json()["token_file"] == str(file)
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert f"HTTP token  {file.read_text()}" in server.log
+        token = {"x-headrace-token": file.read_text()}
         # A form on a foreign page can make a browser post, but not as JSON.
-        posted = client.post(f"{base}/api/pipelines", auth=("iggy", "iggy"), data={"entry": "x"})
+        posted = client.post(
+            f"{base}/api/pipelines", auth=("iggy", "iggy"), data={"entry": "x"}, headers=token
+        )
         assert posted.status_code == 400
+        # A foreign site whose name leads here (DNS rebinding) is told nothing.
+        foreign = {"host": "evil.example:3000", "sec-fetch-site": "same-origin", **token}
+        for path in ("/", "/health", "/api/overview"):
+            answer = client.get(base + path, auth=("iggy", "iggy"), headers=foreign)
+            assert answer.status_code == 421
 
 
 def test_ctrl_c_stops_cleanly_and_leaves_nothing_behind(tmp_path: Path) -> None:

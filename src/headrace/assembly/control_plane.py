@@ -14,7 +14,7 @@ from headrace.assembly.certificates import (
 )
 from headrace.assembly.cluster_state import ClusterState
 from headrace.assembly.links import node_connect, placement_links
-from headrace.assembly.secrets import load_secret
+from headrace.assembly.secrets import http_token_path, load_http_token, load_secret
 from headrace.assembly.web_server import WebServer
 from headrace.broker.replication import log_replicas
 from headrace.broker.roster import Roster
@@ -38,6 +38,7 @@ from headrace.web.api import create_app
 from headrace.web.assets import load_assets
 from headrace.web.broker_links import BrokerLinks
 from headrace.web.checks import Observed
+from headrace.web.code_token import CodeToken
 from headrace.web.metrics import ObservedController
 
 LEASE_NAME = "controller"
@@ -155,8 +156,9 @@ class ControlPlane:
         assets = await self._files.run(load_assets)
         cluster = ClusterState(client, connect_to, managers)
         roles = self.observed()
-        web = create_app(runtime, self._controller, broker, cluster, assets, roles)
-        self._web = WebServer(web.asgi)
+        code_token = await self._files.run(self._load_code_token)
+        web = create_app(runtime, self._controller, broker, cluster, assets, roles, code_token)
+        self._web = WebServer(web.asgi, names=settings.http_names)
         files_of = None if trust is None else (certificate.chain_path, certificate.key_path)
         await self._web.start(
             settings.host,
@@ -189,6 +191,12 @@ class ControlPlane:
         runtime, settings = self._runtime, self._settings
         certificate = load_certificate(runtime.disk, runtime.clock, settings.tls, settings.data_dir)
         return certificate, load_trust(runtime.disk, settings.tls, certificate)
+
+    def _load_code_token(self) -> CodeToken:
+        """Blocks."""
+        runtime, data_dir = self._runtime, self._settings.data_dir
+        token = load_http_token(runtime.disk, runtime.random, data_dir)
+        return CodeToken(token, http_token_path(data_dir))
 
     async def _lead(self, client: SbpClient) -> tuple[int, bool]:
         """The epoch of the controller's lease, and whether our last stop was clean."""

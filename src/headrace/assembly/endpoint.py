@@ -40,7 +40,9 @@ class Endpoint:
             return
         self._process.start()
         probes = Probes(self._process, self._roles, token=self._token)
-        self._web = WebServer(probes.app(), option="--metrics-port")
+        self._web = WebServer(
+            probes.app(), option="--metrics-port", names=self._settings.http_names
+        )
         try:
             await self._web.start(self._settings.observability.metrics_host, port)
         except BaseException:

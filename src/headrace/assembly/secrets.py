@@ -1,6 +1,7 @@
 """The identity of an installation: made at the first start, kept with mode 0600.
 
 * `secrets/cluster` signs node credentials, read tickets and the service token.
+* `secrets/http-token` is what running code takes beside the well-known password of `--dev`.
 * `cluster` is the uuid that Spark's offsets name. It lies beside the data it belongs to, so that a
   wiped data directory is another cluster and not a silent mix-up.
 """
@@ -12,6 +13,7 @@ from uuid import UUID
 from headrace.errors import ConfigError
 from headrace.runtime import Disk, Random
 
+HTTP_TOKEN_NAME = "http-token"
 _SECRET_BYTES = 32
 
 
@@ -31,6 +33,21 @@ def load_secret(disk: Disk, random: Random, data_dir: str) -> bytes:
             "this data directory, remove it to have a new one made"
         )
     return secret
+
+
+def http_token_path(data_dir: str) -> str:
+    return f"{data_dir}/secrets/{HTTP_TOKEN_NAME}"
+
+
+def load_http_token(disk: Disk, random: Random, data_dir: str) -> str:
+    path = http_token_path(data_dir)
+    if not disk.exists(path):
+        disk.make_folder(f"{data_dir}/secrets")
+        disk.write_atomic(path, random.bytes(_SECRET_BYTES).hex().encode(), mode=0o600)
+    token = disk.read(path).decode("ascii", "replace").strip()
+    if len(token) != 2 * _SECRET_BYTES:
+        raise ConfigError(f"{path} does not hold a token; remove it to have a new one made")
+    return token
 
 
 def load_cluster_uuid(disk: Disk, random: Random, folder: str) -> str:

@@ -1,15 +1,20 @@
-"""Uvicorn inside a running event loop: starts, says where it listens, stops when told."""
+"""Uvicorn inside a running event loop: starts, says where it listens, stops when told.
+
+Whatever it serves, it serves under the server's own names alone (`web/hosts.py`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import platform
+from collections.abc import Iterator, Sequence
 
 import uvicorn
 from starlette.applications import Starlette
 
 from headrace.errors import ConfigError
+from headrace.web.hosts import OwnHost, OwnNames
 
 
 class _Server(uvicorn.Server):
@@ -20,9 +25,13 @@ class _Server(uvicorn.Server):
 
 
 class WebServer:
-    def __init__(self, app: Starlette, *, option: str = "--http-port") -> None:
-        """`option` is the one that chooses the port, for whoever finds it taken."""
+    def __init__(
+        self, app: Starlette, *, option: str = "--http-port", names: Sequence[str] = ()
+    ) -> None:
+        """`option` is the one that chooses the port, for whoever finds it taken; `names` are those
+        that it goes by beside its address and the machine's own."""
         self._app = app
+        self._names = names
         self._option = option
         self._task: asyncio.Task[None] | None = None
         self._server: _Server | None = None
@@ -47,7 +56,7 @@ class WebServer:
     async def _start(self, host: str, port: int, certificate: tuple[str, str] | None) -> None:
         chain, key = certificate or (None, None)
         config = uvicorn.Config(
-            self._app,
+            OwnHost(self._app, OwnNames(host, self._names, platform.node())),
             host=host,
             port=port,
             log_config=None,

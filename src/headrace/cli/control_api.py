@@ -128,7 +128,7 @@ class Api:
     def _ask(
         self, method: str, path: str, body: object = None, seconds: float = SUBMIT_SECONDS
     ) -> Answer:
-        from headrace.cli.http_call import call
+        from headrace.cli.http_token import find_token, given_token
         from headrace.errors import (
             AlreadyExistsError,
             NotFoundError,
@@ -138,19 +138,15 @@ class Api:
             UnavailableError,
         )
 
-        try:
-            answer = call(
-                method, f"{self._base}{path}", user=self._auth, tls=self._tls, seconds=seconds,
-                body=body,
-            )  # fmt: skip
-        except UnavailableError as error:
-            raise UnavailableError(f"{self._base}: {error}") from error
+        answer = self._call(method, path, body, seconds, given_token())
+        said = {} if answer.is_good else _said(answer)
+        token = find_token(self._base, said["token_file"]) if "token_file" in said else ""
+        if token:
+            answer = self._call(method, path, body, seconds, token)
+            said = {} if answer.is_good else _said(answer)
         if answer.is_good:
             return answer
-        try:
-            text = answer.json()["error"]
-        except (ValueError, KeyError, TypeError):
-            text = f"HTTP {answer.status}"
+        text = str(said.get("error", f"HTTP {answer.status}"))
         kind = {
             401: UnauthenticatedError,
             403: UnauthorizedError,
@@ -159,6 +155,26 @@ class Api:
             503: UnavailableError,
         }.get(answer.status, RequestError)
         raise kind(text)
+
+    def _call(self, method: str, path: str, body: object, seconds: float, token: str) -> Answer:
+        from headrace.cli.http_call import call
+        from headrace.errors import UnavailableError
+
+        url = f"{self._base}{path}"
+        try:
+            return call(
+                method, url, user=self._auth, tls=self._tls, seconds=seconds, body=body, token=token
+            )
+        except UnavailableError as error:
+            raise UnavailableError(f"{self._base}: {error}") from error
+
+
+def _said(answer: Answer) -> dict[str, Any]:
+    try:
+        found = answer.json()
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class StramApi(Api):

@@ -58,6 +58,7 @@ def call(
     tls: ClientTls | None,
     seconds: float,
     body: object = None,
+    token: str = "",
 ) -> Answer:
     """UnavailableError when there is no answer; its text begins with the error alone."""
     parts = urlsplit(url)
@@ -67,6 +68,8 @@ def call(
         raise ConfigError(f"{parts.netloc} is not HOST:PORT: {error}") from error
     login = b64encode(":".join(user).encode()).decode()
     headers = {"Accept": "application/json, */*", "Authorization": f"Basic {login}"}
+    if token:
+        headers["X-Headrace-Token"] = token
     content = None
     if body is not None:
         content = json.dumps(body).encode()

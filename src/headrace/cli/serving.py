@@ -19,6 +19,7 @@ from typing import Any, TextIO
 import msgspec
 
 from headrace.assembly.data_plane import DataPlane
+from headrace.assembly.secrets import load_http_token
 from headrace.broker.snapshot import Diagnostics
 from headrace.cli.detaching import Background
 from headrace.cli.figures import Figures, list_processes
@@ -132,7 +133,13 @@ async def serve(
         addresses = {**plane.addresses(), **child.addresses, **endpoint.addresses()}
         write_note(settings.data_dir, addresses, log_file)
         https = settings.tls.mode == "required"
-        print_ready(addresses, plane.authority_path, https=https, attached=background is None)
+        print_ready(
+            addresses,
+            plane.authority_path,
+            https=https,
+            attached=background is None,
+            token=_http_token(settings) if settings.dev else "",
+        )
         if ready_file:
             write_ready_file(ready_file, addresses)
         if background is not None:
@@ -177,6 +184,12 @@ async def _unless_stopped(stop: asyncio.Event, starting: Coroutine[Any, Any, Non
         for task in (started, stopped):
             task.cancel()
         await asyncio.gather(started, stopped, return_exceptions=True)
+
+
+def _http_token(settings: Settings) -> str:
+    """The control plane made it before it said that it is ready."""
+    runtime = system_runtime()
+    return load_http_token(runtime.disk, runtime.random, settings.data_dir)
 
 
 def _told(settings: Settings, addresses: dict[str, str], *, log_format: Format) -> dict[str, Any]:

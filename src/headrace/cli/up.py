@@ -163,8 +163,14 @@ LABELS = {
 
 
 def print_ready(
-    addresses: dict[str, str], authority_path: str, *, https: bool = False, attached: bool = True
+    addresses: dict[str, str],
+    authority_path: str,
+    *,
+    https: bool = False,
+    attached: bool = True,
+    token: str = "",
 ) -> None:
+    """`token`: what submitting a pipeline over HTTP takes beside iggy/iggy."""
     note("headrace is up; Ctrl-C stops it" if attached else "headrace is up")
     for name, label in LABELS.items():
         if https and name == "http":
@@ -172,6 +178,9 @@ def print_ready(
         if addresses.get(name):
             gap = "" if label.endswith("//") else "  "
             note(f"  {label:<12}{gap}{addresses[name]}")
+    if token:
+        note(f"  HTTP token  {token}")
+        note("    (for programs that submit pipelines as iggy/iggy; `headrace` finds it by itself)")
     if authority_path:
         note(f"  TLS clients trust {authority_path} (a development certificate for localhost)")
 

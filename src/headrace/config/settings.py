@@ -57,6 +57,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     placement_port: Annotated[Port, Meta(description="Placement manager, SBP.")] = 12378
     node_port: Annotated[Port, Meta(description="Data node, SBP.")] = 10911
     http_port: Annotated[Port, Meta(description="JSON API and dashboard.")] = 3000
+    http_names: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Names by which browsers and programs reach the HTTP and metrics ports,"
+            " beside their address, localhost and, beyond loopback, the machine's own name: a"
+            " request for another `Host` is refused."
+        ),
+    ] = ()
     metrics_port: Annotated[
         PortOrOff,
         Meta(

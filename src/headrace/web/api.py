@@ -49,6 +49,7 @@ from headrace.web.assets import Asset, SecurityHeaders, answer_asset
 from headrace.web.catalogue import Catalogue
 from headrace.web.checks import Observed, ask, describe
 from headrace.web.cluster_api import Cluster
+from headrace.web.code_token import NOBODYS, CodeToken, TokenNeededError
 from headrace.web.lag import GroupWatch
 from headrace.web.live import Live, Sampler
 from headrace.web.logins import Broker, Guarded, Logins
@@ -105,7 +106,10 @@ def _error_response(request: Request, error: Exception) -> Response:
     # A page asks for a password itself: the header would bring up the browser's own window.
     asks = code == 401 and "sec-fetch-site" not in request.headers
     headers = {"WWW-Authenticate": 'Basic realm="headrace"'} if asks else None
-    return JSONResponse({"error": str(error)}, status_code=code, headers=headers)
+    body = {"error": str(error)}
+    if isinstance(error, TokenNeededError) and error.path:
+        body["token_file"] = error.path  # the command line reads it there
+    return JSONResponse(body, status_code=code, headers=headers)
 
 
 def _unrouted(_request: Request, error: Exception) -> Response:
@@ -134,6 +138,7 @@ def create_app(
     cluster: Cluster,
     assets: Mapping[str, Asset],
     roles: Sequence[Observed] = (),
+    code_token: CodeToken = NOBODYS,
 ) -> WebApplication:
     """`roles` run in this process; `/ready` asks them, and whether the broker answers."""
     logins = Logins(runtime, broker, Sessions(runtime))
@@ -158,8 +163,10 @@ def create_app(
         method: str = "GET",
         *,
         manage: bool = False,
+        code: CodeToken | None = None,
     ) -> Route:
-        return Route(path, Guarded(logins, answer, manage).serve, methods=[method], name=path)
+        guarded = Guarded(logins, answer, manage, code)
+        return Route(path, guarded.serve, methods=[method], name=path)
 
     async def health(_request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -233,9 +240,9 @@ def create_app(
             *cluster_api.routes(route, cluster, broker),
             route("/api/overview", overview),
             route("/api/pipelines", list_pipelines),
-            route("/api/pipelines", submit, "POST", manage=True),
-            route("/api/deployments", deploy, "POST", manage=True),
-            route("/api/deployments/diff", diff, "POST", manage=True),  # it runs the code, too
+            route("/api/pipelines", submit, "POST", manage=True, code=code_token),
+            route("/api/deployments", deploy, "POST", manage=True, code=code_token),
+            route("/api/deployments/diff", diff, "POST", manage=True, code=code_token),
             route("/api/pipelines/{name}", show_pipeline),
             route("/api/pipelines/{name}", remove, "DELETE", manage=True),
             route("/api/pipelines/{name}/stop", stop, "POST", manage=True),

@@ -20,6 +20,8 @@ from starlette.responses import Response
 from headrace.client.iggy import IggyClient
 from headrace.errors import UnauthenticatedError, UnauthorizedError
 from headrace.runtime import Runtime
+from headrace.web.code_token import HEADER as TOKEN_HEADER
+from headrace.web.code_token import CodeToken
 from headrace.web.sessions import COOKIE, Credentials, Sessions
 from headrace.wire.iggy.messages.users import Permissions
 
@@ -130,6 +132,8 @@ class Guarded:
     logins: Logins
     answer: Callable[[Request], Awaitable[Response]]
     manage: bool
+    code: CodeToken | None = None
+    """Of a route that runs what it is given."""
 
     async def serve(self, request: Request) -> Response:
         login = await self.logins.check(request)
@@ -137,4 +141,7 @@ class Guarded:
             raise UnauthorizedError(f"user {login.username} may not manage pipelines")
         if request.method not in _READING:
             check_origin(request)
+        if self.code is not None:
+            given = request.headers.get(TOKEN_HEADER, "")
+            self.code.check(request.state.credentials, given)
         return await self.answer(request)
