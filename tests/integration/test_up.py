@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -170,6 +171,17 @@ def test_the_api_needs_a_login(server: Server) -> None:
         for path in ("/", "/health", "/api/overview"):
             answer = client.get(base + path, auth=("iggy", "iggy"), headers=foreign)
             assert answer.status_code == 421
+
+
+@pytest.mark.parametrize("option", ["--host", "--iggy-host", "--data-dir"])
+def test_an_option_that_was_given_nothing_starts_nothing(tmp_path: Path, option: str) -> None:
+    command = [sys.executable, "-m", "headrace.cli.main", "up", "--dev", option, ""]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert f"{option} was given nothing" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_ctrl_c_stops_cleanly_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ class WebServer:
     ) -> None:
         """HTTPS with the files of a certificate and its key, if given. Where any port will do, it
         is `port_before` if nobody else has that."""
+        if not host.strip():
+            raise ConfigError("refusing to serve on an empty host: that is every interface")
         if port == 0 and port_before:
             try:
                 return await self._start(host, port_before, certificate)

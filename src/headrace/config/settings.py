@@ -114,6 +114,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def check(self) -> None:
         """Refuse combinations that would be unsafe, with the way out in the text."""
+        self._check_empty()
         told = self.observability
         told_all = self.metrics_port >= 0 and told.metrics_host not in LOOPBACK
         if told_all and not told.metrics_token and not self.insecure:
@@ -152,9 +153,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 "on loopback either way)"
             )
 
+    def _check_empty(self) -> None:
+        """To the system an empty host is every interface, an empty folder the current one."""
+        given = {
+            "host": self.host,
+            "observability.metrics_host": self.observability.metrics_host,
+            "data_dir": self.data_dir,
+        }
+        for name, value in given.items():
+            if not value.strip():
+                raise ConfigError(f"{name} is empty: leave it out, or say what it should be")
+
 
 def parse_settings(file: bytes, overrides: Mapping[str, object]) -> Settings:
     """Settings from the bytes of a TOML file, then what flags and environment said."""
+    for name, value in overrides.items():
+        if isinstance(value, str) and not value.strip():
+            raise ConfigError(
+                f"--{name.replace('_', '-')} was given nothing (an unset variable?): leave it out, "
+                "or say what it should be"
+            )
     try:
         values = msgspec.toml.decode(file) if file else {}
         if not isinstance(values, dict):

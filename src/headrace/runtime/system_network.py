@@ -372,8 +372,10 @@ class SystemTransport:
 async def _resolve(
     host: str, port: int, kind: socket.SocketKind
 ) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    if not host.strip():
+        raise ConfigError("refusing to listen on an empty host: that is every interface there is")
     found = await asyncio.get_running_loop().getaddrinfo(
-        host or None, port, type=kind, flags=socket.AI_PASSIVE
+        host, port, type=kind, flags=socket.AI_PASSIVE
     )
     family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
     return family, (str(address[0]), port)

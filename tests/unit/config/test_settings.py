@@ -76,3 +76,15 @@ def test_ports() -> None:
     assert "quic_port" in refusal(quic_port=-2)
     assert "iggy_port" in refusal(iggy_port=-1)
     assert "mode" in refusal(b'[tls]\nmode = "sometimes"\n')
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_an_empty_host_is_refused_and_not_every_interface(empty: str) -> None:
+    for option in ("host", "iggy_host", "data_dir", "secret", "advertise"):
+        text = refusal(b"", **{option: empty}, dev=True)
+        assert f"--{option.replace('_', '-')}" in text
+        assert "unset variable" in text
+    assert "host is empty" in refusal(f'host = "{empty}"\n'.encode(), dev=True)
+    assert "data_dir is empty" in refusal(f'data_dir = "{empty}"\n'.encode())
+    metrics = f'[observability]\nmetrics_host = "{empty}"\n'.encode()
+    assert "metrics_host is empty" in refusal(metrics, metrics_port=0, insecure=True)

@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from headrace.assembly.web_server import WebServer
-from headrace.errors import UnauthorizedError
+from headrace.errors import ConfigError, UnauthorizedError
 from headrace.runtime.system import system_runtime
 from headrace.web.api import create_app
 from headrace.web.code_token import HEADER, CodeToken
@@ -101,6 +101,13 @@ async def test_every_http_server_refuses_foreign_names_and_foreign_pages() -> No
                 assert await status("GET", origin=origin) == 200, "it is told nothing by CORS"
     finally:
         await server.close()
+
+
+async def test_no_server_is_made_that_listens_everywhere_by_mistake() -> None:
+    server = WebServer(Starlette())
+    for host in ("", "  "):
+        with pytest.raises(ConfigError, match="every interface"):
+            await server.start(host, 0)
 
 
 def test_the_well_known_password_alone_runs_no_code() -> None:
