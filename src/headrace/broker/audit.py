@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.broker.core import Broker
-from headrace.broker.sessions import Session
+from headrace.broker.principals import SERVICE
+from headrace.broker.sessions import Login, Session
 from headrace.observability.logging import get_logger
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.commands import Permission
@@ -67,7 +68,7 @@ class Entry:
         self._fields: dict[str, Any] = {
             "command": command.name,
             "address": session.address,
-            "by": _user_name(broker, session),
+            **_who(broker, session),
             **_target(request),
         }
         if isinstance(request, LoginUser | LoginRegister):
@@ -76,7 +77,7 @@ class Entry:
 
     def done(self) -> None:
         if self._is_login:
-            self._fields["by"] = _user_name(self._broker, self._session)
+            self._fields |= _who(self._broker, self._session)
             self._fields["login"] = self._session.login.value
         log.info("audit", outcome="ok", **self._fields)
 
@@ -86,9 +87,14 @@ class Entry:
         log.warning("audit", outcome="refused", error=status, **self._fields)
 
 
-def _user_name(broker: Broker, session: Session) -> str:
+def _who(broker: Broker, session: Session) -> dict[str, Any]:
+    """The user's name; `kind` tells the controller and containers from users of these names."""
+    if session.login is Login.SERVICE and session.user_uid == SERVICE.uid:
+        return {"by": SERVICE.name, "kind": Login.SERVICE.value}
+    if session.grant is not None:
+        return {"by": _short(session.grant.holder), "kind": Login.GRANT.value}
     user = None if session.user_uid is None else broker.catalogue.user_by_uid(session.user_uid)
-    return "" if user is None else user.name
+    return {"by": "" if user is None else user.name}
 
 
 def _target(request: object) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from headrace.broker.offsets import Kind, Offsets, OffsetWriter, Place, Reader
 from headrace.broker.partition import PartitionLog
 from headrace.broker.partitions import Partitions
 from headrace.broker.passwords import Guard, Passwords
+from headrace.broker.principals import OUTSIDE_UID
 from headrace.broker.publishing import Publishing
 from headrace.broker.replication import keep_log_replicas, log_replicas
 from headrace.broker.resources import NEVER, SERVER_DEFAULT, UNLIMITED, Topic
@@ -274,7 +275,7 @@ class Broker:
         self.partitions.retain(self._place_lives)
         self.publishing.retain(lambda uid: self.catalogue.topic_by_uid(uid) is not None)
         for session in self.sessions:
-            if session.user_uid is not None:
+            if session.user_uid is not None and session.user_uid < OUTSIDE_UID:
                 user = self.catalogue.user_by_uid(session.user_uid)
                 if user is None or not user.active:
                     self.logout(session)
@@ -305,6 +306,7 @@ class Broker:
         if session.last_send is not None and session.user_uid is not None:
             self.answers.leave(session.user_uid, session.last_send)
         session.user_uid, session.number, session.last_send = None, 0, None
+        session.grant = None
         self.leave_groups(session)
 
     def leave_groups(self, session: Session) -> None:

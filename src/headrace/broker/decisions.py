@@ -19,6 +19,7 @@ from headrace.broker.errors import (
     InvalidTopicNameError,
     InvalidUsernameError,
     InvalidUserStatusError,
+    LastAdministratorError,
     RootPermissionsError,
     RootUserError,
     StreamExistsError,
@@ -37,6 +38,7 @@ from headrace.broker.resources import (
     NEVER,
     ROOT_ID,
     ROOT_PERMISSIONS,
+    GlobalRight,
     Permissions,
     StreamGrant,
     User,
@@ -319,6 +321,8 @@ def update_user(
             raise UserExistsError(user=name)
     if status is not None and status not in tuple(UserStatus):
         raise InvalidUserStatusError(status=status)
+    if status == UserStatus.INACTIVE:
+        _check_others_manage(state, found)
     return e.UserUpdated(
         uid=found.uid,
         name=found.name if name is None else name,
@@ -331,6 +335,7 @@ def delete_user(state: Catalogue, user: Reference) -> e.UserDeleted:
     found = state.user(user)
     if found.id == ROOT_ID:
         raise RootUserError(user=found.name)
+    _check_others_manage(state, found)
     return e.UserDeleted(uid=found.uid)
 
 
@@ -340,7 +345,22 @@ def change_permissions(
     found = state.user(user)
     if found.id == ROOT_ID:
         raise RootPermissionsError(user=found.name)
+    if permissions is None or permissions.rights & GlobalRight.ALL != GlobalRight.ALL:
+        _check_others_manage(state, found)
     return e.PermissionsChanged(uid=found.uid, permissions=permissions)
+
+
+def _check_others_manage(state: Catalogue, user: User) -> None:
+    """LastAdministratorError if nobody with all rights would be left without this user."""
+    if _manages(user) and not any(
+        _manages(other) for other in state.users.values() if other is not user
+    ):
+        raise LastAdministratorError(user=user.name)
+
+
+def _manages(user: User) -> bool:
+    rights = 0 if user.permissions is None else user.permissions.rights
+    return user.active and rights & GlobalRight.ALL == GlobalRight.ALL
 
 
 def change_password(
@@ -350,7 +370,7 @@ def change_password(
     found = state.user(user)
     if found.password_hash != verified_hash:  # changed by somebody else meanwhile
         raise InvalidCredentialsError(user=found.name)
-    return e.PasswordChanged(uid=found.uid, password_hash=password_hash)
+    return e.PasswordChanged(uid=found.uid, password_hash=password_hash, ends_tokens=True)
 
 
 def resolve_permissions(

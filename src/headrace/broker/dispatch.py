@@ -133,6 +133,7 @@ HANDLERS: dict[c.AnyCommand, Handler] = {
     c.RESET_AFTER: windows.reset_after,
     c.PURGE_TO: windows.purge_to,
     c.READ_TICKET: extensions.read_ticket,
+    c.PRESENT_GRANT: users.present_grant,
 }
 
 
@@ -205,7 +206,7 @@ class Dispatcher:
         if session.stale:
             raise StaleSessionError(client=session.client_id)
         route = self._routes.get(code)
-        if route is None or (code >= c.HELLO.code and not self._broker.settings.extensions):
+        if route is None or self._is_off(code):
             raise self._unknown(code)
         command, handler = route
         if command.only_c and session.dialect is not Dialect.C:
@@ -403,6 +404,11 @@ class Dispatcher:
                 self._broker.sessions.on_shape(session, shown)
         elif (usual := hint(code)) is not CLASSIC:
             self._broker.sessions.on_hint(session, usual)
+
+    def _is_off(self, code: int) -> bool:
+        """Logins of our own are served also where the rest of our commands is not."""
+        own = code >= c.HELLO.code and code != c.PRESENT_GRANT.code
+        return own and not self._broker.settings.extensions
 
     def _unknown(self, code: int) -> HeadraceError:
         if code in c.TABLE and self._broker.settings.extensions:

@@ -137,6 +137,10 @@ class RootUserError(RequestError):
     """Root can not be deleted."""
 
 
+class LastAdministratorError(RequestError):
+    """Nobody with all rights would be left: give them to another active user first."""
+
+
 class RootPermissionsError(RequestError):
     """Root's permissions can not change."""
 

@@ -135,6 +135,8 @@ class PermissionsChanged(_Event, frozen=True):
 class PasswordChanged(_Event, frozen=True):
     uid: int
     password_hash: str
+    ends_tokens: bool = False
+    """False of those that were logged before tokens ended with the password."""
 
 
 class TokenCreated(_Event, frozen=True):

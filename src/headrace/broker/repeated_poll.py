@@ -51,7 +51,7 @@ def remember(
     reader: Reader,
 ) -> None:
     """The session's last poll was authorised and is answered from here."""
-    if session.last_poll is not None:
+    if session.last_poll is not None and session.grant is None:  # a grant ends at its time
         dialect, front = session.last_poll
         session.known_poll = KnownPoll(
             front,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from headrace.broker.rules import RULES, Rules
+from headrace.net.grants import Grant
 from headrace.wire.iggy.connection import Spoken
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.messages.system import TransportKind
@@ -27,7 +28,8 @@ class Login(Enum):
     VERSION = "version"  # name and password with the SDK's version
     SILENT = "silent"  # name and password alone: Node's SDK
     TOKEN = "token"  # a token says nothing about who holds it
-    SERVICE = "service"  # our own controller, in root's name
+    SERVICE = "service"  # our own controller: see `principals.py`
+    GRANT = "grant"  # a container of a pipeline, or a task of one
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +40,10 @@ class Session:
     address: str
     spoken: Spoken
     user_uid: int | None = None
+    grant: Grant | None = None
+    """What the user may do who is logged in with one, and no user of the catalogue."""
+    presented: Grant | None = None
+    """What the next login may refer to."""
     login: Login = Login.SILENT
     transport: TransportKind = TransportKind.TCP
     seen: float = 0.0
@@ -84,7 +90,7 @@ class DialectMemory:
     def learn(self, session: Session) -> None:
         if session.user_uid is None or not session.spoken.known:
             return
-        if session.login is Login.SERVICE or session.dialect is Dialect.C:
+        if session.login in (Login.SERVICE, Login.GRANT) or session.dialect is Dialect.C:
             return  # dialect C is told by its framing: nobody else may be taken for it
         _put(self._any, session.user_uid, session.dialect)
         if session.login is Login.SILENT:

@@ -343,7 +343,12 @@ class Catalogue:
         self._users_by_uid[event.uid].permissions = event.permissions
 
     def _password_changed(self, event: e.PasswordChanged) -> None:
-        self._users_by_uid[event.uid].password_hash = event.password_hash
+        user = self._users_by_uid[event.uid]
+        user.password_hash = event.password_hash
+        if event.ends_tokens:
+            for token in user.tokens.values():
+                del self._users_by_token[token.digest]
+            user.tokens.clear()
 
     def _token_created(self, event: e.TokenCreated) -> None:
         user = self._users_by_uid[event.user_uid]

@@ -49,6 +49,7 @@ STATUS: dict[type[HeadraceError], Status] = {
     b.TokenExpiredError: Status.PERSONAL_ACCESS_TOKEN_EXPIRED,
     b.RootUserError: Status.CANNOT_DELETE_USER,
     b.RootPermissionsError: Status.CANNOT_CHANGE_PERMISSIONS,
+    b.LastAdministratorError: Status.CANNOT_CHANGE_PERMISSIONS,
     b.StaleSessionError: Status.STALE_CLIENT,
     b.FeatureUnavailableError: Status.FEATURE_UNAVAILABLE,
     b.PublisherNotFoundError: Status.PUBLISHER_NOT_FOUND,

@@ -112,8 +112,8 @@ async def test_changing_passwords() -> None:
         assert await change(bob, "nobody", "secret", "better") == 20
         assert await code_of(log_in(h, "ann")) == 42
         assert await code_of(log_in(h, "ann", "better")) == 0
-        # Who was logged in stays so.
-        assert await code_of(ann.call(c.GET_ME, Empty())) == 0
+        # Who was logged in with the old one is out.
+        assert await code_of(ann.call(c.GET_ME, Empty())) == 40
 
 
 async def test_a_deleted_users_sessions_and_tokens_end() -> None:

@@ -104,6 +104,11 @@ CASES: dict[str, tuple[AnyCommand, object, bytes]] = {
         x.PurgeTo(stream="s1", topic="t", window=9),
         msgspec.msgpack.encode({"stream": "s1", "topic": "t", "window": 9}),
     ),
+    "PRESENT_GRANT": (
+        c.PRESENT_GRANT,
+        x.PresentGrant(grant=b"g"),
+        msgspec.msgpack.encode({"grant": b"g"}),
+    ),
     "READ_TICKET": (
         c.READ_TICKET,
         x.ReadTicket(topics=(("s1", "t1"), (0, "t2"))),

@@ -131,7 +131,9 @@ def _details(broker: Broker, session: Session) -> m.ClientDetails:
             stream = broker.catalogue.stream_by_uid(topic.stream_uid)
             assert stream is not None, "a topic lives in a stream"
             groups.append(m.ClientGroup(stream.id, topic.id, group.id))
-    user = None if session.user_uid is None else broker.catalogue.user_by_uid(session.user_uid)
+    user = None
+    if session.user_uid is not None:
+        user = broker.catalogue.user_by_uid(session.user_uid)
     return m.ClientDetails(
         m.ClientInfo(
             client_id=session.client_id,

@@ -6,7 +6,7 @@ import hmac
 
 from headrace.broker import decisions
 from headrace.broker.applied import session_number
-from headrace.broker.authorization import current_user, require
+from headrace.broker.authorization import catalogue_user, current_user, require
 from headrace.broker.core import Broker
 from headrace.broker.errors import (
     IncompatibleProtocolError,
@@ -19,14 +19,17 @@ from headrace.broker.events import UserUpdated
 from headrace.broker.handlers.views import read_permissions, view_user, view_user_details
 from headrace.broker.options import keep_options
 from headrace.broker.passwords import check_password, draw_token, token_digest
-from headrace.broker.resources import ROOT_ID, Permissions, User
+from headrace.broker.principals import SERVICE, holder_of
+from headrace.broker.resources import Permissions, User
 from headrace.broker.session_tokens import make_session_token, parse_session_token
 from headrace.broker.sessions import Login, Session
-from headrace.errors import NotFoundError
+from headrace.errors import NotFoundError, UnauthorizedError
 from headrace.net.credentials import service_token
+from headrace.net.grants import PREFIX, verify_grant
 from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.dialects import CLASSIC, Dialect, of_version
 from headrace.wire.iggy.messages import users as m
+from headrace.wire.iggy.messages.extensions import PresentGrant
 from headrace.wire.iggy.messages.system import Empty
 from headrace.wire.iggy.vsr import VERSION, VERSION_MAX, VERSION_MIN
 
@@ -96,10 +99,15 @@ async def update_permissions(
 
 
 async def change_password(broker: Broker, session: Session, request: m.ChangePassword) -> None:
-    """One's own needs the current password; somebody else's also the right to manage users."""
-    user = broker.catalogue.user(request.user)
-    if user.uid != session.user_uid:
+    """One's own needs the current password; somebody else's also the right to manage users.
+
+    Whoever knew the old one is out: the user's other connections are logged out, and tokens end.
+    """
+    user = broker.catalogue.find_user(request.user)
+    if user is None or user.uid != session.user_uid:
+        # First: who may not manage users does not learn which names there are.
         require(broker, session, Permission.MANAGE_USERS)
+    user = broker.catalogue.user(request.user)
     check_password(request.new_password)
     verified = user.password_hash
     await broker.guard.check(
@@ -111,6 +119,9 @@ async def change_password(broker: Broker, session: Session, request: m.ChangePas
             broker.catalogue, request.user, verified_hash=verified, password_hash=password_hash
         )
     )
+    for other in broker.sessions:
+        if other.user_uid == user.uid and other is not session:
+            broker.logout(other)
 
 
 # -- logins
@@ -122,6 +133,8 @@ async def _check_login(broker: Broker, session: Session, username: str, password
     await broker.guard.check(broker.passwords, username, session.host, stored, password)
     if user is None or broker.catalogue.user_by_uid(user.uid) is None:
         raise InvalidCredentialsError("deleted meanwhile")
+    if user.password_hash != stored:
+        raise InvalidCredentialsError("changed meanwhile")
     return user
 
 
@@ -180,11 +193,12 @@ def _log_in_with_token(
 ) -> m.Identity:
     if not 1 <= len(request.token.encode()) <= TOKEN_BYTES_MAX:
         raise InvalidTokenError(f"a token has 1 to {TOKEN_BYTES_MAX} bytes")
+    stated = Dialect.C if session.dialect is Dialect.C else Dialect.B2
     service = service_token(broker.identity.secret)
     if hmac.compare_digest(request.token.encode(), service.encode()):
-        root = broker.catalogue.user(ROOT_ID)
-        stated = Dialect.C if session.dialect is Dialect.C else Dialect.B2
-        return _log_in(broker, session, root, Login.SERVICE, stated=stated)
+        return _log_in(broker, session, SERVICE, Login.SERVICE, stated=stated)
+    if request.token == PREFIX:
+        return _log_in_with_grant(broker, session, stated)
     if (user := _session_user(broker, request.token)) is not None:
         return _log_in(broker, session, user, Login.TOKEN)
     found = broker.catalogue.user_by_token(token_digest(request.token))
@@ -194,6 +208,26 @@ def _log_in_with_token(
     if token.expiry_at and token.expiry_at <= broker.runtime.clock.now_us():
         raise TokenExpiredError(token=token.name)
     return _log_in(broker, session, user, Login.TOKEN)
+
+
+async def present_grant(broker: Broker, session: Session, request: PresentGrant) -> None:
+    """What the login that follows, of whichever dialect, refers to by an empty grant."""
+    try:
+        now_ms = broker.runtime.clock.now_ms()
+        session.presented = verify_grant(broker.identity.secret, request.grant, now_ms)
+    except UnauthorizedError as error:
+        await broker.guard.on_token_refused(session.host)
+        raise InvalidTokenError(str(error)) from error
+
+
+def _log_in_with_grant(broker: Broker, session: Session, stated: Dialect) -> m.Identity:
+    grant, session.presented = session.presented, None
+    if grant is None:
+        raise InvalidTokenError("no grant was presented")
+    broker.logout(session)  # before the grant is there: it goes with whoever leaves
+    identity = _log_in(broker, session, holder_of(grant), Login.GRANT, stated=stated)
+    session.grant = grant
+    return identity
 
 
 def _session_user(broker: Broker, text: str) -> User | None:
@@ -242,7 +276,7 @@ async def logout_user(broker: Broker, session: Session, request: Empty) -> None:
 
 
 async def get_tokens(broker: Broker, session: Session, request: Empty) -> m.PersonalAccessTokens:
-    tokens = current_user(broker, session).tokens.values()
+    tokens = catalogue_user(broker, session).tokens.values()
     return m.PersonalAccessTokens(
         tuple(m.PersonalAccessToken(token.name, token.expiry_at) for token in tokens)
     )
@@ -255,7 +289,7 @@ async def create_token(
     await broker.commit(
         lambda: decisions.create_token(
             broker.catalogue,
-            current_user(broker, session),
+            catalogue_user(broker, session),
             name=request.name,
             digest=token_digest(token),
             expiry_us=request.expiry_us,
@@ -270,6 +304,6 @@ async def delete_token(
 ) -> None:
     await broker.commit(
         lambda: decisions.delete_token(
-            broker.catalogue, current_user(broker, session), name=request.name
+            broker.catalogue, catalogue_user(broker, session), name=request.name
         )
     )

@@ -723,6 +723,7 @@ return {
       [9005] = {name = "SET_PUBLISHERS", request = {}, response = {}},
       [9006] = {name = "RESET_AFTER", request = {}, response = {}},
       [9007] = {name = "PURGE_TO", request = {}, response = {}},
+      [9009] = {name = "PRESENT_GRANT", request = {}, response = {}},
       [9008] = {name = "READ_TICKET", request = {}, response = {}},
     },
     status = {

@@ -86,6 +86,12 @@ class Ticket(Extension, frozen=True, kw_only=True):
     topics: tuple[TicketTopic, ...] = ()
 
 
+class PresentGrant(Extension, frozen=True, kw_only=True):
+    """Show what a container of a pipeline may do; the login that follows names it by its prefix."""
+
+    grant: bytes
+
+
 class OpenPublisher(Extension, frozen=True, kw_only=True, omit_defaults=True):
     """Become the one run of a publisher that may write; the same run may ask again."""
 
