@@ -173,6 +173,7 @@ class Broker:
             self.client,
             open_place=self._open_place,
             publishers_max=self.settings.publishers_max,
+            owned_max=self.settings.publishers_per_user_max,
             windows_kept=self.settings.windows_kept,
             topic_windows_max=self.settings.topic_windows_max,
             synced=self.settings.durability == "synced",

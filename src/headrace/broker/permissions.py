@@ -57,6 +57,17 @@ def allowed_everywhere(permissions: Permissions | None, action: Permission) -> b
     return permissions is not None and permissions.rights & _EVERYWHERE[action] != 0
 
 
+def may_somewhere(permissions: Permissions | None, action: Permission) -> bool:
+    """Whether there is anything, now, that `action` is allowed on."""
+    if permissions is None or allowed_everywhere(permissions, action):
+        return permissions is not None
+    rule = RULES[action]
+    return any(
+        grant.rights & rule.stream or any(bits & rule.topic for bits in grant.topics.values())
+        for grant in permissions.streams.values()
+    )
+
+
 def allowed(
     permissions: Permissions | None,
     action: Permission,

@@ -16,7 +16,7 @@ windows are kept.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -93,7 +93,8 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     uid: int
     name: str
     owner: int
-    """The uid of the user who made it: a name is not another user's to take over."""
+    """The uid of the user who opened it: a name is not another user's to take over, unless it is a
+    window topic's and the other may write to that topic."""
     run: str
     epoch: int
 
@@ -178,9 +179,16 @@ def _window_of(closed: Closed) -> int:
 
 class Publishers:
     def __init__(
-        self, *, publishers_max: int, windows_kept: int, topic_windows_max: int = 50_000
+        self,
+        *,
+        publishers_max: int,
+        windows_kept: int,
+        topic_windows_max: int = 50_000,
+        owned_max: int = 1_000,
     ) -> None:
+        """`owned_max`: of one user, those of window topics not counted."""
         self._publishers_max = publishers_max
+        self._owned_max = owned_max
         self._windows_kept = windows_kept
         self._topic_windows_max = topic_windows_max
         self.topics = w.WindowTopics()
@@ -241,14 +249,20 @@ class Publishers:
 
     # -- deciding
 
-    def check_owner(self, uid: int, user: int) -> None:
-        if self.get(uid).owner != user:
+    def check_owner(self, uid: int, users: Container[int]) -> None:
+        """That it belongs to one of these. A window topic's belongs to whoever may write to that
+        topic, which the caller has asked."""
+        publisher = self.get(uid)
+        if publisher.owner not in users and self.topics.of(publisher.name) is None:
             raise UnauthorizedError("the publisher belongs to another user", publisher=uid)
 
-    def open(self, name: str, run: str, owner: int, epoch: int = 0) -> Opened | None:
+    def open(
+        self, name: str, run: str, owner: int, epoch: int = 0, *, heir_of: Container[int] = ()
+    ) -> Opened | None:
         """None: it is that run's already. A run that was superseded stays so.
 
-        A run with an epoch of its own is refused when one with a higher epoch was there.
+        A run with an epoch of its own is refused when one with a higher epoch was there. What
+        belongs to one of `heir_of` is `owner`'s from now on; as to window topics see `check_owner`.
         """
         if not 1 <= len(name) <= NAME_CHARACTERS_MAX or not 1 <= len(run) <= NAME_CHARACTERS_MAX:
             raise InvalidArgumentError("a publisher needs a name and a run of 1 to 255 characters")
@@ -260,8 +274,10 @@ class Publishers:
         if known is None:
             if len(self._by_uid) - len(self._ended) >= self._publishers_max:
                 raise TooManyPublishersError(limit=self._publishers_max)
+            if topic is None and self._owned(owner) >= self._owned_max:
+                raise TooManyPublishersError("of one user", limit=self._owned_max)
             return Opened(uid=self._next_uid, name=name, owner=owner, run=run, epoch=epoch or least)
-        if known.owner != owner:
+        if topic is None and known.owner != owner and known.owner not in heir_of:
             raise UnauthorizedError("the publisher belongs to another user", name=name)
         if known.run == run and epoch in (0, known.epoch) and known.epoch >= least:
             return None
@@ -269,6 +285,12 @@ class Publishers:
             raise PublisherFencedError("a later run of this publisher took over", name=name)
         following = epoch or max(known.epoch + 1, least)
         return Opened(uid=known.uid, name=name, owner=owner, run=run, epoch=following)
+
+    def _owned(self, owner: int) -> int:
+        return sum(
+            publisher.owner == owner and not publisher.ended and self.topics.of(name) is None
+            for name, publisher in self._by_name.items()
+        )
 
     def check_place(self, publisher: Publisher, window: int, place: Place) -> None:
         """A window topic is published by its publishers, each to its partition; they publish
@@ -397,7 +419,7 @@ class Publishers:
             topic.settled = self.closed(topic.uid)
             known.ended = False
         _supersede(known)
-        known.run, known.epoch = event.run, event.epoch
+        known.run, known.epoch, known.owner = event.run, event.epoch, event.owner
 
     def _add(self, publisher: Publisher) -> None:
         self._by_uid[publisher.uid] = publisher

@@ -11,7 +11,7 @@ once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 import msgspec
@@ -54,12 +54,14 @@ class Publishing:
         publishers_max: int,
         windows_kept: int,
         topic_windows_max: int,
+        owned_max: int,
         synced: bool,
     ) -> None:
         self.state = p.Publishers(
             publishers_max=publishers_max,
             windows_kept=windows_kept,
             topic_windows_max=topic_windows_max,
+            owned_max=owned_max,
         )
         self._changed = asyncio.Event()
         self._runtime = runtime
@@ -148,8 +150,10 @@ class Publishing:
 
     # -- the three commands
 
-    async def open(self, name: str, run: str, owner: int, epoch: int = 0) -> p.Publisher:
-        await self.decide([name], lambda: self.state.open(name, run, owner, epoch))
+    async def open(
+        self, name: str, run: str, owner: int, epoch: int = 0, *, heir_of: Container[int] = ()
+    ) -> p.Publisher:
+        await self.decide([name], lambda: self.state.open(name, run, owner, epoch, heir_of=heir_of))
         opened = self.state.named(name)
         if opened is None:
             raise PublisherNotFoundError("dismissed meanwhile", name=name)

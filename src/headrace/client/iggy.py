@@ -20,6 +20,8 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from headrace.errors import DeadlineError, RemoteProtocolError, UnavailableError
+from headrace.net.grants import PREFIX as GRANT
+from headrace.net.grants import grant_bytes, is_grant
 from headrace.net.tls import ClientTls, secure
 from headrace.runtime.interfaces import Buffer, Connection, Runtime
 from headrace.wire.iggy import commands as c
@@ -38,6 +40,7 @@ from headrace.wire.iggy.messages.extensions import (
     CloseWindow,
     ListWindows,
     OpenPublisher,
+    PresentGrant,
     PublisherOpened,
     PurgeTo,
     ReadTicket,
@@ -245,7 +248,11 @@ class IggyClient:
 
         A token says nothing of our dialect, and a server that knows several would go by what the
         token's user spoke last. So it first sees a command of B2; it may well refuse that one.
+        A grant is presented first, and then named.
         """
+        if is_grant(token):
+            await self.present_grant(grant_bytes(token))
+            token = GRANT
         if self._conversation is not None:
             login = users.LoginRegisterWithToken(vsr.VERSION, _NAME, _VERSION_C, token)
             return self._on_registered(await self.call(c.LOGIN_REGISTER_WITH_TOKEN, login))
@@ -253,6 +260,10 @@ class IggyClient:
             await self.call(c.HELLO, _NOTHING)
         request = users.LoginWithPersonalAccessToken(token)
         return (await self.call(c.LOGIN_WITH_PERSONAL_ACCESS_TOKEN, request)).user_id
+
+    async def present_grant(self, grant: bytes) -> None:
+        """The login that follows, with a token that is `net.grants.PREFIX`, is as its holder."""
+        await self.call(c.PRESENT_GRANT, PresentGrant(grant=grant))
 
     def _on_registered(self, registered: users.Registered) -> int:
         assert self._conversation is not None, "dialect C's login was answered"

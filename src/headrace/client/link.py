@@ -13,6 +13,7 @@ from typing import TypeVar
 from headrace.client.iggy import IggyClient
 from headrace.client.retrying import TRANSIENT, retry
 from headrace.client.url import ServerUrl
+from headrace.errors import UnauthenticatedError, UnauthorizedError
 from headrace.net.tls import ClientTls
 from headrace.runtime.interfaces import Runtime
 from headrace.wire.iggy import commands as c
@@ -43,6 +44,7 @@ class Link:
         self._conversation = conversation
         self._client: IggyClient | None = None
         self._connecting = asyncio.Lock()
+        self._token = ""  # that we logged in with
         self._hello: list[ServerHello | None] = []
         self.connections = 0
         """How many were made: another number means that a group must be joined again."""
@@ -57,6 +59,11 @@ class Link:
             except TRANSIENT:
                 await self.disconnect(client)
                 raise
+            except (UnauthenticatedError, UnauthorizedError):
+                if not await self._is_renewed():
+                    raise
+                await self.disconnect(client)  # what we logged in with ended: there is another
+                return await call(await self.connected())
 
         return await retry(attempt, self.runtime.clock, self.retry_seconds)
 
@@ -88,14 +95,29 @@ class Link:
             self.runtime, server.host, server.port, tls=self.tls, conversation=self._conversation
         )
         try:
-            if server.token:
-                await client.login_with_token(server.token)
+            token = self._token = await self._read_token()
+            if token:
+                await client.login_with_token(token)
             else:
                 await client.login(server.username, server.password)
         except BaseException:
             await client.close()
             raise
         return client
+
+    async def _read_token(self) -> str:
+        server = self.server
+        if server.token or not server.token_file:
+            return server.token
+        executor = self.runtime.executor("token", 1)
+        try:
+            data = await executor.run(self.runtime.disk.read, server.token_file)
+        finally:
+            executor.close()
+        return data.decode("ascii", "replace").strip()
+
+    async def _is_renewed(self) -> bool:
+        return bool(self.server.token_file) and await self._read_token() != self._token
 
     async def disconnect(self, client: IggyClient) -> None:
         if self._client is client:

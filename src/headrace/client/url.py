@@ -17,6 +17,7 @@ from headrace.errors import ConfigError
 from headrace.net.addresses import format_address, parse_address
 
 PORT = 8090
+TOKEN_FILE_VARIABLE = "HEADRACE_TOKEN_FILE"
 _SCHEMES = ("headrace", "headrace+tls", "iggy", "iggy+tls")
 _OPTIONS = ("token", "ca", "server_name")
 _FORM = "headrace://user:password@host:8090"
@@ -30,6 +31,8 @@ class ServerUrl:
     password: str = field(default="iggy", repr=False)
     token: str = field(default="", repr=False)
     """If there is one, it is used instead of user and password."""
+    token_file: str = ""
+    """Read for every login, if nothing else is given: somebody renews what is in it."""
     tls: TlsOptions = field(default_factory=TlsOptions)
 
     def __str__(self) -> str:
@@ -47,7 +50,14 @@ def from_environment(environment: Mapping[str, str]) -> ServerUrl:
         username=environment.get("HEADRACE_USERNAME") or found.username,
         password=environment.get("HEADRACE_PASSWORD") or found.password,
         token=environment.get("HEADRACE_TOKEN", ""),
+        token_file=_token_file(environment),
     )
+
+
+def _token_file(environment: Mapping[str, str]) -> str:
+    """Containers of pipelines have one; whoever names a user means that user."""
+    named = environment.get("HEADRACE_TOKEN") or environment.get("HEADRACE_USERNAME")
+    return "" if named else environment.get(TOKEN_FILE_VARIABLE, "")
 
 
 def parse_url(url: str, environment: Mapping[str, str]) -> ServerUrl:
@@ -81,5 +91,6 @@ def parse_url(url: str, environment: Mapping[str, str]) -> ServerUrl:
             username=unquote(parts.username),
             password=unquote(parts.password or ""),
             token="",
+            token_file="",
         )
     return replace(found, token=options.get("token", found.token))

@@ -213,6 +213,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     publishers_max: Annotated[
         int, Meta(ge=1, description="Names under which windows are published, over all users.")
     ] = 10_000
+    publishers_per_user_max: Annotated[
+        int, Meta(ge=1, description="Of one user or pipeline, edges of pipelines not counted.")
+    ] = 1_000
     windows_kept: Annotated[
         int, Meta(ge=1, description="Closed windows listed per publisher, newest first.")
     ] = 1_000

@@ -122,6 +122,7 @@ CALLS: list[tuple[int, Callable[[IggyClient], Awaitable[object]], object]] = [
     (42, lambda c: c.create_token("tok"), "abc"),
     (43, lambda c: c.delete_token("tok"), None),
     (44, lambda c: c.login_with_token("abc"), 5),
+    (9009, lambda c: c.present_grant(b"grant"), None),
     (101, lambda c: c.send("s", "t", [Message(b"x")]), None),
     (101, lambda c: c.send_batch(batch()), None),
     (102, lambda c: c.flush("s", "t", partition=0), None),

@@ -8,10 +8,16 @@ from headrace.broker.core import Broker
 from headrace.broker.handlers.messages import choose
 from headrace.broker.offsets import Place
 from headrace.broker.partitions import place_of
+from headrace.broker.permissions import may_somewhere
+from headrace.broker.principals import OUTSIDE_UID, SERVICE
+from headrace.broker.resources import ROOT_ID
 from headrace.broker.sessions import Session
-from headrace.errors import InvalidArgumentError
+from headrace.errors import InvalidArgumentError, UnauthorizedError
 from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.messages import extensions as m
+
+PIPELINE_PREFIX = "pipeline/"
+"""Of the publishers of edges between containers."""
 
 
 async def open_publisher(
@@ -20,8 +26,10 @@ async def open_publisher(
     owner = current_user(broker, session).uid
     if request.epoch < 0:
         raise InvalidArgumentError("epochs count from 1", epoch=request.epoch)
-    _check_topic(broker, session, request.name)
-    opened = await broker.publishing.open(request.name, request.run, owner, request.epoch)
+    _check_may_open(broker, session, request.name)
+    opened = await broker.publishing.open(
+        request.name, request.run, owner, request.epoch, heir_of=_bequeathed(broker, owner)
+    )
     return m.PublisherOpened(publisher=opened.uid, epoch=opened.epoch, last_window=opened.last)
 
 
@@ -43,7 +51,10 @@ async def stage(broker: Broker, session: Session, request: m.Stage) -> m.Staged:
 
 async def close_window(broker: Broker, session: Session, request: m.CloseWindow) -> m.WindowClosed:
     _check_owner(broker, session, request.publisher)
-    _check_topic(broker, session, broker.publishing.state.get(request.publisher).name)
+    name = broker.publishing.state.get(request.publisher).name
+    _check_topic(broker, session, name)
+    if session.grant is not None and not session.grant.may_close:
+        raise UnauthorizedError("a task stages rows, its driver publishes them", name=name)
     if len(request.index) > p.INDEX_BYTES_MAX:
         raise InvalidArgumentError("an index is too long", limit=p.INDEX_BYTES_MAX)
     manifest = [
@@ -73,7 +84,39 @@ async def close_window(broker: Broker, session: Session, request: m.CloseWindow)
 
 def _check_owner(broker: Broker, session: Session, publisher: int) -> None:
     """Numbers are easily guessed; what is behind them belongs to who opened it."""
-    broker.publishing.state.check_owner(publisher, current_user(broker, session).uid)
+    uid, state = current_user(broker, session).uid, broker.publishing.state
+    state.check_owner(publisher, {uid, *_bequeathed(broker, uid)})
+    if session.grant is not None and not session.grant.may_publish(state.get(publisher).name):
+        raise UnauthorizedError("the publisher is another's", publisher=publisher)
+
+
+def _bequeathed(broker: Broker, uid: int) -> tuple[int, ...]:
+    """Whose publishers a container goes on with: before containers had grants of their own, they
+    published as root."""
+    if uid < OUTSIDE_UID:
+        return ()
+    root = broker.catalogue.find_user(ROOT_ID)
+    return (SERVICE.uid, *(() if root is None else (root.uid,)))
+
+
+def _check_may_open(broker: Broker, session: Session, name: str) -> None:
+    """A publisher is for who may write: to the topic that its name says, else to any. Which topics
+    it is for in the end, STAGE and CLOSE ask again."""
+    user = current_user(broker, session)
+    _check_topic(broker, session, name)
+    if session.grant is not None:
+        if not session.grant.may_publish(name):
+            raise UnauthorizedError("the grant is for other publishers", name=name)
+        return
+    of_pipeline = name.startswith(PIPELINE_PREFIX) and user is not SERVICE
+    if of_pipeline and broker.publishing.state.topics.of(name) is None:
+        raise UnauthorizedError("names of this kind are for pipelines", name=name)
+    if not may_somewhere(user.permissions, Permission.SEND):
+        raise UnauthorizedError(user=user.name, action=Permission.SEND.value)
+    stream, slash, topic = name.partition("/")
+    found = broker.catalogue.find_topic(stream, topic) if slash else None
+    if found is not None:
+        require_topic(broker, session, Permission.SEND, found.uid)
 
 
 def _check_topic(broker: Broker, session: Session, name: str) -> None:
