@@ -139,7 +139,7 @@ def test_a_script_runs_ends_and_goes_on_from_its_checkpoint(
     produce(topic, numbers(10))
     workload, infos = start("script")
     assert [info.name for info in infos] == ["stored", "query_1"]
-    assert [beat.state for beat in workload.heartbeats(1, 1)] == [ACTIVE, ACTIVE]
+    assert workload.heartbeats(1, 1) == (), "nothing runs yet"
     workload.deploy(infos)
     beats = beats_until(workload, ENDED, ENDED)
     assert workload.take_failures() == []

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -228,6 +229,85 @@ def test_a_failed_query_is_told_and_its_batch_comes_again(
     assert [row[3] for row in rows] == [False, True, False], "the one that failed is a replay"
     windows = [int(str(row[2])) for row in rows]
     assert windows == sorted(set(windows))
+
+
+TWO = """
+from pathlib import Path
+from headrace import Application
+
+app = Application("two", trigger="200 milliseconds")
+app.topic("events", "s/two", schema="n int", messages_max=4)
+
+def store(name, events):
+    rows = [row.n for row in events.collect()]
+    if Path(f"FOLDER/{name}.broken").exists():
+        raise ValueError(f"{name} is broken")
+    with open(f"FOLDER/{name}", "a") as out:
+        out.writelines(f"{n}\\n" for n in rows)
+
+@app.sink
+def first(events):
+    store("first", events)
+
+@app.sink
+def second(events):
+    store("second", events)
+"""
+
+
+def test_an_output_that_fails_while_another_is_started_again_comes_back(
+    headrace: HeadraceServer,
+    deployment: Deploy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What `deploy` writes back at its end is what it deployed, not what it once saw."""
+    target = made(headrace, "two", partitions=1)
+    produce(target, [{"n": i} for i in range(10)])
+    broken = {name: tmp_path / f"{name}.broken" for name in ("first", "second")}
+    broken["first"].touch()
+    workload, infos = deployment("two", "", TWO.replace("FOLDER", str(tmp_path)))
+    topic, first, second = sorted(infos, key=lambda info: info.id)
+    workload.expect(infos)
+    workload.deploy(infos)
+
+    def told() -> dict[str, m.DeployState]:
+        names = {info.id: info.name for info in infos}
+        return {names[one.node_id]: one.state for one in workload.heartbeats(1, 100)}
+
+    def wait_told(name: str, state: m.DeployState) -> None:
+        deadline = time.monotonic() + 200
+        while told().get(name) is not state:
+            assert time.monotonic() < deadline, (told(), workload.take_failures())
+            time.sleep(0.1)
+
+    wait_told("first", m.DeployState.FAILED)
+    workload.undeploy([topic.id, first.id])
+    broken["first"].unlink()
+    start = workload._start
+
+    def start_slowly(*arguments: Any) -> None:
+        start(*arguments)
+        broken["second"].touch()
+        produce(target, [{"n": 10}])
+        wait_told("second", m.DeployState.FAILED)
+        workload.undeploy([second.id])
+        broken["second"].unlink()
+
+    monkeypatch.setattr(workload, "_start", start_slowly)
+    workload.expect((topic, first))
+    workload.deploy((topic, first))
+    monkeypatch.undo()
+    assert told() == {"events": m.DeployState.ACTIVE, "first": m.DeployState.ACTIVE}
+    assert not workload.knows(second.id)
+    workload.expect((second,))
+    workload.deploy((second,))
+    for name in broken:
+        (tmp_path / name).touch()
+        deadline = time.monotonic() + 200
+        while sorted(map(int, (tmp_path / name).read_text().split())) != list(range(11)):
+            assert time.monotonic() < deadline, (name, told(), workload.take_failures())
+            time.sleep(0.1)
 
 
 SUMS = """

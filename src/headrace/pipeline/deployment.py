@@ -27,6 +27,7 @@ from headrace.pipeline.statistics import TASKS_FINISHED
 from headrace.pipeline.supervision import Supervision
 from headrace.wire.umbilical import messages as m
 
+MISSING_MS = 5_000  # an active operator that goes unreported for so long is deployed again
 REQUESTS_MAX = 1_000  # operator requests waiting for a heartbeat
 RESPONSES_MAX = 100  # replies kept until somebody reads them
 
@@ -80,8 +81,12 @@ class Deployment(Supervision):
         for operator in container.operators:
             if operator.physical.id not in reported:
                 actions += self._step(operator, None, undeploy, deploy, now_ms)
+        actions += self._on_missing(container, reported, deploy, now_ms)
+        if self.phase in ENDED:
+            return Outcome(_ABORT, actions)
         if len(self.operators) <= SMALL_PLAN:  # the others wait for the next tick, as in the origin
             self.checkpoints.update(self._frozen())
+        deploy = self._with_all_above(container, deploy)
         return Outcome(self._respond(container, undeploy, deploy, bool(reported)), actions)
 
     def _greet(
@@ -145,6 +150,57 @@ class Deployment(Supervision):
             return self._redeploy(operator, deploy, now_ms)
         return []
 
+    def _on_missing(
+        self, container: Container, reported: set[int], deploy: list[Operator], now_ms: int
+    ) -> list[Action]:
+        """Operators that were running and that their container reports no more have no query that
+        lives. While something is deployed or undeployed there, one may go unreported for a time."""
+        states = {one.state for one in container.operators}
+        settled = states <= {OperatorState.ACTIVE, OperatorState.INACTIVE}
+        missing = [
+            one
+            for one in container.operators
+            if one.state is OperatorState.ACTIVE and one.physical.id not in reported
+        ]
+        if not missing or not settled or self.phase is not Phase.RUNNING:
+            container.missing_ms = None
+        elif container.missing_ms is None:
+            container.missing_ms = now_ms
+        elif now_ms - container.missing_ms >= MISSING_MS:
+            container.missing_ms = None
+            return self._deploy_missing(missing, deploy, now_ms)
+        return []
+
+    def _deploy_missing(
+        self, missing: list[Operator], deploy: list[Operator], now_ms: int
+    ) -> list[Action]:
+        actions: list[Action] = []
+        for operator in missing:
+            operator.state = OperatorState.PENDING_DEPLOY
+            operator.last_error = "its container does not run it any more, and does not say why"
+            self._operator_event(
+                operator, EventType.OPERATOR_ERROR, now_ms, reason=operator.last_error
+            )
+            actions += self._on_operator_failed(operator, now_ms)
+            if self.phase in ENDED:
+                return actions
+            actions += self._redeploy(operator, deploy, now_ms)
+        return actions
+
+    def _with_all_above(self, container: Container, deploy: list[Operator]) -> list[Operator]:
+        """An operator's query is built with the properties of all that is fused above it: it is
+        deployed after them, or with them. They may wait for longer, having failed more often."""
+        ready = {one.physical.id for one in deploy}
+        waiting = {
+            one.physical.logical.name
+            for one in container.operators
+            if one.state is OperatorState.PENDING_DEPLOY and one.physical.id not in ready
+        }
+        if not deploy or not waiting:
+            return deploy
+        below = self.downstream_of(waiting)
+        return [one for one in deploy if one.physical.logical.name not in below]
+
     def _on_started(self, now_ms: int) -> list[Action]:
         return []
 
@@ -168,6 +224,7 @@ class Deployment(Supervision):
         if self.phase is Phase.STOPPING:
             operator.state = OperatorState.INACTIVE
             return []
+        operator.outdated = max(operator.outdated, operator.run)  # should it be reported once more
         operator.run = self._next_run()
         return [
             self._journal("run", run=operator.run),

@@ -113,7 +113,7 @@ DEPLOY_STEPS: dict[tuple[OperatorState, m.DeployState | None], tuple[OperatorSta
     (_PD, _ACTIVE): (_A, Step.STARTED),
     (_PD, _SHUTDOWN): (_A, Step.NOTHING),
     (_PD, _FAILED): (_A, Step.NOTHING),  # the failure is seen at the next heartbeat
-    (_A, None): (_A, Step.NOTHING),
+    (_A, None): (_A, Step.NOTHING),  # deployed again if it stays so: `Deployment._on_missing`
     (_A, _ACTIVE): (_A, Step.NOTHING),
     (_A, _SHUTDOWN): (_I, Step.STOPPED),
     (_A, _FAILED): (_PU, Step.FAILED),
@@ -189,6 +189,7 @@ class Container:
     launch_after_ms: int | None = None
     kill_deadline_ms: int | None = None  # set: a kill is on its way
     counts_as_failure: bool = True
+    missing_ms: int | None = None  # since when it does not report all that runs there
     told_to_end: bool = False  # by a heartbeat's answer
     ended: bool = False  # for good: it will not be launched again
     lost_ms: int | None = None  # when a loss was noticed; until its first new window

@@ -81,6 +81,11 @@ class QueryRun:
         number = self.windows.rollback()
         self._suffix = f"/{number}" if number else ""
 
+    @property
+    def is_starting(self) -> bool:
+        """Spark does not have it yet."""
+        return self.running is None and self.state is DeployState.ACTIVE
+
     def on_batch(self, frame: DataFrame, batch_id: int, identity: QueryIdentity) -> None:
         """Called by Spark for every micro-batch, in a thread of its own."""
         self.in_batch, self._entered = batch_id, self.monotonic()

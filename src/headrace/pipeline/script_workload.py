@@ -1,7 +1,8 @@
 """A container's work when its package is an ordinary PySpark script: one operator per query.
 
 It answers what `Workload` answers. Spark keeps the checkpoints; a batch belongs to the window in
-which it was planned.
+which it was planned. A query lives with its script: one that failed beside others cannot be started
+alone, so the container asks to be replaced.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class ScriptWorkload:
         self._lock: Lock | None = None
         self._failures: list[tuple[tuple[int, ...], str]] = []
         self._told = False
+        self._broken = False
 
     def knows(self, operator: int) -> bool:
         return operator in self._operators
@@ -102,11 +104,17 @@ class ScriptWorkload:
     def undeploy(self, operators: Sequence[int]) -> None:
         """A script is deployed as a whole: without any of its queries it is stopped."""
         for each in operators:
-            self._operators.pop(each, None)
+            info = self._operators.pop(each, None)
+            seen = self._seen.pop(info.name, None) if info is not None else None
+            failed = seen is not None and seen.state is DeployState.FAILED
+            self._broken = self._broken or failed
         if not self._operators:
             self._end()
+            self._broken = self._told = False
 
     def heartbeats(self, now_ms: int, interval_ms: int) -> tuple[OperatorHeartbeat, ...]:
+        if self._script is None:
+            return ()  # it is being started
         self._look()
         beats = []
         for id_, info in list(self._operators.items()):
@@ -131,7 +139,8 @@ class ScriptWorkload:
         """Nobody reads a script's queries by windows."""
 
     def is_broken(self) -> bool:
-        return False
+        """Whether a query failed that only a new run of the whole script can bring back."""
+        return self._broken
 
     def take_failures(self) -> list[tuple[tuple[int, ...], str]]:
         failures, self._failures = self._failures, []

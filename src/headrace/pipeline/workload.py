@@ -1,16 +1,19 @@
 """The operators that run in this container: their Spark session, queries, checkpoints, windows.
 
-Blocking throughout; `container.py` calls it from threads. Operators deployed together whose names
-lead to the same terminal stage are fused in one streaming query, and so is each stream that other
-containers read; what each query has is its own checkpoint,
-`<application path>/<checkpoint folder>/<terminal>`, with a lock beside it, because Spark's fastest
-checkpoint files do not guard against a second writer.
+Blocking throughout; `container.py` calls it from threads, so queries fail, are undeployed and are
+reported while others are being started. Operators deployed together whose names lead to the same
+terminal stage are fused in one streaming query, and so is each stream that other containers read;
+what each query has is its own checkpoint, `<application path>/<checkpoint folder>/<terminal>`, with
+a lock beside it, because Spark's fastest checkpoint files do not guard against a second writer.
+
+An operator is reported because its queries run, never because it was once deployed: one that lacks
+a query is neither reported nor known, so that the controller deploys it again.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -115,21 +118,27 @@ class Workload:
         self._rings: ProgressRings | None = None
         self._app: Application | None = None
         self._operators: dict[int, OperatorDeployInfo] = {}
+        self._owned: dict[int, frozenset[str]] = {}  # the queries that end in an operator
+        self._expected: dict[int, OperatorDeployInfo] = {}
+        self._called_off: set[int] = set()  # of those that are expected
         self._runs: dict[str, QueryRun] = {}
         self._failures: list[tuple[tuple[int, ...], str]] = []
-        self._expected: dict[int, OperatorDeployInfo] = {}
         self._responses: dict[int, list[OperatorResponse]] = {}
 
     def knows(self, operator: int) -> bool:
-        return operator in self._operators or operator in self._expected
+        """Whether its queries are here, or are being started: there is nothing to deploy."""
+        here = operator in self._operators and self._has_queries(operator)
+        return here or operator in self._expected
 
     def expect(self, infos: Sequence[OperatorDeployInfo]) -> None:
         """These are being deployed, which may take a while; they are reported when they run."""
+        self._called_off = set()
         self._expected = {info.id: info for info in infos}
 
     def deploy(self, infos: Sequence[OperatorDeployInfo]) -> None:
         """Start every query whose terminal stage is among these operators."""
         known = {**self._operators, **{info.id: info for info in infos}}
+        self._end_queries_of({info.name for info in infos})  # nobody reported what is left of them
         part = make_part(self._load(), known)
         app = part.app
         spark = self._session()
@@ -158,12 +167,26 @@ class Workload:
             outlets={feed: output.topic for feed, output in part.outputs.items()},
         )
         owners = {info.name: info for info in infos}
+        owned: dict[int, set[str]] = {info.id: set() for info in infos}
         for query in _distinct(queries, part):
             owner = owners.get(query.operators[-1])
-            if owner is not None and query.name not in self._runs:
+            if owner is not None:
+                owned[owner.id].add(query.name)
                 self._start(part, query, owner, values)
-        self._operators = known
+        self._settle(infos, owned)
+
+    def _settle(
+        self, infos: Sequence[OperatorDeployInfo], owned: Mapping[int, Collection[str]]
+    ) -> None:
+        """These run now. The others are as they are, not as they were when this deployment began:
+        it took seconds, in which some may have failed and been undeployed."""
+        self._owned.update((id_, frozenset(names)) for id_, names in owned.items())
+        self._operators.update((info.id, info) for info in infos)
         self._expected = {}
+        # Afterwards: who calls one off from now on finds it among the operators.
+        called_off, self._called_off = self._called_off, set()
+        if called_off:
+            self.undeploy(sorted(called_off))
 
     def _start(
         self, part: Part, query: Query, owner: OperatorDeployInfo, values: PropertyValues
@@ -207,14 +230,17 @@ class Workload:
         """Stop the queries that end in one of these operators, and forget them. What only passes
         through one of them, as the query of a neighbour that reads the same topic, goes on: nobody
         would start it again."""
-        names = {self._operators[each].name for each in operators if each in self._operators}
+        self._called_off.update(each for each in operators if each in self._expected)
+        found = [self._operators.pop(each, None) for each in operators]
+        for each in operators:
+            self._responses.pop(each, None)
+        self._end_queries_of({info.name for info in found if info is not None})
+
+    def _end_queries_of(self, names: Collection[str]) -> None:
         for name, run in list(self._runs.items()):
             if run.query.operators[-1] in names:
                 self._end(run)
                 del self._runs[name]
-        for each in operators:
-            self._operators.pop(each, None)
-            self._responses.pop(each, None)
 
     def handle(self, requests: Sequence[StramToNodeRequest]) -> None:
         """What the controller asks of operators; answers go with the next heartbeat."""
@@ -259,6 +285,8 @@ class Workload:
         states: dict[str, list[DeployState]] = {}
         stats: dict[str, list[OperatorStats]] = {}
         for run in list(self._runs.values()):
+            if run.is_starting:
+                continue
             reports = self._reports(run)
             for name in run.query.operators:
                 states.setdefault(name, []).append(run.state)
@@ -268,7 +296,7 @@ class Workload:
         return tuple(
             OperatorHeartbeat(
                 node_id=id_,
-                state=_state_of(states.get(info.name, ())),
+                state=_state_of(states[info.name]),
                 generated_tms=now_ms,
                 interval_ms=interval_ms,
                 window_stats=tuple(stats.get(info.name, ())),
@@ -276,7 +304,12 @@ class Workload:
                 run_id=info.run_id,
             )
             for id_, info in list(self._operators.items())
+            if info.name in states and self._has_queries(id_)
         )
+
+    def _has_queries(self, operator: int) -> bool:
+        """Whether all queries that end in it are here; others that pass through it say nothing."""
+        return self._owned.get(operator, frozenset()) <= self._runs.keys()
 
     def is_broken(self) -> bool:
         """Whether Spark has stopped under its queries: nothing here can go on."""
@@ -569,7 +602,7 @@ def _state_of(states: Sequence[DeployState]) -> DeployState:
     """Of an operator whose queries are in these states: it has ended when all of them have."""
     if DeployState.FAILED in states:
         return DeployState.FAILED
-    ended = bool(states) and all(one is DeployState.SHUTDOWN for one in states)
+    ended = all(one is DeployState.SHUTDOWN for one in states)
     return DeployState.SHUTDOWN if ended else DeployState.ACTIVE
 
 

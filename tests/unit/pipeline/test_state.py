@@ -8,6 +8,7 @@ import pytest
 
 from headrace.config.controller import ControllerSettings
 from headrace.errors import NotFoundError
+from headrace.ids import OperatorId
 from headrace.pipeline.events import EventType
 from headrace.pipeline.journal import ApplicationRecord, Journal
 from headrace.pipeline.lifecycle import (
@@ -119,6 +120,10 @@ class Driver:
 def up(id_: int, *windows: int, state: m.DeployState = ACTIVE, run: int = 0) -> m.OperatorHeartbeat:
     stats = tuple(m.OperatorStats(one, checkpoint=m.Checkpoint(one)) for one in windows)
     return m.OperatorHeartbeat(id_, state, window_stats=stats, run_id=run)
+
+
+def state_of(driver: Driver, operator: int) -> OperatorState:
+    return driver.application.operators[OperatorId(operator)].state
 
 
 def ids(response: m.ContainerHeartbeatResponse) -> list[int]:
@@ -247,6 +252,50 @@ def test_a_silent_operator_of_an_active_container_is_left_alone() -> None:
     driver = Driver()
     driver.run_both()
     assert driver.beat("shop.1.1", up(1)).deploy_request == ()
+
+
+def test_an_operator_that_its_container_does_not_run_any_more_is_deployed_again() -> None:
+    driver = Driver()
+    id_ = driver.run_both()
+    assert not ids(driver.beat(id_, up(1)))  # silent for a moment,
+    assert not ids(driver.beat(id_, up(1), up(2), ms=4_000))  # and there again
+    for _ in range(5):
+        assert not ids(driver.beat(id_, up(1), ms=1_000))
+    driver.beat(id_, up(1), ms=1_000)
+    assert state_of(driver, 2) is OperatorState.PENDING_DEPLOY
+    assert "does not run it any more" in driver.application.operators[2].last_error  # type: ignore[index]
+    response = driver.beat(id_, up(1), ms=1_000)
+    assert [(info.id, info.run_id) for info in response.deploy_request] == [(2, 2)]
+    driver.beat(id_, up(1), up(2, run=2))
+    assert state_of(driver, 2) is OperatorState.ACTIVE
+
+
+def test_a_report_of_an_earlier_deployment_is_not_taken_for_the_one_that_was_sent() -> None:
+    """A container that tells of what it was asked to undeploy does not run what follows."""
+    driver = Driver()
+    id_ = driver.run_both()
+    driver.beat(id_, up(1, run=1), up(2, run=1, state=FAILED))
+    driver.beat(id_, up(1, run=1))  # it is gone, and will be deployed as run 2
+    response = driver.beat(id_, up(1, run=1), up(2, run=1), ms=1_000)
+    assert response.undeploy_request == (2,)
+    assert state_of(driver, 2) is OperatorState.PENDING_UNDEPLOY
+    (info,) = driver.beat(id_, up(1, run=1)).deploy_request
+    assert info.run_id == 3
+    driver.beat(id_, up(1, run=1), up(2, run=3))
+    assert state_of(driver, 2) is OperatorState.ACTIVE
+
+
+def test_an_operator_is_deployed_with_all_that_is_fused_above_it() -> None:
+    """A query is built with their properties; they may have failed more often, and wait longer."""
+    driver = Driver()
+    id_ = driver.run_both()
+    driver.beat(id_, up(1, state=FAILED), up(2))
+    while not ids(driver.beat(id_, up(2), ms=500)):
+        pass
+    driver.beat(id_, up(1, run=2), up(2))
+    driver.beat(id_, up(1, state=FAILED, run=2), up(2, state=FAILED))
+    sent = [ids(driver.beat(id_, ms=500)) for _ in range(5)]
+    assert sent == [[], [], [], [1, 2], [1, 2]]
 
 
 @pytest.mark.parametrize("state", [SHUTDOWN, FAILED])
@@ -455,7 +504,7 @@ def test_a_failure_during_a_stop_is_not_repaired() -> None:
     id_ = driver.run_both()
     driver.stop()
     driver.beat(id_, up(1), up(2, state=FAILED))
-    assert driver.application.operators[2].state is OperatorState.INACTIVE  # type: ignore[index]
+    assert state_of(driver, 2) is OperatorState.INACTIVE
     driver.exit(id_, 1)
     assert driver.application.phase is Phase.STOPPED
 
