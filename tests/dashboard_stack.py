@@ -79,6 +79,12 @@ class Stack:
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(do(), self._loop).result(120)
 
+    @property
+    def code_token(self) -> str:
+        """What running code takes beside the well-known password."""
+        with open(f"{self._folder}/secrets/http-token") as file:
+            return file.read()
+
     def session(self, user: tuple[str, str] = ROOT) -> str:
         """The token of a session's cookie."""
         given = {"username": user[0], "password": user[1]}

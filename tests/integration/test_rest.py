@@ -102,6 +102,7 @@ def _operations(stack: Stack) -> list[Any]:
 def test_the_interface_is_what_its_document_says(stack: Stack, user: tuple[str, str]) -> None:
     changed: list[str] = []
     wrong: list[str] = []
+    headers = {"x-headrace-page": "1", "x-headrace-token": stack.code_token}
     with requests.Session() as session:
         session.trust_env = False
         session.auth = user
@@ -112,9 +113,7 @@ def test_the_interface_is_what_its_document_says(stack: Stack, user: tuple[str, 
                     name: KNOWN.get(name, value) for name, value in case.path_parameters.items()
                 }
                 case.path_parameters.update(found)
-            answer = case.call(
-                base_url=stack.url, session=session, headers={"x-headrace-page": "1"}, timeout=20
-            )
+            answer = case.call(base_url=stack.url, session=session, headers=headers, timeout=20)
             case.validate_response(answer, checks=CHECKS)
             if case.method != "GET" and answer.status_code < 400 and case.operation.path != SESSION:
                 changed.append(f"{case.method} {case.operation.path}")

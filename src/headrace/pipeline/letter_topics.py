@@ -37,5 +37,12 @@ def topic_inputs(plan: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def plan_topics(plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """Every topic that an application reads or writes; not those between its containers."""
+    written = (one.get("attributes", {}).get("OUTPUT_TOPIC") for one in plan.get("operators", ()))
+    found = dict.fromkeys(topic_inputs(plan).values())
+    return tuple({**found, **dict.fromkeys(str(one) for one in written if one)})
+
+
 def _reads(operator: Mapping[str, Any]) -> bool:
     return not any(port.get("kind") == "input" for port in operator.get("ports", ()))

@@ -26,6 +26,7 @@ from headrace.pipeline.events import EventType
 from headrace.pipeline.fleet import Running
 from headrace.pipeline.history import WindowPoint
 from headrace.pipeline.journal import ApplicationRecord, Journal
+from headrace.pipeline.letter_topics import plan_topics
 from headrace.pipeline.lifecycle import Action
 from headrace.pipeline.loglevels import check_levels
 from headrace.pipeline.physical import PhysicalPlan
@@ -273,6 +274,13 @@ class Operations(ABC):
         running, now_ms = self._get(name), self._now_ms()
         view = views.details(running.application, now_ms, events_max=GLANCE_EVENTS)
         return running.observations.annotate(view, now_ms)
+
+    def topics(self, name: str) -> tuple[str, ...]:
+        """What an application reads and writes, `stream/topic`, also one that cannot be read."""
+        record = self._journal.applications.get(name)
+        if record is None:
+            raise NotFoundError("no such application", name=name)
+        return plan_topics(record.plan)
 
     def events(self, name: str, *, after: int = 0) -> Views:
         return [one.to_json() for one in self._get(name).application.events.list(after=after)]

@@ -56,6 +56,7 @@ from headrace.web.logins import Broker, Guarded, Logins
 from headrace.web.metrics import Measured, format_metrics
 from headrace.web.openapi import document
 from headrace.web.packages import SubmittedPackage, read_package
+from headrace.web.pipeline_rights import PipelineRights, SeenPipelines
 from headrace.web.problems_broker import BrokerTrouble
 from headrace.web.reached_broker import ReachedBroker
 from headrace.web.sessions import Sessions
@@ -77,6 +78,9 @@ class Pipelines(Stram, Measured, pipeline_api.Watched, Protocol):
     def list(self) -> list[dict[str, Any]]: ...
 
     def show(self, name: str) -> dict[str, Any]: ...
+
+    def topics(self, name: str) -> tuple[str, ...]:
+        """What an application reads and writes, `stream/topic`."""
 
     async def stop(self, name: str) -> None: ...
 
@@ -144,9 +148,11 @@ def create_app(
     logins = Logins(runtime, broker, Sessions(runtime))
     live, catalogue = Live(runtime), Catalogue(runtime, broker)
     groups = GroupWatch(runtime, broker, catalogue)
+    rights = PipelineRights(pipelines.topics, catalogue)
     executor = runtime.executor("web", 1)
     sampler = Sampler(runtime, live)
-    overview_api.sample(sampler, live, catalogue, pipelines)
+    totals = overview_api.Totals(catalogue, groups, pipelines, rights)
+    overview_api.sample(sampler, live, catalogue, totals)
     group_api.sample(sampler, groups)
     cluster_api.sample(sampler, cluster, broker, catalogue)
 
@@ -155,7 +161,8 @@ def create_app(
 
     trouble = BrokerTrouble(runtime, catalogue, groups, cluster)
     diagnosis = pipeline_api.Diagnosis(pipelines, runtime.clock.now_ms, pause, trouble.look)
-    pipeline_live.sample(sampler, live, diagnosis)
+    sight = pipeline_api.Sight(rights)
+    pipeline_live.sample(sampler, live, diagnosis, sight)
 
     def route(
         path: str,
@@ -165,7 +172,7 @@ def create_app(
         manage: bool = False,
         code: CodeToken | None = None,
     ) -> Route:
-        guarded = Guarded(logins, answer, manage, code)
+        guarded = Guarded(logins, answer, manage, code, rights.guard(path))
         return Route(path, guarded.serve, methods=[method], name=path)
 
     async def health(_request: Request) -> Response:
@@ -179,10 +186,11 @@ def create_app(
 
     async def overview(request: Request) -> Response:
         found = await broker.overview(request.state.login)
-        return JSONResponse({**found, "pipelines": pipelines.list()})
+        seen = rights.seen_rows(request.state.login, pipelines.list())
+        return JSONResponse({**found, "pipelines": seen})
 
-    async def list_pipelines(_request: Request) -> Response:
-        return JSONResponse(pipelines.list())
+    async def list_pipelines(request: Request) -> Response:
+        return JSONResponse(rights.seen_rows(request.state.login, pipelines.list()))
 
     async def show_pipeline(request: Request) -> Response:
         return JSONResponse(pipelines.show(request.path_params["name"]))
@@ -217,8 +225,9 @@ def create_app(
             raise InvalidArgumentError("lines must be 1 to 10000")
         return PlainTextResponse(await pipelines.logs(request.path_params["name"], int(text)))
 
-    async def metrics(_request: Request) -> Response:
-        return PlainTextResponse(format_metrics(pipelines), media_type=CONTENT_TYPE)
+    async def metrics(request: Request) -> Response:
+        seen = SeenPipelines(pipelines, rights, request.state.login)
+        return PlainTextResponse(format_metrics(seen), media_type=CONTENT_TYPE)
 
     async def openapi(request: Request) -> Response:
         routes = [one for one in request.app.routes if isinstance(one, Route)]
@@ -232,7 +241,7 @@ def create_app(
             Route("/", files),
             Route("/static/{path:path}", files),
             *session_api.routes(route, logins, live),
-            *overview_api.routes(route, catalogue, pipelines),
+            *overview_api.routes(route, catalogue, totals),
             *topic_api.routes(route, broker, catalogue),
             *message_api.routes(route, broker, executor),
             *group_api.routes(route, broker, groups),
@@ -250,7 +259,7 @@ def create_app(
             route("/api/pipelines/{name}/logs", logs),
             route("/metrics", metrics),
             route("/openapi.json", openapi),
-            *pipeline_api.routes(route, pipelines, diagnosis),
+            *pipeline_api.routes(route, pipelines, diagnosis, sight),
             *pipeline_letters.routes(route, pipelines, broker.as_user),
             *stram_routes(route, pipelines, runtime.clock.now_ms),
         ],

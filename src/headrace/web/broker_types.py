@@ -55,11 +55,12 @@ class Totals(Info, frozen=True):
     streams: int
     topics: int
     partitions: int
-    segments: int
     messages: int
     bytes: int
-    clients: int
     groups: int
+    segments: int | None = None
+    """None here and below: for who may not read the server's state."""
+    clients: int | None = None
     users: int | None = None
 
 
@@ -69,17 +70,19 @@ class Rates(Info, frozen=True):
 
 
 class ServerInfo(Info, frozen=True):
+    """All but the version: for who may read the server's state."""
+
     version: str
-    hostname: str
-    process_id: int
-    uptime_ms: int
-    started_ms: int
-    cpu_percent: float
-    memory_bytes: int
-    disk_free_bytes: int
-    disk_total_bytes: int
-    read_bytes: int
-    written_bytes: int
+    hostname: str | None = None
+    process_id: int | None = None
+    uptime_ms: int | None = None
+    started_ms: int | None = None
+    cpu_percent: float | None = None
+    memory_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    disk_total_bytes: int | None = None
+    read_bytes: int | None = None
+    written_bytes: int | None = None
 
 
 class PipelineTotals(Info, frozen=True):

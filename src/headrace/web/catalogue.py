@@ -77,6 +77,7 @@ class Catalogue:
         self.streams: dict[int, Stream] = {}
         self.topics: dict[tuple[int, int], TopicState] = {}
         """By the ids of stream and topic."""
+        self._named: dict[tuple[str, str], TopicState] = {}
         self.history: History = deque(maxlen=HISTORY_SAMPLES)
 
     async def refresh(self) -> None:
@@ -91,6 +92,7 @@ class Catalogue:
         for key in [key for key in self.topics if key[0] not in found]:
             del self.topics[key]
         self.streams = found
+        self._named = {(one.stream.name, one.topic.name): one for one in self.topics.values()}
         self.sampled_ms = self._clock.now_ms()
         messages, size = self.rates()
         self.history.append((float(self.sampled_ms), round(messages, 2), round(size, 1)))
@@ -164,14 +166,7 @@ class Catalogue:
         ]
 
     def find(self, stream: str, topic: str) -> TopicState | None:
-        return next(
-            (
-                one
-                for one in self.topics.values()
-                if one.topic.name == topic and one.stream.name == stream
-            ),
-            None,
-        )
+        return self._named.get((stream, topic))
 
 
 def _limit(value: int, unit: int) -> int | None:

@@ -28,7 +28,7 @@ TICK_SECONDS = 0.5
 _SCOPES_MAX = 32
 
 View: TypeAlias = Callable[[Login], Any]
-"""The value as this user may see it."""
+"""The value as this user may see it; None: they may not, and are sent nothing."""
 Sample: TypeAlias = Callable[[], Awaitable[View]]
 
 
@@ -42,8 +42,9 @@ class _Latest:
         scope = (login.may_manage, login.permissions)
         found = self.encoded.get(scope)
         if found is None:
-            data = msgspec.json.encode(self.view(login))
-            found = b"event: %s\ndata: %s\n\n" % (topic.encode(), data)
+            value = self.view(login)
+            data = b"" if value is None else msgspec.json.encode(value)
+            found = b"event: %s\ndata: %s\n\n" % (topic.encode(), data) if data else b""
             if len(self.encoded) >= _SCOPES_MAX:
                 self.encoded.clear()
             self.encoded[scope] = found
@@ -93,7 +94,8 @@ class Live:
                     latest = self._latest.get(topic)
                     if latest is not None and latest.version != seen.get(topic):
                         seen[topic] = latest.version
-                        yield latest.frame(topic, login)
+                        if frame := latest.frame(topic, login):
+                            yield frame
                 try:
                     async with asyncio.timeout(QUIET_SECONDS):
                         await changed.wait()

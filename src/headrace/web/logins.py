@@ -134,6 +134,8 @@ class Guarded:
     manage: bool
     code: CodeToken | None = None
     """Of a route that runs what it is given."""
+    allow: Callable[[Login, Request], None] | None = None
+    """Raises where this user may not ask for what the path names."""
 
     async def serve(self, request: Request) -> Response:
         login = await self.logins.check(request)
@@ -141,6 +143,8 @@ class Guarded:
             raise UnauthorizedError(f"user {login.username} may not manage pipelines")
         if request.method not in _READING:
             check_origin(request)
+        if self.allow is not None:
+            self.allow(login, request)
         if self.code is not None:
             given = request.headers.get(TOKEN_HEADER, "")
             self.code.check(request.state.credentials, given)

@@ -18,8 +18,11 @@ from headrace.web import pipeline_errors, problems
 from headrace.web.exchange import json_answer, query_number
 from headrace.web.logins import Login
 from headrace.web.pipeline_graph import Graphs, graphs
+from headrace.web.pipeline_rights import PipelineRights
 from headrace.web.problems_types import LastError, PipelineHealth, Problem, Situation
 from headrace.web.stram import AddRoute
+from headrace.web.visibility import may
+from headrace.wire.iggy.commands import Permission
 
 ERRORS_MAX = 50
 LOG_LINES_MAX = 10_000
@@ -166,23 +169,36 @@ class Diagnosis:
         return pipeline_errors.with_log(error, before)
 
 
-def visible(situation: Situation, login: Login) -> Situation:
-    """Without what names topics, for a user who may not see all of them."""
-    everywhere = None if login.permissions is None else login.permissions.everywhere
-    sees_all = login.may_manage or (
-        everywhere is not None and (everywhere.read_streams or everywhere.manage_streams)
-    )
-    if sees_all:
-        return situation
-    others = [
-        one for one in situation.problems if one.subject not in ("group", "topic", "pipeline")
-    ]
-    return problems.situation(situation.pipelines, others, situation.now_ms)
+class Sight:
+    """What of the situation a user sees: their pipelines and topics, and the state of the servers
+    if they may look at it."""
+
+    def __init__(self, rights: PipelineRights) -> None:
+        self._rights = rights
+
+    def situation(self, found: Situation, login: Login) -> Situation:
+        pipelines = self._rights.seen(login, found.pipelines, lambda one: one.name)
+        others = [
+            one
+            for one in found.problems
+            if one.subject != "pipeline" and self._may_hear(login, one)
+        ]
+        return problems.situation(pipelines, others, found.now_ms)
+
+    def live(self, value: PipelineLive, login: Login) -> PipelineLive | None:
+        return value if self._rights.sees(login, value.health.name) else None
+
+    def _may_hear(self, login: Login, problem: Problem) -> bool:
+        if problem.subject in ("group", "topic"):
+            address = "/".join(problem.name.split("/")[:2])
+            return self._rights.may_see_topic(login, address)
+        may_look = login.may_manage or may(login.permissions, Permission.READ_SERVERS)
+        return may_look or problem.subject == "broker"
 
 
-def routes(add: AddRoute, watched: Watched, diagnosis: Diagnosis) -> list[Route]:
+def routes(add: AddRoute, watched: Watched, diagnosis: Diagnosis, sight: Sight) -> list[Route]:
     async def situation(request: Request) -> Response:
-        return json_answer(visible(await diagnosis.situation(), request.state.login))
+        return json_answer(sight.situation(await diagnosis.situation(), request.state.login))
 
     async def live(request: Request) -> Response:
         after_ms = query_number(request, "after_ms", 0)

@@ -6,7 +6,7 @@ Everything is asked of the broker as the user, who sees and sends what the broke
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -18,7 +18,7 @@ from starlette.routing import Route
 from headrace.client.dead_letters import Letter, LetterSummary, list_letters, summarize
 from headrace.client.iggy import IggyClient
 from headrace.client.redriving import Redriving
-from headrace.errors import NotFoundError
+from headrace.errors import NotFoundError, UnauthorizedError
 from headrace.pipeline.letter_topics import letter_topics
 from headrace.web.exchange import json_answer, query_number, read_body
 from headrace.web.pipeline_api import PIPELINE
@@ -107,9 +107,10 @@ def routes(add: AddRoute, pipelines: Shown, as_user: AsUser) -> list[Route]:
         async with as_user(request.state.credentials) as client:
             for operator, names in topics(request).items():
                 for one in names:
-                    known = await summarize(client, *one.split("/", 1))
-                    if known is not None:
-                        found.append(_box(operator, known))
+                    with suppress(UnauthorizedError):  # theirs are the others
+                        known = await summarize(client, *one.split("/", 1))
+                        if known is not None:
+                            found.append(_box(operator, known))
         return json_answer(LetterBoxes(operators=found))
 
     async def letters(request: Request) -> Response:

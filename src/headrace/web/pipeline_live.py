@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.errors import NotFoundError
 from headrace.web.live import Live, Sampler, View
-from headrace.web.pipeline_api import Diagnosis, visible
+from headrace.web.pipeline_api import Diagnosis, Sight
 from headrace.web.problems_types import Situation
 
 SECONDS = 1.0
@@ -37,13 +37,13 @@ def alerts_of(situation: Situation) -> Alerts:
     )
 
 
-def sample(sampler: Sampler, live: Live, diagnosis: Diagnosis) -> None:
+def sample(sampler: Sampler, live: Live, diagnosis: Diagnosis, sight: Sight) -> None:
     async def alerts() -> View:
         found = await diagnosis.situation()
-        live.publish("problems", lambda login: visible(found, login))
+        live.publish("problems", lambda login: sight.situation(found, login))
         for one in found.pipelines:
             await publish(one.name, found.now_ms)
-        return lambda login: alerts_of(visible(found, login))
+        return lambda login: alerts_of(sight.situation(found, login))
 
     async def publish(name: str, now_ms: int) -> None:
         topic = f"pipeline/{name}"
@@ -53,6 +53,6 @@ def sample(sampler: Sampler, live: Live, diagnosis: Diagnosis) -> None:
             value = await diagnosis.live(name, now_ms - SENT_MS)
         except NotFoundError:
             return  # it cannot be read, or was replaced a moment ago
-        live.publish(topic, lambda _login: value)
+        live.publish(topic, lambda login: sight.live(value, login))
 
     sampler.add("alerts", alerts, seconds=SECONDS, also=("problems",))

@@ -13,12 +13,14 @@ from headrace.client.iggy import IggyClient
 from headrace.errors import NotFoundError, UnauthenticatedError, UnavailableError
 from headrace.pipeline import views
 from headrace.pipeline.history import WindowPoint
+from headrace.pipeline.letter_topics import plan_topics
 from headrace.pipeline.observations import Observations
 from headrace.runtime.system import system_runtime
 from headrace.web.api import create_app
 from headrace.web.assets import Asset
 from headrace.web.broker_types import ClusterInfo, RangeRow
 from headrace.web.logins import Login
+from headrace.web.people_api import ROLES
 from headrace.web.sessions import Credentials
 from headrace.wire.umbilical import messages as m
 from tests.unit.pipeline.test_state import START, Driver
@@ -75,6 +77,10 @@ class Pipelines:
         view = views.details(self.driver.application, self.driver.now)
         return self.observations.annotate(view, self.driver.now)
 
+    def topics(self, name: str) -> tuple[str, ...]:
+        self.show(name)
+        return plan_topics(self.driver.application.record.plan)
+
     def glance(self, name: str) -> dict[str, Any]:
         return self.show(name)
 
@@ -129,7 +135,8 @@ class Broker:
     async def login(self, username: str, password: str) -> Login:
         if (username, password) not in (MANAGER, READER):
             raise UnauthenticatedError("unknown user or wrong password")
-        return Login(username, may_manage=username == "root")
+        role = "admin" if username == "root" else "read"
+        return Login(username, may_manage=username == "root", permissions=ROLES[role])
 
     async def overview(self, login: Login) -> dict[str, Any]:
         return {"topics": []}

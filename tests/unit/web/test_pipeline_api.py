@@ -11,14 +11,16 @@ import pytest
 from headrace.errors import NotFoundError
 from headrace.pipeline.history import WindowPoint
 from headrace.runtime.system import system_runtime
+from headrace.web.catalogue import Catalogue
 from headrace.web.live import Live, Sampler
 from headrace.web.logins import Login
-from headrace.web.pipeline_api import Diagnosis, PipelineErrors, PipelineLive, trigger_ms, visible
+from headrace.web.pipeline_api import Diagnosis, PipelineErrors, PipelineLive, Sight, trigger_ms
 from headrace.web.pipeline_live import sample
+from headrace.web.pipeline_rights import PipelineRights
 from headrace.web.problems_types import Problem, Situation
 from headrace.wire.iggy.messages.users import GlobalPermissions, Permissions
 from headrace.wire.umbilical import messages as m
-from tests.unit.web.stage import CONTAINER, READER, Pipelines, ask, make
+from tests.unit.web.stage import CONTAINER, READER, Broker, Pipelines, ask, make
 
 LIVE = "/api/pipelines/shop/live"
 LOGS = f"/api/pipelines/shop/containers/{CONTAINER}/logs"
@@ -102,20 +104,28 @@ def problem(subject: Any, name: str) -> Problem:
     return Problem(id=name, kind="x", severity="warning", subject=subject, name=name, title="t")
 
 
+def sight() -> Sight:
+    runtime = system_runtime()
+    return Sight(PipelineRights(Pipelines().topics, Catalogue(runtime, Broker())))
+
+
 def test_names_of_topics_are_for_those_who_may_see_them() -> None:
     found = Situation(
         now_ms=1,
         severity="warning",
-        problems=(problem("group", "g"), problem("node", "1")),
+        problems=(problem("broker", "b"), problem("group", "shop/orders/g"), problem("node", "1")),
         pipelines=(),
     )
-    nobody = Login("a", may_manage=False)
-    assert [one.name for one in visible(found, nobody).problems] == ["1"]
-    reader = Login(
-        "b", may_manage=False, permissions=Permissions(GlobalPermissions(read_streams=True))
-    )
-    assert visible(found, reader) == found
-    assert visible(found, Login("c", may_manage=True)) == found
+
+    def names(**rights: bool) -> list[str]:
+        permissions = Permissions(GlobalPermissions(**rights))
+        login = Login("a", may_manage=False, permissions=permissions)
+        return [one.name for one in sight().situation(found, login).problems]
+
+    assert names() == ["b"]
+    assert names(read_streams=True) == ["b", "shop/orders/g"]
+    assert names(read_servers=True) == ["b", "1"]
+    assert names(manage_servers=True, read_topics=True) == ["b", "shop/orders/g", "1"]
 
 
 async def test_open_pages_are_fed_and_only_those() -> None:
@@ -131,7 +141,7 @@ async def test_open_pages_are_fed_and_only_those() -> None:
         return [problem("node", "1")]
 
     diagnosis = Diagnosis(pipelines, runtime.clock.now_ms, pause, others)
-    sample(sampler, live, diagnosis)
+    sample(sampler, live, diagnosis, sight())
     (fed,) = sampler._sampled
     await fed.sample()
     assert "pipeline/shop" not in live._latest, "nobody looks at it"

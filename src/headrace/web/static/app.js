@@ -132,7 +132,7 @@ function showFrame() {
   listen("overview", ({ totals }) => { // on every page: it also tells whether we are connected
     setCount("topics", number(totals.topics));
     setCount("groups", totals.groups ? number(totals.groups) : "");
-    setCount("clients", number(totals.clients));
+    setCount("clients", totals.clients == null ? "" : number(totals.clients));
   });
   enable(true);
   return { outer, main };

@@ -19,11 +19,11 @@ route("/overview", "Overview", async (ctx) => {
   const rates = lineChart({ label: "Messages a second over time", format: (value) => f.compact(value) });
   const sizes = lineChart({ label: "Bytes a second over time", format: (value) => f.bytes(value) });
   const facts = h("dl", { class: "facts" });
-  const busiest = h("div", {});
+  const busiest = h("div", {}), serverCard = card("Server", facts);
   replace(ctx.main,
     h("div", { class: "figures" }, [messagesIn, bytesIn, stored, topics, clients, pipelines].map((one) => one.node)),
     h("div", { class: "columns" }, card("Messages a second", rates.node), card("Bytes a second", sizes.node)),
-    h("div", { class: "columns" }, card("Busiest topics", busiest), card("Server", facts)));
+    h("div", { class: "columns" }, card("Busiest topics", busiest), serverCard));
 
   let history = [];
   const names = new Map();
@@ -32,15 +32,16 @@ route("/overview", "Overview", async (ctx) => {
     const { server, totals } = value;
     messagesIn.set(f.rate(value.rates.messages_in), `${f.compact(totals.messages)} in all`);
     bytesIn.set(`${f.bytes(value.rates.bytes_in)}/s`, totals.messages ? `${f.bytes(totals.bytes / totals.messages)} each` : "");
-    stored.set(f.bytes(totals.bytes), f.plural(totals.segments, "segment"));
+    stored.set(f.bytes(totals.bytes), totals.segments == null ? "" : f.plural(totals.segments, "segment"));
     topics.set(f.number(totals.topics), `${f.plural(totals.streams, "stream")}, ${f.plural(totals.partitions, "partition")}`);
-    clients.set(f.number(totals.clients), f.plural(totals.groups, "consumer group"));
+    if (totals.clients == null) { clients.node.hidden = serverCard.hidden = true; } // not for who may not read the server's state
+    else clients.set(f.number(totals.clients), f.plural(totals.groups, "consumer group"));
     pipelines.set(f.number(value.pipelines.all), value.pipelines.failed ? `${value.pipelines.failed} failed` : `${value.pipelines.running} running`);
     rates.update([{ name: "", points: history.map(([at, messages]) => [at, messages]) }]);
     sizes.update([{ name: "", points: history.map(([at, , size]) => [at, size]) }]);
     const used = server.disk_total_bytes - server.disk_free_bytes;
     replace(facts,
-      row("Version", server.version), row("Running for", f.duration(server.uptime_ms)), row("Started", f.moment(server.started_ms)),
+      row("Version", server.version), server.uptime_ms == null ? null : row("Running for", f.duration(server.uptime_ms)), server.started_ms == null ? null : row("Started", f.moment(server.started_ms)),
       server.hostname ? row("Host", `${server.hostname}, process ${server.process_id}`) : null,
       server.memory_bytes ? row("Memory", f.bytes(server.memory_bytes)) : null, server.cpu_percent ? row("Processor", `${server.cpu_percent} %`) : null,
       server.written_bytes ? row("Read and written", `${f.bytes(server.read_bytes)} and ${f.bytes(server.written_bytes)}`) : null,
