@@ -11,6 +11,7 @@ what is there when all is quiet.
 | I4 | one open range at most, the last | here, after every transaction |
 | I5 | a sealed end never changes, nothing reopens | here: transactions, answers of data nodes |
 | I6 | acknowledged <= sealed end <= some replica's durable end | here |
+| | acknowledged = on as many disks as promised | here, at each acknowledgement |
 | I7 | nothing is acknowledged after the answer to a seal | here |
 | I8 | nothing uncommitted is read | here: what was read stays, and was on a quorum by then |
 | I9 | complete replicas are identical | here, at the end |

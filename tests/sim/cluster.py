@@ -27,7 +27,7 @@ from headrace.placement.coordination import Transaction as MetadataTransaction
 from headrace.placement.election import LEADER_KEY, Candidate
 from headrace.placement.guarded_store import RECORDS, decode_entry
 from headrace.placement.memory_metadata import MemoryMetadata
-from headrace.placement.records import Record, Table
+from headrace.placement.records import RangeRecord, Record, Table
 from headrace.placement.service import PlacementService
 from headrace.runtime.interfaces import Runtime
 from headrace.runtime.simulated import SimulatedRandom, Simulation
@@ -217,26 +217,29 @@ class Cluster:
     def _note_durable(self, host: str) -> None:
         if host in self._begun:
             for log in self._begun.pop(host).logs():
-                self._durable[host, log.key] = log.durable_offset
+                before = self._durable.get((host, log.key), 0)
+                self._durable[host, log.key] = max(before, log.durable_offset)
 
     def _holders(self, stream_id: int, end: int) -> tuple[int, int]:
-        """Of the last range, if `end` lies in it; sealed ones were judged when they were open."""
-        logs = [
-            (host, log)
-            for host, service in self._begun.items()
-            for log in service.state.ranges(stream_id)[-1:]
-        ]
-        newest = max((log.key for _, log in logs), default=None)
-        held = {host: log for host, log in logs if log.key == newest}
-        wanted = max((log.ack_quorum for log in held.values()), default=0)
-        start = min((log.start_offset for log in held.values()), default=0)
-        if newest is None or end <= start:
-            return 0, 0
-        found = {host for host, log in held.items() if log.durable_offset >= end}
-        for (host, key), durable in self._durable.items():
-            if key == newest and durable >= end:
+        """On how many disks the last record below `end` was ever, and how many it takes. A disk
+        that was lost afterwards counts: it is the one that may be lost."""
+        for record in self.records():
+            if isinstance(record, RangeRecord) and record.stream_id == stream_id:
+                inside = record.start < end and (record.open or end <= record.end)
+                if inside:
+                    return self._ever_on(RangeKey(stream_id, record.range_index), end), (
+                        record.ack_quorum
+                    )
+        return 0, 0  # trimmed, or deleted
+
+    def _ever_on(self, key: RangeKey, end: int) -> int:
+        noted = self._durable.items()
+        found = {host for (host, known), durable in noted if known == key and durable >= end}
+        for host, service in self._begun.items():
+            log = service.state.find(key)
+            if log is not None and log.durable_offset >= end:
                 found.add(host)
-        return len(found), wanted
+        return len(found)
 
     async def restart(self, host: str) -> None:
         if host in self.managers:

@@ -239,18 +239,15 @@ class Faults:
             self.cluster.simulation.record(host, f"rots {path}")
 
     def _may_damage(self, host: str) -> bool:
-        """One copy may be lost, not two: of one node in a run, not while others are being brought
-        up to date (then the only copy of a tail may be the one that goes), and not the only one."""
+        """One disk of a run may be lost, whatever else is wrong just then; not the only copy of
+        what was asked to be kept once."""
         records = self.cluster.records()
-        ranges = [r for r in records if isinstance(r, RangeRecord)]
         alone = {
             (r.node_id,)
             for r in records
             if isinstance(r, NodeRecord) and r.address.startswith(f"{host}:")
         }
-        whole = all(map(self.cluster.is_up, self.cluster.nodes)) and not any(
-            r.incomplete or r.joining or r.sealing or r.replicas in alone for r in ranges
-        )
-        if whole:
-            self.damaged = self.damaged or host
-        return whole and self.damaged == host
+        if any(isinstance(r, RangeRecord) and r.replicas in alone for r in records):
+            return False
+        self.damaged = self.damaged or host
+        return self.damaged == host

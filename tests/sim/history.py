@@ -118,7 +118,7 @@ class History:
     lost: dict[str, list[float]] = field(default_factory=dict)
     """Hosts whose disk was replaced by an empty one, and when."""
     holders: Callable[[int, int], tuple[int, int]] = lambda stream_id, end: (0, 0)
-    """(stream, offset) -> on how many disks everything below it is, and how many it takes."""
+    """(stream, offset) -> on how many disks the record below it was, and how many it takes."""
     duplicate: Callable[[], float] | None = None
     """Asked after each call: in how many seconds the request arrives once more; 0 is never."""
     _repetitions: list[asyncio.Task[None]] = field(default_factory=list)
@@ -152,6 +152,15 @@ class History:
         """Until everything that arrives twice has arrived; nothing does from now on."""
         self.duplicate = None
         await asyncio.gather(*self._repetitions, return_exceptions=True)
+
+    def check_held(self, stream_id: int, end: int) -> None:
+        """Asked at once, when somebody is told that all below `end` is stored."""
+        found, wanted = self.holders(stream_id, end)
+        if found < wanted:
+            self.complain(
+                f"I6: stream {stream_id} is acknowledged up to {end}, which is on {found} of"
+                f" {wanted} disks"
+            )
 
     # What the checker asks
 
@@ -279,6 +288,9 @@ class RecordingChannel:
         noted.data = b"".join(reply.payload)
         if code is Code.FETCH and noted.data and self._role is ClientRole.CUSTOMER:
             self._check_committed(noted)
+        if isinstance(reply.message, m.AppendResponse) and self._role is ClientRole.CUSTOMER:
+            for ack in _acks(noted, reply.message):
+                history.check_held(ack.stored.stream_id, ack.stored.end)
         return reply
 
     def _check_committed(self, call: Call) -> None:

@@ -15,10 +15,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.client.owned_stream import OwnedStream
 from headrace.datanode import appending, handlers, service
+from headrace.datanode.earlier import EarlierRanges
 from headrace.datanode.fences import Fences
 from headrace.datanode.identity import Identity
 from headrace.datanode.producers import Producers
+from headrace.datanode.ranges import Ranges
 from headrace.datanode.replication import Commitment
 from headrace.datanode.service import DataNodeService
 from headrace.datanode.state import NodeState
@@ -36,6 +39,11 @@ from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import AlreadyDurableError
 from tests.sim.run import Plan, run
 from tests.sim.scene import Scene, play
+from tests.sim.test_scenarios_acknowledged import (
+    doubtful_tail,
+    owner_on_one_disk,
+    sender_on_one_disk,
+)
 from tests.sim.test_scenarios_clients import late_trim
 from tests.sim.test_scenarios_managers import late_sync, leader_wakes_up_in_a_write
 from tests.sim.test_scenarios_replication import sealed_replica_restarts
@@ -80,10 +88,50 @@ class Mutant:
 def seal_takes_the_minimum(patch: Patch) -> None:
     """The end is the smallest of any answers, although not every replica acknowledges (D10)."""
 
-    def minimum(ends: Sequence[int], *, replicas: int, quorum: int) -> int | None:
+    def minimum(
+        ends: Sequence[int], *, replicas: int, quorum: int, acknowledged: int = -1
+    ) -> int | None:
         return min(ends) if ends else None
 
     patch.setattr(sealing, "sealed_end", minimum)
+
+
+def acknowledge_what_the_seal_takes_in(patch: Patch) -> None:
+    """That the next range starts behind a batch is taken for that batch's acknowledgement."""
+
+    async def at_once(self: OwnedStream, start: int, backoff: object) -> None:
+        pass
+
+    patch.setattr(OwnedStream, "_wait_held", at_once)
+
+
+def repeat_is_acknowledged_by_the_seal(patch: Patch) -> None:
+    """What a producer sends again and an earlier range has counts as stored, on one disk too."""
+
+    async def at_once(self: EarlierRanges, key: object, start: int, end: int) -> None:
+        pass
+
+    patch.setattr(EarlierRanges, "wait_held", at_once)
+
+
+def doubtful_tail_is_read(patch: Patch) -> None:
+    """A replica serves what ends a sealed range before enough others hold it."""
+
+    async def finish(self: RangeLog, end: int, *, writer_epoch: int = -1, **_: int) -> None:
+        await original(self, end, writer_epoch=writer_epoch)
+
+    original = RangeLog.finish
+    patch.setattr(RangeLog, "finish", finish)
+
+
+def primary_that_restarted_tells_its_end(patch: Patch) -> None:
+    """A primary that does not know what it acknowledged says that it is what its disk holds."""
+
+    def told(self: Ranges, key: Any) -> int:
+        log = self._state.find(key)
+        return log.committed_offset if log is not None and not self._state.follows(log) else -1
+
+    patch.setattr(Ranges, "acknowledged", told)
 
 
 def acknowledge_before_sync(patch: Patch) -> None:
@@ -192,7 +240,7 @@ def restarted_primary_knows_its_end(patch: Patch) -> None:
 def final_end_is_not_applied(patch: Patch) -> None:
     """A replica with more than the range's final end keeps and serves all of it."""
 
-    async def finish(self: RangeLog, end: int, *, writer_epoch: int = -1) -> None:
+    async def finish(self: RangeLog, end: int, *, writer_epoch: int = -1, **_: int) -> None:
         await original(self, max(end, self.durable_offset), writer_epoch=writer_epoch)
 
     original = RangeLog.finish
@@ -267,6 +315,18 @@ def old_epochs_may_append(patch: Patch) -> None:
 MUTANTS: dict[str, Mutant] = {
     "seal takes the minimum of any answers": Mutant(
         seal_takes_the_minimum, ("I1", "I3", "I6"), _plan("partition", "pause", "crash")
+    ),
+    "acknowledge what the seal takes in": Mutant(
+        acknowledge_what_the_seal_takes_in, ("I6",), script=owner_on_one_disk
+    ),
+    "a repeat is acknowledged by the seal": Mutant(
+        repeat_is_acknowledged_by_the_seal, ("I6",), script=sender_on_one_disk
+    ),
+    "a doubtful tail is read": Mutant(
+        doubtful_tail_is_read, ("did not fail",), script=doubtful_tail
+    ),
+    "a primary that restarted tells its end": Mutant(
+        primary_that_restarted_tells_its_end, ("I1", "I3", "I6"), _plan(*_CRASHES)
     ),
     "acknowledge before sync": Mutant(
         acknowledge_before_sync, ("I1", "I3", "I6"), _plan(*_CRASHES)

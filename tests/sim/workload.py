@@ -211,6 +211,7 @@ class Workload:
     ) -> None:
         if not answer.cancelled() and answer.exception() is None:
             target.promise(answer.result() + len(records))
+            self.cluster.history.check_held(target.stream_id, answer.result() + len(records))
             for offset, record in enumerate(records, answer.result()):
                 self.cluster.history.promises.append((target.stream_id, offset, record))
 
@@ -240,6 +241,7 @@ class Workload:
         def promised(answer: asyncio.Future[int]) -> None:
             if not answer.cancelled() and answer.exception() is None:
                 target.promise(answer.result() + 1)
+                self.cluster.history.check_held(target.stream_id, answer.result() + 1)
 
         try:
             while not self.stopping:

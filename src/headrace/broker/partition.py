@@ -32,6 +32,7 @@ from headrace.config.broker import BrokerSettings
 from headrace.errors import (
     OffsetOutOfRangeError,
     OffsetOverflowError,
+    StateError,
     StorageError,
     UnavailableError,
 )
@@ -209,7 +210,11 @@ class PartitionLog:
     async def _newest_timestamp(self) -> int:
         if self.committed == self.start_offset:
             return 0
-        fetched = await self._client.fetch(self.stream_id, self.committed - 1, max_bytes=1)
+        try:
+            fetched = await self._client.fetch(self.stream_id, self.committed - 1, max_bytes=1)
+        except (StateError, StorageError):
+            # Its end is not on enough disks yet, or lost: the segments know it to a millisecond.
+            return max((1000 * (each.max_timestamp + 1) for each in self.segments), default=0)
         newest = 0
         for stored in split_batches(fetched.pieces):
             newest = _timestamp_us(stored, stored[0].record_count - 1)

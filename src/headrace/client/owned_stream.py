@@ -3,8 +3,10 @@
 Appends are pipelined and keep their order: each carries the offset it must get, so a data node
 refuses whatever would land elsewhere. When anything goes wrong (range sealed, node gone, answer
 lost), the writer seals the range through the placement manager. Where the new range starts tells
-which batches in flight were stored: those that end at or below it. The rest are sent again
-unchanged, at the same offsets. A higher epoch ends the writer for ever.
+which batches in flight were stored: those that end at or below it. They are acknowledged when as
+many disks hold them as promised, which is nearly always at once; the writer fails where that takes
+too long. The rest are sent again unchanged, at the same offsets. A higher epoch ends the writer for
+ever.
 
 A node that is only busy (ThrottledError) gets the same batches again a bit later, without a seal.
 One that says GOAWAY finishes what it took; the rest goes to it over a new connection if it still
@@ -26,7 +28,7 @@ from headrace.client.channels import payload_bytes
 from headrace.client.ranges import primary_address
 from headrace.client.retry import BACKOFF_MAX, BACKOFF_MIN, Backoff
 from headrace.client.sbp import SbpClient
-from headrace.client.succession import connect, succeed
+from headrace.client.succession import connect, succeed, wait_held
 from headrace.client.tasks import TaskSet
 from headrace.errors import (
     DeadlineError,
@@ -422,6 +424,7 @@ class OwnedStream:
             range_, channel = await succeed(
                 self._client, self._range, epoch=self.epoch, backoff=backoff
             )
+            await self._wait_held(range_.start_offset, backoff)
         except StateError as error:
             self._recovering = False
             self._fruitless = 0
@@ -433,6 +436,18 @@ class OwnedStream:
             return
         self._recovering = False
         self._resume(range_, channel)
+
+    async def _wait_held(self, start: int, backoff: Backoff) -> None:
+        """Batches that were in flight and lie below `start` are on enough disks."""
+        stored = [entry for entry in self._queued if entry.end_offset <= start]
+        if stored:
+            await wait_held(
+                self._client,
+                self.stream_id,
+                start=stored[0].base_offset,
+                end=stored[-1].end_offset,
+                backoff=backoff,
+            )
 
     def _gives_up(self, cause: HeadraceError, now: float) -> bool:
         """A disk's refusal is believed after some tries; what passes, after the recovery time."""

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
 
-from headrace.errors import UnavailableError
+from headrace.errors import StorageError, UnavailableError
 from headrace.runtime.interfaces import Clock
 from headrace.wire.sbp.messages import Range
 
@@ -54,6 +54,21 @@ class RangeMap:
             if r.range_index < writable.range_index
         ]
         return RangeMap([*older, writable], known_at=self.known_at)
+
+
+def are_held(ranges: Iterable[Range], start: int, end: int) -> bool:
+    """Whether as many disks hold [start, end) of these sealed ranges as an acknowledgement takes.
+
+    StorageError when some of it was lost and an operator has given it up.
+    """
+    held = True
+    for each in ranges:
+        if max(each.end_offset, start) < min(each.lost_until, end):
+            raise StorageError("lost, and given up", stream_id=each.stream_id, offset=start)
+        doubtful = each.doubtful_offset
+        if doubtful >= 0 and max(doubtful, start) < min(each.end_offset, end):
+            held = False
+    return held
 
 
 def primary_address(range_: Range) -> str:

@@ -3,12 +3,16 @@ channel to the primary of the new range.
 
 Sealing is idempotent: whoever repeats it, or comes second, gets the range that is writable now. A
 new range whose primary cannot be reached is sealed in its turn: its node may have died just then.
+
+That the new range starts behind a batch does not mean that the batch is acknowledged: it may be on
+one disk alone. `wait_held` tells.
 """
 
 from __future__ import annotations
 
 import asyncio
 
+from headrace.client.ranges import are_held
 from headrace.client.retry import Backoff
 from headrace.client.sbp import SbpClient
 from headrace.errors import DeadlineError, DiskFullError, HeadraceError, StateError
@@ -44,6 +48,35 @@ async def succeed(
             passes = error.retryable or isinstance(error, DiskFullError)
             if not passes or not await backoff.pause():
                 raise
+
+
+async def wait_held(
+    client: SbpClient, stream_id: int, *, start: int, end: int, backoff: Backoff
+) -> None:
+    """Until as many disks hold [start, end) of sealed ranges as an acknowledgement takes.
+
+    DeadlineError when that is not known in time: they may be stored, and may be lost yet.
+    StorageError when they were lost, and given up.
+    """
+    cause: HeadraceError = DeadlineError(
+        "stored on fewer disks than promised so far: the outcome is unknown",
+        stream_id=stream_id,
+        offset=start,
+    )
+    while True:
+        try:
+            async with asyncio.timeout(max(backoff.left, 0.001)):
+                ranges = await client.list_ranges(stream_id)
+        except TimeoutError:
+            raise cause from None
+        except StateError as error:
+            if not error.retryable or not await backoff.pause():
+                raise
+            continue
+        if are_held(ranges, start, end):
+            return
+        if not await backoff.pause():
+            raise cause
 
 
 async def connect(client: SbpClient, range_: Range) -> Channel:

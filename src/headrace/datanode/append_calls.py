@@ -73,7 +73,7 @@ def _take(
         )
         producers = None if log.writer_epoch >= 0 else node.tables.open(log)
         led = node.leading.require(log) if log.ack_quorum > 1 else None
-        return accept(log, batch, producers, led)
+        return accept(log, batch, producers, led, wait_held=node.earlier.wait_held)
     except HeadraceError as error:
         return error
 

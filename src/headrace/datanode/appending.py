@@ -19,6 +19,7 @@ from headrace.datanode.producers import Producers
 from headrace.datanode.state import NodeState
 from headrace.errors import CorruptionError, InvalidArgumentError, SealedError, TooLargeError
 from headrace.runtime.interfaces import Buffer
+from headrace.storage.model import RangeKey
 from headrace.storage.rangelog import RangeLog
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import AlreadyDurableError
@@ -72,18 +73,26 @@ def _take(reader: PieceReader, length: int) -> Batch | TooLargeError:
 
 
 def accept(
-    log: RangeLog, batch: Batch, producers: Producers | None, led: LedRange | None = None
+    log: RangeLog,
+    batch: Batch,
+    producers: Producers | None,
+    led: LedRange | None = None,
+    *,
+    wait_held: Callable[[RangeKey, int, int], Awaitable[None]] | None = None,
 ) -> Accepted:
     """Give the batch its offset and queue it; a batch stored before answers with its old offset.
 
     `producers` is the range's table, None for owned streams: their writer's offset is their
-    sequence. `led` stands for the other replicas of a range that has some.
+    sequence. `led` stands for the other replicas of a range that has some. `wait_held` waits for
+    what an earlier range holds: in there is not on enough disks, as long as its seal is not healed.
     """
     header = verify(batch.header, batch.body)
     if producers is not None and header.attributes & PRODUCER:
         count = header.record_count
         stored = producers.find(header.producer_id, header.sequence, count)
         if stored is not None:
+            if stored < log.start_offset and wait_held is not None:
+                return Accepted(stored, wait_held(log.key, stored, stored + count))
             if led is None or stored < log.start_offset:
                 return Accepted(stored, _wait_stored(log, stored))
             return Accepted(stored, led.wait(stored + count))

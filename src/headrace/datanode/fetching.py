@@ -58,9 +58,17 @@ class Want:
     """One stream of a FETCH request."""
 
     def __init__(
-        self, info: m.FetchInfo, state: NodeState[RangeLog], *, position: int, bytes_max: int
+        self,
+        info: m.FetchInfo,
+        state: NodeState[RangeLog],
+        *,
+        position: int,
+        bytes_max: int,
+        replica: bool = False,
     ) -> None:
+        """`replica`: another data node asks, and copies what ends a range before it may be read."""
         self.info = info
+        self._replica = replica
         self.position = position
         self.bytes = 0
         self.error: HeadraceError | None = None
@@ -140,7 +148,7 @@ class Want:
             self._offset = await self._find_time(self.info.start_timestamp)
         while self._left > 0:
             log = self._find_log()
-            if self._offset < log.committed_offset:
+            if self._offset < self._end_of(log):
                 await self._read(poll, log)
             elif poll.over or log.sealed or not self._state.leads(log):
                 return
@@ -165,13 +173,16 @@ class Want:
         if self._log is None or not self.bytes:
             self._log = self._state.containing(self.info.stream_id, self._offset)
         log = self._log
-        if self._offset >= log.committed_offset and not self.bytes:
+        if self._offset >= self._end_of(log) and not self.bytes:
             if log.sealed or not self._state.leads(log):
                 # Sealed and inside its bounds: we hold less of it than there is.
                 raise NotPrimaryError("not committed here", offset=self._offset)
             if self._offset > log.committed_offset:
                 raise OffsetOverflowError(offset=self._offset, end=log.committed_offset)
         return log
+
+    def _end_of(self, log: RangeLog) -> int:
+        return log.durable_offset if self._replica and log.final else log.committed_offset
 
     async def _wait(self, poll: Poll, log: RangeLog) -> None:
         """Until there may be more, or it is over."""
@@ -185,7 +196,9 @@ class Want:
         held = await poll.enter(wanted)
         try:
             started = poll.clock.monotonic()
-            views = await log.read(self._offset, wanted)
+            doubtful = self._offset >= log.committed_offset
+            read = log.read_durable if doubtful else log.read
+            views = await read(self._offset, wanted)
             poll.reading_seconds += poll.clock.monotonic() - started
             taken = sum(map(len, views))
             poll.resize(held, taken)

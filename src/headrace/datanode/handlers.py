@@ -76,8 +76,15 @@ async def _fetch(
     settings = node.settings
     if len(request.fetch_requests) > settings.fetch_streams_max:
         raise TooLargeError("too many streams in one fetch", limit=settings.fetch_streams_max)
+    replica = peer.role is m.ClientRole.DATA_NODE and node.access.is_node(peer)
     wants = [
-        fetching.Want(info, node.state, position=position, bytes_max=settings.fetch_bytes_max)
+        fetching.Want(
+            info,
+            node.state,
+            position=position,
+            bytes_max=settings.fetch_bytes_max,
+            replica=replica,
+        )
         for position, info in enumerate(request.fetch_requests)
     ]
     for want in wants:
@@ -138,10 +145,11 @@ async def seal_ranges(
         except HeadraceError as error:
             named = m.Range(stream_id=key.stream_id, range_index=key.range_index)
             return m.SealRangesResult(range=named, status=status_of(error))
+        range_ = replace(wire_range(log), acknowledged_offset=node.ranges.acknowledged(key))
         if log.writer_epoch >= 0:
-            return m.SealRangesResult(range=wire_range(log), status=OK)
+            return m.SealRangesResult(range=range_, status=OK)
         producers, whole = await node.tables.sealed(log)
-        range_ = replace(wire_range(log), producers_whole=whole)
+        range_ = replace(range_, producers_whole=whole)
         return m.SealRangesResult(range=range_, status=OK, producers=producers)
 
     results = await asyncio.gather(*map(seal, request.ranges))

@@ -38,6 +38,7 @@ class Ranges:
         self._state = node.state
         self._tables = node.tables
         self._members: dict[RangeKey, tuple[int, ...]] = {}
+        self._acknowledged: dict[RangeKey, int] = {}
         self.addresses: dict[int, str] = {}
         """Data nodes that were named in ranges of ours; the newest address wins."""
 
@@ -90,6 +91,7 @@ class Ranges:
             replicas=replicas,
             ack_quorum=quorum,
             final_end=wanted.end_offset,
+            doubtful=wanted.doubtful_offset,
             attachment=_attachment(wanted),
         )
         if wanted.end_offset < 0 and self._state.given_up(*key):
@@ -111,8 +113,13 @@ class Ranges:
         """The range ends where the placement manager says."""
         node = self._node
         self._lead_no_more(log)
-        await log.finish(wanted.end_offset, writer_epoch=wanted.writer_epoch)
+        await log.finish(
+            wanted.end_offset,
+            writer_epoch=wanted.writer_epoch,
+            doubtful=wanted.doubtful_offset,
+        )
         self._state.on_sealed(log.key)
+        self._acknowledged.pop(log.key, None)
         if log.missing is not None:
             self._tables.forget(log.key)
             node.copier.want(log)
@@ -124,8 +131,16 @@ class Ranges:
         not acknowledged, and nobody is told that the range ends here while it goes on elsewhere."""
         if log.ack_quorum > 1 and self._state.leads(log):
             self._state.stopped.add(log.key)
+        led = self._node.leading.find(log.key)
+        if led is not None:
+            self._acknowledged[log.key] = led.committed
         error = SealedError("the range is sealed", **log.key._asdict())
         self._node.leading.release(log.key, error)
+
+    def acknowledged(self, key: RangeKey) -> int:
+        """Where ends what was ever acknowledged of a sealed range; -1 where we cannot tell, for we
+        did not lead it, or not for all its life."""
+        return self._acknowledged.get(key, -1)
 
     async def _raise_epoch(self, log: RangeLog, epoch: int) -> None:
         """What the old epoch had in flight is settled before we answer."""
@@ -175,6 +190,7 @@ class Ranges:
     def _let_go_of(self, key: RangeKey) -> None:
         self._node.leading.release(key, SealedError("the range is gone", **key._asdict()))
         self._members.pop(key, None)
+        self._acknowledged.pop(key, None)
         self._tables.forget(key)
 
     async def trim_stream(self, stream_id: int, offset: int) -> None:

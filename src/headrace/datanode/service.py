@@ -17,6 +17,7 @@ from headrace.config.datanode import DataNodeSettings
 from headrace.config.storage import StorageSettings
 from headrace.datanode.contact import Contact
 from headrace.datanode.copying import Copier, Peers
+from headrace.datanode.earlier import EarlierRanges
 from headrace.datanode.fences import FenceFile, Fences
 from headrace.datanode.handlers import handlers
 from headrace.datanode.identity import (
@@ -112,6 +113,7 @@ class DataNodeService:
             placement = PlacementLinks.single(placement)
         self.contact = Contact(self, placement)
         self.ranges = Ranges(self)
+        self.earlier = EarlierRanges(runtime.clock, self.contact.list_stream)
         connect_to = peers or self._connect_peer
         self.peers = Peers(runtime.clock, connect_to, self.ranges.find_sources)
         self.leading = Leading(

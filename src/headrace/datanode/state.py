@@ -55,6 +55,10 @@ class RangeView(Protocol):
         """Offsets still to be copied from other replicas."""
 
     @property
+    def doubtful(self) -> int:
+        """From here on a final range may not be read yet; -1: nowhere."""
+
+    @property
     def end_offset(self) -> int: ...
 
     @property
@@ -278,7 +282,8 @@ class NodeState(Generic[V]):
                 raise InvalidArgumentError(  # believing it would lose records, or invent some
                     "a final end never changes", found=wanted.end_offset, known=view.end_offset
                 )
-            return Sync.NOTHING if view.final else Sync.FINISH
+            assured = wanted.doubtful_offset < 0 <= view.doubtful
+            return Sync.NOTHING if view.final and not assured else Sync.FINISH
         if not self.takes_more(view):
             raise SealedError("the range takes no more appends", **view.key._asdict())
         return Sync.RAISE_EPOCH if wanted.writer_epoch > view.writer_epoch else Sync.NOTHING
@@ -313,6 +318,11 @@ class Differences:
     sync: tuple[Range, ...]
 
 
+def _tells_more(listed: Range, view: RangeView) -> bool:
+    """Of a range that ends."""
+    return not view.final or listed.doubtful_offset < 0 <= view.doubtful
+
+
 def reconcile(local: Iterable[RangeView], listed: Iterable[Range]) -> Differences:
     """`local` as it was before the list was asked for: what came later is not missing from it."""
     known = {RangeKey(r.stream_id, r.range_index): r for r in listed}
@@ -327,6 +337,6 @@ def reconcile(local: Iterable[RangeView], listed: Iterable[Range]) -> Difference
         sync=tuple(
             range_
             for key, range_ in known.items()
-            if key not in views or (range_.end_offset >= 0 and not views[key].final)
+            if key not in views or (range_.end_offset >= 0 and _tells_more(range_, views[key]))
         ),
     )

@@ -89,8 +89,11 @@ def missing(state: PlacementState, record: RangeRecord, now_ms: int) -> int:
     wanted = wanted_copies(state, record)
     joining = sum(not nodes.is_dead(n, now_ms) for n in record.joining)
     undead = sum(not nodes.is_dead(n, now_ms) for n in record.replicas)
-    alive = sum(map(nodes.is_alive, record.replicas))
-    return max(0, wanted - undead - joining) or min(0, wanted - alive - joining)
+    if record.doubtful >= 0:  # writers wait for it: whoever is away now is not waited for
+        alive = sum(map(nodes.is_alive, (*record.replicas, *record.joining)))
+        return max(0, wanted - undead - joining, record.ack_quorum - alive)
+    whole = sum(nodes.is_alive(n) and n not in record.incomplete for n in record.replicas)
+    return max(0, wanted - undead - joining) or min(0, wanted - whole - joining)
 
 
 def wanted_copies(state: PlacementState, record: RangeRecord) -> int:
@@ -112,7 +115,9 @@ def mended(
 def completed(state: PlacementState, record: RangeRecord, node_id: int, now_ms: int) -> RangeRecord:
     """`node_id` holds all of the sealed range."""
     incomplete = tuple(n for n in record.incomplete if n != node_id)
-    record = replace(record, incomplete=incomplete)
+    holders = {n for n in record.replicas if n not in incomplete} | {node_id}
+    doubtful = record.doubtful if len(holders) < record.ack_quorum else -1
+    record = replace(record, incomplete=incomplete, doubtful=doubtful)
     if node_id not in record.joining:
         return record
     joining = tuple(n for n in record.joining if n != node_id)

@@ -147,8 +147,8 @@ class Ledger:
             stream_id=record.stream_id,
             range_index=record.range_index,
             start_offset=record.start,
-            end_offset=record.end,
-            next_offset=record.start if record.open else record.end,
+            end_offset=record.content_end,
+            next_offset=record.start if record.open else record.content_end,
             replica_nodes=tuple(
                 m.ReplicaNode(
                     data_node=m.DataNode(
@@ -160,4 +160,6 @@ class Ledger:
             ),
             writer_epoch=record.writer_epoch,
             ack_quorum=record.ack_quorum,
+            doubtful_offset=record.doubtful,
+            lost_until=record.end if record.lost >= 0 else -1,
         )

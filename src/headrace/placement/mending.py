@@ -35,7 +35,15 @@ class Mending:
         await self._seal(list(islice(healing.to_move(state, now_ms), SEALS_PER_ROUND)), "not moved")
         for record in list(islice(healing.to_mend(state, now_ms), JOINS_PER_ROUND)):
             await self._mend(record)
-        await self._tell()
+        await self._tell(self._state.unsettled())
+
+    async def hurry(self) -> None:
+        """Bring what is doubtful to enough nodes: writers wait for it."""
+        now_ms = self._ledger.monotonic_ms()
+        for record in list(islice(self._state.doubtful(), JOINS_PER_ROUND)):
+            if healing.missing(self._state, record, now_ms) > 0:
+                await self._mend(record)
+        await self._tell(self._state.doubtful())
 
     async def _seal(self, records: Sequence[RangeRecord], otherwise: str) -> None:
         async def seal(record: RangeRecord) -> None:
@@ -68,11 +76,11 @@ class Mending:
                 _log.info("range %s: joining %s", found.key, mended.joining)
                 await self._ledger.commit([Put(mended)])
 
-    async def _tell(self) -> None:
+    async def _tell(self, records: Sequence[RangeRecord]) -> None:
         """Tell nodes what they have yet to hear, and note who holds a range whole by now."""
         pending = (
             (node_id, (record.stream_id, record.range_index))
-            for record in self._state.unsettled()
+            for record in records
             if not record.open
             for node_id in (*record.incomplete, *record.joining)
         )
@@ -91,3 +99,5 @@ class Mending:
             completed = healing.completed(self._state, record, node_id, now_ms)
             if completed != record:
                 await self._ledger.commit([Put(completed)])
+            if completed.doubtful < 0 <= record.doubtful:
+                self._changes.telling.later((*completed.replicas, *completed.joining), completed)

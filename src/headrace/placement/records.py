@@ -48,6 +48,8 @@ class RangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     replica_nums: int = 0  # copies that were asked for when it was opened; 0: as many as it got
     joining: tuple[int, ...] = ()  # sealed: nodes that are becoming replicas
     incomplete: tuple[int, ...] = ()  # sealed: replicas not known to hold all of it
+    doubtful: int = -1  # sealed: from here on too few are known to hold it; -1: enough hold all
+    lost: int = -1  # sealed: from here on an operator has given it up; -1: nothing
 
     @property
     def key(self) -> str:
@@ -56,6 +58,11 @@ class RangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def open(self) -> bool:
         return self.end < 0
+
+    @property
+    def content_end(self) -> int:
+        """Where ends what replicas hold of it, or should; the next range begins at its end."""
+        return self.end if self.lost < 0 else self.lost
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,13 +3,19 @@
 The intent is durable first. Then the replicas seal, each durably before it answers, so a leader
 that dies here costs nothing: the next one asks again and gets the same ends. End and successor are
 one transaction. Whoever asks again gets the successor that there is.
+
+A primary that has led the range all its life tells what it acknowledged, and the range ends there:
+whatever fewer disks hold than an acknowledgement takes is not part of it. Without its word the end
+has to be where the furthest of too few is, for that may have been acknowledged. What is then not
+known to be on enough disks is *doubtful*: nobody is told that it is stored, and nobody reads it,
+until healing has brought it to enough of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -25,7 +31,7 @@ from headrace.errors import (
 from headrace.placement.ledger import Ledger
 from headrace.placement.node_calls import NodeCalls
 from headrace.placement.records import RangeRecord
-from headrace.placement.state import Seal, Writable, ack_quorum, sealed_end
+from headrace.placement.state import Seal, Writable, ack_quorum, held_end, sealed_end
 from headrace.placement.telling import Telling, producers_below
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import SealUnansweredError
@@ -46,6 +52,8 @@ class Sealing:
         self._calls = calls
         self._timeout = timeout
         self._opened: dict[int, int] = {}  # by stream: the range that this leader opened last
+        self.on_doubtful: Callable[[], None] = lambda: None
+        """Called when a range was sealed whose end has yet to come to enough replicas."""
 
     async def seal(self, stream_id: int, range_index: int, epoch: int) -> m.Range:
         """Seal-and-new; with index -1 open for writing. Returns the writable range."""
@@ -88,9 +96,14 @@ class Sealing:
         sealing = decision.range
         await self._ledger.commit(decision.operations)
         answers = await self._seal_replicas(sealing)
-        ends = {n: a.range.end_offset for n, a in answers.items() if a.range is not None}
+        told = {n: a.range for n, a in answers.items() if a.range is not None}
+        ends = {n: range_.end_offset for n, range_ in told.items()}
+        primary = told.get(sealing.replicas[0])
         end = sealed_end(
-            list(ends.values()), replicas=len(sealing.replicas), quorum=sealing.ack_quorum
+            list(ends.values()),
+            replicas=len(sealing.replicas),
+            quorum=sealing.ack_quorum,
+            acknowledged=-1 if primary is None else primary.acknowledged_offset,
         )
         if end is None:
             raise SealUnansweredError(
@@ -103,7 +116,12 @@ class Sealing:
         replicas = await self._ledger.choose(
             wanted, at_least=ack_quorum(wanted), avoid=behind, not_first=sealing.replicas[0]
         )
-        await self._ledger.commit(self._state.succeed(sealing, end, replicas, behind))
+        doubtful = -1
+        if primary is None or primary.acknowledged_offset < 0:
+            doubtful = _doubtful(sealing, end, told.values())
+        await self._ledger.commit(self._state.succeed(sealing, end, replicas, behind, doubtful))
+        if doubtful >= 0:
+            self.on_doubtful()
         if len(sealing.replicas) > 1 and end > sealing.start:
             closed = self._state.range(sealing.stream_id, sealing.range_index)
             self._telling.later(closed.replicas, closed)
@@ -172,3 +190,13 @@ class Sealing:
             return None
         self._state.nodes.on_answer(node_id, self._ledger.monotonic_ms())
         return result
+
+
+def _doubtful(record: RangeRecord, end: int, told: Collection[m.Range]) -> int:
+    """Where begins what may not have been acknowledged and is on too few disks; -1: nowhere.
+
+    What a replica was told to be committed is on enough, and so is what enough answered to have.
+    """
+    held = held_end([range_.end_offset for range_ in told], quorum=record.ack_quorum)
+    sure = max(record.start, held, *(range_.next_offset for range_ in told))
+    return sure if sure < end else -1

@@ -40,6 +40,9 @@ from headrace.wire.sbp.opcodes import Role
 
 T = TypeVar("T")
 
+_HURRY_SECONDS = 0.05
+"""Between two looks at ranges whose end has yet to come to enough nodes: writers wait for that."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -147,6 +150,7 @@ class PlacementService:
             leading=lambda: election is None or election.leading,
         )
         self.changes = Changes(ledger, self._calls, seal_timeout=settings.seal_timeout_ms / 1000)
+        self.changes.sealing.on_doubtful = lambda: self._trouble.set()
         self._mending = Mending(self.changes, below=self.runtime.random.below)
 
     async def _take_over(self) -> None:
@@ -315,14 +319,25 @@ class PlacementService:
                 self._trouble.set()
 
     async def _mend_forever(self) -> None:
-        """Every tick, and at once when a node is lost or leaves."""
+        """Every tick, and at once when a node is lost or leaves; more often what writers wait
+        for."""
+        tick = self.settings.tick_interval_ms / 1000
+        due = self.runtime.clock.monotonic() + tick
         while True:
+            left = due - self.runtime.clock.monotonic()
+            doubtful = self.leading and bool(self.state.doubtful())
             with suppress(TimeoutError):
-                async with asyncio.timeout(self.settings.tick_interval_ms / 1000):
+                async with asyncio.timeout(min(left, _HURRY_SECONDS) if doubtful else left):
                     await self._trouble.wait()
+            whole_round = self._trouble.is_set() or self.runtime.clock.monotonic() >= due
             self._trouble.clear()
-            if self.leading:
+            if not self.leading:
+                due = self.runtime.clock.monotonic() + tick
+            elif whole_round:
                 await self._guarded(self.protect(self._mending.round()))
+                due = self.runtime.clock.monotonic() + tick
+            else:
+                await self._guarded(self.protect(self._mending.hurry()))
 
     async def _tick_forever(self) -> None:
         retention_ms = self._monotonic_ms()

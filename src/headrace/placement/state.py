@@ -69,14 +69,26 @@ def ack_quorum(replicas: int) -> int:
     return replicas if replicas <= 2 else replicas // 2 + 1
 
 
-def sealed_end(ends: Sequence[int], *, replicas: int, quorum: int) -> int | None:
+def sealed_end(
+    ends: Sequence[int], *, replicas: int, quorum: int, acknowledged: int = -1
+) -> int | None:
     """Where a range ends, from the durable ends of those that answered; None with too few.
 
-    An acknowledged offset is missing on at most `replicas - quorum` of them, so the next one in
-    ascending order has it.
+    Where the primary tells what it acknowledged, there or where enough hold it: what was still on
+    its way belongs to nobody, and its writer sends it again. Otherwise an acknowledged offset is
+    missing on at most `replicas - quorum`, so the next one in ascending order has it.
     """
     lacking = replicas - quorum
-    return sorted(ends)[lacking] if len(ends) > lacking else None
+    if len(ends) <= lacking:
+        return None
+    if acknowledged >= 0:
+        return max(acknowledged, held_end(ends, quorum=quorum))
+    return sorted(ends)[lacking]
+
+
+def held_end(ends: Sequence[int], *, quorum: int) -> int:
+    """As far as enough of those that answered have it for an acknowledgement; -1 with too few."""
+    return sorted(ends)[-quorum] if len(ends) >= quorum else -1
 
 
 @dataclass(slots=True)
@@ -167,7 +179,8 @@ class PlacementState:
             index = self._by_node.setdefault(node_id, {})
             index[record.stream_id, record.range_index] = None
         self._count_open(record, 1)
-        if record.joining or record.incomplete or len(record.replicas) < record.replica_nums:
+        short = len(record.replicas) < record.replica_nums
+        if record.joining or record.incomplete or short or record.doubtful >= 0:
             self._unsettled[record.stream_id, record.range_index] = None
 
     def _count_open(self, record: RangeRecord, by: int) -> None:
@@ -265,6 +278,10 @@ class PlacementState:
         """Ranges that have not yet, or not surely, as many whole replicas as were asked for."""
         found = (self.find(*key) for key in self._unsettled)
         return [record for record in found if record is not None]
+
+    def doubtful(self) -> list[RangeRecord]:
+        """Sealed ranges that end in what fewer hold than an acknowledgement takes."""
+        return [record for record in self.unsettled() if record.doubtful >= 0]
 
     def ranges_of_node(self, node_id: int) -> list[RangeRecord]:
         keys = sorted(self._by_node.get(node_id, ()))
@@ -420,9 +437,11 @@ class PlacementState:
         end: int,
         replicas: tuple[int, ...],
         incomplete: tuple[int, ...] = (),
+        doubtful: int = -1,
     ) -> Operations:
         """Close the last range at `end` and open the next there, in one transaction.
 
+        `doubtful`: what lies from there on counts as acknowledged when enough replicas hold it all.
         An empty range is dropped instead of kept as [n, n).
         """
         last = self.last_range(sealed.stream_id)
@@ -436,7 +455,7 @@ class PlacementState:
                 start=last.start,
                 end=end,
             )
-        closed = replace(last, end=end, sealing=False, incomplete=incomplete)
+        closed = replace(last, end=end, sealing=False, incomplete=incomplete, doubtful=doubtful)
         successor = RangeRecord(
             stream_id=last.stream_id,
             range_index=last.range_index + 1,

@@ -128,15 +128,16 @@ class Telling:
             except HeadraceError as error:
                 _log.info("node %d does not tell producers: %s", node_id, error)
                 continue
-            if answer.range is None or answer.range.end_offset < before.end:
+            end = before.content_end
+            if answer.range is None or answer.range.end_offset < end:
                 continue
             if answer.range.producers_whole:
-                return producers_below([answer], before.end)
+                return producers_below([answer], end)
             if node_id not in before.incomplete:
                 found.append(answer)
         if not found:
             raise SealUnansweredError("nobody tells the producers so far", range=before.key)
-        return producers_below(found, before.end)
+        return producers_below(found, before.content_end)
 
     def later(self, node_ids: Iterable[int], record: RangeRecord) -> None:
         """With the next round."""
@@ -193,7 +194,7 @@ class Telling:
                 _log.info("node %d refuses range %s: %s", node_id, record.key, answer)
             else:
                 self._told(node_id, key)
-                if not record.open and answer.next_offset >= record.end:
+                if not record.open and answer.next_offset >= record.content_end:
                     whole.append(key)
         return whole
 

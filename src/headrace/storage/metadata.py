@@ -26,6 +26,7 @@ class RangeMetadata(msgspec.Struct, frozen=True, kw_only=True):
     ack_quorum: int = 1  # replicas that hold an offset before it may be read
     decided: bool = False  # the end came from the placement manager
     incomplete: bool = False  # sealed, but the disk does not hold everything below the end yet
+    doubtful: int = -1  # final: what lies from here on may not be read yet; -1: all may be
     attached_bytes: int = -1  # of the file beside it; 0: nothing, said so; -1: nothing was said
     version: int = _VERSION
 

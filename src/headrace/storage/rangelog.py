@@ -21,7 +21,7 @@ from headrace.storage.metadata import RangeMetadata
 from headrace.storage.model import CorruptSpan
 from headrace.storage.repair import RepairableRange
 from headrace.storage.segment import Segment
-from headrace.storage.writer import NO_LIMIT, Status
+from headrace.storage.writer import NO_LIMIT, Status, readable_limit
 
 log = get_logger(__name__)
 
@@ -52,21 +52,27 @@ class RangeLog(RepairableRange):
                 self._on_sealed()
             return self.end_offset
 
-    async def finish(self, end: int, *, writer_epoch: int = -1) -> None:
+    async def finish(self, end: int, *, writer_epoch: int = -1, doubtful: int = -1) -> None:
         """The placement manager's end, for ever; persisted before return. Seals an open range.
+
+        What lies from `doubtful` on may be on fewer disks than an acknowledgement takes: it is not
+        read until `finish` is told again, without.
 
         Above what this disk holds the range is `missing` the rest until `copy` has brought it.
         Below, the batches from `end` on are no longer part of the range. SealedError when another
         end is final already, InvalidArgumentError below what was committed.
         """
-        await self._shared.tasks.run(self._finish(end, writer_epoch))
+        await self._shared.tasks.run(self._finish(end, writer_epoch, doubtful))
 
-    async def _finish(self, end: int, writer_epoch: int) -> None:
+    async def _finish(self, end: int, writer_epoch: int, doubtful: int) -> None:
         async with self._control:
             self._check_kept()
             if self.final:
                 if end != self.end_offset:
                     raise SealedError("another end is final", found=end, end=self.end_offset)
+                if doubtful < 0 <= self.doubtful:
+                    await self._save(doubtful=-1)
+                    self.set_committed(NO_LIMIT)
                 return
             self._check_end(end)
             if not self.sealed:
@@ -74,13 +80,13 @@ class RangeLog(RepairableRange):
                 self._check_end(end)  # what was being written may have been all that it took
             await self._save(
                 end=end, sealed=True, decided=True, incomplete=end > self.durable_offset,
-                writer_epoch=max(writer_epoch, self.writer_epoch),
+                doubtful=doubtful, writer_epoch=max(writer_epoch, self.writer_epoch),
             )  # fmt: skip
             if self._metadata.incomplete:
                 await self._reopen()
             else:
                 await self._lower_end(end)
-            self._commit_limit = NO_LIMIT
+            self._commit_limit = max(self._commit_limit, readable_limit(doubtful))
             self._advance()
 
     def _check_end(self, end: int) -> None:

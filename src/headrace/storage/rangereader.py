@@ -171,7 +171,7 @@ class RangeReader(RangeWriter):
 
     def _goes_on_elsewhere(self) -> bool:
         """Whether this replica of a sealed range does not know, or not hold, what ends it."""
-        return self.sealed and (not self.final or self.missing is not None)
+        return self.sealed and (not self.final or self.committed_offset < self.end_offset)
 
     def _not_here(self, offset: int) -> RangeNotFoundError:
         return RangeNotFoundError(

@@ -210,6 +210,7 @@ class LogStore:
         replicas: tuple[int, ...] = (),
         ack_quorum: int = 1,
         final_end: int = -1,
+        doubtful: int = -1,
         attachment: bytes | None = None,
     ) -> RangeLog:
         """The range, made when it does not exist; its metadata is durable before this returns.
@@ -217,7 +218,8 @@ class LogStore:
         An existing range comes back as it is. `reserved` is for control state: it may use the last
         `min_free_bytes` of the disk, so that deleting a topic still works when the disk is full.
         Above an `ack_quorum` of 1 only what `set_committed` was told of can be read. A range with a
-        `final_end` is sealed there from the start and filled by `copy`. The `attachment` is kept
+        `final_end` is sealed there from the start and filled by `copy`; see `finish` for what is
+        `doubtful` of it. The `attachment` is kept
         with the range, as durably as its metadata, and read only when `RangeLog.attachment` is
         asked for.
         """
@@ -241,6 +243,7 @@ class LogStore:
                 sealed=final_end >= 0,
                 decided=final_end >= 0,
                 incomplete=final_end > start_offset,
+                doubtful=doubtful,
                 attached_bytes=-1 if attachment is None else len(attachment),
             )
             creating = self._shared.tasks.spawn(self._create(key, metadata, attachment or b""))

@@ -6,7 +6,8 @@ acknowledged (`on_written`). A batch that is copied from another replica goes th
 
 Two offsets end what a range holds. Below `durable_offset` lies what this disk keeps by the range's
 durability level; below `committed_offset` what enough replicas keep, which alone may be read. They
-are one while this node's copy suffices, and again once the placement manager has decided the end.
+are one while this node's copy suffices, and again once the placement manager has decided the end
+and enough replicas hold it.
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ class Status(Enum):
 _WRITABLE = (Status.OPEN, Status.COPYING)
 
 
+def readable_limit(doubtful: int) -> int:
+    return NO_LIMIT if doubtful < 0 else doubtful
+
+
 class RangeWriter:
     def __init__(self, shared: Shared, recovered: RecoveredRange) -> None:
         metadata = recovered.metadata
@@ -72,7 +77,7 @@ class RangeWriter:
         self.durable_offset = recovered.next_offset  # on this disk
         # Which offsets were committed before a restart is known only where nobody else is asked.
         alone = metadata.final or metadata.ack_quorum == 1
-        self._commit_limit = NO_LIMIT if alone else metadata.start
+        self._commit_limit = readable_limit(metadata.doubtful) if alone else metadata.start
         self.committed_offset = min(self.durable_offset, self._commit_limit)
         self._shared = shared
         self._settings = shared.settings
@@ -128,6 +133,11 @@ class RangeWriter:
     def final(self) -> bool:
         """Sealed, and the end is decided: here where one copy suffices, else by `finish`."""
         return self._metadata.final
+
+    @property
+    def doubtful(self) -> int:
+        """From here on too few replicas may hold a final range for it to be read; -1: nowhere."""
+        return self._metadata.doubtful
 
     @property
     def missing(self) -> tuple[int, int] | None:

@@ -36,6 +36,7 @@ class View:
     missing: tuple[int, int] | None = None
     queued: int = 0
     committed_offset: int = 0
+    doubtful: int = -1
 
     @property
     def durable_offset(self) -> int:

@@ -345,6 +345,25 @@ def test_sealed_end(ends: list[int], replicas: int, quorum: int, expected: int |
     assert sealed_end(ends, replicas=replicas, quorum=quorum) == expected
 
 
+@pytest.mark.parametrize(
+    ("ends", "replicas", "quorum", "acknowledged", "expected"),
+    [
+        ([5], 2, 2, 3, 3),  # the primary alone: what was in flight is sent again
+        ([5, 3], 2, 2, 3, 3),
+        ([5, 5], 2, 2, 3, 5),  # both have it: nobody has to send it again
+        ([5], 3, 2, 4, None),  # two of three have to answer, whoever they are
+        ([5, 2], 3, 2, 4, 4),  # the third one had it too
+        ([5, 5, 2], 3, 2, 2, 5),
+        ([0, 0, 0], 3, 2, 0, 0),
+    ],
+)
+def test_a_primary_that_knows_what_it_acknowledged_ends_the_range_there(
+    ends: list[int], replicas: int, quorum: int, acknowledged: int, expected: int | None
+) -> None:
+    found = sealed_end(ends, replicas=replicas, quorum=quorum, acknowledged=acknowledged)
+    assert found == expected
+
+
 def test_ack_quorum() -> None:
     assert [ack_quorum(r) for r in (1, 2, 3, 4, 5)] == [1, 2, 2, 3, 3]
 

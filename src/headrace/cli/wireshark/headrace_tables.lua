@@ -117,6 +117,10 @@ return {
           [7] = {name = "producers", kind = "tables", table = "ProducerState"},
           [8] = {name = "ack_quorum", kind = "i8"},
           [9] = {name = "producers_whole", kind = "bool"},
+          [10] = {name = "acknowledged_offset", kind = "i64"},
+          [11] = {name = "doubtful_offset", kind = "i64"},
+          [12] = {name = "held_offset", kind = "i64"},
+          [13] = {name = "lost_until", kind = "i64"},
         },
       },
       Stream = {

@@ -112,6 +112,14 @@ class Range(Message):
     producers: tuple[ProducerState, ...] = tables(7, ProducerState)  # ours
     ack_quorum: int = i8(8, -1)  # ours: replicas that hold an offset before it is acknowledged
     producers_whole: bool = boolean(9)  # ours: all there is to know of producers comes with it
+    acknowledged_offset: int = i64(
+        10, -1
+    )  # ours, in the answer to a seal: where ends what this node acknowledged; -1: it cannot tell
+    doubtful_offset: int = i64(
+        11, -1
+    )  # ours: from here on fewer disks may hold it than an acknowledgement takes; -1: none of it
+    held_offset: int = i64(12, -1)  # ours: as far as a living node has it; -1: one has all of it
+    lost_until: int = i64(13, -1)  # ours: from the end to here an operator has given it up
 
 
 @message
