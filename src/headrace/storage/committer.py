@@ -31,10 +31,13 @@ log = get_logger(__name__)
 
 
 class GroupNumbers:
-    """Rises over the whole store and across restarts, so that it rises within every file."""
+    """Rises over the whole store and across restarts, so that it rises within every file.
+
+    By two: the number between two groups is that of the first one's closing mark.
+    """
 
     def __init__(self, last: int) -> None:
-        self._numbers = count(last + 1)
+        self._numbers = count(last + 2, 2)
 
     def take(self) -> int:
         return next(self._numbers)

@@ -1,4 +1,4 @@
-"""Marks: what each group's write to a segment file starts with.
+"""Marks: what each group's write to a segment file starts with, and what closes it once synced.
 
 All integers big-endian.
 
@@ -6,14 +6,16 @@ All integers big-endian.
     4   u32      crc: CRC32C over the binding, this mark's position (u64) and bytes 8..32
     8   u64      group: number of the group commit, rising within a file
     16  u64      synced position: bytes of this file below it were synced before the mark was made
-    24  i64      first offset: of the batch that follows
+    24  i64      first offset: of the batch that follows, now or later
 
 The binding (store uuid, stream, range, base offset) and the position enter the checksum without
 being stored: a mark copied to another file or another place, for example inside a message, is none.
 
 A mark is what tells a torn tail from corruption. Damage below the highest synced position of any
 mark in the file lies in bytes that were synced, hence acknowledged: corruption. Damage above it is
-the tail, because an unsynced group may lose any of its pages, not only the last.
+the tail, because an unsynced group may lose any of its pages, not only the last. A group is closed
+by a mark with nothing behind it, written after the sync and before the acknowledgement; the next
+group's mark takes its place.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ three agree. The rules:
 Known synced positions come from marks *after* the damage, from a checkpoint, from a successor
 segment (a segment is synced before the next is created) and from a sealed end.
 
-What remains: the last synced group of a range, damaged on the medium, with nothing after it that
-says it was synced (no later mark, no checkpoint), looks like a torn tail and is cut off. A range
-that is quiet for `idle_ms` writes a closing mark or a checkpoint, and seal, roll and clean stop
-save one, so the window is the last group before an unclean stop. Replicas cover it, and so does the
-journal as long as it holds that group.
+Each synced group is closed by a mark of its own, written before the group is acknowledged; a group
+in the journal stands twice instead. So damage to what was acknowledged is known as such even when
+nothing was written after it. What remains is a power cut: the closing mark of a range's last group
+is made durable by the next sync of its file, at the latest when the range was quiet for `idle_ms`.
+Cut off before that *and* damaged on the medium, the group looks like a torn tail.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.errors import DiskFullError, HeadraceError
+from headrace.observability.logging import get_logger
 from headrace.runtime import Buffer, Disk, File
 from headrace.storage.cache import Batch
 from headrace.storage.index import (
@@ -18,6 +19,7 @@ from headrace.storage.index import (
     Index,
     decode_checkpoint,
 )
+from headrace.storage.marks import Mark, encode_mark
 from headrace.storage.model import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -30,6 +32,8 @@ from headrace.storage.model import (
 
 if TYPE_CHECKING:
     from headrace.storage.writer import RangeWriter
+
+log = get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -205,6 +209,22 @@ def _sync(disk: Disk, file: File, write: SegmentWrite) -> None:
         file.sync_data()
     if write.create or write.segment.unnamed:
         disk.sync_folder(write.segment.folder)
+    if write.sync and write.batches:
+        _close_group(file, write)
+
+
+def _close_group(file: File, write: SegmentWrite) -> None:
+    """Say that the group was synced, before anybody is told: damage to it is then no torn tail.
+
+    The mark itself is not synced. A process that is killed leaves it in the page cache, a power cut
+    may take it along, until the next group's sync or the range's quiet makes it durable.
+    """
+    end = write.position + write.size
+    mark = Mark(write.group + 1, end, write.end_offset)
+    try:
+        file.pwrite([encode_mark(mark, binding=write.segment.binding, position=end)], end)
+    except HeadraceError as error:  # the group is durable all the same
+        log.warning("closing mark not written", path=write.segment.path, error=str(error))
 
 
 def _reserve(disk: Disk, file: File, write: SegmentWrite) -> None:

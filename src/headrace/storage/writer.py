@@ -294,7 +294,7 @@ class RangeWriter:
 
     def _plan_allocation(self, write: SegmentWrite) -> None:
         allocated = write.segment.allocated
-        needed = write.position + write.size
+        needed = write.position + write.size + MARK_BYTES  # the one that closes the group
         if needed <= allocated:
             return
         step = self._settings.preallocate_bytes_min
