@@ -116,6 +116,13 @@ class StorageError(HeadraceError):
 class CorruptionError(StorageError):
     """Stored bytes are not what was synced."""
 
+    def span(self, offset: int) -> tuple[int, int]:
+        """The damaged offsets around `offset`, as far as whoever met them knows."""
+        start, end = self.data.get("start"), self.data.get("end")
+        if isinstance(start, int) and isinstance(end, int) and start <= offset < end:
+            return start, end
+        return offset, offset + 1
+
 
 class DiskFullError(StorageError): ...
 

@@ -19,10 +19,10 @@ from headrace.broker.core import ProcessFigures
 from headrace.broker.service import BrokerService, RootCredentials
 from headrace.broker.snapshot import Diagnostics
 from headrace.client.channels import Connect
+from headrace.client.sbp import SbpClient
 from headrace.config.settings import LOOPBACK, Settings
 from headrace.datanode.service import DataNodeService
 from headrace.net.sbp_channel import Channel
-from headrace.net.tls import ClientTls
 from headrace.placement.service import PlacementService
 from headrace.placement.store import SqliteStore
 from headrace.runtime import Runtime
@@ -33,77 +33,50 @@ from headrace.web.placement_metrics import ObservedPlacement
 from headrace.wire.sbp.messages import ClientRole
 
 
-class DataPlane(Role):
-    """`start`, then serves until `close`. `lost` is set when another broker leads."""
+class LogPlane(Role):
+    """A placement manager and a data node in one process: a log that nobody leads yet."""
 
     def __init__(
-        self,
-        runtime: Runtime,
-        settings: Settings,
-        *,
-        on_root: Callable[[RootCredentials], None] | None = None,
-        figures: Callable[[], ProcessFigures] = ProcessFigures,
-        diagnostics: Diagnostics | None = None,
-        open_store: OpenStore = SqliteStore.open,
+        self, runtime: Runtime, settings: Settings, *, open_store: OpenStore = SqliteStore.open
     ) -> None:
         super().__init__()
         self._runtime = runtime
         self._settings = settings
-        self._on_root = on_root
-        self._figures = figures
-        self._diagnostics = diagnostics
         self._open_store = open_store
         self._roles: list[Role] = []
-        self._peer_tls: ClientTls | None = None
         self.authority_path = ""
         """What clients trust the development certificate by; empty with one of your own."""
         self.node: DataNodeService | None = None
         self.placement: PlacementService | None = None
-        self.broker: BrokerService | None = None
 
     async def _start(self) -> None:
         runtime, settings = self._runtime, self._settings
-        self._secret, cluster_uuid = await self._load_identity()
-        tls = await load_tls(runtime, settings)
-        self._peer_tls, self.authority_path = tls.peers, tls.certificate.authority_path
+        self._secret, self._cluster_uuid = await self._load_identity()
+        self._tls = await load_tls(runtime, settings)
+        self.authority_path = self._tls.certificate.authority_path
         plain_streams = settings.host in LOOPBACK
         placement = PlacementRole(
             runtime,
             settings,
             secret=self._secret,
             node=self._connect_node,
-            tls=tls.acceptor,
+            tls=self._tls.acceptor,
             plain_streams=plain_streams,
             open_store=self._open_store,
         )
         await self._run(placement)
         self.placement = placement.service
+        self._placement_address = placement.address
         node = NodeRole(
             runtime,
             settings,
             secret=self._secret,
             placement=self.placement.connect,
-            tls=tls.acceptor,
+            tls=self._tls.acceptor,
             plain_streams=plain_streams,
         )
         self.node = node.service
         await self._run(node)
-        broker = BrokerRole(
-            runtime,
-            settings,
-            secret=self._secret,
-            placement=self.placement.connect,
-            node=self._connect_node,
-            placement_address=placement.address,
-            tls=tls,
-            cluster_uuid=cluster_uuid,
-            on_root=self._on_root,
-            figures=self._figures,
-            diagnostics=self._diagnostics,
-        )
-        await self._run(broker)
-        self.broker = broker.service
-        self.lost = broker.lost
 
     async def _run(self, role: Role) -> None:
         await role.start()
@@ -130,11 +103,66 @@ class DataPlane(Role):
                 self._secret,
                 "data-plane",
                 ClientRole.PLACEMENT_MANAGER,
-                tls=self._peer_tls,
+                tls=self._tls.peers,
             )
             return await over_tcp(address)()
 
         return connect
+
+    def client(self, client_id: str) -> SbpClient:
+        """A client of this log, in this process."""
+        assert self.placement is not None
+        return SbpClient(
+            self._runtime,
+            placement=self.placement.connect,
+            node=self._connect_node,
+            client_id=client_id,
+            settings=self._settings.client,
+        )
+
+    def addresses(self) -> dict[str, str]:
+        """Where clients reach each part, as `host:port`."""
+        return {name: at for role in reversed(self._roles) for name, at in role.addresses().items()}
+
+
+class DataPlane(LogPlane):
+    """`start`, then serves until `close`. `lost` is set when another broker leads."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        settings: Settings,
+        *,
+        on_root: Callable[[RootCredentials], None] | None = None,
+        figures: Callable[[], ProcessFigures] = ProcessFigures,
+        diagnostics: Diagnostics | None = None,
+        open_store: OpenStore = SqliteStore.open,
+    ) -> None:
+        super().__init__(runtime, settings, open_store=open_store)
+        self._on_root = on_root
+        self._figures = figures
+        self._diagnostics = diagnostics
+        self.broker: BrokerService | None = None
+
+    async def _start(self) -> None:
+        await super()._start()
+        assert self.placement is not None
+        broker = BrokerRole(
+            self._runtime,
+            self._settings,
+            secret=self._secret,
+            placement=self.placement.connect,
+            node=self._connect_node,
+            placement_address=self._placement_address,
+            tls=self._tls,
+            cluster_uuid=self._cluster_uuid,
+            on_root=self._on_root,
+            figures=self._figures,
+            diagnostics=self._diagnostics,
+        )
+        await self._run(broker)
+        self.broker = broker.service
+        self.lost = broker.lost
 
     def observed(self) -> Sequence[Observed]:
         labels_max = self._settings.observability.labels_max
@@ -144,7 +172,3 @@ class DataPlane(Role):
             ObservedNode(lambda: self.node),
             ObservedBroker(lambda: self.broker, labels_max=labels_max),
         )
-
-    def addresses(self) -> dict[str, str]:
-        """Where clients reach each part, as `host:port`."""
-        return {name: at for role in reversed(self._roles) for name, at in role.addresses().items()}

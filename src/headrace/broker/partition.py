@@ -30,6 +30,7 @@ from headrace.client.retry import retrying
 from headrace.client.sbp import SbpClient
 from headrace.config.broker import BrokerSettings
 from headrace.errors import (
+    CorruptionError,
     OffsetOutOfRangeError,
     OffsetOverflowError,
     StateError,
@@ -387,7 +388,13 @@ class PartitionLog:
         average = max(1, self.size_bytes // max(1, self.messages_count))
         position = max(self.start_offset, end - max(1, _RECOVERED_BYTES // average))
         while position < end:
-            fetched = await self._client.fetch(self.stream_id, position, max_bytes=_RECOVERED_BYTES)
+            try:
+                fetched = await self._client.fetch(
+                    self.stream_id, position, max_bytes=_RECOVERED_BYTES
+                )
+            except CorruptionError as error:  # what is there no more cannot be repeated either
+                position = error.span(position)[1]
+                continue
             before = position
             for piece in fetched.pieces:
                 for header, _ in records.split(piece):

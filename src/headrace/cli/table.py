@@ -70,6 +70,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "backup": Entry("backups:backup", "Copy a data directory while it is in use."),
         "restore": Entry("backups:restore", "Bring a backup back into an empty data directory."),
         "verify": Entry("backups:verify", "Read a backup or data directory from end to end."),
+        "control-log": Entry("control_logs:app", "What damage cost the control state."),
         "upgrade": Entry("backups:upgrade", "Bring a data directory to this release's formats."),
     },
     "Tools": {

@@ -153,11 +153,13 @@ class OwnedStream:
     def pending_batches(self) -> int:
         return len(self._sent) + len(self._returned) + len(self._queued)
 
-    def append(self, header: bytearray, body: Sequence[Buffer]) -> asyncio.Future[int]:
+    def append(
+        self, header: bytearray, body: Sequence[Buffer], *, bounded: bool = True
+    ) -> asyncio.Future[int]:
         """Queue one batch whose header carries `next_offset`; resolves when it is durable.
 
         The pieces belong to the log from now on. Raises at once, without taking the offset, when
-        the writer is over, the offset is wrong or too much is pending.
+        the writer is over, the offset is wrong or (where it is `bounded`) too much is pending.
         """
         self._check()
         base_offset, end_offset = decode_offsets(header)
@@ -168,7 +170,8 @@ class OwnedStream:
         length = len(header) + payload_bytes(body)
         if length > BATCH_BYTES_MAX:
             raise TooLargeError("record batch too large", bytes=length, limit=BATCH_BYTES_MAX)
-        if self._pending_bytes and self._pending_bytes + length > self._pending_bytes_max:
+        most = self._pending_bytes_max
+        if bounded and self._pending_bytes and self._pending_bytes + length > most:
             raise ThrottledError("too many bytes pending", stream_id=self.stream_id)
         answer: asyncio.Future[int] = self._loop.create_future()
         entry = _Pending(base_offset, end_offset, header, body, length, answer)

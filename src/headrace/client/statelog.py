@@ -9,6 +9,10 @@ offset up to which events are contained; `id` is the offset of the first chunk. 
 `covers` and the chunks (in flight when the snapshot was taken) are replayed on top of it. A
 snapshot of which a chunk is missing is as if it had never been begun. Below `covers` of a complete
 one the stream is trimmed.
+
+A log with one replica writes each batch twice, the second right behind the first (see
+`state_replay`), and is trimmed one snapshot later, because nobody else could give back what its
+disk damaged.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,39 +28,39 @@ import msgspec
 
 from headrace.client.owned_stream import OwnedStream
 from headrace.client.sbp import SbpClient
+from headrace.client.state_replay import (
+    SNAPSHOT,
+    SNAPSHOT_FORMAT,
+    Apply,
+    Replayed,
+    Restore,
+    decode_event,
+    replay,
+)
 from headrace.client.tasks import TaskSet
 from headrace.errors import (
     CorruptionError,
-    FormatError,
     HeadraceError,
-    RemoteProtocolError,
     TooLargeError,
     UnavailableError,
 )
 from headrace.runtime.interfaces import Runtime
 from headrace.wire.sbp.messages import Durability
 from headrace.wire.sbp.records import (
-    HEADER_BYTES,
+    COPIED,
+    COPY,
     INDEXED,
     RECORDS_STATE,
-    BatchHeader,
     encode_header,
     encode_index,
-    index_of,
-    split,
 )
 
-SNAPSHOT = "$snapshot"
-SNAPSHOT_FORMAT = 1
 BATCH_BYTES_MAX = 8 << 20  # also of a snapshot chunk
 SNAPSHOT_WINDOW = 4  # chunks in flight: bounds what a large snapshot holds in memory twice
-REPLAY_BYTES = 4 << 20
 
 _log = logging.getLogger(__name__)
 
-Apply = Callable[[int, str, Any], None]
 Snapshot = Callable[[], tuple[int, Iterable[bytes]]]
-Restore = Callable[[int, Iterable[bytes]], None]
 
 
 @dataclass(slots=True)
@@ -64,25 +68,11 @@ class _Waiting:
     """A batch on its way: durable first, then its events are applied."""
 
     base_offset: int
+    end_offset: int
     events: Sequence[tuple[int, str, Any]]
     events_bytes: int
-    durable: asyncio.Future[int]
+    durable: Sequence[asyncio.Future[int]]
     applied: asyncio.Future[int] = field(repr=False)
-
-
-@dataclass(slots=True)
-class _Snapshot:
-    """Chunks seen of one snapshot while scanning."""
-
-    id: int
-    version: int
-    count: int
-    covers: int
-    chunks: list[bytes]
-
-    @property
-    def complete(self) -> bool:
-        return len(self.chunks) == self.count
 
 
 class StateLog:
@@ -97,14 +87,19 @@ class StateLog:
         apply: Apply,
         snapshot: Snapshot,
         version_max: int,
+        copies: bool,
+        replayed: Replayed,
     ) -> None:
         self.stream = stream
         self.applied_offset = stream.next_offset
         """Events below it are part of the state."""
-        self.bytes_since_snapshot = 0
+        self.bytes_since_snapshot = replayed.events_bytes
         """Of events that a restart would replay: those that no complete snapshot contains."""
-        self.snapshot_bytes = 0
+        self.snapshot_bytes = replayed.snapshot_bytes
         """Of the newest complete snapshot."""
+        self._covered = replayed.covers
+        self._damaged = replayed.damaged
+        self._copies = copies
         self._client = client
         self._runtime = runtime
         self._apply = apply
@@ -136,30 +131,32 @@ class StateLog:
         """Find or create the stream, fence older writers, restore and replay.
 
         `restore` is called at most once and before any `apply`. Events or snapshots of a version
-        above `version_max` were written by newer code: FormatError, nothing is guessed.
+        above `version_max` were written by newer code: FormatError, nothing is guessed. Damage is
+        gone round where a copy holds the same or its loss was accepted; else CorruptionError.
         """
         made = await client.create_stream(
             name=name, replica_nums=replica_nums, durability=Durability.SYNCED
         )
         stream = await OwnedStream.open(client, made.stream_id, epoch, clean=clean)
         try:
-            snapshot_bytes, replayed_bytes = await _replay(
+            replayed = await replay(
                 client, stream, apply=apply, restore=restore, version_max=version_max
             )
-        except BaseException:
+        except BaseException as error:
             await stream.close()
+            if isinstance(error, CorruptionError):
+                error.data["log"] = name
             raise
-        log = cls(
+        return cls(
             client,
             stream,
             runtime=runtime,
             apply=apply,
             snapshot=snapshot,
             version_max=version_max,
+            copies=replica_nums == 1,
+            replayed=replayed,
         )
-        log.snapshot_bytes = snapshot_bytes
-        log.bytes_since_snapshot = replayed_bytes
-        return log
 
     @property
     def epoch(self) -> int:
@@ -182,22 +179,25 @@ class StateLog:
             return []
         records = [msgspec.msgpack.encode((version, kind, body)) for kind, body in events]
         # What is applied is what a replay would see, not the caller's own objects.
-        decoded = [_decode(record, self._version_max) for record in records]
+        decoded = [decode_event(record, self._version_max) for record in records]
         base = await asyncio.shield(self._enqueue(records, decoded))
         return [base + position for position in range(len(records))]
 
     def snapshot_due(self, bytes_min: int) -> bool:
         """At least `bytes_min` of events and as much as the last snapshot took.
 
-        Without the second a state larger than `bytes_min` would be written over and over.
+        Without the second a state larger than `bytes_min` would be written over and over. Also
+        where the log was found damaged: a snapshot leaves that behind.
         """
-        return self.bytes_since_snapshot >= max(bytes_min, self.snapshot_bytes)
+        due = self.bytes_since_snapshot >= max(bytes_min, self.snapshot_bytes)
+        return due or self._damaged
 
     async def write_snapshot(self) -> int:
         """Write the whole state, then trim what it covers; returns the offset it covers.
 
         The state is taken at one moment between two applied events. A trim that fails is made up
-        for by the next snapshot.
+        for by the next snapshot. Without replicas the snapshot before is kept, with all that
+        followed it: should this one be damaged, nothing is lost.
         """
         async with self._snapshot_lock:
             self._check()
@@ -218,7 +218,9 @@ class StateLog:
                 await asyncio.shield(window.popleft())
             self.bytes_since_snapshot -= covered_bytes
             self.snapshot_bytes = sum(map(len, chunks))
-            await self._client.trim(self.stream.stream_id, covers)
+            self._damaged = False
+            before, self._covered = self._covered, covers
+            await self._client.trim(self.stream.stream_id, before if self._copies else covers)
             return covers
 
     async def close(self) -> None:
@@ -240,36 +242,33 @@ class StateLog:
         Without `events` the records are chunks of a snapshot.
         """
         self._check()
-        body, header = self._batch(records)
+        body = _body(records)
+        self._last_ms = max(self._last_ms, self._runtime.clock.now_ms())
         events_bytes = sum(map(len, records)) if events else 0
         base_offset = self.stream.next_offset
-        durable = self.stream.append(header, [body])
+        durable = [self._append(body, len(records), COPIED if self._copies else 0)]
+        if self._copies:  # it is never refused where the first one was taken
+            durable.append(self._append(body, len(records), COPY))
         applied: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         applied.add_done_callback(_retrieve)
-        self._waiting.append(_Waiting(base_offset, events, events_bytes, durable, applied))
+        end_offset = self.stream.next_offset
+        self._waiting.append(
+            _Waiting(base_offset, end_offset, events, events_bytes, durable, applied)
+        )
         self.bytes_since_snapshot += events_bytes
         self._arrived.set()
         return applied
 
-    def _batch(self, records: Sequence[bytes]) -> tuple[bytes, bytearray]:
-        positions: list[int] = []
-        position = 0
-        for record in records:
-            positions.append(position)
-            position += len(record)
-        if position > BATCH_BYTES_MAX:
-            raise TooLargeError("state event too large", bytes=position, limit=BATCH_BYTES_MAX)
-        body = b"".join((*records, encode_index(positions)))
-        self._last_ms = max(self._last_ms, self._runtime.clock.now_ms())
+    def _append(self, body: bytes, record_count: int, copy: int) -> asyncio.Future[int]:
         header = encode_header(
             base_offset=self.stream.next_offset,
             body=[body],
-            record_count=len(records),
+            record_count=record_count,
             base_timestamp=self._last_ms,
             max_timestamp=self._last_ms,
-            attributes=RECORDS_STATE | INDEXED,
+            attributes=RECORDS_STATE | INDEXED | copy,
         )
-        return body, header
+        return self.stream.append(header, [body], bounded=copy != COPY)
 
     async def _apply_in_order(self) -> None:
         """The one queue: an event is applied after it is durable and after all before it."""
@@ -278,9 +277,10 @@ class StateLog:
                 self._arrived.clear()
                 await self._arrived.wait()
             entry = self._waiting[0]
-            await asyncio.wait([entry.durable])
+            await asyncio.wait(entry.durable)
             try:
-                entry.durable.result()
+                for durable in entry.durable:
+                    durable.result()
                 for version, kind, body in entry.events:
                     self._apply(version, kind, body)
             except HeadraceError as error:
@@ -292,7 +292,7 @@ class StateLog:
                 self._abandon(CorruptionError("an event could not be applied", cause=repr(error)))
                 return
             self._waiting.popleft()
-            self.applied_offset = entry.base_offset + max(1, len(entry.events))
+            self.applied_offset = entry.end_offset
             if not entry.applied.done():
                 entry.applied.set_result(entry.base_offset)
 
@@ -308,104 +308,15 @@ class StateLog:
             raise type(self._failure)(self._failure.message, **self._failure.data)
 
 
-async def _replay(
-    client: SbpClient,
-    stream: OwnedStream,
-    *,
-    apply: Apply,
-    restore: Restore,
-    version_max: int,
-) -> tuple[int, int]:
-    """Restore the newest complete snapshot, apply what follows it; returns the bytes of both.
-
-    Two passes, because a snapshot stands after events that it does not contain: the first finds
-    it and keeps only its chunks in memory.
-    """
-    ranges = await client.list_ranges(stream.stream_id)
-    start = ranges[0].start_offset
-    found = await _find_snapshot(client, stream, start, version_max)
-    snapshot_bytes = applied_bytes = 0
-    if found is not None:
-        restore(found.version, found.chunks)
-        snapshot_bytes = sum(map(len, found.chunks))
-        start = found.covers
-    async for offset, record in _records(client, stream, start):
-        version, kind, body = _decode(record, version_max)
-        if kind != SNAPSHOT and offset >= start:
-            apply(version, kind, body)
-            applied_bytes += len(record)
-    return snapshot_bytes, applied_bytes
-
-
-async def _find_snapshot(
-    client: SbpClient, stream: OwnedStream, start: int, version_max: int
-) -> _Snapshot | None:
-    newest: _Snapshot | None = None
-    seen: _Snapshot | None = None
-    async for offset, record in _records(client, stream, start):
-        _, kind, body = _decode(record, version_max)
-        if kind != SNAPSHOT:
-            continue
-        try:
-            id_, index, count, covers, version, chunk = msgspec.convert(
-                body, tuple[int, int, int, int, int, bytes]
-            )
-        except msgspec.ValidationError as error:
-            raise CorruptionError("unreadable snapshot chunk", offset=offset) from error
-        if index == 0:
-            seen = _Snapshot(id_, version, count, covers, [])
-        if seen is None or seen.id != id_ or len(seen.chunks) != index:
-            continue  # the rest of a snapshot whose beginning was trimmed or never written
-        if count:  # 0: the state was empty, and the record stands for no chunk
-            seen.chunks.append(chunk)
-        if seen.complete:
-            newest, seen = seen, None
-    if newest is not None and newest.version > version_max:
-        raise FormatError("snapshot of a newer version", found=newest.version, known=version_max)
-    return newest
-
-
-async def _records(
-    client: SbpClient, stream: OwnedStream, start: int
-) -> AsyncIterator[tuple[int, memoryview]]:
-    """Every record from `start` to the writer's first own offset."""
-    offset = start
-    end = stream.next_offset
-    while offset < end:
-        fetched = await client.fetch(
-            stream.stream_id, offset, max_bytes=REPLAY_BYTES, max_wait_ms=1000
-        )
-        if not fetched.pieces:
-            raise UnavailableError("state log ends early", offset=offset, expected=end)
-        for piece in fetched.pieces:
-            for header, batch in split(piece):
-                for position, record in enumerate(_split_records(header, batch)):
-                    if header.base_offset + position >= start:
-                        yield header.base_offset + position, record
-        offset = fetched.next_offset
-
-
-def _split_records(header: BatchHeader, batch: memoryview) -> Iterator[memoryview]:
-    if header.records != RECORDS_STATE or not header.attributes & INDEXED:
-        raise CorruptionError("not a batch of state events", offset=header.base_offset)
-    index = index_of(header, batch)
-    starts = [int.from_bytes(index[at : at + 4], "little") for at in range(0, len(index), 4)]
-    end_of_records = header.records_end - HEADER_BYTES
-    for start, end in zip(starts, [*starts[1:], end_of_records], strict=True):
-        if not 0 <= start <= end <= end_of_records:
-            raise RemoteProtocolError("record positions out of order", offset=header.base_offset)
-        yield batch[HEADER_BYTES + start : HEADER_BYTES + end]
-
-
-def _decode(record: bytes | memoryview, version_max: int) -> tuple[int, str, Any]:
-    try:
-        version, kind, body = msgspec.msgpack.decode(record, type=tuple[int, str, Any])
-    except msgspec.MsgspecError as error:
-        raise CorruptionError("unreadable state event") from error
-    known = SNAPSHOT_FORMAT if kind == SNAPSHOT else version_max
-    if version > known:
-        raise FormatError("state event of a newer version", kind=kind, found=version, known=known)
-    return version, kind, body
+def _body(records: Sequence[bytes]) -> bytes:
+    positions: list[int] = []
+    position = 0
+    for record in records:
+        positions.append(position)
+        position += len(record)
+    if position > BATCH_BYTES_MAX:
+        raise TooLargeError("state event too large", bytes=position, limit=BATCH_BYTES_MAX)
+    return b"".join((*records, encode_index(positions)))
 
 
 def _retrieve(applied: asyncio.Future[int]) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from headrace.client.owned_stream import OwnedStream
 from headrace.client.sbp import SbpClient
-from headrace.client.statelog import SNAPSHOT, SNAPSHOT_FORMAT, StateLog
+from headrace.client.state_replay import SNAPSHOT, SNAPSHOT_FORMAT
+from headrace.client.statelog import StateLog
 from headrace.errors import (
     CorruptionError,
     FencedError,
@@ -90,10 +91,10 @@ def test_events_are_applied_in_order_and_replayed() -> None:
         register = Register()
         log = await open_log(client, register, 1)
         offsets = await asyncio.gather(*(log.append("set", [i, "x"]) for i in range(50)))
-        assert offsets == list(range(50))
-        assert await log.append_many([("a", 1), ("b", {"k": b"v"})]) == [50, 51]
+        assert offsets == list(range(0, 100, 2)), "each is followed by its copy"
+        assert await log.append_many([("a", 1), ("b", {"k": b"v"})]) == [100, 101]
         assert await log.append_many([]) == []
-        assert log.applied_offset == 52
+        assert log.applied_offset == 104
         await log.close()
         with pytest.raises(UnavailableError):
             await log.append("late", 0)
@@ -124,11 +125,15 @@ def test_a_snapshot_replaces_what_it_covers() -> None:
         in_flight = [asyncio.ensure_future(log.append("during", i)) for i in range(5)]
         await asyncio.sleep(0)
         covers = await log.write_snapshot()
-        assert covers == 10, "events in flight are not part of it"
+        assert covers == 2 * 10, "events in flight are not part of it"
         await asyncio.gather(*in_flight)
         await log.append("after", 0)
         (start, _) = await client.bounds(log.stream.stream_id)
+        assert start == 0, "the only copy is kept until the next one"
+        await log.write_snapshot()
+        (start, _) = await client.bounds(log.stream.stream_id)
         assert start == covers, "trimmed below"
+        await log.append("after", 1)
         await log.close()
         again = await replayed(client, 2)
         assert again.restored == 1
@@ -345,7 +350,7 @@ def test_a_fenced_log_takes_nothing_more() -> None:
             await old.write_snapshot()
         assert isinstance(old.failure, FencedError)
         assert register.entries == [(1, "a", 1)], "nothing was applied that is not durable"
-        assert len(await read_all(client, new.stream.stream_id)) == 1
+        assert len(await read_all(client, new.stream.stream_id)) == 2, "and its copy"
         await old.close()
         await new.close()
 

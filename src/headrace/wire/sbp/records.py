@@ -14,6 +14,8 @@ All integers big-endian, except the index trailer.
                              bit 8 the 16 bytes at 39 are session and number of a client's request
                              bit 9 Iggy messages without checksums: made when somebody asks
                              bit 10 but with those of the frames they came in (dialect C)
+                             bit 11 StateLog events that the next batch holds once more
+                             bit 12 that next batch
     19  i32  record_count    offsets advance by it
     23  i64  base_timestamp  ms
     31  i64  max_timestamp   ms
@@ -52,6 +54,8 @@ INDEXED = 1 << 7
 NUMBERED = 1 << 8
 UNSUMMED = 1 << 9
 FRAMED = 1 << 10
+COPIED = 1 << 11
+COPY = 1 << 12
 
 _HEADER = struct.Struct(">BqiIHiqqqq")
 _EXTENT = struct.Struct(">BqiIHi")  # as far as a walk looks
