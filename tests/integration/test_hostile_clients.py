@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.client.iggy import IggyClient
@@ -23,6 +24,7 @@ from headrace.wire.iggy.frames import encode_request
 from headrace.wire.iggy.messages.messages import Message, PollMessages
 from headrace.wire.iggy.messages.users import LoginUser
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
+from tests.integration.broker_stack import DEVELOPMENT, Stack
 from tests.integration.server import Server, running
 
 MIB = 1 << 20
@@ -215,3 +217,18 @@ async def test_the_connection_limit_is_told_apart_from_a_crash(tmp_path: Path) -
         async with await connect(server) as client:
             await client.ping()
         assert "iggy connection refused" in server.log
+
+
+async def test_a_broker_that_stood_still_for_longer_than_its_lease_goes_on(tmp_path: Path) -> None:
+    """On one machine nobody else can have led meanwhile."""
+    settings = msgspec.structs.replace(DEVELOPMENT, lease_ms=600)
+    stack = await Stack(str(tmp_path), settings).start()
+    client = await stack.connect()
+    epoch = stack.broker.statistics()["epoch"]
+    time.sleep(1.2)  # noqa: ASYNC251  # the whole process stands still
+    await client.ping()
+    assert stack.broker.leads
+    assert not stack.broker.lost.is_set()
+    assert stack.broker.statistics()["epoch"] == epoch
+    await client.close()
+    await stack.stop()

@@ -56,17 +56,20 @@ class ControlPlane:
         environment: Mapping[str, str],
         secret: bytes = b"",
         before: Mapping[str, str] | None = None,
+        alone: bool = False,
     ) -> None:
         """`addresses` are the data plane's, of placement managers all with commas between them;
         `environment` is what containers inherit. Without a secret it is in the data directory.
         `before` are our own of an earlier life: where the settings leave a port open, the same one
-        is taken again if it is free, so that whoever knew the address finds us there."""
+        is taken again if it is free, so that whoever knew the address finds us there. `alone`: no
+        other controller can want our lease."""
         self._runtime = runtime
         self._settings = settings
         self._addresses = addresses
         self._environment = environment
         self._secret = secret
         self._before = before or {}
+        self._alone = alone
         self._files = runtime.executor("assembly", 1)
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._lost = asyncio.Event()
@@ -210,6 +213,7 @@ class ControlPlane:
             holder=holder.holder,
             duration_ms=self._settings.controller.lease_ms,
             on_lost=self._lost.set,
+            alone=self._alone,
         )
         epoch = await leadership.acquire()
         clean = holder.continues(epoch)

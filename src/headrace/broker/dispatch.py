@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import xxhash
 
@@ -145,10 +145,23 @@ def build_routes(handlers: Mapping[c.AnyCommand, Handler]) -> Routes:
     return {command.code: (command, handler) for command, handler in handlers.items()}
 
 
+class Lease(Protocol):
+    """The part of `Leadership` this needs."""
+
+    def check(self) -> None:
+        """NotLeaderError unless it is held."""
+
+    @property
+    def holds(self) -> bool: ...
+
+    async def regain(self) -> None:
+        """Wait for it if it may come back; NotLeaderError if not."""
+
+
 class Dispatcher:
-    def __init__(self, broker: Broker, check_lease: Callable[[], None]) -> None:
+    def __init__(self, broker: Broker, lease: Lease) -> None:
         self._broker = broker
-        self._check_lease = check_lease
+        self._lease = lease
         self._routes = build_routes(HANDLERS)
         self._traffic = broker.traffic
         self._monotonic = broker.runtime.clock.monotonic
@@ -165,7 +178,7 @@ class Dispatcher:
         if tracing.active:
             return None  # the long way has the spans
         try:
-            self._check_lease()
+            self._lease.check()
             pieces = answer_at_once(self._broker, session, payload)
         except HeadraceError:
             return None  # asked the long way it says why
@@ -202,7 +215,8 @@ class Dispatcher:
         return status, pieces
 
     async def _answer(self, session: Session, code: int, payload: memoryview) -> Sequence[Buffer]:
-        self._check_lease()
+        if not self._lease.holds:
+            await self._lease.regain()
         if session.stale:
             raise StaleSessionError(client=session.client_id)
         route = self._routes.get(code)
@@ -232,7 +246,8 @@ class Dispatcher:
             response = await traced(handler, self._broker, session, command, request)
         else:
             response = await handler(self._broker, session, request)
-        self._check_lease()  # it may have run out meanwhile, and with it what we know
+        if not self._lease.holds:  # it ran out meanwhile, and with it what we know
+            await self._lease.regain()
         return command.encode_response(response, session.dialect)
 
     def _may(self, session: Session, command: c.AnyCommand, request: object) -> bool:
@@ -319,13 +334,15 @@ class Dispatcher:
             if left is not None:
                 pieces = await self._answer_of_before(left)
             if pieces is None:
-                self._check_lease()
+                if not self._lease.holds:
+                    await self._lease.regain()
                 if session.stale:
                     raise StaleSessionError(client=session.client_id)
                 request = decode_send(payload, Dialect.C, head.room)
                 authorize(self._broker, session, c.SEND_MESSAGES, request)
                 pieces = [await messages.send_numbered(self._broker, request, numbered, head.lent)]
-                self._check_lease()
+                if not self._lease.holds:
+                    await self._lease.regain()
         except BaseException:
             answers.fail(*numbered, applying)
             raise
@@ -349,7 +366,8 @@ class Dispatcher:
         effect = self._broker.catalogue.requests.find(request)
         assert effect is not None, "asked before"
         self._broker.counters["repeated_requests"] += 1
-        self._check_lease()
+        if not self._lease.holds:
+            await self._lease.regain()
         response = await repeat_answer(self._broker, effect)
         return self._routes[code][0].encode_response(response, session.dialect)
 

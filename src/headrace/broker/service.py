@@ -1,9 +1,10 @@
 """The broker as a service: it leads, or stands by until it may.
 
-Alone (`stands_by` false) it waits for the lease, listens, and is over when it loses the lease. In a
-cluster it listens at once: while another broker leads, connections go on to that one; when the
-leader's lease runs out, one of those that stand by takes it, replays the logs and serves. A broker
-that loses its lease, for whatever reason, stands by again with nothing of its state kept.
+Alone (`stands_by` false) it waits for the lease, listens, and is over when another broker was given
+the lease; one that only ran out is asked for again. In a cluster it listens at once: while another
+broker leads, connections go on to that one; when the leader's lease runs out, one of those that
+stand by takes it, replays the logs and serves. A broker that loses its lease, for whatever reason,
+stands by again with nothing of its state kept.
 """
 
 from __future__ import annotations
@@ -130,7 +131,12 @@ class BrokerService:
 
     async def _begin_term(self) -> Term:
         """Wait for the lease, then replay."""
-        term = self.term = Term(self._setup, self._holder.holder, on_refused=self._on_refused)
+        term = self.term = Term(
+            self._setup,
+            self._holder.holder,
+            alone=not self._stands_by,
+            on_refused=self._on_refused,
+        )
         epoch = await term.acquire()
         clean = self._holder.continues(epoch)
         self._holder.clean_epoch = -1

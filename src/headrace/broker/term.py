@@ -66,9 +66,11 @@ class Term:
         setup: Setup,
         holder: str,
         *,
+        alone: bool = False,
         on_refused: Callable[[LeaseResponse], None] | None = None,
     ) -> None:
-        """`on_refused` hears who leads instead while the lease is waited for."""
+        """`on_refused` hears who leads instead while the lease is waited for; `alone`: nobody
+        does."""
         self._setup = setup
         self._runtime = setup.runtime
         self._settings = setup.settings
@@ -92,6 +94,7 @@ class Term:
             duration_ms=setup.settings.lease_ms,
             on_lost=self.end,
             on_refused=on_refused,
+            alone=alone,
         )
         self.transports: Transports | None = None
 
@@ -106,7 +109,7 @@ class Term:
         self.transports = Transports(
             self._runtime,
             self._settings,
-            Dispatcher(self.broker, self.leadership.check),
+            Dispatcher(self.broker, self.leadership),
             open_session=self._open_session,
             close_session=self._close_session,
             encryption=self._setup.encryption,

@@ -51,6 +51,7 @@ async def serve(told: Told) -> int:
         told.addresses,
         environment=dict(os.environ),
         before=told.before,
+        alone=True,
     )
     endpoint = make_endpoint(told.settings, plane.observed())
     await endpoint.start()

@@ -5,6 +5,11 @@ The lease counts from the moment *before* the request for it was sent, so the lo
 the placement manager's whatever the network did. While no placement manager answers, the lease is
 asked for again and again until it runs out. What the last holder knows about its own stop
 (`holder.json` in its folder) says whether streams may go on without being sealed.
+
+On one machine nobody else wants the lease. There a holder that did not ask in time (the process
+stood still, the machine was overloaded) says nothing and asks on: under the same epoch the
+placement manager grants it only if nobody had it meanwhile, so all that the holder knows still is
+so. Who waits for an answer waits until then (`regain`).
 """
 
 from __future__ import annotations
@@ -22,8 +27,11 @@ from headrace.errors import (
     NotLeaderError,
     StateError,
 )
+from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Executor, Runtime
 from headrace.wire.sbp.messages import LeaseResponse
+
+log = get_logger(__name__)
 
 _RETRY_SECONDS_MAX = 1.0
 
@@ -83,8 +91,10 @@ class Leadership:
         duration_ms: int,
         on_lost: Callable[[], None],
         on_refused: Callable[[LeaseResponse], None] | None = None,
+        alone: bool = False,
     ) -> None:
-        """`on_refused` hears who holds the lease each time it is asked for in vain."""
+        """`on_refused` hears who holds the lease each time it is asked for in vain. `alone`: there
+        is nobody to take over, so a lease that ran out is asked for again."""
         self._clock = runtime.clock
         self._client = client
         self._name = name
@@ -92,6 +102,9 @@ class Leadership:
         self._duration_ms = duration_ms
         self._on_lost = on_lost
         self._on_refused = on_refused
+        self._alone = alone
+        self._settled = asyncio.Event()
+        """Set when a lease that had run out was granted again, or is lost."""
         self._address = ""
         self._until = float("-inf")
         self._lost = False
@@ -105,6 +118,17 @@ class Leadership:
     def check(self) -> None:
         if self._clock.monotonic() >= self._until:
             raise NotLeaderError("the lease is not held", lease=self._name)
+
+    async def regain(self) -> None:
+        """Returns when the lease is held, at once if it is. NotLeaderError when it is not to be."""
+        try:
+            async with asyncio.timeout(self._duration_ms / 1000):
+                while self._alone and not self._lost and not self.holds:
+                    self._settled.clear()
+                    await self._settled.wait()
+        except TimeoutError:
+            pass  # the placement manager stands still; said below
+        self.check()
 
     async def acquire(self) -> int:
         """Wait until the lease is ours; returns its epoch."""
@@ -144,23 +168,27 @@ class Leadership:
             raise DeadlineError("no answer in time", lease=self._name) from None
         if answer.granted and self.epoch in (-1, answer.epoch) and not self._lost:
             self._until = max(self._until, asked + self._duration_ms / 1000)
+            self._settled.set()
         return answer
 
     async def _renew(self) -> None:
         """Ask in good time, and again soon while no placement manager leads, until the end."""
         third = self._duration_ms / 3000
         pause = third
-        while (left := self._left()) > 0:
-            await self._clock.sleep(min(pause, left))
-            if (left := self._left()) <= 0:
+        while self._alone or self.holds:
+            await self._clock.sleep(min(pause, max(self._left(), third / 10 if self._alone else 0)))
+            left = self._left()
+            if left <= 0 and not self._alone:
                 break
             try:
-                answer = await self._ask(min(third / 2, left))
+                answer = await self._ask(third / 2 if self._alone else min(third / 2, left))
             except HeadraceError:
                 pause = third / 10
                 continue
             if not answer.granted or answer.epoch != self.epoch:
                 break
+            if left <= 0:
+                log.warning("lease ran out and was held again", lease=self._name, late=-left)
             pause = third
         self.give_up()
         self._on_lost()
@@ -172,6 +200,7 @@ class Leadership:
         """The lease is another's, whatever our clock says and answers on their way will."""
         self._lost = True
         self._until = float("-inf")
+        self._settled.set()
 
     async def close(self) -> None:
         """Give the lease back, so that a successor need not wait for its end."""

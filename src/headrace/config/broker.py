@@ -156,7 +156,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             description="Requests and answers held in memory, over all connections; past it"
             " connections wait their turn and those that are stuck are cut off.",
         ),
-    ] = 512 * MIB
+    ] = 256 * MIB
     login_frame_bytes_max: Annotated[
         int, Meta(ge=1024, description="Largest request of a connection that has not logged in.")
     ] = 8 * 1024

@@ -50,5 +50,5 @@ class QuicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = 128 * MIB
     held_bytes_max: Annotated[int, Meta(ge=MIB, description="The same over all connections.")] = (
-        512 * MIB
+        256 * MIB
     )

@@ -5,12 +5,14 @@ answer its peer has not taken. Past the limit
 
 * a connection between two frames is not read until there is room: it holds nothing;
 * of those inside a frame one at a time goes on, so that frames complete and memory comes back; a
-  turn ends with the frame, or when nothing comes for a moment;
+  turn ends with the frame, or when nothing comes for a moment. It begins only while little more
+  than the limit is held: those who had a turn and stopped have to go first;
 * whoever had a turn, or has an answer to take, and makes no progress is cut off by the server's
-  sweep, largest first.
+  sweep, the slowest first.
 
-So the bytes held stay below the limit, plus one frame, plus what connections were already reading
-(one piece each); and a peer that stops half-way delays nobody for longer than a sweep.
+So the bytes held stay below the limit and an eighth, plus one frame, plus what connections were
+already reading (one piece each); and a peer that stops half-way delays nobody for longer than a
+sweep.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class Held:
 class HeldBytes:
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self._turns_up_to = limit + limit // 8
         self.total = 0
         self._turn: Held | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -61,17 +64,23 @@ class HeldBytes:
     def over(self) -> bool:
         return self.total > self.limit
 
+    @property
+    def is_blocked(self) -> bool:
+        """Nobody goes on before somebody is cut off."""
+        return self._turn is None and self.total > self._turns_up_to
+
     def set(self, held: Held, count: int) -> None:
+        was_blocked = self.is_blocked
         self.total += count - held.bytes
         held.bytes = count
-        if self._waiting and self.total <= self.limit:
+        if self._waiting and (not self.over or (was_blocked and not self.is_blocked)):
             self._wake()
 
     async def wait_room(self, held: Held) -> None:
         """Returns when `held` may receive: there is room, or its frame has the turn."""
         loop = asyncio.get_running_loop()
         while self.over:
-            if held.bytes and self._turn in (None, held):
+            if held.bytes and (self._turn is held or not (self._turn or self.is_blocked)):
                 self._turn = held
                 if self._timer is not None:
                     self._timer.cancel()

@@ -73,7 +73,7 @@ class IggyQuicLimits:
     """Requests of one connection handled at a time; more wait."""
     connection_bytes_max: int = 128 * 1024 * 1024
     """Requests and answers of one connection in memory; a stream that would pass it is refused."""
-    held_bytes_max: int = 512 * 1024 * 1024
+    held_bytes_max: int = 256 * 1024 * 1024
     """The same over all connections."""
     keep_alive_seconds: float = 5.0
     """A logged-in connection silent for as long is pinged; 0 = never."""

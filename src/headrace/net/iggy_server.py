@@ -1,8 +1,9 @@
 """The connection loop of Iggy's framings: read, decode, hand over, answer in order.
 
 One request of a connection is handled at a time, as the protocol has it; requests that arrive
-meanwhile wait in the connection, which stops reading when too many bytes wait. What commands mean,
-who may send them and when a silent client is dropped is the business of whoever gives `on_request`.
+meanwhile wait in the connection, which stops reading when too many bytes wait; one that sends many
+without waiting gives way to the others after each few (`fairness.py`). What commands mean, who may
+send them and when a silent client is dropped is the business of whoever gives `on_request`.
 
 With a `TlsAcceptor` a connection may begin with TLS; its frames then travel inside. A connection
 ends when the peer ends it, when it sends a frame above the limit (answered first),
@@ -22,6 +23,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from headrace.errors import HeadraceError, RemoteProtocolError, UnavailableError
 from headrace.net.addresses import format_address
+from headrace.net.fairness import REQUESTS_MAX, SECONDS_MAX, WAITED_SECONDS, Fairness
 from headrace.net.held_bytes import Held, HeldBytes, Phase
 from headrace.net.tls import TlsAcceptor
 from headrace.observability.logging import get_logger
@@ -66,7 +68,7 @@ class IggyLimits:
     send_frame_bytes_max: int = SEND_FRAME_BYTES_MAX
     login_frame_bytes_max: int = 8 * 1024
     """Of a connection that has not logged in."""
-    held_bytes_max: int = 512 * 1024 * 1024
+    held_bytes_max: int = 256 * 1024 * 1024
     """Requests and answers in memory, over all connections."""
     login_idle_seconds: float = 30.0
     """Silence of a connection that has not logged in."""
@@ -93,6 +95,13 @@ class _Open(Generic[S]):
     busy: bool = False
     untaken: bool = False
     """The peer has not yet taken an answer that was given at once."""
+
+    def release(self) -> None:
+        """What it held is free now, not when the garbage collector comes by."""
+        self.decoder = RequestStream()
+        self.task = None
+        if isinstance(self.connection, DirectConnection):
+            self.connection.look_first(_look_at_nothing)  # the one it has knows us
 
 
 class IggyServer(Generic[S]):
@@ -130,6 +139,7 @@ class IggyServer(Generic[S]):
         self._tls = tls
         self._limits = limits or IggyLimits()
         self._held = HeldBytes(self._limits.held_bytes_max)
+        self._fairness = Fairness()
         self._pool = FramePool()
         self._keeps_frames = keeps_frames
         self._monotonic = runtime.clock.monotonic
@@ -216,6 +226,7 @@ class IggyServer(Generic[S]):
             self._held.drop(served.held)
             self._close_session(served.session)
             served.connection.close()
+            served.release()
 
     async def _serve(self, served: _Open[S]) -> None:
         held, decoder = served.held, served.decoder
@@ -231,18 +242,14 @@ class IggyServer(Generic[S]):
             if served.untaken:
                 await connection.drain()
                 self._on_taken(served)
-            events: Sequence[RequestEvent] = decoder.feed(data)
+            events: Sequence[RequestEvent] = decoder.feed(data, REQUESTS_MAX)
             if not held.bytes:
                 held.since = self._monotonic()  # a frame begins
             self._held.set(held, held.bytes + len(data))
             if not events and direct is not None:
                 events = await self._receive_rest(served, direct)
-            for event in events:
-                served.busy = True
-                goes_on = await self._answer(served, event)
-                served.busy = False
-                if not goes_on or self._closing:
-                    return
+            if events and not await self._answer_all(served, events):
+                return
             self._held.set(held, decoder.buffered_bytes)
             if not decoder.buffered_bytes:
                 self._held.pass_turn(held)
@@ -259,7 +266,11 @@ class IggyServer(Generic[S]):
             held.phase = Phase.RECEIVING
         if not held.bytes:
             held.since = self._monotonic()
-        return await served.connection.receive()
+        asked = self._monotonic()
+        data = await served.connection.receive()
+        if self._monotonic() - asked < WAITED_SECONDS:
+            await self._fairness.give_way()  # there was more to be served than the loop knew
+        return data
 
     async def _receive_rest(
         self, served: _Open[S], connection: DirectConnection
@@ -316,18 +327,20 @@ class IggyServer(Generic[S]):
         return ""
 
     def _relieve(self, now: float) -> None:
-        """Memory is short: end who holds most of it without moving, until half of it is free, so
-        that whoever waited meanwhile does not fill it at once again. Who holds less than a fair
-        share is spared: if all held that little, there would be no shortage."""
+        """Memory is short: end who holds it without moving, the slowest first, until half of it is
+        free, so that whoever waited meanwhile does not fill it at once again. Who holds less than a
+        fair share is spared: if all held that little, there would be no shortage."""
         oldest = now - self._limits.pressure_seconds
         share = self._held.limit // 2 // len(self._connections)
-        stuck = [
-            served
-            for served in self._connections
-            if served.held.stuck() and served.held.since <= oldest and served.held.bytes > share
-        ]
+        large = [served for served in self._connections if served.held.bytes > share]
+        stuck = [each for each in large if each.held.stuck()]
+        if not stuck and self._held.is_blocked:  # they stand in each other's way
+            stuck = [each for each in large if each.held.phase is Phase.PAUSED]
+        stuck = [each for each in stuck if each.held.since <= oldest]
         left = self._held.total
-        for served in sorted(stuck, key=lambda s: s.held.bytes, reverse=True):
+        for served in sorted(
+            stuck, key=lambda each: each.held.bytes / max(now - each.held.since, 0.001)
+        ):
             if left <= self._held.limit // 2:
                 break
             left -= served.held.bytes
@@ -344,6 +357,29 @@ class IggyServer(Generic[S]):
         served.connection.abort()
 
     # -- answers
+
+    async def _answer_all(self, served: _Open[S], events: Sequence[RequestEvent]) -> bool:
+        """These and what else is decoded, giving way now and then; False when it is over."""
+        until = self._monotonic() + SECONDS_MAX
+        while events:
+            for event in events:
+                if served.held.since > until:  # when the last answer went out
+                    await self._give_way(served)
+                    until = self._monotonic() + SECONDS_MAX
+                served.busy = True
+                goes_on = await self._answer(served, event)
+                served.busy = False
+                if not goes_on or self._closing:
+                    return False
+            events = served.decoder.more(REQUESTS_MAX)
+            if events:
+                await self._give_way(served)
+                until = self._monotonic() + SECONDS_MAX
+        return True
+
+    async def _give_way(self, served: _Open[S]) -> None:
+        served.held.phase = Phase.PAUSED
+        await self._fairness.give_way()
 
     def _look(self, served: _Open[S], connection: DirectConnection, data: memoryview) -> bool:
         """Answer a request that came whole, alone and waits for nothing; False if it is not so."""
@@ -429,6 +465,10 @@ class IggyServer(Generic[S]):
         except HeadraceError as error:
             return status_of(error), ()
         return status, pieces if status == Status.OK else ()
+
+
+def _look_at_nothing(data: memoryview) -> bool:
+    return False
 
 
 def _is_behind(connection: Connection) -> bool:

@@ -2,7 +2,8 @@
 
 Per connection one task reads, and each request runs in a task of its own: a slow FETCH holds up
 nobody, answers leave in the order they are ready. An APPEND needs no task: it takes its offset as
-soon as it is read, so offsets follow the order of arrival, and is answered when it is stored.
+soon as it is read, so offsets follow the order of arrival, and is answered when it is stored. A
+connection that sends many requests at once gives way to the others after each few (`fairness.py`).
 
 What a peer can cost is bounded. Reading stops while too many requests or bytes are in flight, and
 an answer waits for the one before it to be taken, so a peer that does not read stops itself; if it
@@ -31,6 +32,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.net.addresses import format_address
+from headrace.net.fairness import REQUESTS_MAX, WAITED_SECONDS, Fairness
 from headrace.net.flow import Gate
 from headrace.net.sbp_routes import (
     READS,
@@ -125,6 +127,7 @@ class SbpServer:
         self.on_goaway = on_goaway
         self.pressure = pressure
         self.tls = tls
+        self.fairness = Fairness()
         self._throttled = 0
         self._listener: Listener | None = None
         self._reaper: asyncio.Task[None] | None = None
@@ -221,7 +224,8 @@ class _Serving:
         self._retiring: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         self._ended = asyncio.Event()
-        self._active = server.runtime.clock.monotonic()
+        self._monotonic = server.runtime.clock.monotonic
+        self._active = self._monotonic()
         self.gate = Gate(limits.requests_in_flight_max, limits.bytes_in_flight_max)
 
     async def run(self) -> None:
@@ -230,12 +234,13 @@ class _Serving:
         try:
             data = await self._begin()
             while data:
-                for event in self._core.receive(data):
-                    self._active = self._server.runtime.clock.monotonic()
-                    await self._on_event(event)
+                await self._on_data(data)
                 if self._core.failure is not None:
                     raise self._core.failure
+                asked = self._monotonic()
                 data = await self._connection.receive()
+                if self._monotonic() - asked < WAITED_SECONDS:
+                    await self._server.fairness.give_way()
             ending = _Ending.ENDED
         except RemoteProtocolError as error:
             log.warning("bad bytes from a peer", peer=self._peer.address, reason=str(error))
@@ -269,6 +274,18 @@ class _Serving:
             if isinstance(event, Request):
                 error = UnauthenticatedError("this port takes TLS connections only")
                 self._connection.write(self._core.fail(event, error))
+
+    async def _on_data(self, data: bytes) -> None:
+        """All requests in it, giving way now and then."""
+        events = self._core.receive(data, REQUESTS_MAX)
+        while True:
+            for event in events:
+                self._active = self._monotonic()
+                await self._on_event(event)
+            if not self._core.has_more:
+                return
+            await self._server.fairness.give_way()
+            events = self._core.receive_more(REQUESTS_MAX)
 
     async def _on_event(self, event: ServerEvent) -> None:
         if isinstance(event, Answer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -138,6 +139,24 @@ class Client:
         )
 
 
+class FakeLease:
+    """Held until a test says otherwise; `comes_back` makes whoever wants it wait."""
+
+    def __init__(self) -> None:
+        self.holds = True
+        self.comes_back: asyncio.Event | None = None
+
+    def check(self) -> None:
+        if not self.holds:
+            raise NotLeaderError
+
+    async def regain(self) -> None:
+        if self.comes_back is not None:
+            await self.comes_back.wait()
+            self.holds = True
+        self.check()
+
+
 @dataclass
 class Harness:
     cluster: FakeCluster
@@ -145,7 +164,7 @@ class Harness:
     dispatcher: Dispatcher
     clock: FakeClock
     lost: list[bool] = field(default_factory=list)
-    holds: bool = True
+    lease: FakeLease = field(default_factory=FakeLease)
     ports: int = 40000
 
     def connect(self, dialect: Dialect = Dialect.B2) -> Client:
@@ -198,13 +217,8 @@ async def opened(
                 broker.catalogue, name="iggy", password_hash=password_hash, now_us=NOW_US
             )
         )
-    harness: Harness
-
-    def check() -> None:
-        if not harness.holds:
-            raise NotLeaderError
-
-    harness = Harness(cluster, broker, Dispatcher(broker, check), clock, lost)
+    lease = FakeLease()
+    harness = Harness(cluster, broker, Dispatcher(broker, lease), clock, lost, lease)
     try:
         yield harness
     finally:

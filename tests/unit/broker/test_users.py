@@ -19,6 +19,7 @@ from headrace.wire.iggy.messages.system import Empty, GetClient
 from headrace.wire.iggy.primitives import Partitioning
 from tests.unit.broker.fake_cluster import FakeCluster
 from tests.unit.broker.harness import Client, Harness, code_of, fake_runtime, opened
+from tests.unit.net.sbp_fixtures import until
 
 OPEN = {c.PING.code, c.LOGIN_USER.code, c.LOGIN_WITH_PERSONAL_ACCESS_TOKEN.code}
 
@@ -203,9 +204,31 @@ async def test_clients_are_listed() -> None:
 async def test_nothing_is_answered_without_the_lease() -> None:
     async with opened() as h:
         root = await h.root()
-        h.holds = False
+        h.lease.holds = False
         assert await root.status(c.PING.code) == 8
         assert await code_of(root.stream()) == 8
+
+
+async def test_answers_wait_for_a_lease_that_comes_back() -> None:
+    """Before a request is looked at, and when it was carried out: nobody is told what is not so."""
+    async with opened() as h:
+        root = await h.root()
+        h.lease.holds, h.lease.comes_back = False, asyncio.Event()
+        waiting = asyncio.ensure_future(root.status(c.PING.code))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        h.lease.comes_back.set()
+        assert await waiting == 0
+
+        h.lease.comes_back = asyncio.Event()
+        creating = asyncio.ensure_future(root.stream())
+        await asyncio.sleep(0)
+        h.lease.holds = False
+        await until(lambda: bool(h.broker.catalogue.streams))
+        await asyncio.sleep(0.01)
+        assert not creating.done()
+        h.lease.comes_back.set()
+        await creating
 
 
 async def test_read_tickets_name_the_streams_of_allowed_topics() -> None:

@@ -138,7 +138,9 @@ class Failing:
         return None
 
 
-def on_virtual_clock(main: Callable[[Failing, Leadership, list[float]], Awaitable[None]]) -> None:
+def on_virtual_clock(
+    main: Callable[[Failing, Leadership, list[float]], Awaitable[None]], *, alone: bool = False
+) -> None:
     simulation = Simulation(1)
 
     async def whole() -> None:
@@ -150,6 +152,7 @@ def on_virtual_clock(main: Callable[[Failing, Leadership, list[float]], Awaitabl
             holder="me",
             duration_ms=10_000,
             on_lost=lambda: lost.append(asyncio.get_running_loop().time()),
+            alone=alone,
         )
         await main(placement, lease, lost)
         await lease.close()
@@ -233,5 +236,61 @@ def test_a_lease_granted_too_late_is_renewed_before_it_counts() -> None:
         assert await lease.acquire() == 7
         assert lease.holds
         assert len(placement.asked_at) == 1
+
+    on_virtual_clock(main)
+
+
+@pytest.mark.parametrize("trouble", ["no leader", "silent"])
+def test_alone_a_lease_that_ran_out_is_held_again(trouble: str) -> None:
+    """Nothing is said meanwhile; whoever waits goes on when the same epoch is granted again."""
+
+    async def main(placement: Failing, lease: Leadership, lost: list[float]) -> None:
+        await lease.acquire()
+        placement.trouble = trouble
+        await asyncio.sleep(25.0)
+        with pytest.raises(NotLeaderError):
+            lease.check()
+        with pytest.raises(NotLeaderError):
+            await lease.regain()  # the placement manager does not answer for too long
+        waiting = asyncio.create_task(lease.regain())
+        await asyncio.sleep(5.0)
+        assert not waiting.done()
+        placement.trouble = ""
+        await waiting
+        assert lease.holds
+        assert (lease.epoch, lost) == (7, [])
+        await asyncio.sleep(30.0)
+        assert lease.holds
+
+    on_virtual_clock(main, alone=True)
+
+
+def test_alone_a_lease_that_another_had_meanwhile_is_lost() -> None:
+    async def main(placement: Failing, lease: Leadership, lost: list[float]) -> None:
+        await lease.acquire()
+        placement.trouble = "no leader"
+        await asyncio.sleep(15.0)
+        waiting = asyncio.create_task(lease.regain())
+        await asyncio.sleep(1.0)
+        placement.epoch, placement.trouble = 8, ""
+        with pytest.raises(NotLeaderError):
+            await waiting
+        assert len(lost) == 1
+        await asyncio.sleep(30.0)
+        assert not lease.holds
+
+    on_virtual_clock(main, alone=True)
+
+
+def test_with_others_nobody_waits_for_a_lease_that_ran_out() -> None:
+    async def main(placement: Failing, lease: Leadership, lost: list[float]) -> None:
+        await lease.acquire()
+        await lease.regain()
+        placement.trouble = "no leader"
+        await asyncio.sleep(10.5)
+        before = asyncio.get_running_loop().time()
+        with pytest.raises(NotLeaderError):
+            await lease.regain()
+        assert asyncio.get_running_loop().time() == before
 
     on_virtual_clock(main)

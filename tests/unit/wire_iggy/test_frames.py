@@ -103,6 +103,40 @@ def test_the_rest_of_a_large_frame_is_received_in_place() -> None:
     assert [type(event) for event in decoder.feed(frame)] == [RequestFrame]
 
 
+def test_many_small_frames_are_decoded_a_few_at_a_time() -> None:
+    ping, half = b"".join(encode_request(1)), b"".join(encode_request(2, [b"abc"]))
+    decoder = RequestDecoder()
+    found = decoder.feed(ping * 10 + half[:-1], 4)
+    counts = [len(found)]
+    while events := decoder.more(4):
+        counts.append(len(events))
+    assert counts == [4, 4, 2]
+    assert decoder.more(4) == []
+    assert [event.code for event in decoder.feed(half[-1:]) if isinstance(event, RequestFrame)] == [
+        2
+    ]
+
+
+@pytest.mark.parametrize("piece", [64 << 10, 700_000, 6 << 20])
+def test_large_frames_in_pieces_among_small_ones(piece: int) -> None:
+    payloads = [b"a", b"b" * (3 << 20), b"", b"c" * (5 << 20), b"d"]
+    data = b"".join(b"".join(encode_request(101, [payload])) for payload in payloads)
+    decoder = RequestDecoder()
+    found = list[bytes]()
+    for start in range(0, len(data), piece):
+        events = decoder.feed(data[start : start + piece], 2)
+        while events:
+            for event in events:
+                assert isinstance(event, RequestFrame)
+                assert event.code == 101
+                assert not event.payload.readonly
+                found.append(bytes(event.payload))
+            events = decoder.more(2)
+        assert decoder.buffered_bytes <= start + piece
+    assert found == payloads
+    assert decoder.buffered_bytes == 0
+
+
 def test_a_frame_above_the_limit_gets_no_room() -> None:
     decoder = RequestDecoder(frame_bytes_max=1000, send_frame_bytes_max=1000)
     assert [type(event) for event in decoder.feed(struct.pack("<II", 2000, 7))] == [TooLarge]

@@ -15,6 +15,7 @@ come, and more than the limit is refused as soon as the length is read.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -33,6 +34,9 @@ FRAME_BYTES_MAX = 16 * 1024 * 1024
 SEND_FRAME_BYTES_MAX = (
     64 * 1024 * 1024
 )  # many messages of up to 10,000,000 bytes travel in one SEND
+ALL = sys.maxsize
+_PLACE_BYTES_MIN = 2 * 1024 * 1024
+_PLACE_RATIO = 128  # memory that is taken before its bytes came is in proportion to those that did
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024  # a poll may ask a plain Iggy server for a great deal
 
 
@@ -69,8 +73,45 @@ class OtherFraming:
 RequestEvent: TypeAlias = RequestFrame | BadLength | TooLarge | OtherFraming
 
 
+class Place:
+    """Memory for one large frame, taken once. Memory that grows with what arrives is moved again
+    and again, and of many such frames side by side more stays behind than they hold."""
+
+    __slots__ = ("filled", "memory")
+
+    def __init__(self, total: int, first: Buffer) -> None:
+        import numpy as np  # not at the top: a third of a second, for the command line, too
+
+        self.memory: memoryview = np.empty(total, np.uint8).data
+        self.filled = len(first)
+        self.memory[: self.filled] = first
+
+    @classmethod
+    def of(cls, total: int, first: Buffer) -> Place | None:
+        """None while too little of the frame came, or it is no large one. Pages that nothing came
+        for are never touched."""
+        if total < _PLACE_BYTES_MIN or total > len(first) * _PLACE_RATIO:
+            return None
+        return cls(total, first)
+
+    def fill(self, view: memoryview) -> int:
+        """How many of the bytes belong here."""
+        count = min(len(self.memory) - self.filled, len(view))
+        self.memory[self.filled : self.filled + count] = view[:count]
+        self.filled += count
+        return count
+
+    @property
+    def is_full(self) -> bool:
+        return self.filled == len(self.memory)
+
+
 class RequestDecoder:
-    """Bytes in, events out. After TooLarge or OtherFraming it stays silent."""
+    """Bytes in, events out. After TooLarge or OtherFraming it stays silent.
+
+    With `events_max` a `feed` stops after so many, and `more` goes on behind them until it gives
+    none: a peer that sends many small frames does not hold up whoever else is to be served.
+    """
 
     def __init__(
         self,
@@ -79,6 +120,8 @@ class RequestDecoder:
         send_frame_bytes_max: int = SEND_FRAME_BYTES_MAX,
     ) -> None:
         self._pending = bytearray()
+        self._place: Place | None = None  # instead, of a large frame
+        self._rest: memoryview | None = None  # of what was fed, not looked at yet
         self._first = True
         self._ended = False
         self.set_limits(frame_bytes_max, send_frame_bytes_max)
@@ -90,7 +133,7 @@ class RequestDecoder:
 
     @property
     def buffered_bytes(self) -> int:
-        return len(self._pending)
+        return len(self._pending) if self._place is None else self._place.filled
 
     def room(self, least: int, most: int) -> memoryview | None:
         """Memory for the rest of the frame under way, to be filled and then told by `complete`.
@@ -113,15 +156,32 @@ class RequestDecoder:
         """The memory that `room` gave is full."""
         return self._take(len(self._pending) - _U32.size)
 
-    def feed(self, data: Buffer) -> list[RequestEvent]:
-        if not self._pending and len(data) > _HEAD.size:
+    def feed(self, data: Buffer, events_max: int = ALL) -> list[RequestEvent]:
+        assert self._rest is None, "`more` comes first"
+        if not self._pending and self._place is None and len(data) > _HEAD.size:
             (length,) = _U32.unpack_from(data)
             if len(data) == _U32.size + length <= self._frame_bytes_max and not self._ended:
                 self._pending = bytearray(data)  # one whole frame, as requests mostly come
                 return [self._take(length)]
+        return self._decode(memoryview(data), events_max)
+
+    def more(self, events_max: int) -> list[RequestEvent]:
+        """Out of what is left of the bytes that were fed last."""
+        rest, self._rest = self._rest, None
+        return [] if rest is None else self._decode(rest, events_max)
+
+    def _decode(self, view: memoryview, events_max: int) -> list[RequestEvent]:
         events: list[RequestEvent] = []
-        view, position = memoryview(data), 0
+        position = 0
+        if self._place is not None:
+            position = self._place.fill(view)
+            if not self._place.is_full:
+                return events
+            events.append(self._take_place(self._place))
         while not self._ended:
+            if len(events) == events_max:
+                self._rest = view[position:]
+                break
             position += self._fill(view, position, _U32.size)
             if len(self._pending) < _U32.size:
                 break
@@ -132,8 +192,12 @@ class RequestDecoder:
                 events.append(refusal)
                 self._ended = True
                 break
-            position += self._fill(view, position, _U32.size + length)
-            if len(self._pending) < _U32.size + length:
+            total = _U32.size + length
+            position += self._fill(view, position, total)
+            if len(self._pending) < total:
+                self._place = Place.of(total, self._pending)
+                if self._place is not None:
+                    self._pending = bytearray()
                 break
             events.append(self._take(length))
         return events
@@ -154,6 +218,11 @@ class RequestDecoder:
             if code not in WITH_MESSAGES:
                 return TooLarge(code, length)
         return None
+
+    def _take_place(self, place: Place) -> RequestFrame:
+        self._place, self._first = None, False
+        (code,) = _U32.unpack_from(place.memory, _U32.size)
+        return RequestFrame(code, place.memory[_HEAD.size :])
 
     def _take(self, length: int) -> RequestFrame | BadLength:
         frame, self._pending, self._first = self._pending, bytearray(), False

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from headrace.wire.iggy import vsr
 from headrace.wire.iggy.fields import Buffer
 from headrace.wire.iggy.frames import (
+    ALL,
     FRAME_BYTES_MAX,
     SEND_FRAME_BYTES_MAX,
     WITH_MESSAGES,
+    Place,
     RequestDecoder,
     RequestEvent,
     RequestFrame,
@@ -27,7 +29,12 @@ _FIRST_BYTES = 1024  # of a SEND, in which it says where its messages go and how
 _SIZE_END = 52  # a header's first bytes up to here state the size of its frame
 
 
-def _owning(head: vsr.Head, frame: bytes | bytearray) -> vsr.Head:
+def _whole_frame(frame: Buffer) -> RequestFrame:
+    head, code = vsr.decode_request(frame)
+    return RequestFrame(code, memoryview(frame)[vsr.HEADER_BYTES :], _owning(head, frame))
+
+
+def _owning(head: vsr.Head, frame: Buffer) -> vsr.Head:
     """The head of a frame that has memory of its own; of short ones nobody keeps it."""
     if head.operation != vsr.SEND or len(frame) < vsr.KEPT_BYTES_MIN:
         return head
@@ -77,7 +84,8 @@ class FramePool:
 
 
 class VsrRequestDecoder:
-    """Dialect C. After TooLarge it stays silent: where the next frame begins is not known.
+    """Dialect C. After TooLarge it stays silent: where the next frame begins is not known. `more`
+    is as in `RequestDecoder`.
 
     The payload of a SEND that `complete` gave is good until `room` is asked for again, or longer if
     its memory is kept (see `vsr.Lent`).
@@ -92,6 +100,8 @@ class VsrRequestDecoder:
         self._pending = bytearray()
         self._lent: vsr.Lent | None = None
         self._growing: memoryview | None = None  # in the place of what is pending
+        self._place: Place | None = None  # as well, of a large frame
+        self._rest: memoryview | None = None
         self._ended = False
         self.set_limits(FRAME_BYTES_MAX, SEND_FRAME_BYTES_MAX)
 
@@ -101,6 +111,8 @@ class VsrRequestDecoder:
 
     @property
     def buffered_bytes(self) -> int:
+        if self._place is not None:
+            return self._place.filled
         return len(self._pending) if self._growing is None else len(self._growing)
 
     def room(self, least: int, most: int) -> memoryview | None:
@@ -144,16 +156,31 @@ class VsrRequestDecoder:
         head = head._replace(room=frame[vsr.HEADER_BYTES :])
         return RequestFrame(code, frame[vsr.HEADER_BYTES : total], head)
 
-    def feed(self, data: Buffer) -> list[RequestEvent]:
-        whole = not self._pending and len(data) >= vsr.HEADER_BYTES and not self._ended
+    def feed(self, data: Buffer, events_max: int = ALL) -> list[RequestEvent]:
+        assert self._rest is None, "`more` comes first"
+        whole = not self.buffered_bytes and len(data) >= vsr.HEADER_BYTES and not self._ended
         if whole and len(data) == vsr.frame_bytes(data) <= self._frame_bytes_max:
             # One whole frame, as requests mostly come. Bytes are nobody's to change, so they stay.
-            frame = data if isinstance(data, bytes) else bytearray(data)
-            head, code = vsr.decode_request(frame)
-            return [RequestFrame(code, memoryview(frame)[vsr.HEADER_BYTES :], _owning(head, frame))]
+            return [_whole_frame(data if isinstance(data, bytes) else bytearray(data))]
+        return self._decode(memoryview(data), events_max)
+
+    def more(self, events_max: int) -> list[RequestEvent]:
+        rest, self._rest = self._rest, None
+        return [] if rest is None else self._decode(rest, events_max)
+
+    def _decode(self, view: memoryview, events_max: int) -> list[RequestEvent]:
         events: list[RequestEvent] = []
-        view, position = memoryview(data), 0
+        position = 0
+        if self._place is not None:
+            position = self._place.fill(view)
+            if not self._place.is_full:
+                return events
+            frame, self._place = self._place.memory, None
+            events.append(_whole_frame(frame))
         while not self._ended:
+            if len(events) == events_max:
+                self._rest = view[position:]
+                break
             position += self._fill(view, position, vsr.HEADER_BYTES)
             if len(self._pending) < _SIZE_END:
                 break
@@ -166,6 +193,9 @@ class VsrRequestDecoder:
                 break
             position += self._fill(view, position, size)
             if len(self._pending) < size:
+                self._place = Place.of(size, self._pending)
+                if self._place is not None:
+                    self._pending = bytearray()
                 break
             events.append(self._take())
         return events
@@ -192,12 +222,11 @@ class VsrRequestDecoder:
 
     def _take(self) -> RequestFrame:
         frame, self._pending = self._pending, bytearray()
-        head, code = vsr.decode_request(frame)
-        return RequestFrame(code, memoryview(frame)[vsr.HEADER_BYTES :], _owning(head, frame))
+        return _whole_frame(frame)
 
 
 class RequestStream:
-    """Bytes in, events out. The events are those of `frames.py`.
+    """Bytes in, events out. The events are those of `frames.py`, where `more` is explained.
 
     `keeps_frames` says whether somebody wants the frames of long SENDs: otherwise they are
     converted in place, which is faster.
@@ -239,9 +268,12 @@ class RequestStream:
         assert self._decoder is not None, "it gave room"
         return self._decoder.complete()
 
-    def feed(self, data: Buffer) -> list[RequestEvent]:
+    def more(self, events_max: int) -> list[RequestEvent]:
+        return [] if self._decoder is None else self._decoder.more(events_max)
+
+    def feed(self, data: Buffer, events_max: int = ALL) -> list[RequestEvent]:
         if self._decoder is not None:
-            return self._decoder.feed(data)
+            return self._decoder.feed(data, events_max)
         self._first += data
         if len(self._first) < _LENGTH_BYTES:
             return []
@@ -256,4 +288,4 @@ class RequestStream:
             self._decoder = RequestDecoder()
         self._decoder.set_limits(*self._limits)
         first, self._first = self._first, bytearray()
-        return self._decoder.feed(first)
+        return self._decoder.feed(first, events_max)

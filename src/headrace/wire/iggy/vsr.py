@@ -94,7 +94,7 @@ class Lent(msgspec.Struct, gc=False, eq=False):
     The garbage collector does not look here: what takes it back does not refer to it.
     """
 
-    memory: bytes | bytearray
+    memory: Buffer
     take_back: Callable[[Any], None]
     kept: bool = False
     """Somebody needs it for longer than the request; then `give_back` is theirs to say."""

@@ -28,6 +28,7 @@ from headrace.errors import (
 from headrace.wire.sbp.errors import UnsupportedError, status_of
 from headrace.wire.sbp.flat import Buffer, encode
 from headrace.wire.sbp.frames import (
+    ALL,
     END,
     FORMAT_FLATBUFFERS,
     FRAME_BYTES_MAX,
@@ -128,10 +129,21 @@ class ServerConnection:
     def inside_frame(self) -> bool:
         return self._decoder.inside_frame
 
-    def receive(self, data: bytes) -> list[ServerEvent]:
+    def receive(self, data: bytes, frames_max: int = ALL) -> list[ServerEvent]:
         """RemoteProtocolError: nothing more can be understood, close."""
+        return self._on_frames(self._decoder.feed(data, frames_max))
+
+    @property
+    def has_more(self) -> bool:
+        """Whether frames that `receive` was given are left for `receive_more`."""
+        return self._decoder.has_rest
+
+    def receive_more(self, frames_max: int) -> list[ServerEvent]:
+        return self._on_frames(self._decoder.more(frames_max))
+
+    def _on_frames(self, frames: list[Frame | BadFrame]) -> list[ServerEvent]:
         events: list[ServerEvent] = []
-        for frame in self._decoder.feed(data):
+        for frame in frames:
             event = self._on_bad(frame) if isinstance(frame, BadFrame) else self._on_frame(frame)
             if event is not None:
                 events += event

@@ -20,6 +20,7 @@ connection.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,7 @@ SYSTEM_ERROR = 4
 FRAME_BYTES_MAX = 16 * 1024 * 1024  # of L, inclusive
 HEADER_BYTES_MAX = (1 << 24) - 1
 BAD_FRAMES_MAX = 3
+ALL = sys.maxsize
 OVERHEAD_BYTES = 16  # what L counts beside header and payload
 ROOM_BYTES_MIN = 64 << 10  # of a frame still to come, for which room is made at once
 ROOM_BYTES_MAX = 1 << 20  # offered at a time: whoever receives wants to know that bytes arrive
@@ -103,6 +105,9 @@ class FrameDecoder:
 
     When bytes that must end the connection follow good frames in one `feed`, the good frames are
     returned and `failure` is set; whoever feeds on gets it raised.
+
+    With `frames_max` a `feed` stops after so many, and `more` goes on behind them until it gives
+    none: a peer that sends many small frames does not hold up whoever else is to be served.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
@@ -111,23 +116,37 @@ class FrameDecoder:
         self._total = 0  # bytes of the frame in `_partial`; 0 until its head is complete
         self._whole: memoryview | None = None  # the frame in `_partial`, where `room` is asked for
         self._filled = 0
+        self._rest: tuple[memoryview, int] | None = None  # what was fed, and how far it was seen
         self._skip = 0  # bytes still to drop of a frame that is not taken
         self.wrong_magic_count = 0
         self.bad_count = 0
         self.failure: RemoteProtocolError | None = None
 
     @property
+    def has_rest(self) -> bool:
+        return self._rest is not None
+
+    @property
     def inside_frame(self) -> bool:
         return bool(self._partial or self._skip or self._whole)
 
-    def feed(self, data: bytes) -> list[Frame | BadFrame]:
+    def feed(self, data: bytes, frames_max: int = ALL) -> list[Frame | BadFrame]:
         """Frames completed by `data`. RemoteProtocolError: close the connection."""
         assert self._whole is None, "the rest of this frame goes into its room"
+        assert self._rest is None, "`more` comes first"
+        return self._decode(memoryview(data), 0, frames_max)
+
+    def more(self, frames_max: int) -> list[Frame | BadFrame]:
+        """Out of what is left of the bytes that were fed last."""
+        rest, self._rest = self._rest, None
+        return [] if rest is None else self._decode(*rest, frames_max)
+
+    def _decode(self, view: memoryview, position: int, frames_max: int) -> list[Frame | BadFrame]:
         events: list[Frame | BadFrame] = []
         try:
             if self.failure is not None:
                 raise self.failure
-            self._feed(data, events)
+            self._feed(view, position, events, frames_max)
         except RemoteProtocolError as error:
             self.failure = error
             self._partial = bytearray()
@@ -164,10 +183,13 @@ class FrameDecoder:
                 self.failure = error
         return events
 
-    def _feed(self, data: bytes, events: list[Frame | BadFrame]) -> None:
-        view = memoryview(data)
-        position = 0
+    def _feed(
+        self, view: memoryview, position: int, events: list[Frame | BadFrame], frames_max: int
+    ) -> None:
         while position < len(view):
+            if len(events) >= frames_max:
+                self._rest = view, position
+                return
             if self._skip:
                 step = min(self._skip, len(view) - position)
                 self._skip -= step
