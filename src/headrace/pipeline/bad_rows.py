@@ -31,6 +31,7 @@ from headrace.pipeline.declarations import OUTPUT_PORT, Stage, TopicInput
 from headrace.pipeline.letter_topics import SUFFIX
 from headrace.pipeline.per_row import FAILED
 from headrace.pipeline.queries import Query
+from headrace.pipeline.query_positions import LETTERS
 from headrace.pipeline.samples import PayloadDecoder, decode_batches
 from headrace.pipeline.topics import CORRUPT, MESSAGE_TYPES, row_schema
 from headrace.spark.formats.rejects import REASON, Rejects
@@ -76,7 +77,7 @@ def split_payloads(
     rejects = messages.mapInArrow(Rejects(to_arrow_schema(fields, timezone="UTC")), kept)
     record = F.struct(*RECORD_COLUMNS)
     rejected = Query(
-        name=f"{topic.name}_dead_letter",
+        name=f"{topic.name}{LETTERS}",
         frame=make_letters(rejects, operator=topic.name, reason=F.col(REASON), record=record),
         mode="append",
         topic=letters,
@@ -120,7 +121,7 @@ def split_expected(
     )
     suffix = "" if port == OUTPUT_PORT else f"_{port}"
     query = Query(
-        name=f"{stage.name}{suffix}_dead_letter",
+        name=f"{stage.name}{suffix}{LETTERS}",
         frame=make_letters(
             rejected,
             operator=stage.name,

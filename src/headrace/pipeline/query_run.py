@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from headrace.pipeline.properties import PropertyValues
     from headrace.pipeline.queries import Query
+    from headrace.pipeline.query_positions import QueryPositions
     from headrace.pipeline.salvage import Salvage
     from headrace.spark.edge_sink import EdgeSink
     from headrace.spark.options import SinkOptions, Target
@@ -61,6 +62,7 @@ class QueryRun:
     reads_topics: bool = True
     identity: str = ""  # what its output is known by
     salvage: Salvage | None = None  # of a query that keeps no state
+    positions: QueryPositions | None = None
     values: PropertyValues | None = None
     at_most_once: bool = False
     running: RunningQuery | None = None
@@ -187,6 +189,11 @@ class QueryRun:
         recording.windows_left -= 1
         if recording.windows_left <= 0:
             self.recording = None
+
+    def store_positions(self) -> None:
+        """Tell the broker how far this query has read its topics."""
+        if self.running is not None and self.positions is not None:
+            self.positions.store(self.running.ends())
 
     # while nothing happens
 

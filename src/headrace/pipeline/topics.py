@@ -33,11 +33,6 @@ MESSAGE_TYPES = {
 }
 
 
-def group_of(application: str, topic: TopicInput) -> str:
-    """The consumer group that shows how far an application has read one of its topics."""
-    return f"pipeline.{application}.{topic.name}"
-
-
 def message_columns(topic: TopicInput) -> tuple[str, ...]:
     """What the port has besides the fields of the schema; without one, everything."""
     return tuple(MESSAGE_TYPES) if topic.schema is None else topic.columns
@@ -68,13 +63,9 @@ def read_stream(
     *,
     address: str,
     skip_backlog: bool = False,
-    group: str = "",
 ) -> DataFrame:
-    """The topic as a streaming DataFrame, from the broker at `address`.
-
-    Its positions are stored under `group`, if one is named: every tool sees the lag, and retention
-    waits for it.
-    """
+    """The topic as a streaming DataFrame, from the broker at `address`. Several queries may read
+    it; how far each has come its container stores (`query_positions`)."""
     reader = (
         spark.readStream.format("headrace")
         .option("address", address)
@@ -84,8 +75,6 @@ def read_stream(
     )
     if skip_backlog:
         reader = reader.option("skipBacklog", "true")
-    if group and topic.ending is None:  # a backfill's positions are nobody's lag
-        reader = reader.option("consumerGroup", group)
     if topic.ending is not None:
         reader = reader.option("endingOffsets", topic.ending)
     if topic.messages_max is not None:

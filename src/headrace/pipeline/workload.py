@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headrace.errors import ConfigError
 from headrace.ids import WindowId
 from headrace.observability import tracing
+from headrace.observability.logging import get_logger
 from headrace.pipeline import traces
 from headrace.pipeline.application import Application
 from headrace.pipeline.changes import SET_PROPERTY
@@ -37,6 +38,7 @@ from headrace.pipeline.part import (
     properties_of,
     read_edges,
 )
+from headrace.pipeline.query_positions import EDGE, QueryPositions, group_of
 from headrace.pipeline.query_run import QueryRun, Recording
 from headrace.pipeline.reports import (
     BatchReport,
@@ -74,10 +76,11 @@ if TYPE_CHECKING:
     from headrace.spark.options import Target
     from headrace.spark.queries import ProgressRings, RunningQuery
 
+log = get_logger(__name__)
+
 CHECKPOINTS = "checkpoints"  # folder, when the deployment names none
 DEAD_LETTER_TRIGGER = "10 seconds"  # nobody waits for rejected rows
 AT_MOST_ONCE = "AT_MOST_ONCE"
-EDGE_SUFFIX = "_edge"  # of a query whose stage also publishes to a topic of the user's
 
 
 class WorkloadSettings(Protocol):
@@ -320,10 +323,13 @@ class Workload:
         return is_stopped(self._spark)
 
     def pass_windows(self, now_ms: int) -> None:
-        """What queries with nothing to do, or at their end, tell those who read them. It asks the
-        broker, who may be away: so it is not part of a heartbeat."""
+        """How far queries have read, and what those with nothing to do, or at their end, tell those
+        who read them. It asks the broker, who may be away: so it is not part of a heartbeat."""
         for run in list(self._runs.values()):
-            if run.running is None or run.state is not DeployState.ACTIVE:
+            if run.running is None:
+                continue
+            run.store_positions()
+            if run.state is not DeployState.ACTIVE:
                 continue
             status = run.running.status()
             if status.active and run.is_caught_up():
@@ -384,7 +390,7 @@ class Workload:
     def _read_topic(
         self, topic: TopicInput, columns: tuple[str, ...], *, skip_backlog: bool
     ) -> DataFrame:
-        from headrace.pipeline.topics import group_of, read_stream
+        from headrace.pipeline.topics import read_stream
 
         assert self._spark is not None
         return read_stream(
@@ -393,7 +399,6 @@ class Workload:
             columns,
             address=self._settings.broker,
             skip_backlog=skip_backlog,
-            group=group_of(self._load().name, topic),
         )
 
     def _skips_backlog(self, infos: Sequence[OperatorDeployInfo]) -> bool:
@@ -445,7 +450,8 @@ class Workload:
         run.until = WindowId(until) if isinstance(until, int) else None
         run.reads = tuple(self._target(one.topic) for one in part.above(query.operators).values())
         run.reads_topics = any(name in part.app.topics for name in query.operators)
-        output = part.outputs.get(query.name.removesuffix(EDGE_SUFFIX))
+        run.positions = self._positions(part.app, query)
+        output = part.outputs.get(query.name.removesuffix(EDGE))
         if output is not None and query.topic == output.topic:
             run.edge = self._edge(query, output)
         elif query.topic is not None:
@@ -455,6 +461,15 @@ class Workload:
             run.sink = parse_sink(options)
             connect(run.sink.target).create_topic(run.sink.target)
         return run
+
+    def _positions(self, app: Application, query: Query) -> QueryPositions:
+        topics = {
+            name: self._target(app.topics[name].topic)
+            for name in query.operators
+            if name in app.topics and app.topics[name].ending is None  # a backfill's are nobody's
+        }
+        former = [group_of(app.name, port) for port in topics]
+        return QueryPositions(group_of(app.name, query.name), topics, former)
 
     def _on_bad_record(self, found: FoundRecord, window: str) -> None:
         self._failures.append((self._ids_of({found.operator}), found.describe(window)))
@@ -548,6 +563,10 @@ class Workload:
     def _end(self, run: QueryRun) -> None:
         if run.running is not None:
             run.running.stop()
+            try:
+                run.store_positions()
+            except Exception as error:  # a JVM that is gone; what was stored before stands
+                log.warning("positions_not_read", query=run.query.name, reason=str(error))
         run.lock.release()
 
 
@@ -593,7 +612,7 @@ def _distinct(queries: Sequence[Query], part: Part) -> list[Query]:
         both = query.name in part.outputs and query.name in part.app.stages
         stage = part.app.stages.get(query.name)
         if both and query.topic == part.outputs[query.name].topic and stage and stage.to:
-            query = replace(query, name=f"{query.name}{EDGE_SUFFIX}")
+            query = replace(query, name=f"{query.name}{EDGE}")
         found.append(query)
     return found
 

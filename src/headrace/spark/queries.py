@@ -126,6 +126,12 @@ class RunningQuery:
             self._rings.add(self.run_id, json.loads(last.json))
         return self._rings.drain(self.run_id)
 
+    def ends(self) -> list[Any]:
+        """Where the last committed batch ended, one for each source; none before the first."""
+        last = self._query.lastProgress
+        sources = [] if last is None else json.loads(last.json).get("sources", [])
+        return [one.get("endOffset") for one in sources]
+
     def tasks_finished(self) -> int:
         """Of the jobs that its batch is at; 0 where nobody can say."""
         if self._tracker is None:

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.pipeline.declarations import TopicInput
-from headrace.pipeline.topics import group_of, read_stream
+from headrace.pipeline.topics import read_stream
 
 
 class Reader:
@@ -35,14 +35,12 @@ class Reader:
 
 def options(topic: TopicInput) -> dict[str, Any]:
     reader: Any = Reader()
-    read_stream(reader, topic, (), address="here:1", group=group_of("shop", topic))
+    read_stream(reader, topic, (), address="here:1")
     return dict(reader.given)
 
 
-def test_positions_are_a_groups_but_for_a_backfills() -> None:
-    given = options(TopicInput("orders", "shop/orders"))
-    assert given["consumerGroup"] == "pipeline.shop.orders"
-    assert "consumerGroup" not in options(TopicInput("orders", "shop/orders", ending="latest"))
+def test_the_source_stores_no_positions_since_several_queries_may_read_it() -> None:
+    assert "consumerGroup" not in options(TopicInput("orders", "shop/orders"))
 
 
 def test_a_gap_is_skipped_unless_it_is_to_stop_the_query() -> None:
