@@ -26,6 +26,14 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             description="How often time-outs, restarts and the committed window are looked at.",
         ),
     ] = 1_000
+    lag_interval_ms: Annotated[
+        int,
+        Meta(
+            ge=100,
+            description="How often the broker is asked what waits for applications; more seldom"
+            " where many partitions make that take long.",
+        ),
+    ] = 2_000
     restart_delay_ms_min: Annotated[
         int, Meta(ge=0, description="Wait before the first restart after a failure.")
     ] = 1_000

@@ -163,6 +163,14 @@ ALERTS = (
         "`headrace pipeline show` names the operator that holds it up.",
     ),
     Alert(
+        "HeadracePipelineBehind",
+        "headrace_pipeline_lag_seconds > 300",
+        10,
+        "ticket",
+        "A row has waited for {{ $labels.application }} for {{ $value }} s.",
+        "`headrace pipeline show` says which operator's rows wait; give it more cores, or mend it.",
+    ),
+    Alert(
         "HeadracePipelineRestarts",
         "increase(headrace_pipeline_restarts_total[30m]) > 3",
         1,

@@ -220,7 +220,18 @@ _section(
     "controller",
     ("pipeline_state", "gauge", ("application", "state"), "1 for the state an application is in."),
     ("pipeline_rows_total", "counter", _APPLICATION, "Rows its sources gave."),
-    ("pipeline_lag_rows", "gauge", _APPLICATION, "Rows that wait to be read by its sources."),
+    (
+        "pipeline_lag_rows",
+        "gauge",
+        _APPLICATION,
+        "Rows in its topics that its slowest queries have not committed, whether it runs or not.",
+    ),
+    (
+        "pipeline_lag_seconds",
+        "gauge",
+        _APPLICATION,
+        "How long the oldest of them has waited, as far as is known.",
+    ),
     ("pipeline_rows_late_total", "counter", _APPLICATION, "Rows dropped behind the watermark."),
     ("pipeline_rows_dead_total", "counter", _APPLICATION, "Rows set aside as bad."),
     ("pipeline_restarts_total", "counter", _APPLICATION, "Times a container was started again."),
@@ -252,7 +263,12 @@ _section(
         _OPERATOR,
         "Processor time, shared in a query.",
     ),
-    ("pipeline_operator_lag_rows", "gauge", _OPERATOR, "Rows that wait to be read."),
+    (
+        "pipeline_operator_lag_rows",
+        "gauge",
+        _OPERATOR,
+        "Rows that wait: in a topic for its slowest reader, else for the queries that end there.",
+    ),
     (
         "pipeline_operator_checkpoint_seconds",
         "gauge",

@@ -1,14 +1,15 @@
 """The controller's calls to the broker: the topics between containers are made, voided,
-purged, removed."""
+purged, removed; how far queries have read the topics of users is asked for."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Protocol
 
 from headrace.client.iggy import IggyClient
 from headrace.ids import WindowId
+from headrace.pipeline.backlog import Reading
 from headrace.pipeline.edges import (
     Edge,
     edges_of,
@@ -19,6 +20,7 @@ from headrace.pipeline.edges import (
     reset_edge,
 )
 from headrace.pipeline.physical import PhysicalPlan
+from headrace.pipeline.stored_positions import readings, remove_positions
 from headrace.pipeline.windows import NO_WINDOW
 
 Connect = Callable[[], Awaitable[IggyClient]]
@@ -41,6 +43,18 @@ class Edges(Protocol):
     async def purge(self, plan: PhysicalPlan, window: WindowId) -> None: ...
 
     async def remove(self, application: str) -> None: ...
+
+    async def readings(
+        self, application: str, topic: str, operators: Collection[str]
+    ) -> dict[str, dict[int, Reading]] | None:
+        """How far these operators' queries have read a topic, by partition; None: nobody knows."""
+        ...
+
+    async def remove_positions(
+        self, application: str, topic: str, operators: Collection[str]
+    ) -> None:
+        """Forget how far these operators' queries have read a topic: retention waits no longer."""
+        ...
 
     async def close(self) -> None: ...
 
@@ -72,6 +86,16 @@ class BrokerEdges:
     async def remove(self, application: str) -> None:
         await remove_edges(await self._connected(), application)
 
+    async def readings(
+        self, application: str, topic: str, operators: Collection[str]
+    ) -> dict[str, dict[int, Reading]] | None:
+        return await readings(await self._connected(), application, topic, operators)
+
+    async def remove_positions(
+        self, application: str, topic: str, operators: Collection[str]
+    ) -> None:
+        await remove_positions(await self._connected(), application, topic, operators)
+
     async def close(self) -> None:
         if self._client is not None:
             await self._client.close()
@@ -98,6 +122,15 @@ class NoEdges:
     async def purge(self, plan: PhysicalPlan, window: WindowId) -> None: ...
 
     async def remove(self, application: str) -> None: ...
+
+    async def readings(
+        self, application: str, topic: str, operators: Collection[str]
+    ) -> dict[str, dict[int, Reading]] | None:
+        return None
+
+    async def remove_positions(
+        self, application: str, topic: str, operators: Collection[str]
+    ) -> None: ...
 
     async def close(self) -> None: ...
 

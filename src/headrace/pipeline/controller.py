@@ -27,6 +27,7 @@ from headrace.net.hadoop_rpc import HadoopRpcServer
 from headrace.observability import tracing
 from headrace.observability.logging import get_logger
 from headrace.pipeline import container_logs, packages, traces
+from headrace.pipeline.backlog import topics_read
 from headrace.pipeline.broker_edges import Edges, NoEdges
 from headrace.pipeline.deploy import add_token
 from headrace.pipeline.events import EventType
@@ -40,6 +41,7 @@ from headrace.pipeline.lifecycle import (
     Kill,
     Launch,
     MakeEdges,
+    Phase,
     PurgeEdges,
     Record,
     ResetEdges,
@@ -58,6 +60,7 @@ from headrace.wire.umbilical.tokens import format_token
 
 log = get_logger(__name__)
 
+EARLIEST = "earliest"
 LAUNCH_FAILED = 127  # exit status of a container that could not be started
 MESSAGE_CHARACTERS_MAX = 4_096
 
@@ -157,6 +160,7 @@ class Controller(Operations):
             async with running.lock:
                 await self._perform(running, some)
         self._tasks.start(self._tick_for_ever(), name="tick")
+        self._tasks.start(self._measure_for_ever(), name="backlog")
 
     async def close(self) -> None:
         self._closing = True
@@ -393,6 +397,52 @@ class Controller(Operations):
             await self._edges.purge(running.application.plan, WindowId(action.window))
         except HeadraceError as error:
             log.warning("edges_not_purged", application=running.application.name, reason=str(error))
+
+    async def _measure_for_ever(self) -> None:
+        """Ask the broker what waits for applications, whoever of them runs: at most a tenth of the
+        time, however many partitions there are."""
+        clock = self._runtime.clock
+        while self.failure is None:
+            began = clock.monotonic()
+            for running in list(self._running.values()):
+                try:
+                    await self._measure(running)
+                except HeadraceError as error:
+                    name = running.application.name
+                    log.debug("backlog_not_measured", application=name, reason=str(error))
+            least = self._settings.lag_interval_ms / 1000
+            await clock.sleep(max(least, 9 * (clock.monotonic() - began)))
+
+    async def _measure(self, running: Running) -> None:
+        application = running.application
+        if application.phase is Phase.FINISHED:
+            return
+        sample, starts = {}, {}
+        for port, (source, operators) in topics_read(application.plan).items():
+            properties = {
+                **source.logical.properties,
+                **application.record.properties.get(port, {}),
+            }
+            topic = str(properties.get("topic", ""))
+            found = await self._edges.readings(application.name, topic, operators)
+            if found is None:
+                return
+            sample[port] = found
+            starts[port] = properties.get("starting", EARLIEST) == EARLIEST
+        if sample:
+            running.backlog.on_sample(sample, starts, self._now_ms())
+
+    async def _remove_positions(self, plan: PhysicalPlan, kept: PhysicalPlan | None = None) -> None:
+        """What is not removed holds retention for as long as it may, and no longer."""
+        still = topics_read(kept) if kept is not None else {}
+        for port, (source, operators) in topics_read(plan).items():
+            gone = operators - (still[port][1] if port in still else set())
+            topic = str(source.logical.properties.get("topic", ""))
+            try:
+                if gone:
+                    await self._edges.remove_positions(plan.logical.name, topic, gone)
+            except HeadraceError as error:
+                log.warning("positions_not_removed", topic=topic, reason=str(error))
 
     async def _on_exit(self, running: Running, container_id: str, status: int) -> None:
         running.observations.on_end(container_id)

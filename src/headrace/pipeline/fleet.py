@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.client.tasks import TaskSet
 from headrace.observability.logging import get_logger
+from headrace.pipeline.backlog import Backlog
 from headrace.pipeline.launcher import Launcher, LaunchRequest
 from headrace.pipeline.observations import Observations
 from headrace.pipeline.physical import PhysicalPlan
@@ -30,6 +32,11 @@ class Running:
     beat: asyncio.Event = field(default_factory=asyncio.Event)  # a new one after each heartbeat
     edges_made: PhysicalPlan | None = None
     observations: Observations = field(default_factory=Observations)
+    backlog: Backlog = field(default_factory=Backlog)
+
+    def annotate(self, view: dict[str, Any], now_ms: int) -> dict[str, Any]:
+        """The view of the application with what is known beside its state."""
+        return self.backlog.annotate(self.observations.annotate(view, now_ms), now_ms)
 
 
 OnExit = Callable[[Running, str, int], Awaitable[None]]

@@ -120,6 +120,8 @@ class Operations(ABC):
         await self._append("submit", msgspec.to_builtins(record))
         was = {"was": before.package, "new_state": sorted(new_state)} if before else {}
         await self._begin(record.name, EventType.SUBMIT, package=hash_, **was)
+        if before is not None:
+            await self._remove_positions(plan_of(before), kept=plan_of(record))
         return self.show(record.name)
 
     async def resume(self, name: str) -> dict[str, Any]:
@@ -148,6 +150,7 @@ class Operations(ABC):
             if not running.application.finished or running.processes:
                 raise AlreadyExistsError("the application has not ended; stop it first", name=name)
             await self._remove_edges(name)
+            await self._remove_positions(running.application.plan)
             await self._disk.run(self._runtime.disk.remove_tree, self._path(name))
             await self._append("remove", {"application": name})
             del self._running[name]
@@ -188,7 +191,9 @@ class Operations(ABC):
             after = application.plan_with(wanted)
             await self._make_edges(after)
             running.edges_made = after
+            before = application.plan
             await self._perform(running, application.on_plan(after, self._now_ms()))
+            await self._remove_positions(before, kept=after)
 
     async def roll_back(self, name: str, window: str, operators: Sequence[str] = ()) -> None:
         """Take operators (all, unless some are named) and what reads them back to a window."""
@@ -259,21 +264,24 @@ class Operations(ABC):
     def list(self) -> Views:
         now_ms = self._now_ms()
         return [
-            views.summary(self._running[name].application, now_ms)
+            self._summary(self._running[name], now_ms)
             if name in self._running
             else views.forgotten(record, "its plan cannot be read by this version")
             for name, record in self._journal.applications.items()
         ]
 
+    def _summary(self, running: Running, now_ms: int) -> dict[str, Any]:
+        return running.backlog.summarize(views.summary(running.application, now_ms), now_ms)
+
     def show(self, name: str) -> dict[str, Any]:
         running, now_ms = self._get(name), self._now_ms()
-        return running.observations.annotate(views.details(running.application, now_ms), now_ms)
+        return running.annotate(views.details(running.application, now_ms), now_ms)
 
     def glance(self, name: str) -> dict[str, Any]:
         """What `show` says, with the newest events alone: for those who look every second."""
         running, now_ms = self._get(name), self._now_ms()
         view = views.details(running.application, now_ms, events_max=GLANCE_EVENTS)
-        return running.observations.annotate(view, now_ms)
+        return running.annotate(view, now_ms)
 
     def topics(self, name: str) -> tuple[str, ...]:
         """What an application reads and writes, `stream/topic`, also one that cannot be read."""
@@ -343,6 +351,10 @@ class Operations(ABC):
 
     @abstractmethod
     async def _remove_edges(self, name: str) -> None: ...
+
+    @abstractmethod
+    async def _remove_positions(self, plan: PhysicalPlan, kept: PhysicalPlan | None = None) -> None:
+        """Forget how far queries of a plan have read that another one, if any, has no more."""
 
     @abstractmethod
     async def _begin(self, name: str, type: EventType, **data: Any) -> None:

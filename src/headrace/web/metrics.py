@@ -21,6 +21,8 @@ from headrace.web.stram_views import latencies_ms
 METRICS_MAX = 50  # of one operator, by name
 LABELS_MAX = 500
 _ENDED = ("FINISHED", "STOPPED", "FAILED", "UNREADABLE")
+_DONE = ("FINISHED", "UNREADABLE")  # nothing waits for them
+_LAGS = ("pipeline_lag_rows", "pipeline_lag_seconds")
 
 _Row: TypeAlias = tuple[str, str, int | float]
 
@@ -28,6 +30,7 @@ _Row: TypeAlias = tuple[str, str, int | float]
 _APPLICATION: tuple[_Row, ...] = (
     ("pipeline_rows_total", "rows", 1),
     ("pipeline_lag_rows", "lag", 1),
+    ("pipeline_lag_seconds", "lag_seconds", 1),
     ("pipeline_rows_late_total", "rows_late", 1),
     ("pipeline_rows_dead_total", "rows_bad", 1),
     ("pipeline_restarts_total", "restarts", 1),
@@ -94,13 +97,18 @@ class ObservedController:
 def families(controller: Measured, labels_max: int = LABELS_MAX) -> Iterator[Family]:
     summaries = controller.list()
     running = [one for one in summaries if one["state"] not in _ENDED]
+    waited_for = [one for one in summaries if one["state"] not in _DONE]
     living = [controller.show(one["name"]) for one in running[:labels_max]]
     state = family("pipeline_state")
     for one in summaries[:labels_max]:
         state.add(1, application=one["name"], state=one["state"])
     yield state
     for name, key, factor in _APPLICATION:
-        rows = (((one["name"],), _scale(one[key], factor)) for one in running)
+        rows = (
+            ((one["name"],), _scale(one[key], factor))
+            for one in (waited_for if name in _LAGS else running)
+            if one.get(key) is not None
+        )
         made = family(name)
         for (application,), value in bounded(rows, labels_max):
             made.add(value, application=application)

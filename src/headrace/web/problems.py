@@ -14,7 +14,7 @@ import msgspec
 from headrace.pipeline.history import WindowPoint
 from headrace.web.pipeline_errors import errors
 from headrace.web.pipeline_stages import Stage, bottleneck, stages_of, watermark_ms
-from headrace.web.problems_findings import ENDED, LATELY_MS, findings
+from headrace.web.problems_findings import ENDED, LAG_SECONDS_NOTICE, LATELY_MS, findings
 from headrace.web.problems_types import (
     SEVERITIES,
     CatchUp,
@@ -81,7 +81,10 @@ def unreadable(summary: View) -> PipelineHealth:
 def health(view: View, history: History, now_ms: int) -> PipelineHealth:
     stages = stages_of(view, history, now_ms)
     works = _works(view)
-    late = _largest(one.trend.lag_seconds for one in stages)
+    told = _largest(one.trend.lag_seconds for one in stages)
+    measured = view.get("lag_seconds")  # by the log itself, whoever runs
+    late = _late(told, measured, works)
+    waits = (late or 0.0) >= LAG_SECONDS_NOTICE
     limiting = bottleneck(stages)
     failures = errors(view["events"])
     draft = PipelineHealth(
@@ -90,11 +93,12 @@ def health(view: View, history: History, now_ms: int) -> PipelineHealth:
         severity="ok",
         sentence="",
         next_step="",
-        lag_rows=sum(one.trend.lag_rows for one in stages),
+        lag_rows=sum(one.trend.lag_rows for one in stages) if measured is None else view["lag"],
         # What stands still knows nothing of rows that came since.
-        lag_seconds=late if works or late else None,
-        catch_up=_catch_up(stages) if works else "unknown",
-        catch_up_seconds=_catch_up_seconds(stages) if works else None,
+        lag_seconds=late if works or late or measured is not None else None,
+        keeps_up=works and not waits,
+        catch_up=_catch_up(stages, waits=waits) if works else "unknown",
+        catch_up_seconds=_catch_up_seconds(stages, waits=waits) if works else None,
         arrival_per_second=sum(one.trend.arrival_per_second for one in stages if one.source),
         rows_per_second=sum(one.trend.rows_per_second for one in stages if one.source),
         bottleneck=limiting,
@@ -143,22 +147,34 @@ def _calm(health: PipelineHealth) -> str:
         return "Stopping: the last batches are let through"
     if health.window is None:
         return "Runs; no window yet"
+    if not health.keeps_up:
+        return f"Runs; {health.lag_rows:,} rows wait"
     return "Runs and keeps up"
+
+
+def _late(told: float | None, measured: float | None, works: bool) -> float | None:
+    """How long the oldest row has waited. Samples of the log go back to the controller's start at
+    most; what a pipeline that works tells of its batches may go further."""
+    if measured is None:
+        return told
+    return max(measured, told or 0.0) if measured and works else measured
 
 
 def _largest(values: Iterable[float | None]) -> float | None:
     return max((one for one in values if one is not None), default=None)
 
 
-def _catch_up(stages: Sequence[Stage]) -> CatchUp:
-    """Of the stage that takes longest."""
+def _catch_up(stages: Sequence[Stage], *, waits: bool) -> CatchUp:
+    """Of the stage that takes longest. `waits`: some row has waited for long, which a stage that
+    finishes no batch does not know of."""
     found = {one.trend.catch_up for one in stages if one.first}
     ways: tuple[CatchUp, ...] = ("never", "catching up", "caught up")
-    return next((way for way in ways if way in found), "unknown")
+    way: CatchUp = next((way for way in ways if way in found), "unknown")
+    return "never" if waits and way == "caught up" else way
 
 
-def _catch_up_seconds(stages: Sequence[Stage]) -> float | None:
-    if _catch_up(stages) in ("never", "unknown"):
+def _catch_up_seconds(stages: Sequence[Stage], *, waits: bool) -> float | None:
+    if _catch_up(stages, waits=waits) in ("never", "unknown"):
         return None
     return _largest(one.trend.catch_up_seconds for one in stages if one.first)
 

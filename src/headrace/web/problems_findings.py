@@ -140,20 +140,17 @@ def _of_operators(view: View) -> Iterator[Problem]:
 
 
 def _of_lag(view: View, health: PipelineHealth, stages: Sequence[Stage]) -> Iterator[Problem]:
+    told = set()
     for one in stages:
-        silent = one.trend.silent_ms or 0
-        if one.trend.lag_rows and silent > SILENT_MS:
-            yield _problem(
-                health.name,
-                "standing still",
-                "critical",
-                f"{one.operator} of {health.name} has finished no batch for "
-                f"{silent / 1000:.0f} s, and {one.trend.lag_rows:,} rows wait",
-                "Its stack trace shows what it waits for; killing the container starts it anew.",
-                actions=("kill", "logs"),
-                operator=one.operator,
-                container=one.container,
-            )
+        silent_ms: float = one.trend.silent_ms or 0
+        if one.trend.lag_rows and silent_ms > SILENT_MS:
+            told.add(one.container)
+            yield _still(health.name, one.operator, one.container, silent_ms, one.trend.lag_rows)
+    for each in view["operators"]:  # as the log itself has it
+        silent_ms = min(each.get("still_ms") or 0, 1000 * (each.get("lag_seconds") or 0.0))
+        known = each["container"] in told or each["failures"]
+        if each["lag"] and silent_ms > SILENT_MS and not known:
+            yield _still(health.name, each["name"], each["container"], silent_ms, each["lag"])
     late = health.lag_seconds or 0.0
     if late < LAG_SECONDS_NOTICE or not health.lag_rows:
         return
@@ -183,6 +180,20 @@ def _of_lag(view: View, health: PipelineHealth, stages: Sequence[Stage]) -> Iter
             _faster(view, limiting) if left > CATCH_UP_SECONDS_LONG else "Nothing to do.",
             detail=rates,
         )
+
+
+def _still(name: str, operator: str, container: str, silent_ms: float, rows: int) -> Problem:
+    return _problem(
+        name,
+        "standing still",
+        "critical",
+        f"{operator} of {name} has finished no batch for {silent_ms / 1000:.0f} s, and"
+        f" {rows:,} rows wait",
+        "Its stack trace shows what it waits for; killing the container starts it anew.",
+        actions=("kill", "logs"),
+        operator=operator,
+        container=container,
+    )
 
 
 def _faster(view: View, limiting: Bottleneck | None) -> str:

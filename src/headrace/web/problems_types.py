@@ -64,8 +64,9 @@ class PipelineHealth(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
     next_step: str
     problems: tuple[Problem, ...] = ()
-    lag_rows: int = 0
+    lag_rows: int = 0  # in its topics, not committed by the slowest query
     lag_seconds: float | None = None  # age of the oldest row that waits
+    keeps_up: bool = False  # it runs, and no row waits for long
     catch_up: CatchUp = "unknown"
     catch_up_seconds: float | None = None
     arrival_per_second: float = 0.0

@@ -37,6 +37,36 @@ def test_a_pipeline_that_keeps_up_has_no_problem() -> None:
     assert (found.containers, found.containers_active, found.package) == (1, 1, "0" * 64)
 
 
+def waiting(driver: Driver, rows: int, seconds: float) -> PipelineHealth:
+    """As the log has it: containers told of nothing that waits."""
+    view = views.details(driver.application, driver.now)
+    view |= {"lag": rows, "lag_seconds": seconds}
+    still = {"lag": rows, "lag_seconds": seconds, "still_ms": int(seconds * 1000)}
+    view["operators"][1] |= still
+    shift = driver.now - NOW
+    quiet = [one._replace(at_ms=one.at_ms + shift) for one in points([0] * 10)]
+    return health(view, {1: quiet}, driver.now)
+
+
+def test_rows_that_wait_in_the_log_are_told_whatever_containers_say() -> None:
+    found = waiting(running(), 2, 5.0)
+    assert (found.lag_rows, found.lag_seconds, found.keeps_up) == (2, 5.0, True)
+    found = waiting(running(), 2, 90.0)
+    assert "standing still" in kinds(found)
+    assert (found.severity, found.keeps_up, found.catch_up) == ("critical", False, "never")
+    assert "revenue of shop has finished no batch for 90 s, and 2 rows wait" in [
+        one.title for one in found.problems
+    ]
+
+
+def test_a_crash_loop_does_not_keep_up() -> None:
+    driver = running()
+    driver.application.operators[2].failures = 2  # type: ignore[index]
+    found = waiting(driver, 2, 5.0)
+    assert (found.lag_rows, found.keeps_up, found.severity) == (2, False, "critical")
+    assert found.sentence == "revenue of shop fails again and again"
+
+
 def test_one_that_falls_behind_says_who_limits_it_and_what_helps() -> None:
     slow = points([1_000 * one for one in range(1, 31)], duration_ms=1_000)
     found = judged(running(), {1: slow, 2: [one._replace(lag=0) for one in slow]})

@@ -32,7 +32,7 @@ function headline({ problems, severity }) {
 
 function below(situation) {
   const running = situation.pipelines.filter((one) => one.state === "RUNNING");
-  const behind = running.filter((one) => one.lag_rows > 0).length;
+  const behind = running.filter((one) => !one.keeps_up).length;
   if (!situation.pipelines.length) return "No pipeline was submitted yet.";
   const keeping = behind ? `${f.number(running.length - behind)} of ${f.number(running.length)} running pipelines keep up` : running.length ? `${f.plural(running.length, "running pipeline keeps", "running pipelines keep")} up` : "No pipeline runs";
   const other = situation.pipelines.length - running.length;
