@@ -2,7 +2,7 @@
 
 The first line of stdin says what to serve. When stdin ends the parent is gone or wants an end, and
 so does this process; containers end with it. When it is killed they go on, and the next one adopts
-them. One line on stdout says that it is ready, and where.
+them. One line on stdout says that it is ready, and where; empty ones follow as long as it lives.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from headrace.config.settings import Settings
 from headrace.errors import HeadraceError
 from headrace.observability.logging import configure_logging, get_logger
 from headrace.runtime.system import run, system_runtime
+
+ALIVE_SECONDS = 5.0
+CLOSE_SECONDS = 25.0  # less than the parent waits before it kills us
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +65,7 @@ async def serve(told: Told) -> int:
         if "metrics" in endpoint.addresses():
             addresses["control_metrics"] = endpoint.addresses()["metrics"]
         print(msgspec.json.encode(addresses).decode(), flush=True)
+        alive = asyncio.create_task(_tell_alive())
         tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(orphaned.wait()),
             asyncio.create_task(plane.wait_ended()),
@@ -69,11 +73,23 @@ async def serve(told: Told) -> int:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        alive.cancel()
+        await asyncio.gather(alive, *tasks, return_exceptions=True)
         return 0 if orphaned.is_set() else 1
     finally:
+        # Whatever holds the end up, the next one waits for it.
+        watchdog = threading.Timer(CLOSE_SECONDS, os._exit, (1,))
+        watchdog.daemon = True
+        watchdog.start()
         await plane.close()
         await endpoint.close()
+
+
+async def _tell_alive() -> None:
+    """A line now and then: who hears none takes us for stuck."""
+    while True:
+        await asyncio.sleep(ALIVE_SECONDS)
+        print(flush=True)
 
 
 def main() -> int:
@@ -88,4 +104,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # No end that waits for threads: one sits in stdin for good, and one may be at work.
+    os._exit(status)

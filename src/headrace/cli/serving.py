@@ -43,6 +43,8 @@ from headrace.runtime.system import system_runtime
 STOP_SECONDS = 30.0
 RESTART_SECONDS_MIN = 1.0
 RESTART_SECONDS_MAX = 30.0
+WELL_SECONDS = 60.0  # after so long an end counts as the first one
+SILENT_SECONDS = 60.0
 
 log = get_logger(__name__)
 
@@ -82,15 +84,39 @@ class ControlChild:
 
     async def keep(self) -> None:
         """Start it again whenever it ends; the log does not stop for a page."""
-        pause = RESTART_SECONDS_MIN
+        pause, loop = RESTART_SECONDS_MIN, asyncio.get_running_loop()
         while True:
-            assert self._process is not None
-            status = await self._process.wait()
+            began = loop.time()
+            status = await self._wait_ended()
+            if loop.time() - began >= WELL_SECONDS:
+                pause = RESTART_SECONDS_MIN
             log.error("control plane ended", exit_status=status, restart_in_s=pause)
             await asyncio.sleep(pause)
             pause = min(pause * 2, RESTART_SECONDS_MAX)
-            with suppress(UnavailableError):
+            try:
                 await self.start()
+            except (UnavailableError, OSError) as error:  # no memory, no descriptor: later perhaps
+                log.error("control plane not started", reason=str(error))
+
+    async def _wait_ended(self) -> int:
+        """It says something every few seconds while it lives. One that does not is stuck, holds the
+        port, and is ended."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        try:
+            while True:
+                async with asyncio.timeout(SILENT_SECONDS):
+                    if not await self._process.stdout.readline():
+                        break  # it closed its end, so it is ending
+            async with asyncio.timeout(STOP_SECONDS):
+                return await self._process.wait()
+        except TimeoutError:
+            log.error("control plane does not answer and is killed", silent_s=SILENT_SECONDS)
+        except ValueError as error:  # a line without an end: not from us
+            log.error("control plane is killed", reason=str(error))
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        return await self._process.wait()
 
     async def stop(self) -> None:
         process = self._process

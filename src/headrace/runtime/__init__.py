@@ -18,6 +18,7 @@ from headrace.runtime.interfaces import (
     Random,
     Runtime,
     Transport,
+    Worker,
 )
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "Random",
     "Runtime",
     "Transport",
+    "Worker",
 ]

@@ -290,6 +290,16 @@ class Process(Protocol):
         """End the process group now."""
 
 
+class Worker(Protocol):
+    """A child that answers requests one by one, and that may die of one."""
+
+    async def ask(self, request: Buffer, *, seconds: float) -> bytes:
+        """Its answer. UnavailableError when it died of it, DeadlineError when it took longer, and
+        was ended for it: then it answers no more. One request at a time."""
+
+    async def close(self) -> None: ...
+
+
 class Processes(Protocol):
     async def spawn(
         self,
@@ -307,6 +317,11 @@ class Processes(Protocol):
     async def adopt(self, marks: Mapping[str, str]) -> Process | None:
         """The running child of an earlier life that was started with these environment variables,
         None if there is none. How it ends cannot be known: its exit status is UNKNOWN_EXIT."""
+
+    async def start_worker(self, module: str) -> Worker:
+        """A child that runs `module`, which serves frames on its standard streams (u32 length in
+        big endian, bytes) until they end. It inherits nothing of our environment but the way to
+        its libraries."""
 
     def memory_bytes(self) -> int:
         """What this machine, or the control group we are in, has."""

@@ -364,6 +364,9 @@ class SimulatedProcesses:
     async def adopt(self, marks: Mapping[str, str]) -> None:
         return None
 
+    async def start_worker(self, module: str) -> NoReturn:
+        raise NotImplementedError(f"child processes are not simulated: {module}")
+
     def memory_bytes(self) -> int:
         return 64 << 30
 

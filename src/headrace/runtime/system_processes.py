@@ -16,6 +16,7 @@ from pathlib import Path
 from headrace.errors import NotFoundError
 from headrace.runtime.interfaces import UNKNOWN_EXIT
 from headrace.runtime.system_disk import storage_error
+from headrace.runtime.system_worker import SystemWorker
 
 _LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 
@@ -107,6 +108,9 @@ class SystemProcesses:
                     return AdoptedProcess(int(name), descriptor)
                 os.close(descriptor)
         return None
+
+    async def start_worker(self, module: str) -> SystemWorker:
+        return await SystemWorker.start(module)
 
     def memory_bytes(self) -> int:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -45,6 +45,7 @@ from headrace.web import (
     session_api,
     topic_api,
 )
+from headrace.web.arrow_reader import ArrowReader
 from headrace.web.assets import Asset, SecurityHeaders, answer_asset
 from headrace.web.catalogue import Catalogue
 from headrace.web.checks import Observed, ask, describe
@@ -129,9 +130,11 @@ class WebApplication:
     asgi: Starlette
     sampler: Sampler
     executor: Executor
+    arrow: ArrowReader
 
     async def close(self) -> None:
         await self.sampler.close()
+        await self.arrow.close()
         self.executor.close()
 
 
@@ -149,7 +152,7 @@ def create_app(
     live, catalogue = Live(runtime), Catalogue(runtime, broker)
     groups = GroupWatch(runtime, broker, catalogue)
     rights = PipelineRights(pipelines.topics, catalogue)
-    executor = runtime.executor("web", 1)
+    executor, arrow = runtime.executor("web", 1), ArrowReader(runtime)
     sampler = Sampler(runtime, live)
     totals = overview_api.Totals(catalogue, groups, pipelines, rights)
     overview_api.sample(sampler, live, catalogue, totals)
@@ -243,7 +246,7 @@ def create_app(
             *session_api.routes(route, logins, live),
             *overview_api.routes(route, catalogue, totals),
             *topic_api.routes(route, broker, catalogue),
-            *message_api.routes(route, broker, executor),
+            *message_api.routes(route, broker, executor, arrow),
             *group_api.routes(route, broker, groups),
             *people_api.routes(route, broker),
             *cluster_api.routes(route, cluster, broker),
@@ -266,4 +269,4 @@ def create_app(
         middleware=[Middleware(SecurityHeaders)],
         exception_handlers={HeadraceError: _error_response, HTTPException: _unrouted},
     )
-    return WebApplication(application, sampler, executor)
+    return WebApplication(application, sampler, executor, arrow)

@@ -253,6 +253,8 @@ class MessageRow(Info, frozen=True):
     value: str
     truncated: bool
     table: ArrowTable | None = None
+    note: str = ""
+    """Why it is not shown as what it seems to be."""
 
 
 class Messages(Info, frozen=True):

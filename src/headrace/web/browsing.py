@@ -1,6 +1,7 @@
-"""Messages as a person reads them: JSON, text, Arrow tables, bytes in hexadecimal. Pure.
+"""Messages as a person reads them: JSON, text, bytes in hexadecimal. Pure.
 
-What is shown of one message is bounded; `truncated` says that there is more.
+Arrow tables are read elsewhere (`arrow_reader`), as they may kill who reads them. What is shown of
+one message is bounded; `truncated` says that there is more.
 """
 
 from __future__ import annotations
@@ -13,22 +14,25 @@ import msgspec
 
 from headrace.errors import WireError
 from headrace.web import broker_types as t
+from headrace.web.arrow_reader import Table
+from headrace.web.arrow_tables import looks_like_arrow
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.userheaders import UserHeader, split_key
 
 VALUE_BYTES_MAX = 64 * 1024
 HEX_BYTES_MAX = 4 * 1024
-ARROW_ROWS_MAX = 50
-ARROW_BYTES_MAX = 16 * 1024 * 1024
-_CELL_MAX = 500
-_ARROW_STREAM = b"\xff\xff\xff\xff"  # continuation marker of the IPC stream format
-_ARROW_FILE = b"ARROW1"
+_FORMATTED_BYTES_MAX = 1024 * 1024
+_BRACKETS = b"[]{}"
+_OTHERS = bytes(set(range(256)) - set(_BRACKETS))
 _CONTROL = frozenset(range(32)) - {9, 10, 13}
 
 Format = Literal["auto", "json", "text", "arrow", "hex"]
 
 
-def message_row(partition: int, message: Message, wanted: Format = "auto") -> t.MessageRow:
+def message_row(
+    partition: int, message: Message, wanted: Format = "auto", arrow: Table | str | None = None
+) -> t.MessageRow:
+    """`arrow` is what the payload is as Arrow, or why it could not be read so."""
     key, headers = _split(message)
     payload = message.payload
     row = t.MessageRow(
@@ -46,6 +50,9 @@ def message_row(partition: int, message: Message, wanted: Format = "auto") -> t.
     )
     if not payload:
         return row
+    if isinstance(arrow, Table):
+        return msgspec.structs.replace(row, format="arrow", table=arrow.table, truncated=arrow.more)
+    row = msgspec.structs.replace(row, note=arrow or "")
     for read in _readers(wanted):
         found = read(payload)
         if found is not None:
@@ -58,12 +65,17 @@ def matches(row_payload: bytes, message: Message, words: bytes) -> bool:
     return words in row_payload.lower() or words in bytes(message.headers).lower()
 
 
+def may_be_arrow(payload: bytes, wanted: Format) -> bool:
+    """Whether to try to read it so."""
+    return wanted in ("auto", "arrow") and looks_like_arrow(payload)
+
+
 def _readers(wanted: Format) -> Iterable[Any]:
     return {
-        "auto": (_arrow, _json, _text),
+        "auto": (_json, _text),
         "json": (_json, _text),
         "text": (_forced_text,),
-        "arrow": (_arrow,),
+        "arrow": (),
         "hex": (),
     }[wanted]
 
@@ -94,8 +106,20 @@ def _json(payload: bytes) -> dict[str, Any] | None:
         return None
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         msgspec.json.decode(payload)
-        return {"format": "json", "value": msgspec.json.format(payload, indent=2).decode()}
+        indent = 2 if _indented_bytes(payload) <= _FORMATTED_BYTES_MAX else 0
+        return {"format": "json", "value": msgspec.json.format(payload, indent=indent).decode()}
     return None
+
+
+def _indented_bytes(payload: bytes) -> int:
+    """At most so long is it with indents: thousands of brackets in each other make a kilobyte of
+    every comma. Brackets in strings count as well, which only ever makes it less pretty."""
+    brackets = payload.translate(None, _OTHERS)
+    depth = deepest = 0
+    for one in brackets:
+        depth += 1 if one in b"[{" else -1
+        deepest = max(deepest, depth)
+    return len(payload) + (len(brackets) + payload.count(b",")) * (2 * deepest + 1)
 
 
 def _text(payload: bytes) -> dict[str, Any] | None:
@@ -119,33 +143,3 @@ def _forced_text(payload: bytes) -> dict[str, Any]:
 def _hexadecimal(payload: bytes) -> dict[str, Any]:
     shown = payload[:HEX_BYTES_MAX]
     return {"format": "hex", "value": shown.hex(), "truncated": len(payload) > len(shown)}
-
-
-def _arrow(payload: bytes) -> dict[str, Any] | None:
-    """Arrow IPC, stream or file. Without pyarrow (it comes with the extra `spark`): nothing."""
-    if not payload.startswith((_ARROW_STREAM, _ARROW_FILE)) or len(payload) > ARROW_BYTES_MAX:
-        return None
-    try:
-        import pyarrow as pa
-    except ImportError:
-        return None
-    try:
-        opens = pa.ipc.open_file if payload.startswith(_ARROW_FILE) else pa.ipc.open_stream
-        table = opens(payload).read_all()
-        head = table.slice(0, ARROW_ROWS_MAX).to_pylist()
-    except (pa.ArrowException, ValueError, OSError):
-        return None
-    names = table.schema.names
-    shown = t.ArrowTable(
-        columns=[t.ArrowColumn(name=one.name, type=str(one.type)) for one in table.schema],
-        rows=[[_cell(row[name]) for name in names] for row in head],
-        count=table.num_rows,
-    )
-    return {"format": "arrow", "table": shown, "truncated": table.num_rows > len(head)}
-
-
-def _cell(value: Any) -> str | None:
-    if value is None:
-        return None
-    text = _plain(value) if isinstance(value, bytes) else str(value)
-    return text if len(text) <= _CELL_MAX else f"{text[:_CELL_MAX]}…"

@@ -1,14 +1,14 @@
 """Reading and sending messages of a topic, as the user who asks.
 
 One request looks at a bounded number of messages and bytes: `next_offset` says where to go on.
-Decoding is done away from the event loop; a first Arrow table alone costs an import.
+Decoding is done away from the event loop, and of Arrow tables away from this process.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast, get_args
 
@@ -20,7 +20,8 @@ from headrace.client.iggy import IggyClient
 from headrace.errors import InvalidArgumentError, NotFoundError
 from headrace.runtime import Executor
 from headrace.web import broker_types as t
-from headrace.web.browsing import Format, matches, message_row
+from headrace.web.arrow_reader import ArrowReader, Table
+from headrace.web.browsing import Format, matches, may_be_arrow, message_row
 from headrace.web.exchange import json_answer, query_number, read_body
 from headrace.web.logins import Broker
 from headrace.web.stram import AddRoute
@@ -68,12 +69,14 @@ class Search:
         return max(1, min(1000, most, POLLED_BYTES_MAX // size))
 
 
-def routes(add: AddRoute, broker: Broker, executor: Executor) -> list[Route]:
+def routes(add: AddRoute, broker: Broker, executor: Executor, arrow: ArrowReader) -> list[Route]:
     async def browse(request: Request) -> Response:
         async with broker.as_user(request.state.credentials) as client:
             search = await _search(client, request)
             found, scanned, next_offset = await _collect(client, search)
-        rows = await executor.run(_rows, search, found)
+        seem = [n for n, one in enumerate(found) if may_be_arrow(one.payload, search.wanted)]
+        read = await arrow.read([found[n].payload for n in seem])
+        rows = await executor.run(_rows, search, found, dict(zip(seem, read, strict=True)))
         return json_answer(
             t.Messages(
                 messages=rows,
@@ -157,8 +160,13 @@ async def _collect(client: IggyClient, search: Search) -> tuple[list[Message], i
     return found[-search.limit :], scanned, position
 
 
-def _rows(search: Search, found: Sequence[Message]) -> list[t.MessageRow]:
-    return [message_row(search.partition.id, one, search.wanted) for one in found]
+def _rows(
+    search: Search, found: Sequence[Message], arrow: Mapping[int, Table | str]
+) -> list[t.MessageRow]:
+    return [
+        message_row(search.partition.id, one, search.wanted, arrow.get(number))
+        for number, one in enumerate(found)
+    ]
 
 
 def _message(wanted: t.SendMessage) -> tuple[Message, Partitioning]:

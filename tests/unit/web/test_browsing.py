@@ -6,6 +6,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.web import browsing
+from headrace.web.arrow_reader import Table
+from headrace.web.arrow_tables import read_table
 from headrace.web.browsing import Format, message_row
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.userheaders import UserHeader, encode_headers, key_header
@@ -43,18 +45,20 @@ def test_forms(payload: bytes, wanted: Format, form: str, value: str) -> None:
 
 
 def test_arrow_is_shown_as_rows() -> None:
-    row = message_row(0, Message(payload=arrow()))
-    assert row.format == "arrow"
-    assert row.table is not None
-    assert [(one.name, one.type) for one in row.table.columns] == [
-        ("n", "int64"),
-        ("raw", "binary"),
-        ("none", "null"),
-    ]
-    assert row.table.rows == [["0", "0xff", None], ["1", "0xff", None]]
-    many = message_row(0, Message(payload=arrow(200)))
-    assert many.table is not None
-    assert (many.truncated, len(many.table.rows), many.table.count) == (True, 50, 200)
+    for payload, rows in ((arrow(), 2), (arrow(200), 200)):
+        assert browsing.may_be_arrow(payload, "auto")
+        found = read_table(payload)
+        assert found is not None
+        row = message_row(0, Message(payload=payload), "auto", Table(*found))
+        assert (row.format, row.truncated) == ("arrow", rows > 50)
+        assert row.table is not None
+        assert [(one.name, one.type) for one in row.table.columns] == [
+            ("n", "int64"),
+            ("raw", "binary"),
+            ("none", "null"),
+        ]
+        assert row.table.rows[:2] == [["0", "0xff", None], ["1", "0xff", None]]
+        assert (len(row.table.rows), row.table.count) == (min(rows, 50), rows)
 
 
 def test_what_is_long_is_cut_and_says_so() -> None:

@@ -131,6 +131,7 @@ function details(message) {
       h("div", { class: "card-head" }, badge(message.format, "plain"), message.truncated ? badge("shortened", "warn", "Only the beginning is shown") : null, h("span", { class: "grow" }),
         button("Copy value", () => copyText(message.value || JSON.stringify(message.table?.rows)), { iconName: "copy" }),
         button("Copy as JSON", () => copyText(JSON.stringify(message, null, 2)), { iconName: "copy" })),
+      message.note ? h("p", { class: "note warn" }, message.note) : null,
       value(message)),
     h("dl", { class: "facts" }, row("Partition", String(message.partition)), row("Offset", f.number(message.offset)), row("Time", f.moment(message.timestamp_ms, { millis: true })),
       row("Sent", f.moment(message.origin_timestamp_ms, { millis: true })), row("Id", h("code", {}, message.id)), row("Key", message.key === null ? "–" : h("code", {}, message.key)), row("Size", f.bytes(message.bytes)),
