@@ -152,6 +152,7 @@ def request_for(code: int, guarded: Guarded, stream_id: int) -> tuple[m.Message,
             action=m.LeaseAction.ACQUIRE, name="broker", holder="x", duration_ms=1000
         ),
         Code.DESCRIBE_CLUSTER: m.DescribeClusterRequest(),
+        Code.ADOPT: m.AdoptRequest(stream_id=stream_id),
     }
     return table[code], list(pieces) if code == Code.APPEND else []
 

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from headrace.client.sbp import SbpClient
+from headrace.config.datanode import DataNodeSettings
 from headrace.errors import HeadraceError
 from headrace.net.sbp_channel import Channel
 from headrace.placement.records import RangeRecord, StreamRecord
@@ -28,7 +29,7 @@ from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import PRODUCER
 from tests.log_cluster import batch, bodies
 from tests.sim.checker import check
-from tests.sim.cluster import NODE_PORT, Cluster
+from tests.sim.cluster import NODE_PORT, NODE_SETTINGS, Cluster
 from tests.sim.ending import finish, insist
 
 CLIENT = "client"
@@ -220,9 +221,10 @@ def play(
     nodes: int = 4,
     managers: int = 3,
     whole: bool = True,
+    node_settings: DataNodeSettings = NODE_SETTINGS,
 ) -> Scene:
     """Run the script on a fresh cluster, then check; `whole=False` when it cannot be healed."""
-    cluster = Cluster(seed, managers=managers, nodes=nodes)
+    cluster = Cluster(seed, managers=managers, nodes=nodes, node_settings=node_settings)
     scene: list[Scene] = []
 
     async def main() -> Any:

@@ -12,10 +12,14 @@ from headrace.errors import HeadraceError, NotLeaderError
 from headrace.net.addresses import format_address
 from headrace.web import broker_types as t
 from headrace.wire.sbp import messages as m
-from headrace.wire.sbp.errors import raise_for_status
+from headrace.wire.sbp.errors import OutdatedMetadataError, raise_for_status
 from headrace.wire.sbp.opcodes import Code
 
 _ASK_SECONDS = 2.0
+OUTDATED = (
+    "the placement metadata is older than what data nodes have seen, and nothing is decided on it:"
+    " bring the newer one back, or run `headrace cluster accept-metadata`"
+)
 
 
 class ClusterState:
@@ -59,6 +63,8 @@ async def _state_of(connect: Connect) -> str:
             raise_for_status(getattr(reply.message, "status", None))
     except NotLeaderError:
         return "follower"
+    except OutdatedMetadataError:
+        return "outdated"
     except TimeoutError:
         return "silent"
     except HeadraceError:
@@ -89,6 +95,8 @@ def cluster_info(
         ranges_sealing=described.ranges_sealing,
         ranges_under_replicated=described.ranges_short,
         ranges_unavailable=described.ranges_unavailable,
+        metadata_version=described.metadata_version,
+        metadata_seen=described.metadata_seen,
     )
 
 
@@ -119,7 +127,15 @@ def _problems(
         for one in managers
         if one.state not in ("leader", "follower")
     ]
+    if described.metadata_seen > described.metadata_version >= 0:
+        found.append(OUTDATED)
     found += [f"data node {one.id} ({one.address}) is lost" for one in nodes if not one.alive]
+    found += [
+        f"data node {one.id} keeps {one.quarantined_ranges} ranges aside that the placement manager"
+        " does not know; see `headrace range quarantined`"
+        for one in nodes
+        if one.quarantined_ranges
+    ]
     if not any(one.role == "leader" for one in brokers):
         found.append("no broker leads")
     for count, what in (
@@ -142,6 +158,7 @@ def _node(info: m.NodeInfo) -> t.NodeRow:
         disk_free_bytes=info.disk_free_bytes if info.disk_free_bytes >= 0 else None,
         ranges=info.ranges,
         open_ranges=info.open_ranges,
+        quarantined_ranges=max(0, info.ranges_quarantined),
     )
 
 

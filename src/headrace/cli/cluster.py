@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli import role_options as o
-from headrace.cli.cluster_client import DATA_DIR
+from headrace.cli.cluster_client import DATA_DIR, sees_cluster, with_cluster
 from headrace.cli.options import AsJson, takes_tls
+from headrace.cli.output import print_fields
+
+if TYPE_CHECKING:
+    from headrace.client.sbp import SbpClient
 
 app = typer.Typer(help="Run a local cluster; look at any.", no_args_is_help=True)
 
@@ -64,6 +68,23 @@ def start(
         run_detached(plan, ready_file)
     else:
         run_attached(plan, ready_file)
+
+
+@app.command("accept-metadata")
+@sees_cluster
+def accept_metadata(as_json: AsJson = False) -> None:
+    """Go on with placement metadata that is older than what data nodes have seen.
+
+    Only when the newer is lost. Ranges that came later in streams that it lists are listed again;
+    streams that it does not list stay on the data nodes, kept aside (`headrace range quarantined`).
+    """
+
+    async def work(client: SbpClient) -> dict[str, Any]:
+        answer = await client.adopt(accept_metadata=True)
+        streams = sorted({one.stream_id for one in answer.ranges})
+        return {"metadata_version": answer.metadata_version, "streams_adopted": streams}
+
+    print_fields(with_cluster(work), as_json=as_json)
 
 
 @app.command()

@@ -70,6 +70,8 @@ def show(status: ClusterInfo, *, as_json: bool) -> None:
     print("\nBrokers")
     print_rows(listed["brokers"], ("address", "role"), as_json=False)
     print(f"\n{status.streams} streams, {status.ranges} ranges: {_replication(status)}")
+    for problem in status.problems:
+        print(f"! {problem}")
 
 
 def _replication(status: ClusterInfo) -> str:

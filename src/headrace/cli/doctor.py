@@ -56,6 +56,7 @@ def doctor(
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         check_python, check_versions, check_java, check_files, check_memory,
         lambda: check_disk(Path(data_dir)), lambda: check_sync(Path(data_dir)), check_server,
+        lambda: check_cluster(data_dir),
     )  # fmt: skip
     findings = [finding for check in checks for finding in check()]
     if as_json:
@@ -234,6 +235,24 @@ def _ask_server(address: str) -> Iterator[Finding]:
             "server", Level.BROKEN, f"only {stats.free_disk_space / 2**20:.0f} MiB free there",
             "Free space, delete a topic, or lower retention: appends are about to be refused.",
         )  # fmt: skip
+
+
+def check_cluster(data_dir: str) -> Iterator[Finding]:
+    """What the placement managers say is wrong, where `data_dir` tells who they are."""
+    from headrace.errors import HeadraceError
+
+    if not Path(data_dir).is_dir():
+        return
+    from headrace.cli.cluster_status import look
+
+    try:
+        found = look(data_dir, None, "")
+    except HeadraceError:
+        return  # none was started there, or none runs: the server's check says so
+    for problem in found.problems:
+        yield Finding("cluster", Level.BROKEN, problem, "headrace cluster status tells more.")
+    if not found.problems:
+        yield Finding("cluster", Level.OK, f"{found.ranges} ranges, replicated as wanted")
 
 
 def check_ports() -> Iterator[Finding]:

@@ -20,8 +20,18 @@ app = typer.Typer(
 nodes = typer.Typer(help="Data nodes of a cluster.", no_args_is_help=True)
 
 COLUMNS = ("stream", "range", "start", "end", "state", "primary", "replicas", "epoch")
+QUARANTINED = ("node", "stream", "range", "start", "end", "records", "replicas", "epoch")
 SEGMENTS = ("base", "end", "bytes", "max_timestamp")
-NODES = ("id", "address", "alive", "draining", "disk_free_bytes", "ranges", "open_ranges")
+NODES = (
+    "id",
+    "address",
+    "alive",
+    "draining",
+    "disk_free_bytes",
+    "ranges",
+    "open_ranges",
+    "quarantined_ranges",
+)
 
 
 @app.command("list")
@@ -70,6 +80,48 @@ def show_range(
     if found["segments"]:
         print("\nsegments")
         print_rows(found["segments"], SEGMENTS, as_json=False)
+
+
+@app.command("quarantined")
+@sees_cluster
+def list_quarantined(as_json: AsJson = False) -> None:
+    """List what data nodes keep aside: ranges that the placement manager does not know.
+
+    They come back when it lists them again, or with `headrace range give-back`; otherwise they are
+    removed after data_node.quarantine_ms.
+    """
+
+    async def work(client: SbpClient) -> list[dict[str, Any]]:
+        return [
+            {"node": node["id"], **_row(one), "records": one.next_offset - one.start_offset}
+            for node in await _nodes(client)
+            if node["alive"]
+            for one in await client.quarantined(node["address"])
+        ]
+
+    print_rows(with_cluster(work), QUARANTINED, as_json=as_json)
+
+
+@app.command("give-back")
+@sees_cluster
+def give_back(
+    stream: Annotated[int, typer.Argument(metavar="STREAM-ID", min=0)],
+    name: Annotated[
+        str,
+        typer.Option(
+            "--name",
+            help="Of a stream that is not listed any more and belongs to the cluster: "
+            "p/<topic uid>/<partition>/<generation> is a partition's.",
+        ),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the ranges of a stream again that data nodes keep aside."""
+
+    async def work(client: SbpClient) -> list[dict[str, Any]]:
+        return [_row(one) for one in (await client.adopt(stream, name=name)).ranges]
+
+    print_rows(with_cluster(work), COLUMNS, as_json=as_json)
 
 
 @nodes.command("list")

@@ -265,6 +265,13 @@ class MetadataClient:
     async def _lease(self, request: m.LeaseRequest) -> m.LeaseResponse:
         return await self._ask(Code.LEASE, request, m.LeaseResponse, lambda response: response)
 
+    async def adopt(
+        self, stream_id: int = -1, *, name: str = "", accept_metadata: bool = False
+    ) -> m.AdoptResponse:
+        """List again what data nodes hold beyond what is listed; see `placement/adopting.py`."""
+        request = m.AdoptRequest(stream_id=stream_id, name=name, accept_metadata=accept_metadata)
+        return await self._ask(Code.ADOPT, request, m.AdoptResponse, lambda response: response)
+
     async def describe_cluster(self, *, count_ranges: bool = False) -> m.DescribeClusterResponse:
         """Data nodes and held leases; with `count_ranges` also how replicated the log is."""
         request = m.DescribeClusterRequest(count_ranges=count_ranges)

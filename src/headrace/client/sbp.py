@@ -32,6 +32,7 @@ from headrace.errors import (
 )
 from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.wire.sbp import messages as m
+from headrace.wire.sbp.errors import raise_for_status
 from headrace.wire.sbp.opcodes import Code
 
 __all__ = ["BATCH_BYTES_MAX", "Fetched", "RangeMap", "SbpClient", "Want"]
@@ -88,6 +89,14 @@ class SbpClient(MetadataClient):
         """What data nodes know of many ranges, one request per node; None where a range is not
         known there any more."""
         return await self._describer.describe_ranges(ranges)
+
+    async def quarantined(self, address: str) -> list[m.Range]:
+        """What a data node keeps aside because no placement manager knows of it."""
+        request = m.ListRangesRequest(range_criteria=(m.RangeCriteria(quarantined=True),))
+        reply = await self.nodes.to(address).call(Code.LIST_RANGES, request)
+        assert isinstance(reply.message, m.ListRangesResponse)
+        raise_for_status(reply.message.status)
+        return [one for result in reply.message.list_responses for one in result.ranges]
 
     async def bounds(self, stream_id: int) -> tuple[int, int]:
         """The first offset kept and the offset after the last acknowledged record."""

@@ -123,6 +123,14 @@ class DataNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
             description="How long a range or stream that this node gave up is not opened again.",
         ),
     ] = 24 * 3600 * 1000
+    quarantine_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="How long a range that the placement manager does not know is kept aside"
+            " before it is removed.",
+        ),
+    ] = 24 * 3600 * 1000
     drain_timeout_ms: Annotated[
         int,
         Meta(

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.client.placement_links import PlacementLinks
 from headrace.client.tasks import TaskSet
 from headrace.datanode.metrics import Reporter
+from headrace.datanode.quarantine import Streams
 from headrace.datanode.replication import ack_quorum_of
 from headrace.datanode.state import reconcile
 from headrace.errors import (
@@ -29,7 +31,7 @@ from headrace.net.sbp_server import Reply
 from headrace.storage.model import RangeKey
 from headrace.storage.rangelog import RangeLog
 from headrace.wire.sbp import messages as m
-from headrace.wire.sbp.errors import raise_for_status
+from headrace.wire.sbp.errors import OutdatedMetadataError, raise_for_status
 from headrace.wire.sbp.opcodes import Code
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ R = TypeVar("R", bound=m.Message)
 _CALL_SECONDS = 3.0
 _RETRY_SECONDS = 0.25  # while the placement manager does not answer
 _SEALS_AT_ONCE = 8
+_STREAMS_AT_ONCE = 64
 _SEAL_PAUSE_MIN = 0.1  # whoever has the trouble may be sealing already
 _SEAL_PAUSE_MAX = 5.0
 _DRAIN_POLL_SECONDS = 0.05
@@ -61,6 +64,7 @@ class Contact:
         self._wake = asyncio.Event()
         self._missed = True
         self._in_touch = False
+        self._outdated = False
         self._known: tuple[str, int] | None = None
         self._report_now = asyncio.Event()
         self._asked: dict[RangeKey, None] = {}
@@ -118,7 +122,7 @@ class Contact:
                 if self._node.node_id < 0:
                     await self._obtain_identity()
                 await self._heartbeat()
-                self._in_touch = True
+                self._in_touch, self._outdated = True, False
                 self._introduced.set()
                 await self._report_metrics()
                 await self._look_for_changes()
@@ -127,6 +131,11 @@ class Contact:
                 # Our id means nothing there: another cluster's placement manager, or an empty one.
                 _log.error("placement manager refuses this node: %s", error)
                 self._refuse(error)
+            except OutdatedMetadataError as error:
+                if not self._outdated:
+                    _log.error("placement manager refused: %s", error)
+                self._in_touch, self._outdated = False, True
+                self.settle_soon(certainly=True)
             except HeadraceError as error:
                 _log.info("placement manager: %s", error)
                 self._in_touch = False
@@ -158,6 +167,7 @@ class Contact:
             Code.HEARTBEAT, self._node.introduction(), timeout=_CALL_SECONDS
         )
         _raise_unless_one(outcomes)
+        await self._node.note_metadata(_versions(outcomes))
 
     async def _look_for_changes(self) -> None:
         """A placement manager that restarted, or leads since a moment ago, has forgotten what it
@@ -236,7 +246,30 @@ class Contact:
         local = self._node.logs()
         criteria = m.RangeCriteria(data_node=self._node.data_node())
         listed = await self._list(criteria)
-        await self._node.ranges.settle(reconcile(local, listed), listed)
+        differences = reconcile(local, listed)
+        streams: Streams = {}
+        if differences.retire:
+            streams = await self._ask_about({key.stream_id for key in differences.retire})
+        # Whoever told us that may have been put back to an earlier day since the last heartbeat.
+        await self._heartbeat()
+        await self._node.ranges.settle(differences, listed, streams)
+
+    async def _ask_about(self, stream_ids: Iterable[int]) -> Streams:
+        """Why ranges of ours are not listed; a stream that nobody knows is left out."""
+        found: dict[int, Sequence[m.Range] | None] = {}
+        criteria = [m.RangeCriteria(stream_id=stream_id) for stream_id in sorted(stream_ids)]
+        for start in range(0, len(criteria), _STREAMS_AT_ONCE):
+            some = tuple(criteria[start : start + _STREAMS_AT_ONCE])
+            request = m.ListRangesRequest(timeout_ms=3000, range_criteria=some)
+            answer = await self.call(Code.LIST_RANGES, request, m.ListRangesResponse)
+            for asked, result in zip(some, answer.list_responses, strict=True):
+                try:
+                    raise_for_status(result.status)
+                    found[asked.stream_id] = result.ranges
+                except NotFoundError as error:
+                    if error.data.get("deleted"):
+                        found[asked.stream_id] = None
+        return found
 
     async def list_stream(self, stream_id: int) -> list[m.Range]:
         return await self._list(m.RangeCriteria(stream_id=stream_id))
@@ -351,6 +384,12 @@ class Contact:
             for info in answer.nodes
         )
         return [log for log in open_ if ack_quorum_of(max(1, len(log.replicas))) <= others]
+
+
+def _versions(outcomes: list[Reply | HeadraceError]) -> list[int]:
+    replies = (outcome for outcome in outcomes if not isinstance(outcome, HeadraceError))
+    messages = (reply.message for reply in replies)
+    return [one.metadata_version for one in messages if isinstance(one, m.HeartbeatResponse)]
 
 
 def _raise_unless_one(outcomes: list[Reply | HeadraceError]) -> None:

@@ -138,6 +138,8 @@ async def _fetch(
 async def seal_ranges(
     node: DataNodeService, request: m.SealRangesRequest, _: Payload, peer: Peer
 ) -> Reply:
+    node.metadata.check(request.metadata_version)
+
     async def seal(wanted: m.RangeId) -> m.SealRangesResult:
         key = RangeKey(wanted.stream_id, wanted.range_index)
         try:
@@ -159,6 +161,8 @@ async def seal_ranges(
 async def sync_ranges(
     node: DataNodeService, request: m.SyncRangesRequest, _: Payload, peer: Peer
 ) -> Reply:
+    node.metadata.check(request.metadata_version)
+
     async def sync(wanted: m.StreamRanges) -> m.SyncRangesResult:
         try:
             logs = [
@@ -212,6 +216,8 @@ async def describe_ranges(
 async def delete_streams(
     node: DataNodeService, request: m.DeleteStreamsRequest, _: Payload, peer: Peer
 ) -> Reply:
+    node.metadata.check(request.metadata_version)
+
     async def delete(stream: m.Stream) -> m.DeleteStreamResult:
         status = await _status(node.ranges.delete_stream(stream.stream_id))
         return m.DeleteStreamResult(deleted_stream=stream, status=status)
@@ -223,6 +229,8 @@ async def delete_streams(
 async def trim_streams(
     node: DataNodeService, request: m.TrimStreamsRequest, _: Payload, peer: Peer
 ) -> Reply:
+    node.metadata.check(request.metadata_version)
+
     async def trim(wanted: m.TrimmedStream) -> m.TrimStreamResult:
         status = await _status(node.ranges.trim_stream(wanted.stream_id, wanted.trim_offset))
         return m.TrimStreamResult(
@@ -231,6 +239,38 @@ async def trim_streams(
 
     results = await asyncio.gather(*map(trim, request.trimmed_streams))
     return Reply(m.TrimStreamsResponse(trim_responses=tuple(results), status=OK))
+
+
+async def list_ranges(
+    node: DataNodeService, request: m.ListRangesRequest, _: Payload, peer: Peer
+) -> Reply:
+    """What lies here, whether or not the placement manager knows of it."""
+
+    def select(criteria: m.RangeCriteria) -> m.ListRangesResult:
+        held = [node.store.range(key) for key in sorted(node.quarantine)]
+        if not criteria.quarantined:
+            held = sorted((*held, *node.logs()), key=lambda log: log.key)
+        ranges = tuple(
+            _held_range(log) for log in held if criteria.stream_id in (-1, log.key.stream_id)
+        )
+        return m.ListRangesResult(range_criteria=criteria, ranges=ranges, status=OK)
+
+    results = tuple(select(criteria) for criteria in request.range_criteria)
+    return Reply(m.ListRangesResponse(list_responses=results, status=OK))
+
+
+def _held_range(log: RangeLog) -> m.Range:
+    """With its replicas; the end only where it is final, the next offset as far as the disk has."""
+    return replace(
+        wire_range(log),
+        end_offset=log.end_offset if log.final else -1,
+        next_offset=log.durable_offset,
+        ack_quorum=log.ack_quorum,
+        replica_nodes=tuple(
+            m.ReplicaNode(data_node=m.DataNode(node_id=n), is_primary=position == 0)
+            for position, n in enumerate(log.replicas)
+        ),
+    )
 
 
 async def _status(work: Awaitable[None]) -> m.Status:
@@ -246,6 +286,7 @@ def handlers(node: DataNodeService) -> dict[int, Handler]:
         Code.HEARTBEAT: heartbeat,
         Code.APPEND: append,
         Code.FETCH: fetch,
+        Code.LIST_RANGES: list_ranges,
         Code.SEAL_RANGES: seal_ranges,
         Code.SYNC_RANGES: sync_ranges,
         Code.DESCRIBE_RANGES: describe_ranges,

@@ -41,6 +41,7 @@ class Load:
     free_bytes: int
     total_bytes: int
     active_ranges: int
+    quarantined_ranges: int
     short_ranges: int
     """With a replica missing, or incomplete here."""
 
@@ -95,4 +96,5 @@ class Reporter:
             network_fetch_avg_latency=latency_ms("fetch_seconds", "fetches"),
             range_missing_replica_cnt=min(_I16_MAX, load.short_ranges),
             range_active_cnt=min(_I16_MAX, load.active_ranges),
+            range_quarantined_cnt=load.quarantined_ranges,
         )

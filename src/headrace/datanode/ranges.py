@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.datanode.fences import ALL_RANGES
 from headrace.datanode.producers import encode_producers
+from headrace.datanode.quarantine import Streams, is_given_up, is_the_same
 from headrace.datanode.replication import ack_quorum_of
 from headrace.datanode.state import Differences, Sync
 from headrace.errors import (
@@ -21,6 +22,7 @@ from headrace.errors import (
     RangeNotFoundError,
     SealedError,
     StateError,
+    UnavailableError,
 )
 from headrace.storage.model import RangeKey
 from headrace.storage.rangelog import RangeLog
@@ -45,6 +47,8 @@ class Ranges:
     async def seal(self, key: RangeKey, writer_epoch: int) -> RangeLog:
         """Durable before return; the second time the same end."""
         node = self._node
+        if key in node.quarantine:
+            await self._give_back_listed(key)
         log = self._state.range(key)
         self._state.check_seal(log, writer_epoch)
         self._lead_no_more(log)
@@ -59,6 +63,8 @@ class Ranges:
     ) -> RangeLog:
         key = RangeKey(wanted.stream_id, wanted.range_index)
         self._learn(wanted)
+        if key in self._node.quarantine:
+            await self._give_back(key, wanted)
         log = self._state.find(key)
         match self._state.sync(log, wanted):
             case Sync.CREATE:
@@ -167,12 +173,65 @@ class Ranges:
         self._state.on_deleted(stream_id)
         store = self._node.store
         await self._give_up(stream_id, ALL_RANGES, lambda: store.delete_stream(stream_id))
+        await self._forget_quarantined(
+            [key for key in self._node.quarantine if key.stream_id == stream_id]
+        )
 
     async def delete(self, key: RangeKey) -> None:
         """Other nodes have it; here it goes, with its files."""
         self._let_go_of(key)
         self._state.on_removed(key)
         await self._give_up(*key, lambda: self._node.store.delete_range(key))
+
+    # Quarantine
+
+    async def keep_aside(self, keys: Sequence[RangeKey]) -> None:
+        """Nobody lists them: neither written nor read, and nothing of them is removed."""
+        quarantine = self._node.quarantine
+        quarantine.add(keys, self._node.runtime.clock.now_ms())
+        await self._node.save_quarantine()
+        for key in keys:
+            _log.error(
+                "range %s is unknown to the placement manager and kept aside; see "
+                "`headrace range quarantined`", key,
+            )  # fmt: skip
+            self._let_go_of(key)
+            self._state.on_removed(key)
+
+    async def _give_back(self, key: RangeKey, wanted: m.Range) -> None:
+        """It is listed again. One that was open takes no more appends: it is sealed."""
+        log = self._node.store.range(key)
+        if not is_the_same(log, wanted):
+            raise UnavailableError(
+                "another range of that number is kept aside here; see `headrace range quarantined`",
+                **key._asdict(),
+            )
+        await self._forget_quarantined([key])
+        _log.warning("range %s is listed again and no longer kept aside", key)
+        self._state.on_range(log)
+        if not log.sealed:
+            self._state.interrupted.add(key)
+            if log.writer_epoch < 0:
+                await self._tables.recover(log)
+            self._node.contact.ask_seal(key, "was kept aside")
+
+    async def _give_back_listed(self, key: RangeKey) -> None:
+        for range_ in await self._node.contact.list_stream(key.stream_id):
+            if range_.range_index == key.range_index:
+                await self._give_back(key, range_)
+                return
+        raise UnavailableError("the range is kept aside", **key._asdict())
+
+    async def _forget_quarantined(self, keys: Sequence[RangeKey]) -> None:
+        if keys:
+            self._node.quarantine.discard(keys)
+            await self._node.save_quarantine()
+
+    async def _remove_unwanted(self) -> None:
+        for key in self._node.quarantine.over(self._node.runtime.clock.now_ms()):
+            _log.warning("range %s was kept aside for its time and is removed", key)
+            await self.delete(key)
+            await self._forget_quarantined([key])
 
     async def _give_up(
         self, stream_id: int, range_index: int, remove: Callable[[], Awaitable[None]]
@@ -206,13 +265,22 @@ class Ranges:
 
     # Reconciliation
 
-    async def settle(self, differences: Differences, listed: Iterable[m.Range]) -> None:
-        """Become what the placement manager's list says."""
+    async def settle(
+        self, differences: Differences, listed: Iterable[m.Range], streams: Streams
+    ) -> None:
+        """Become what the placement manager's list says; `streams` is what it says of those that
+        ranges of ours belong to which are not on it."""
         for range_ in listed:
             self._learn(range_)
+        unlisted = [self._state.find(key) for key in differences.retire]
+        unknown = [log.key for log in unlisted if log is not None and not is_given_up(log, streams)]
+        if unknown:
+            await self.keep_aside(unknown)
         for key in differences.retire:
-            _log.info("range %s is not ours any more", key)
-            await self.delete(key)
+            if key not in unknown:
+                _log.info("range %s is not ours any more", key)
+                await self.delete(key)
+        await self._remove_unwanted()
         for key, offset in differences.trim:
             await self.trim_stream(key.stream_id, offset)
         for range_ in differences.sync:

@@ -8,7 +8,7 @@ close the log cleanly.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 from headrace.client.channels import Connect, tcp_connect
@@ -31,6 +31,7 @@ from headrace.datanode.io_figures import IoFigures, metered
 from headrace.datanode.leading import Leading
 from headrace.datanode.local import Local
 from headrace.datanode.metrics import Counters, Load
+from headrace.datanode.quarantine import MetadataSeen, Quarantine
 from headrace.datanode.ranges import Ranges
 from headrace.datanode.repairing import Repairer
 from headrace.datanode.state import NodeState
@@ -95,6 +96,8 @@ class DataNodeService:
             now_ms=runtime.clock.now_ms,
             on_disk=self._on_disk,
         )
+        self.quarantine = Quarantine(settings.quarantine_ms)
+        self.metadata = MetadataSeen()
         self.tables = Tables(settings)
         self.counters = Counters()
         self._folder = folder
@@ -242,13 +245,18 @@ class DataNodeService:
             self._identity = identity
             self.state.node_id = identity.node_id
         await self._on_disk(self.fences.load)
+        await self._on_disk(self.quarantine.load, disk, self._folder)
+        await self._on_disk(self.metadata.load, disk, self._folder)
+        self.quarantine.discard(set(self.quarantine) - {found.key for found in store.ranges()})
         interrupted = await self._on_disk(load_interrupted, disk, self._folder)
         for found in store.ranges():
+            if found.key in self.quarantine:
+                continue
             self.state.on_range(store.range(found.key))
             led = found.ack_quorum > 1 and found.replicas[:1] == (self.node_id,)
             if led or (found.ack_quorum == 1 and not store.clean):
                 interrupted.add(found.key)
-        known = {found.key for found in store.ranges() if not found.sealed}
+        known = {log.key for log in self.logs() if not log.sealed}
         self.state.interrupted = interrupted & known
         if self.state.interrupted or not store.clean:
             # Durable now: a clean stop before the seal must not make the ranges writable again.
@@ -306,6 +314,8 @@ class DataNodeService:
             "address": self.advertise,
             "streams": len(self.state.streams()),
             "interrupted_ranges": len(self.state.interrupted),
+            "quarantined_ranges": len(self.quarantine),
+            "metadata_seen": self.metadata.newest,
             "stopped_ranges": len(self.state.stopped),
             "incomplete_ranges": sum(log.missing is not None for log in self.logs()),
             "copied_bytes": self.copier.copied_bytes,
@@ -327,6 +337,7 @@ class DataNodeService:
             client_id=self.store.store_uuid,
             client_role=m.ClientRole.DATA_NODE,
             data_node=self.data_node(),
+            metadata_version=self.metadata.newest,
         )
 
     async def take_identity(self, node_id: int) -> None:
@@ -351,6 +362,7 @@ class DataNodeService:
             free_bytes=0 if now < self._full_until else free_bytes,
             total_bytes=total_bytes,
             active_ranges=len(logs) - len(sealed),
+            quarantined_ranges=len(self.quarantine),
             short_ranges=self.leading.missing_replicas()
             + sum(log.missing is not None for log in sealed),
         )
@@ -389,6 +401,18 @@ class DataNodeService:
     async def _on_disk(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         assert self._files is not None, "not started"
         return await self._files.run(function, *args, **kwargs)
+
+    async def note_metadata(self, versions: Sequence[int]) -> None:
+        """What leading placement managers say is their version; OutdatedMetadataError when this
+        node knows better. Durable, or it is told again."""
+        if self.metadata.on_told(versions):
+            try:
+                await self._on_disk(self.metadata.save, self.runtime.disk, self._folder)
+            except StorageError as error:
+                _log.warning("version of the metadata not kept: %s", error)
+
+    async def save_quarantine(self) -> None:
+        await self._on_disk(self.quarantine.save, self.runtime.disk, self._folder)
 
     async def _save_interrupted(self) -> None:
         await self._on_disk(

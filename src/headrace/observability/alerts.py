@@ -64,6 +64,22 @@ ALERTS = (
         "Start them again, or take them out with `headrace cluster`.",
     ),
     Alert(
+        "HeadraceMetadataOutdated",
+        "headrace_placement_metadata_outdated > 0",
+        1,
+        "page",
+        "Data nodes have seen newer placement metadata than there is: it was put back.",
+        "Bring the newer metadata back, or run `headrace cluster accept-metadata`.",
+    ),
+    Alert(
+        "HeadraceRangesQuarantined",
+        "headrace_node_ranges_quarantined > 0",
+        1,
+        "page",
+        "A data node keeps {{ $value }} ranges aside that the placement manager does not know.",
+        "See `headrace range quarantined`; they are removed after data_node.quarantine_ms.",
+    ),
+    Alert(
         "HeadraceRangesUnavailable",
         "headrace_placement_ranges_unavailable > 0",
         1,

@@ -174,6 +174,13 @@ _section(
     ("node_disk_free_bytes", "gauge", (), "Of the file system that holds the log."),
     ("node_disk_total_bytes", "gauge", (), "Of the file system that holds the log."),
     ("node_ranges", "gauge", ("state",), "Ranges by state: open, sealed, unreadable."),
+    (
+        "node_ranges_quarantined",
+        "gauge",
+        (),
+        "Ranges kept aside because the placement manager does not know them.",
+    ),
+    ("node_metadata_version", "gauge", (), "Newest placement metadata seen; -1: none yet."),
     ("node_ranges_failed", "gauge", (), "Ranges whose files cannot be written any more."),
     ("node_ranges_incomplete", "gauge", (), "Ranges that are being copied from other nodes."),
     ("node_ranges_led", "gauge", (), "Ranges this node orders for others."),
@@ -197,6 +204,13 @@ _section(
 _section(
     "placement manager",
     ("placement_leading", "gauge", (), "1 while this placement manager leads."),
+    ("placement_metadata_version", "gauge", (), "One more with each transaction."),
+    (
+        "placement_metadata_outdated",
+        "gauge",
+        (),
+        "1 while data nodes have seen newer metadata than this leader has.",
+    ),
     ("placement_managers", "gauge", (), "Placement managers that are known."),
     ("placement_nodes", "gauge", ("state",), "Data nodes, alive or lost."),
     ("placement_node_alive", "gauge", ("node",), "1 for each data node that is alive."),

@@ -18,6 +18,7 @@ def describe(
     *,
     managers: Sequence[m.PlacementManagerNode] = (),
     with_ranges: bool,
+    metadata_seen: int = -1,
 ) -> m.DescribeClusterResponse:
     counts = count_ranges(state) if with_ranges else {}
     return m.DescribeClusterResponse(
@@ -30,6 +31,8 @@ def describe(
         ranges_short=counts.get("ranges_short", _NOT_COUNTED),
         ranges_unavailable=counts.get("ranges_unavailable", _NOT_COUNTED),
         status=m.OK,
+        metadata_version=state.version,
+        metadata_seen=metadata_seen,
     )
 
 
@@ -43,6 +46,7 @@ def _node(state: PlacementState, node_id: int, with_ranges: bool) -> m.NodeInfo:
         ranges=len(state.ranges_of_node(node_id)) if with_ranges else _NOT_COUNTED,
         open_ranges=state.open_ranges(node_id),
         is_draining=nodes.is_draining(node_id),
+        ranges_quarantined=-1 if metrics is None else metrics.range_quarantined_cnt,
     )
 
 

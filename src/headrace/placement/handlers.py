@@ -88,7 +88,7 @@ async def heartbeat(
         if request.client_role == m.ClientRole.DATA_NODE and request.data_node is not None:
             if not service.access.is_node(peer):
                 raise UnauthorizedError("a data node needs the node credential")
-            await service.on_heartbeat(request.data_node, request.client_id, peer)
+            await service.on_heartbeat(request, peer)
     except HeadraceError as error:
         status = status_of(error)
     return Reply(
@@ -97,6 +97,7 @@ async def heartbeat(
             client_role=request.client_role,
             data_node=request.data_node,
             status=status,
+            metadata_version=service.metadata_version,
         )
     )
 
@@ -298,21 +299,35 @@ async def describe_cluster(
     now_ms = int(service.runtime.clock.monotonic() * 1000)
     return Reply(
         describe(
-            service.state, now_ms, managers=service.managers(), with_ranges=request.count_ranges
+            service.state,
+            now_ms,
+            managers=service.managers(),
+            with_ranges=request.count_ranges,
+            metadata_seen=service.metadata_seen,
         )
     )
 
 
+async def adopt(
+    service: PlacementService, request: m.AdoptRequest, _: Payload, peer: Peer
+) -> Reply:
+    return Reply(await service.protect(service.adopt(request)))
+
+
 FOR_FOLLOWERS = frozenset({Code.HEARTBEAT, Code.REPORT_METRICS})
+ON_OUTDATED_METADATA = frozenset({Code.DESCRIBE_CLUSTER, Code.ADOPT})
+"""What a leader serves although it decides nothing: that it does not, and how to end that."""
 
 
-def _leader_only(function: Callable[..., Awaitable[Reply]]) -> Callable[..., Awaitable[Reply]]:
+def _leader_only(
+    function: Callable[..., Awaitable[Reply]], *, outdated: bool
+) -> Callable[..., Awaitable[Reply]]:
     @wraps(function)
     async def serve(
         service: PlacementService, request: m.Message, payload: Payload, peer: Peer
     ) -> Reply:
         try:
-            service.check_leading()
+            (service.check_elected if outdated else service.check_leading)()
             return await function(service, request, payload, peer)
         except NotLeaderError:
             raise service.not_leader() from None
@@ -335,8 +350,14 @@ def handlers(service: PlacementService) -> dict[int, Handler]:
         Code.REPORT_METRICS: report_metrics,
         Code.LEASE: lease,
         Code.DESCRIBE_CLUSTER: describe_cluster,
+        Code.ADOPT: adopt,
     }
     return {
-        code: partial(function if code in FOR_FOLLOWERS else _leader_only(function), service)
+        code: partial(
+            function
+            if code in FOR_FOLLOWERS
+            else _leader_only(function, outdated=code in ON_OUTDATED_METADATA),
+            service,
+        )
         for code, function in functions.items()
     }

@@ -75,13 +75,15 @@ class Ledger:
 
     # Changes
 
-    async def commit(self, operations: Operations) -> None:
-        """Durable, then applied. More than one transaction holds are cut in order."""
+    async def commit(self, operations: Operations, *, above: int = 0) -> None:
+        """Durable, then applied. More than one transaction holds are cut in order; each carries the
+        metadata's next version, higher than `above`."""
         self.check_leading()
         if self._failure is not None:
             raise StorageError("the placement store failed before", cause=str(self._failure))
-        for start in range(0, len(operations), OPERATIONS_MAX):
-            transaction = operations[start : start + OPERATIONS_MAX]
+        step = OPERATIONS_MAX - 1
+        for start in range(0, len(operations), step):
+            transaction = [*operations[start : start + step], self.state.raise_version(above)]
             try:
                 await self._store.commit(transaction)
             except DiskFullError:

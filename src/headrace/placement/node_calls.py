@@ -28,9 +28,13 @@ class Sync:
 class NodeCalls:
     """Calls by address; errors leave as the classes their status stands for."""
 
-    def __init__(self, connect_to: Callable[[str], Connect], *, timeout: float) -> None:
+    def __init__(
+        self, connect_to: Callable[[str], Connect], *, timeout: float, version: Callable[[], int]
+    ) -> None:
+        """`version` of the metadata that speaks: a data node that has seen newer refuses."""
         self._links = Links(connect_to)
         self._timeout = timeout
+        self._version = version
 
     async def close(self) -> None:
         await self._links.close()
@@ -83,6 +87,7 @@ class NodeCalls:
                     )
                     for sync in syncs
                 ),
+                metadata_version=self._version(),
             ),
             m.SyncRangesResponse,
             check=check,
@@ -105,7 +110,11 @@ class NodeCalls:
         response = await self._call(
             address,
             Code.SEAL_RANGES,
-            m.SealRangesRequest(timeout_ms=int(timeout * 1000), ranges=(range_id,)),
+            m.SealRangesRequest(
+                timeout_ms=int(timeout * 1000),
+                ranges=(range_id,),
+                metadata_version=self._version(),
+            ),
             m.SealRangesResponse,
             timeout,
         )
@@ -128,12 +137,29 @@ class NodeCalls:
                 return result
         raise RemoteProtocolError("describe without a range", stream_id=range_id.stream_id)
 
+    async def held(self, address: str, stream_id: int = -1) -> list[m.Range]:
+        """Every range that the node has, listed here or not; of one stream, or of all."""
+        criteria = m.RangeCriteria(stream_id=stream_id)
+        response = await self._call(
+            address,
+            Code.LIST_RANGES,
+            m.ListRangesRequest(timeout_ms=self._timeout_ms, range_criteria=(criteria,)),
+            m.ListRangesResponse,
+        )
+        found: list[m.Range] = []
+        for result in response.list_responses:
+            raise_for_status(result.status)
+            found.extend(result.ranges)
+        return found
+
     async def delete(self, address: str, stream_id: int) -> None:
         response = await self._call(
             address,
             Code.DELETE_STREAMS,
             m.DeleteStreamsRequest(
-                timeout_ms=self._timeout_ms, streams=(m.Stream(stream_id=stream_id),)
+                timeout_ms=self._timeout_ms,
+                streams=(m.Stream(stream_id=stream_id),),
+                metadata_version=self._version(),
             ),
             m.DeleteStreamsResponse,
         )
@@ -145,7 +171,11 @@ class NodeCalls:
         response = await self._call(
             address,
             Code.TRIM_STREAMS,
-            m.TrimStreamsRequest(timeout_ms=self._timeout_ms, trimmed_streams=(trimmed,)),
+            m.TrimStreamsRequest(
+                timeout_ms=self._timeout_ms,
+                trimmed_streams=(trimmed,),
+                metadata_version=self._version(),
+            ),
             m.TrimStreamsResponse,
         )
         for result in response.trim_responses:

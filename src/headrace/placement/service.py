@@ -22,6 +22,7 @@ from headrace.net.sbp_access import Access
 from headrace.net.sbp_channel import Channel, InProcessChannel
 from headrace.net.sbp_server import Peer, Routes, SbpServer, build_routes
 from headrace.net.tls import TlsAcceptor
+from headrace.placement.adopting import Adoption
 from headrace.placement.changes import Changes
 from headrace.placement.description import count_ranges, metrics_of
 from headrace.placement.election import Election
@@ -35,6 +36,7 @@ from headrace.placement.state import Counter, PlacementState
 from headrace.placement.store import Store
 from headrace.runtime.interfaces import Runtime
 from headrace.wire.sbp import messages as m
+from headrace.wire.sbp.errors import OutdatedMetadataError
 from headrace.wire.sbp.messages import OK
 from headrace.wire.sbp.opcodes import Role
 
@@ -76,7 +78,11 @@ class PlacementService:
         self._election = election
         self._advertise = advertise
         self._name = name
-        self._calls = NodeCalls(node, timeout=settings.node_call_timeout_ms / 1000)
+        self._calls = NodeCalls(
+            node,
+            timeout=settings.node_call_timeout_ms / 1000,
+            version=lambda: self.state.version,
+        )
         self._liveness = Liveness()
         self._ready = False
         self._new_term()
@@ -104,11 +110,31 @@ class PlacementService:
     @property
     def leading(self) -> bool:
         """Whether requests are served; otherwise another one is to be asked."""
+        return self.elected and not self.outdated
+
+    @property
+    def elected(self) -> bool:
         return self._ready and (self._election is None or self._election.leading)
 
-    def check_leading(self) -> None:
-        if not self.leading:
+    @property
+    def outdated(self) -> bool:
+        """Whether a data node has seen newer metadata: what is known here was put back to an
+        earlier day. Nothing is decided on it."""
+        return self.metadata_seen > self.state.version
+
+    @property
+    def metadata_version(self) -> int:
+        """-1 while another one knows better."""
+        return self.state.version if self.elected else -1
+
+    def check_elected(self) -> None:
+        if not self.elected:
             raise self.not_leader()
+
+    def check_leading(self) -> None:
+        self.check_elected()
+        if self.outdated:
+            raise OutdatedMetadataError(version=self.state.version, seen=self.metadata_seen)
 
     def managers(self) -> Sequence[m.PlacementManagerNode]:
         """All placement managers that are known; the only one does not know its address."""
@@ -152,6 +178,8 @@ class PlacementService:
         self.changes = Changes(ledger, self._calls, seal_timeout=settings.seal_timeout_ms / 1000)
         self.changes.sealing.on_doubtful = lambda: self._trouble.set()
         self._mending = Mending(self.changes, below=self.runtime.random.below)
+        self.metadata_seen = -1
+        """By data nodes, as far as they told in this term."""
 
     async def _take_over(self) -> None:
         self._new_term()
@@ -220,8 +248,13 @@ class PlacementService:
             raise UnavailableError("placement manager closing")
         return await asyncio.shield(self._changing.start(work))
 
-    async def on_heartbeat(self, node: m.DataNode, store_id: str, peer: Peer) -> None:
+    async def on_heartbeat(self, request: m.HeartbeatRequest, peer: Peer) -> None:
         """Of a data node."""
+        node, store_id = request.data_node, request.client_id
+        assert node is not None
+        if self.leading:
+            self._check_known(node)
+        self._note_seen(node.node_id, request.metadata_version)
         if self.leading:
             with suppress(NotLeaderError):  # then it is as if it had reached a follower
                 await self.protect(self._register(node, store_id))
@@ -233,12 +266,41 @@ class PlacementService:
             connection=peer,
         )
 
+    def _note_seen(self, node_id: int, version: int) -> None:
+        if not self.elected or version <= self.metadata_seen:
+            return
+        self.metadata_seen = version
+        if self.outdated:
+            _log.error(
+                "data node %d has seen version %d of the metadata, this is %d: it was put back to "
+                "an earlier state. Nothing is decided until the newer one is there, or "
+                "`headrace cluster accept-metadata` was run",
+                node_id, version, self.state.version,
+            )  # fmt: skip
+
+    async def adopt(self, request: m.AdoptRequest) -> m.AdoptResponse:
+        """Also while the metadata is outdated, which is what it can end."""
+        if self.outdated and not request.accept_metadata:
+            raise OutdatedMetadataError(version=self.state.version, seen=self.metadata_seen)
+        adopted = await Adoption(self.changes, self._calls).adopt(
+            request.stream_id,
+            name=request.name,
+            seen=self.metadata_seen if self.outdated else -1,
+        )
+        return m.AdoptResponse(
+            ranges=tuple(map(self.changes.wire, adopted)),
+            metadata_version=self.state.version,
+            status=OK,
+        )
+
+    def _check_known(self, node: m.DataNode) -> None:
+        """Another cluster's node, or this store was lost: taking it in would let the node believe
+        that its streams were deleted."""
+        if not 0 <= node.node_id < self.state.node_ids.bound:
+            raise InvalidArgumentError("node id was never given out here", node_id=node.node_id)
+
     async def _register(self, node: m.DataNode, store_id: str) -> None:
         ledger = self.changes.ledger
-        if not 0 <= node.node_id < ledger.state.node_ids.bound:
-            # Another cluster's node, or this store was lost: taking it in would let the node
-            # believe that its streams were deleted.
-            raise InvalidArgumentError("node id was never given out here", node_id=node.node_id)
         async with self._mutex.hold("nodes"):
             await ledger.commit(
                 ledger.state.nodes.register(node.node_id, node.advertise_addr, store_id)
@@ -286,6 +348,8 @@ class PlacementService:
         return {
             "name": self._name,
             "leading": self.leading,
+            "metadata_version": self.state.version,
+            "metadata_outdated": self.elected and self.outdated,
             "managers": [
                 {"name": m.name, "address": m.advertise_addr, "leader": bool(m.is_leader)}
                 for m in self.managers()

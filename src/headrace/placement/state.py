@@ -120,6 +120,10 @@ class PlacementState:
     stream_ids: Counter = field(default_factory=lambda: Counter("stream", 100))
     node_ids: Counter = field(default_factory=lambda: Counter("node", 1))
     replicas_max: int = 1
+    version: int = 0
+    """Of the metadata: one more with each transaction. Data nodes remember the newest they saw, so
+    that a store which was put back to an earlier day is known for what it is."""
+    _version_taken: int = 0
     _streams: dict[int, StreamRecord] = field(default_factory=dict)
     _names: dict[str, int] = field(default_factory=dict)
     _ranges: dict[int, list[RangeRecord]] = field(default_factory=dict)
@@ -146,6 +150,11 @@ class PlacementState:
             for range_ in ranges
         ]
 
+    def raise_version(self, above: int = 0) -> Operation:
+        """What a transaction ends with; `above` what data nodes have seen, too."""
+        self._version_taken = max(self._version_taken, self.version, above) + 1
+        return Put(CounterRecord(name="version", bound=self._version_taken))
+
     def apply(self, operations: Operations) -> None:
         for operation in operations:
             if isinstance(operation, Put):
@@ -170,6 +179,8 @@ class PlacementState:
                 self.nodes.records[record.node_id] = record
             case LeaseRecord():
                 self.leases.records[record.name] = record
+            case CounterRecord(name="version"):
+                self.version = max(self.version, record.bound)
             case CounterRecord():
                 counter = self.stream_ids if record.name == "stream" else self.node_ids
                 counter.bound = record.bound
@@ -232,8 +243,10 @@ class PlacementState:
 
     def stream(self, stream_id: int) -> StreamRecord:
         record = self._streams.get(stream_id)
-        if record is None or record.deleted_ms >= 0:
+        if record is None:
             raise NotFoundError("no such stream", stream_id=stream_id)
+        if record.deleted_ms >= 0:  # data nodes tell the two apart: what was never known is kept
+            raise NotFoundError("no such stream", stream_id=stream_id, deleted=True)
         return record
 
     def stream_named(self, name: str) -> StreamRecord | None:

@@ -326,12 +326,14 @@ class NodeRow(Info, frozen=True):
     disk_free_bytes: int | None
     ranges: int
     open_ranges: int
+    quarantined_ranges: int = 0
+    """Kept aside: no placement manager knows of them."""
 
 
 class ManagerRow(Info, frozen=True):
     address: str
     state: str
-    """leader, follower, silent or unreachable."""
+    """leader, follower, outdated (leads on metadata that was put back), silent, unreachable."""
 
 
 class BrokerRow(Info, frozen=True):
@@ -350,6 +352,9 @@ class ClusterInfo(Info, frozen=True):
     ranges_sealing: int
     ranges_under_replicated: int
     ranges_unavailable: int
+    metadata_version: int = -1
+    metadata_seen: int = -1
+    """By data nodes; higher than the version: the metadata was put back to an earlier state."""
 
 
 class ReplicaRow(Info, frozen=True):

@@ -89,6 +89,8 @@ def families(service: DataNodeService, load: Load) -> Iterator[Family]:
     singles: dict[str, Number | Histogram] = {
         "node_id": service.node_id,
         "node_in_touch": int(service.contact.in_touch),
+        "node_ranges_quarantined": len(service.quarantine),
+        "node_metadata_version": service.metadata.newest,
         "node_appends_total": counters.appends,
         "node_append_failures_total": counters.appends_failed,
         "node_appends_in_flight": counters.appends_in_flight,

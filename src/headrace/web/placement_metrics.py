@@ -53,6 +53,8 @@ class ObservedPlacement:
 
 def families(figures: dict[str, Any], labels_max: int) -> Iterator[Family]:
     yield _single("placement_leading", int(figures["leading"]))
+    yield _single("placement_metadata_version", figures["metadata_version"])
+    yield _single("placement_metadata_outdated", int(figures["metadata_outdated"]))
     yield _single("placement_managers", max(1, len(figures["managers"])))
     if not figures["leading"]:
         return  # what a follower knows of streams and ranges is nothing, or old

@@ -75,6 +75,27 @@ def _cluster(cluster: t.ClusterInfo) -> Iterator[Problem]:
                 " enough.",
                 f"{node.ranges} ranges have a replica there",
             )
+        if node.quarantined_ranges:
+            yield _problem(
+                "node",
+                str(node.id),
+                "ranges kept aside",
+                "critical",
+                f"Data node {node.id} keeps {node.quarantined_ranges:,} ranges aside that the"
+                " placement manager does not know",
+                "See `headrace range quarantined`; bring the newer metadata back, or"
+                " `headrace range give-back`. They are removed after data_node.quarantine_ms.",
+            )
+    if cluster.metadata_seen > cluster.metadata_version >= 0:
+        yield _problem(
+            "node",
+            "metadata",
+            "metadata outdated",
+            "critical",
+            "The placement metadata is older than what data nodes have seen",
+            "Nothing is decided on it. Bring the newer metadata back, or go on with this one:"
+            " `headrace cluster accept-metadata`.",
+        )
     if cluster.ranges_unavailable:
         yield _problem(
             "range",

@@ -11,6 +11,7 @@ _SERVER = "tests/unit/net/test_sbp_server.py"
 _PARTS = "tests/unit/wire_sbp/test_multipart.py"
 _LOG = "tests/integration/test_log.py"
 _NODE = "tests/unit/datanode"
+_META = "tests/sim/test_scenarios_metadata.py"
 
 PROOFS: dict[str, str] = {
     # Opcodes
@@ -32,10 +33,12 @@ PROOFS: dict[str, str] = {
     "REPORT_METRICS": f"{_NODE}/test_failures.py::test_load_is_reported_to_the_placement_manager",
     "LEASE": f"{_LOG}::test_lease_epochs_survive_the_placement_manager",
     "DESCRIBE_CLUSTER": f"{_LOG}::test_the_cluster_describes_itself",
+    "ADOPT": f"{_META}::test_what_was_written_since_is_adopted_with_older_metadata",
     # Tables
     **{
         name: f"{_FLATC}[{name}]"
         for name in (
+            "AdoptRequest", "AdoptResponse",
             "AppendInfo", "AppendRequest", "AppendResponse", "AppendResult", "CreateStreamResult",
             "CreateStreamsRequest", "CreateStreamsResponse", "DataNode", "DeleteStreamResult",
             "DeleteStreamsRequest", "DeleteStreamsResponse", "DescribeRangeResult",

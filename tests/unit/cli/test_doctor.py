@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from headrace.assembly.cluster_state import cluster_info
 from headrace.cli import doctor
 from headrace.cli.broker import TARGET, Target
 from headrace.cli.doctor import Finding, Level
+from headrace.web import broker_types as t
+from headrace.wire.sbp import messages as m
 
 
 def only(found: Any) -> Finding:
@@ -78,3 +81,24 @@ def test_no_server_is_broken_only_where_one_was_named(
     assert first.level is level
     assert "headrace up" in first.fix
     assert len(rest) == (level is Level.WARNING)
+
+
+def test_what_placement_managers_complain_of_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(doctor.check_cluster(str(tmp_path))) == [], "no cluster was started there"
+    info = t.ClusterInfo(
+        healthy=True, problems=[], placement_managers=[], data_nodes=[], brokers=[], streams=1,
+        ranges=3, ranges_sealing=0, ranges_under_replicated=0, ranges_unavailable=0,
+    )  # fmt: skip
+    monkeypatch.setattr("headrace.cli.cluster_status.look", lambda *_: info)
+    assert only(doctor.check_cluster(str(tmp_path))).level is Level.OK
+    node = m.NodeInfo(m.DataNode(4, "n:1"), is_alive=True, ranges_quarantined=2)
+    told = m.DescribeClusterResponse(nodes=(node,), metadata_version=3, metadata_seen=9)
+    bad = cluster_info((), (), told)
+    monkeypatch.setattr("headrace.cli.cluster_status.look", lambda *_: bad)
+    found = list(doctor.check_cluster(str(tmp_path)))
+    assert {each.level for each in found} == {Level.BROKEN}
+    text = "\n".join(each.text for each in found)
+    assert "accept-metadata" in text
+    assert "data node 4 keeps 2 ranges aside" in text

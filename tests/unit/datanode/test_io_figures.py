@@ -78,6 +78,7 @@ def test_a_report_tells_of_the_time_since_the_last_one() -> None:
             io=figures,
             free_bytes=77,
             total_bytes=100_000,
+            quarantined_ranges=0,
             active_ranges=2,
             short_ranges=40_000,
         )

@@ -45,7 +45,7 @@ class FakeNode:
 async def test_who_leads_no_more_opens_no_range() -> None:
     """The lease may run out while the connection is made: the last look is after that."""
     node = FakeNode()
-    calls = NodeCalls(node.connect_to, timeout=1.0)
+    calls = NodeCalls(node.connect_to, timeout=1.0, version=lambda: 7)
     wanted = Sync(m.Range(stream_id=1, range_index=0), durability=0)
     with pytest.raises(NotLeaderError):
         await calls.sync("node:1", [wanted], check=node.check)

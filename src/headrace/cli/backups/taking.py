@@ -42,6 +42,7 @@ from headrace.storage.model import (
 )
 
 LOG = "node/log"
+SEEN = "node/metadata.json"  # newer than the metadata that is restored with it, perhaps
 APPLICATIONS = "applications"
 COMMITS = "commits"
 STATE_PREFIX = "s/"  # of the names of streams that hold control state
@@ -176,7 +177,7 @@ def _pinned(data_dir: Path, links: Path, *, first: frozenset[str]) -> Iterator[F
 
 def _is_kept(name: str, newest: int) -> bool:
     last = name.rpartition("/")[2]
-    if name in (f"{LOG}/{LOCK}", f"{LOG}/{JOURNAL}") or name.startswith(FILE):
+    if name in (f"{LOG}/{LOCK}", f"{LOG}/{JOURNAL}", SEEN) or name.startswith(FILE):
         return False
     if name in (running.NOTE, running.LOG):  # of the process that serves it, not of its data
         return False

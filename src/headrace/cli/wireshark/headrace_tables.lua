@@ -21,6 +21,7 @@ return {
       [16385] = {name = "REPORT_METRICS", request = "ReportMetricsRequest", response = "ReportMetricsResponse"},
       [28673] = {name = "LEASE", request = "LeaseRequest", response = "LeaseResponse"},
       [28674] = {name = "DESCRIBE_CLUSTER", request = "DescribeClusterRequest", response = "DescribeClusterResponse"},
+      [28675] = {name = "ADOPT", request = "AdoptRequest", response = "AdoptResponse"},
     },
     status = {
       [0] = "NONE",
@@ -48,6 +49,7 @@ return {
       [1489] = "EXPIRED_STREAM_EPOCH",
       [1502] = "PM_NO_AVAILABLE_DN",
       [1511] = "PM_SEAL_RANGE_NO_DN_RESPONDED",
+      [1590] = "PM_METADATA_OUTDATED",
       [2502] = "DN_NOT_LEADER_RANGE",
       [2503] = "DN_DATA_CORRUPTED",
       [2507] = "DN_DISK_FULL",
@@ -140,6 +142,8 @@ return {
           [1] = {name = "client_role", kind = "i8"},
           [2] = {name = "data_node", kind = "table", table = "DataNode"},
           [3] = {name = "credential", kind = "octets"},
+          [4] = {name = "metadata_version", kind = "i64"},
+          [5] = {name = "host", kind = "string"},
         },
       },
       HeartbeatResponse = {
@@ -149,6 +153,7 @@ return {
           [1] = {name = "client_role", kind = "i8"},
           [2] = {name = "data_node", kind = "table", table = "DataNode"},
           [3] = {name = "status", kind = "table", table = "Status"},
+          [4] = {name = "metadata_version", kind = "i64"},
         },
       },
       IdAllocationRequest = {
@@ -248,6 +253,7 @@ return {
         fields = {
           [0] = {name = "data_node", kind = "table", table = "DataNode"},
           [1] = {name = "stream_id", kind = "i64"},
+          [2] = {name = "quarantined", kind = "bool"},
         },
       },
       ListRangesRequest = {
@@ -278,6 +284,7 @@ return {
         fields = {
           [0] = {name = "timeout_ms", kind = "i32"},
           [1] = {name = "ranges", kind = "tables", table = "RangeId"},
+          [2] = {name = "metadata_version", kind = "i64"},
         },
       },
       SealRangesResult = {
@@ -310,6 +317,7 @@ return {
         fields = {
           [0] = {name = "timeout_ms", kind = "i32"},
           [1] = {name = "stream_ranges", kind = "tables", table = "StreamRanges"},
+          [2] = {name = "metadata_version", kind = "i64"},
         },
       },
       SyncRangesResult = {
@@ -390,6 +398,7 @@ return {
         fields = {
           [0] = {name = "timeout_ms", kind = "i32"},
           [1] = {name = "streams", kind = "tables", table = "Stream"},
+          [2] = {name = "metadata_version", kind = "i64"},
         },
       },
       DeleteStreamResult = {
@@ -457,6 +466,7 @@ return {
         fields = {
           [0] = {name = "timeout_ms", kind = "i32"},
           [1] = {name = "trimmed_streams", kind = "tables", table = "TrimmedStream"},
+          [2] = {name = "metadata_version", kind = "i64"},
         },
       },
       TrimStreamResult = {
@@ -497,6 +507,7 @@ return {
           [16] = {name = "range_missing_replica_cnt", kind = "i16"},
           [17] = {name = "range_active_cnt", kind = "i16"},
           [18] = {name = "disk_total_space", kind = "i64"},
+          [19] = {name = "range_quarantined_cnt", kind = "i32"},
         },
       },
       ReportMetricsResponse = {
@@ -548,6 +559,8 @@ return {
           [3] = {name = "ranges", kind = "i32"},
           [4] = {name = "open_ranges", kind = "i32"},
           [5] = {name = "is_draining", kind = "bool"},
+          [6] = {name = "ranges_quarantined", kind = "i32"},
+          [7] = {name = "host", kind = "string"},
         },
       },
       DescribeClusterRequest = {
@@ -566,6 +579,25 @@ return {
           [6] = {name = "ranges_short", kind = "i32"},
           [7] = {name = "ranges_unavailable", kind = "i32"},
           [8] = {name = "status", kind = "table", table = "Status"},
+          [9] = {name = "metadata_version", kind = "i64"},
+          [10] = {name = "metadata_seen", kind = "i64"},
+        },
+      },
+      AdoptRequest = {
+        filter = "adopt_request",
+        fields = {
+          [0] = {name = "timeout_ms", kind = "i32"},
+          [1] = {name = "stream_id", kind = "i64"},
+          [2] = {name = "name", kind = "string"},
+          [3] = {name = "accept_metadata", kind = "bool"},
+        },
+      },
+      AdoptResponse = {
+        filter = "adopt_response",
+        fields = {
+          [0] = {name = "ranges", kind = "tables", table = "Range"},
+          [1] = {name = "metadata_version", kind = "i64"},
+          [2] = {name = "status", kind = "table", table = "Status"},
         },
       },
     },

@@ -73,6 +73,18 @@ class SealUnansweredError(StateError):
     """Too few data nodes answered a seal to know where the range ends."""
 
 
+class OutdatedMetadataError(StateError):
+    """A data node has seen newer metadata than the placement manager has: it was put back."""
+
+    def __init__(self, message: str = "", **data: object) -> None:
+        super().__init__(
+            message
+            or "the placement metadata is older than what data nodes have seen: bring the newer "
+            "one back, or go on with this one by `headrace cluster accept-metadata`",
+            **data,
+        )
+
+
 class StatusCode(IntEnum):
     NONE = 0
     UNKNOWN = 1
@@ -99,6 +111,7 @@ class StatusCode(IntEnum):
     EXPIRED_STREAM_EPOCH = 1489
     PM_NO_AVAILABLE_DN = 1502
     PM_SEAL_RANGE_NO_DN_RESPONDED = 1511
+    PM_METADATA_OUTDATED = 1590  # ours
     DN_NOT_LEADER_RANGE = 2502
     DN_DATA_CORRUPTED = 2503
     DN_DISK_FULL = 2507  # ours
@@ -133,6 +146,7 @@ STATUS: dict[type[HeadraceError], StatusCode] = {
     FencedError: StatusCode.EXPIRED_STREAM_EPOCH,
     NotEnoughNodesError: StatusCode.PM_NO_AVAILABLE_DN,
     SealUnansweredError: StatusCode.PM_SEAL_RANGE_NO_DN_RESPONDED,
+    OutdatedMetadataError: StatusCode.PM_METADATA_OUTDATED,
     NotPrimaryError: StatusCode.DN_NOT_LEADER_RANGE,
     CorruptionError: StatusCode.DN_DATA_CORRUPTED,
     DiskFullError: StatusCode.DN_DISK_FULL,

@@ -137,6 +137,8 @@ class HeartbeatRequest(Message):
     client_role: int = i8(1)
     data_node: DataNode | None = table(2, DataNode)
     credential: bytes = octets(3)  # ours
+    metadata_version: int = i64(4, -1)  # ours: the newest that this data node has seen
+    host: str = string(5)  # ours: the machine that a data node is on
 
 
 @message
@@ -145,6 +147,7 @@ class HeartbeatResponse(Message):
     client_role: int = i8(1)
     data_node: DataNode | None = table(2, DataNode)
     status: Status | None = table(3, Status)
+    metadata_version: int = i64(4, -1)  # ours: of a placement manager that leads
 
 
 @message
@@ -244,6 +247,7 @@ class FetchResponse(Message):
 class RangeCriteria(Message):
     data_node: DataNode | None = table(0, DataNode)
     stream_id: int = i64(1, -1)
+    quarantined: bool = boolean(2)  # ours, to a data node: those that it keeps aside
 
 
 @message
@@ -270,6 +274,7 @@ class ListRangesResponse(Message):
 class SealRangesRequest(Message):
     timeout_ms: int = i32(0)
     ranges: tuple[RangeId, ...] = tables(1, RangeId)
+    metadata_version: int = i64(2, -1)  # ours, to a data node: the placement manager's
 
 
 @message
@@ -300,6 +305,7 @@ class StreamRanges(Message):
 class SyncRangesRequest(Message):
     timeout_ms: int = i32(0)
     stream_ranges: tuple[StreamRanges, ...] = tables(1, StreamRanges)
+    metadata_version: int = i64(2, -1)  # ours: the placement manager's
 
 
 @message
@@ -372,6 +378,7 @@ class CreateStreamsResponse(Message):
 class DeleteStreamsRequest(Message):
     timeout_ms: int = i32(0)
     streams: tuple[Stream, ...] = tables(1, Stream)
+    metadata_version: int = i64(2, -1)  # ours, to a data node: the placement manager's
 
 
 @message
@@ -435,6 +442,7 @@ class TrimmedStream(Message):
 class TrimStreamsRequest(Message):
     timeout_ms: int = i32(0)
     trimmed_streams: tuple[TrimmedStream, ...] = tables(1, TrimmedStream)
+    metadata_version: int = i64(2, -1)  # ours, to a data node: the placement manager's
 
 
 @message
@@ -472,6 +480,7 @@ class ReportMetricsRequest(Message):
     range_missing_replica_cnt: int = i16(16)
     range_active_cnt: int = i16(17)
     disk_total_space: int = i64(18, -1)  # ours: what disk_free_space is a part of
+    range_quarantined_cnt: int = i32(19, -1)  # ours: kept aside, unknown to placement
 
 
 @message
@@ -530,6 +539,8 @@ class NodeInfo(Message):
     ranges: int = i32(3)
     open_ranges: int = i32(4)  # of those
     is_draining: bool = boolean(5)
+    ranges_quarantined: int = i32(6, -1)  # -1: it has not reported
+    host: str = string(7)
 
 
 @message
@@ -551,3 +562,22 @@ class DescribeClusterResponse(Message):
     ranges_short: int = i32(6)  # with fewer complete replicas on live nodes than their stream wants
     ranges_unavailable: int = i32(7)  # with none
     status: Status | None = table(8, Status)
+    metadata_version: int = i64(9, -1)
+    metadata_seen: int = i64(10, -1)  # the newest that a data node has seen; higher: ours is old
+
+
+@message
+class AdoptRequest(Message):
+    """Ours: take into the metadata what data nodes hold and it does not list."""
+
+    timeout_ms: int = i32(0)
+    stream_id: int = i64(1, -1)  # -1: of every stream that is listed
+    name: str = string(2)  # of a stream that is not listed
+    accept_metadata: bool = boolean(3)  # go on although data nodes have seen newer metadata
+
+
+@message
+class AdoptResponse(Message):
+    ranges: tuple[Range, ...] = tables(0, Range)  # listed from now on
+    metadata_version: int = i64(1, -1)
+    status: Status | None = table(2, Status)

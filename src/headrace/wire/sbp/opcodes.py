@@ -33,6 +33,7 @@ class Code(IntEnum):
     REPORT_METRICS = 0x4001
     LEASE = 0x7001  # ours: named leases with epochs
     DESCRIBE_CLUSTER = 0x7002  # ours: who is there
+    ADOPT = 0x7003  # ours: list again what data nodes keep aside
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ TABLE: dict[int, Opcode] = {
         Opcode(Code.ALLOCATE_ID, m.IdAllocationRequest, m.IdAllocationResponse, _PM),
         Opcode(Code.APPEND, m.AppendRequest, m.AppendResponse, _DN),
         Opcode(Code.FETCH, m.FetchRequest, m.FetchResponse, _DN),
-        Opcode(Code.LIST_RANGES, m.ListRangesRequest, m.ListRangesResponse, _PM),
+        Opcode(Code.LIST_RANGES, m.ListRangesRequest, m.ListRangesResponse, Role.ANY),
         Opcode(Code.SEAL_RANGES, m.SealRangesRequest, m.SealRangesResponse, Role.ANY),
         Opcode(Code.SYNC_RANGES, m.SyncRangesRequest, m.SyncRangesResponse, _DN),
         Opcode(Code.DESCRIBE_RANGES, m.DescribeRangesRequest, m.DescribeRangesResponse, Role.ANY),
@@ -72,5 +73,6 @@ TABLE: dict[int, Opcode] = {
         Opcode(Code.REPORT_METRICS, m.ReportMetricsRequest, m.ReportMetricsResponse, _PM),
         Opcode(Code.LEASE, m.LeaseRequest, m.LeaseResponse, _PM),
         Opcode(Code.DESCRIBE_CLUSTER, m.DescribeClusterRequest, m.DescribeClusterResponse, _PM),
+        Opcode(Code.ADOPT, m.AdoptRequest, m.AdoptResponse, _PM),
     )
 }
