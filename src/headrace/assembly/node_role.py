@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from headrace.assembly.disk_reserve import keep_reserve
 from headrace.assembly.role import Role
 from headrace.client.channels import Connect
 from headrace.client.placement_links import PlacementLinks
@@ -28,6 +29,7 @@ class NodeRole(Role):
         plain_streams: bool = False,
     ) -> None:
         super().__init__()
+        self._runtime = runtime
         self._settings = settings
         self._tls = tls
         self.service = DataNodeService(
@@ -43,6 +45,7 @@ class NodeRole(Role):
 
     async def _start(self) -> None:
         settings = self._settings
+        await keep_reserve(self._runtime, settings.data_dir)
         await self.service.start(
             settings.host, settings.node_port, advertise=settings.advertise, tls=self._tls
         )

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from headrace.assembly.disk_reserve import keep_reserve
 from headrace.assembly.role import Role
 from headrace.client.channels import Connect
 from headrace.config.settings import Settings
@@ -51,6 +52,7 @@ class PlacementRole(Role):
 
     async def _start(self) -> None:
         settings = self._settings
+        await keep_reserve(self._runtime, settings.data_dir)
         if settings.metadata == "sqlite":
             store = await self._open_sqlite(f"{settings.data_dir}/placement")
             self._closers.append(store.close)

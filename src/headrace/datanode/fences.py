@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 from crc32c import crc32c
 
-from headrace.errors import NotFoundError
+from headrace.errors import DiskFullError, NotFoundError
 from headrace.runtime.interfaces import Disk
 
 FENCES_FILE = "fences"
@@ -132,7 +133,8 @@ class FenceFile:
             return
         if self._fences.recover(data, self._now_ms()):
             self._end, self._records = len(data), len(self._fences)
-        else:
+            return
+        with suppress(DiskFullError):  # the next one is written with all of them
             self._rewrite(self._fences.encode(), len(self._fences))
 
     async def give_up(self, stream_id: int, range_index: int) -> None:

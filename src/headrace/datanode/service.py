@@ -218,9 +218,18 @@ class DataNodeService:
             await channel.close()
         await self._stop_background()
         if self._store is not None:
-            await self._save_interrupted()
-            await self._store.close()
+            await self._close_store(self._store)
         await self._let_go()
+
+    async def _close_store(self, store: LogStore) -> None:
+        try:
+            await self._save_interrupted()
+        except DiskFullError as error:
+            # After a clean stop these ranges would go on, with tails that others may not have.
+            _log.warning("which ranges were interrupted is not saved: %s", error)
+            await store.close(clean=False)
+        else:
+            await store.close()
 
     async def _stop_background(self) -> None:
         await self.contact.stop()
@@ -260,7 +269,10 @@ class DataNodeService:
         self.state.interrupted = interrupted & known
         if self.state.interrupted or not store.clean:
             # Durable now: a clean stop before the seal must not make the ranges writable again.
-            await self._save_interrupted()
+            try:
+                await self._save_interrupted()
+            except DiskFullError as error:  # what is there is read; `close` does not forget it
+                _log.warning("the disk is full: nothing is stored until there is space: %s", error)
         for log in self.logs():
             if not log.sealed and log.writer_epoch < 0:
                 await self.tables.recover(log)

@@ -14,6 +14,7 @@ import asyncio
 from headrace.config.storage import StorageSettings
 from headrace.errors import (
     CorruptionError,
+    DiskFullError,
     RangeNotFoundError,
     StorageError,
 )
@@ -324,8 +325,11 @@ class LogStore:
         finally:
             del self._deleting[stream_id]
 
-    async def close(self) -> None:
-        """Refuse appends, write what is queued, sync, save indexes, leave the clean-stop marker."""
+    async def close(self, *, clean: bool = True) -> None:
+        """Refuse appends, write what is queued, sync, save indexes, leave the clean-stop marker.
+
+        Not the marker where the caller says that the stop is not `clean`, or the disk is full.
+        """
         if self._closed:
             return
         self._closed = self._shared.closing = True
@@ -339,9 +343,11 @@ class LogStore:
         await self._shared.tasks.join()
         try:
             await self._shared.journal.close()
-            if await self._finish_ranges():
+            if await self._finish_ranges() and clean:
                 path = f"{self._folder}/{CLEAN_STOP}"
                 await self._shared.control_executor.run(self._shared.disk.write_atomic, path, b"")
+        except DiskFullError as error:
+            _log.warning("stopped without the clean-stop marker", error=str(error))
         finally:
             self._release()
 

@@ -37,8 +37,10 @@ def test_an_append_is_acknowledged_after_its_sync() -> None:
         before = len(disk.operations)
         await client.append(stream.stream_id, batch(b"second"))
         operations = [name for name, path in disk.operations[before:] if path.endswith(".log")]
-        assert "sync" in operations[-1], operations
-        assert any("write" in name for name in operations[:-1]), operations
+        synced, closed = operations[-2:]
+        assert "sync" in synced, operations
+        assert "write" in closed, "the mark that says so"
+        assert any("write" in name for name in operations[:-2]), operations
 
     simulate(body)
 
@@ -201,3 +203,29 @@ def test_what_the_executors_do_is_reported() -> None:
             assert load.active_ranges == 1
 
     simulate_three(body)
+
+
+def test_a_node_starts_on_a_full_disk_and_waits_for_space() -> None:
+    async def body(cluster: Cluster, client: SbpClient, disk: SimulatedDisk) -> None:
+        stream = await client.create_stream()
+        await client.append(stream.stream_id, batch(b"a"))
+        await cluster.kill_node()
+        disk.full = True
+        await cluster.start_node()
+        assert await read_all(client, stream.stream_id) == [(0, b"a")]
+        with pytest.raises(HeadraceError):
+            await client.append(stream.stream_id, batch(b"x" * (1 << 20)), timeout=0.5)
+        await cluster.stop_node()  # in order, and yet it must not be taken for a clean stop
+        await cluster.start_node()
+        assert cluster.node is not None
+        assert cluster.node.state.interrupted, "its tail may be longer elsewhere: it is sealed"
+        assert await read_all(client, stream.stream_id) == [(0, b"a")]
+        disk.full = False
+        await client.append(stream.stream_id, batch(b"b"))
+        found = await read_all(client, stream.stream_id)
+        assert (found[0], found[-1][1]) == ((0, b"a"), b"b")
+        await cluster.stop_node()
+        await cluster.start_node()
+        assert not cluster.node.state.interrupted
+
+    simulate(body)
