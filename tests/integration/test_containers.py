@@ -23,6 +23,8 @@ import pytest
 
 from headrace.client.iggy import IggyClient
 from headrace.net.addresses import parse_address
+from headrace.net.credentials import service_token
+from headrace.net.grants import grant_bytes, verify_grant
 from headrace.runtime.system import system_runtime
 from headrace.wire.iggy.messages.messages import Message, decode_messages
 from headrace.wire.iggy.primitives import Partitioning, Strategy
@@ -262,6 +264,34 @@ def process_group(leader: int) -> list[int]:
     return [int(one) for one in found.stdout.split()]
 
 
+def test_no_process_of_a_container_holds_what_lets_it_in_as_another(
+    server: Server, producer: Producer
+) -> None:
+    secret = bytes.fromhex(Path(server.folder, "data", "secrets", "cluster").read_text())
+    service = service_token(secret).encode()
+    processes = [pid for name in OPERATORS for pid in process_group(container(server, name)["pid"])]
+    assert len(processes) > len(OPERATORS)
+    for pid in processes:
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue  # a worker that ended meanwhile
+        assert service not in environment
+        assert b"headrace-grant-" not in environment
+        assert b"HEADRACE_ROOT_" not in environment
+    for name in OPERATORS:
+        file = grant_file(server, name)
+        assert file.stat().st_mode & 0o777 == 0o600
+        grant = verify_grant(secret, grant_bytes(file.read_text()), 0)
+        assert grant.holder == "pipeline chain"
+        assert not grant.may_read("mine", "doubled")
+
+
+def grant_file(server: Server, operator: str) -> Path:
+    id_ = container(server, operator)["id"]
+    return Path(server.folder, "data", "applications", "chain", "tokens", f"{id_}.broker")
+
+
 def control_plane(server: Server) -> int:
     for pid in server.children():
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -281,6 +311,7 @@ def serves(server: Server) -> bool:
 def test_containers_outlive_the_controller(server: Server, producer: Producer) -> None:
     before = {name: container(server, name) for name in OPERATORS}
     events = len(show(server)["events"])
+    granted = {name: grant_file(server, name).read_text() for name in OPERATORS}
     killed = control_plane(server)
     os.kill(killed, signal.SIGKILL)
     producer.send()
@@ -293,6 +324,8 @@ def test_containers_outlive_the_controller(server: Server, producer: Producer) -
         name: one["pid"] for name, one in before.items()
     }
     assert len(show(server)["events"]) >= events
+    for name in OPERATORS:  # the new one goes on renewing them
+        until(lambda name=name: grant_file(server, name).read_text() != granted[name], server)  # type: ignore[misc]  # the default binds the loop's value
     producer.send()
     until(producer.all_arrived, server)
 

@@ -47,7 +47,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[[], Any]]:
             runtime,
             broker="127.0.0.1:1",
             environment={"PATH": os.environ["PATH"], "PYTHONPATH": path},
-            login={"HEADRACE_USERNAME": "service", "HEADRACE_PASSWORD": "secret"},
+            reach={"HEADRACE_TLS": "false"},
             command=(sys.executable, "-m", "tests.integration.fake_container"),
         )
         controller = Controller(
@@ -197,14 +197,14 @@ async def test_the_containers_environment(tmp_path: Path) -> None:
         system_runtime(),
         broker="127.0.0.1:8090",
         environment={"PATH": os.environ["PATH"]},
-        login={"HEADRACE_PASSWORD": "hidden"},
+        reach={"HEADRACE_TLS": "hidden"},
     )
     assert "hidden" not in repr(launcher)
     (tmp_path / "shop.py").write_bytes(b"import os\nraise KeyError(sorted(os.environ))\n")
     with pytest.raises(InvalidArgumentError) as caught:
         await launcher.describe(str(tmp_path), "shop.py", work_folder=str(tmp_path), timeout=60.0)
     assert "HEADRACE_BROKER" in str(caught.value)
-    assert "HEADRACE_PASSWORD" not in str(caught.value)
+    assert "HEADRACE_TLS" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ async def test_the_containers_environment(tmp_path: Path) -> None:
                 "HEADRACE_WORKER_MEMORY_MB": "300",
                 "spark.driver.memory": "700m",
                 "spark.cores.max": "3",
-                "spark.executorEnv.HEADRACE_TOKEN": "hidden",
+                "spark.executorEnv.HEADRACE_TLS": "true",
                 "spark.executorEnv.HEADRACE_WORKER_MEMORY_MB": "300",
                 "spark.python.daemon.module": "headrace.spark.limited_daemon",
             },
@@ -237,7 +237,7 @@ async def test_the_containers_environment(tmp_path: Path) -> None:
                 "HEADRACE_SPARK_MASTER": "yarn",
                 "spark.driver.memory": "700m",
                 "spark.cores.max": "3",
-                "spark.executorEnv.HEADRACE_TOKEN": "hidden",
+                "spark.executorEnv.HEADRACE_TLS": "true",
             },
         ),
     ],
@@ -248,7 +248,7 @@ async def test_where_spark_runs(master: str, expected: dict[str, str], tmp_path:
         system_runtime(),
         broker="127.0.0.1:1",
         environment={"PATH": os.environ["PATH"]},
-        login={"HEADRACE_TOKEN": "hidden"},
+        reach={"HEADRACE_TLS": "true"},
         command=(sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))"),
         master=master,
         spark_conf={"spark.eventLog.enabled": "false"},

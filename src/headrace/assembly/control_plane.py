@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from headrace.assembly.certificates import (
     Certificate,
@@ -42,6 +44,32 @@ from headrace.web.code_token import CodeToken
 from headrace.web.metrics import ObservedController
 
 LEASE_NAME = "controller"
+_LOGINS = ("USERNAME", "PASSWORD", "TOKEN", "TOKEN_FILE")
+_WITHHELD = frozenset(
+    [f"HEADRACE_{one}" for one in _LOGINS]
+    + [f"{whose}_ROOT_{one}" for whose in ("HEADRACE", "IGGY") for one in _LOGINS]
+    + [f"HEADRACE_SOURCE_{one}" for one in _LOGINS]
+)
+
+
+def inherited(environment: Mapping[str, str], settings: Settings) -> dict[str, str]:
+    """What containers get of our environment: not what lets anyone in, at the broker or anywhere
+    that our settings name a variable for. Their own secrets are the operator's to give them under
+    names of their own."""
+    withheld = _WITHHELD | set(_references(msgspec.to_builtins(settings)))
+    return {name: value for name, value in environment.items() if name not in withheld}
+
+
+def _references(value: object) -> Iterator[str]:
+    """The variables that texts like `env:NAME` in settings refer to."""
+    if isinstance(value, str) and value.startswith("env:"):
+        yield value.removeprefix("env:")
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _references(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _references(each)
 
 
 class ControlPlane:
@@ -134,11 +162,8 @@ class ControlPlane:
             launcher=LocalLauncher(
                 runtime,
                 self._addresses["iggy"],
-                environment=self._environment,
-                login={
-                    "HEADRACE_TOKEN": token,
-                    **({} if trust is None else trust.environment()),
-                },
+                environment=inherited(self._environment, settings),
+                reach={} if trust is None else trust.environment(),
                 master=settings.controller.master,
                 spark_conf=settings.controller.spark_conf,
             ),
@@ -146,7 +171,6 @@ class ControlPlane:
             lineage=self._make_lineage(iggy_address),
             secret=secret,
             broker=iggy_address,
-            broker_token=token,
             # The umbilical's login encrypts nothing, and its containers are our children.
             host=settings.controller.umbilical_host
             or (settings.host if settings.host in LOOPBACK else LOOPBACK[0]),

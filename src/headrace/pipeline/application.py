@@ -23,6 +23,7 @@ from headrace.pipeline.declarations import (
     TopicInput,
     check_attributes,
     check_name,
+    check_topic,
     feed_of,
     make_stage,
 )
@@ -47,10 +48,19 @@ class Application:
     """A named pipeline: topics in, operators between, topics and sinks out.
 
     `trigger` is how often Spark starts a micro-batch. `attributes` are the controller's (for
-    example `HEARTBEAT_TIMEOUT_MILLIS=10_000`) and travel in the plan.
+    example `HEARTBEAT_TIMEOUT_MILLIS=10_000`) and travel in the plan. Its containers may use the
+    topics that it declares; `other_topics` are those ("stream/topic", with wildcards) that its
+    functions read or write by themselves.
     """
 
-    def __init__(self, name: str, *, trigger: str = "1 second", **attributes: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        trigger: str = "1 second",
+        other_topics: Sequence[str] = (),
+        **attributes: Any,
+    ) -> None:
         if not re.match(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z", name):
             raise ConfigError(f"application name {name!r}: letters, digits, '_', '.', '-'")
         if not _TRIGGER.match(trigger):
@@ -60,6 +70,9 @@ class Application:
         check_attributes(f"application {name}", attributes, origin.DAG)
         self.name = name
         self.trigger = trigger
+        self.other_topics = tuple(other_topics)
+        for topic in self.other_topics:
+            check_topic(topic)
         self.attributes = attributes
         self.topics: dict[str, TopicInput] = {}
         self.stages: dict[str, Stage] = {}

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from headrace.client.shared_files import write_shared
@@ -32,6 +33,7 @@ from headrace.pipeline.broker_edges import Edges, NoEdges
 from headrace.pipeline.deploy import add_token
 from headrace.pipeline.events import EventType
 from headrace.pipeline.fleet import Fleet, Running
+from headrace.pipeline.grants import Grants, grant_path
 from headrace.pipeline.handlers import build_handlers
 from headrace.pipeline.journal import ApplicationRecord, Journal, Log, OpenLog
 from headrace.pipeline.launcher import Launcher, LaunchRequest, token_path
@@ -77,14 +79,13 @@ class Controller(Operations):
         edges: Edges | None = None,
         secret: bytes = b"",
         broker: tuple[str, int] = ("127.0.0.1", 8090),
-        broker_token: str = "",
         host: str = "127.0.0.1",
         port_before: int = 0,
         lineage: Lineage | None = None,
     ) -> None:
-        """Containers log in with tokens made from `secret`, the cluster's; without one, those of
-        an earlier controller are not known. The umbilical's port is any free one, `port_before` if
-        that is."""
+        """Containers log in with tokens made from `secret`, the cluster's, and get grants for the
+        broker made from it; without one, those of an earlier controller are not known. The
+        umbilical's port is any free one, `port_before` if that is."""
         self._runtime = runtime
         self._settings = settings
         self._folder = f"{(settings.shared_path or data_dir).rstrip('/')}/applications"
@@ -92,7 +93,6 @@ class Controller(Operations):
         self._edges = edges or NoEdges()
         self._lineage = lineage
         self._broker = broker
-        self._broker_token = broker_token.encode()
         self._host, self._port_before = host, port_before
         self._journal = Journal(settings.events_max)
         self._log: Log | None = None
@@ -110,8 +110,10 @@ class Controller(Operations):
         self._closing = False
         self._started = (runtime.clock.now_ms(), runtime.clock.monotonic())
         self.failure: HeadraceError | None = None
+        secret = secret or runtime.random.bytes(32)
+        self._grants = Grants(secret)
         self._tokens = ContainerTokens(
-            secret or runtime.random.bytes(32),
+            secret,
             runtime.clock.now_ms,
             self._fleet.homes.__contains__,
             settings.token_lifetime_ms,
@@ -233,16 +235,36 @@ class Controller(Operations):
                 traces.on_committed(running.application, before, now_ms)
         running.beat.set()
         running.beat = asyncio.Event()
-        response = self._with_token(outcome.response)
+        response = await self._with_grant(running, request.stats.id, outcome.response)
         if response.shutdown is None and (more := running.observations.requests(request.stats.id)):
             response = replace(response, node_requests=(*response.node_requests, *more))
         return response
 
-    def _with_token(self, response: m.ContainerHeartbeatResponse) -> m.ContainerHeartbeatResponse:
-        if not response.deploy_request or not self._broker_token:
+    async def _with_grant(
+        self, running: Running, container_id: str, response: m.ContainerHeartbeatResponse
+    ) -> m.ContainerHeartbeatResponse:
+        """What is to be deployed may use topics that the plan did not have before."""
+        if not response.deploy_request:
             return response
-        infos = (add_token(info, self._broker_token) for info in response.deploy_request)
+        await self._renew_grant(running, container_id)
+        grant = self._grants.held(container_id).encode()
+        infos = (add_token(info, grant) for info in response.deploy_request)
         return replace(response, deploy_request=tuple(infos))
+
+    async def _renew_grant(self, running: Running, container_id: str) -> None:
+        """One that cannot be written now is written with the next tick: the old one lasts long."""
+        application, now_ms = running.application, self._runtime.clock.now_ms()
+        grant = self._grants.renewed(container_id, application.plan.logical, now_ms)
+        if grant is None:
+            return
+        path = grant_path(application.path, container_id)
+        try:
+            await self._disk.run(
+                partial(self._runtime.disk.write_atomic, path, grant.encode(), mode=0o600)
+            )
+        except HeadraceError as error:
+            self._grants.end(container_id)
+            log.warning("grant_not_renewed", container=container_id, reason=str(error))
 
     # shell
 
@@ -321,6 +343,10 @@ class Controller(Operations):
             container_resources(application.plan, action.index, self._settings),
             format_token(token),
             self._umbilical_path(application.path),
+            self._grants.renewed(
+                action.container_id, application.plan.logical, self._runtime.clock.now_ms()
+            )
+            or self._grants.held(action.container_id),
         )
         self._fleet.homes[action.container_id] = running
         try:
@@ -338,7 +364,7 @@ class Controller(Operations):
             await self._fleet.launch(running, request)
         except HeadraceError as error:
             self._fleet.homes.pop(action.container_id, None)
-            await self._disk.run(self._runtime.disk.remove, request.token_path)
+            await self._take_back(application.path, action.container_id)
             log.error("launch_failed", container=action.container_id, reason=str(error))
             now_ms = self._now_ms()
             report = m.ReportErrorRequest(action.container_id, (), f"not started: {error}")
@@ -370,10 +396,16 @@ class Controller(Operations):
         return True
 
     def _hand_over(self, request: LaunchRequest) -> None:
-        """Blocks. The container's token, for the user that runs it alone."""
+        """Blocks. The container's token and grant, for the user that runs it alone."""
         disk = self._runtime.disk
         disk.make_folder(f"{request.application_path}/tokens")
         disk.write_atomic(request.token_path, request.token.encode(), mode=0o600)
+        disk.write_atomic(request.grant_path, request.grant.encode(), mode=0o600)
+
+    async def _take_back(self, path: str, container_id: str) -> None:
+        self._grants.end(container_id)
+        for file in (token_path(path, container_id), grant_path(path, container_id)):
+            await self._disk.run(self._runtime.disk.remove, file)
 
     async def _reset_edges(self, running: Running, action: ResetEdges) -> bool:
         application = running.application
@@ -446,8 +478,7 @@ class Controller(Operations):
 
     async def _on_exit(self, running: Running, container_id: str, status: int) -> None:
         running.observations.on_end(container_id)
-        path = token_path(running.application.path, container_id)
-        await self._disk.run(self._runtime.disk.remove, path)
+        await self._take_back(running.application.path, container_id)
         if self._closing:
             return  # it ends because we do; the application stays wanted
         async with running.lock:
@@ -458,6 +489,8 @@ class Controller(Operations):
         while self.failure is None:
             self._wake.clear()
             for running in list(self._running.values()):
+                for container_id in list(running.processes):
+                    await self._renew_grant(running, container_id)
                 async with running.lock:
                     actions = running.application.on_tick(self._now_ms())
                     if actions:

@@ -3,12 +3,12 @@ controller that comes back adopts it, one that stays away is given up after the 
 
 Its environment: HEADRACE_CONTAINER_ID, HEADRACE_APPLICATION_PATH, HEADRACE_PACKAGE (folder, first
 on PYTHONPATH), HEADRACE_ENTRY, HEADRACE_BROKER, HEADRACE_AVAILABLE_NOW, SPARK_LOCAL_IP,
-PYSPARK_PYTHON, what the operator's own environment says, and the broker login. The login travels by
-environment because only this user can read it there and Spark shows it nowhere.
-
-The container's umbilical token is in a file of mode 0600 under the application path, which
-HEADRACE_UMBILICAL_TOKEN_FILE names (`LaunchRequest.login_environment`). A launcher whose containers
-cannot read that path sets HEADRACE_UMBILICAL_TOKEN to `LaunchRequest.token` instead.
+PYSPARK_PYTHON, what the operator's own environment says, and how the broker is reached. No secret
+is in it: the container's umbilical token and its grant for the broker (`grants.py`) are in files of
+mode 0600 under the application path, which HEADRACE_UMBILICAL_TOKEN_FILE and HEADRACE_TOKEN_FILE
+name (`LaunchRequest.login_environment`). A launcher whose containers cannot read that path sets
+HEADRACE_UMBILICAL_TOKEN to `LaunchRequest.token` and HEADRACE_TOKEN to `LaunchRequest.grant`
+instead, and has to start them anew before the grant ends.
 HEADRACE_UMBILICAL_PATH is where the controller's address is published.
 """
 
@@ -22,8 +22,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from headrace.client.umbilical import PATH_VARIABLE, TOKEN_FILE_VARIABLE
+from headrace.client.url import TOKEN_FILE_VARIABLE as GRANT_FILE_VARIABLE
 from headrace.errors import DeadlineError, InvalidArgumentError, NotFoundError
 from headrace.pipeline.environments import prepare_environment, python_path
+from headrace.pipeline.grants import grant_path
 from headrace.pipeline.resources import Resources
 from headrace.runtime.interfaces import Process, Runtime
 from headrace.spark.limited_daemon import MEMORY_VARIABLE
@@ -47,6 +49,7 @@ class LaunchRequest:
     resources: Resources = field(default_factory=Resources)
     token: str = field(default="", repr=False)  # for the umbilical; the controller takes it back
     umbilical_path: str = ""  # where the controller's address is, local or at an fsspec address
+    grant: str = field(default="", repr=False)  # for the broker; the controller renews the file
 
     @property
     def token_path(self) -> str:
@@ -54,10 +57,17 @@ class LaunchRequest:
         return token_path(self.application_path, self.container_id)
 
     @property
+    def grant_path(self) -> str:
+        return grant_path(self.application_path, self.container_id)
+
+    @property
     def login_environment(self) -> dict[str, str]:
         """What a container needs to find the controller and to log in there."""
         path = self.umbilical_path or self.application_path
-        return {TOKEN_FILE_VARIABLE: self.token_path, PATH_VARIABLE: path}
+        files = {TOKEN_FILE_VARIABLE: self.token_path, PATH_VARIABLE: path}
+        if self.grant:
+            files[GRANT_FILE_VARIABLE] = self.grant_path
+        return files
 
     @property
     def log_path(self) -> str:
@@ -98,13 +108,13 @@ class VersionedLauncher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalLauncher:
-    """`environment` is what children inherit (PATH, HOME, JAVA_HOME, Spark settings); `login` the
-    variables by which they reach the broker."""
+    """`environment` is what children inherit (PATH, HOME, JAVA_HOME, Spark settings); `reach` what
+    tells them and their executors, wherever those are, how to reach the broker: no secrets."""
 
     runtime: Runtime
     broker: str
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    login: Mapping[str, str] = field(default_factory=dict, repr=False)
+    reach: Mapping[str, str] = field(default_factory=dict, repr=False)
     command: Sequence[str] = (sys.executable, "-m", CONTAINER_MODULE)
     master: str = "local"
     spark_conf: Mapping[str, str] = field(default_factory=dict)
@@ -115,7 +125,7 @@ class LocalLauncher:
             **await self._environment(
                 request.package_folder, request.entry, request.application_path
             ),
-            **self.login,
+            **self.reach,
             **request.login_environment,
             "HEADRACE_CONTAINER_ID": request.container_id,
             "HEADRACE_AVAILABLE_NOW": "1" if request.available_now else "",
@@ -130,8 +140,8 @@ class LocalLauncher:
 
     def _spark(self, request: LaunchRequest) -> dict[str, str]:
         """The session's master and settings. PySpark starts its JVM by spark-submit in client mode,
-        so the driver is our child wherever its executors run; they need the code, and the login,
-        that it has."""
+        so the driver is our child wherever its executors run; they need the code that it has. What
+        they show the broker comes with their tasks (`spark/lending.py`)."""
         resources = request.resources
         local = self.master == "local"
         conf = {"spark.driver.memory": f"{resources.heap_mb}m"}
@@ -141,7 +151,7 @@ class LocalLauncher:
             conf["spark.python.daemon.module"] = LIMITED_DAEMON
         if not local:
             conf |= {f"spark.executorEnv.{name}": value for name, value in limit.items()}
-            conf |= {f"spark.executorEnv.{name}": value for name, value in self.login.items()}
+            conf |= {f"spark.executorEnv.{name}": value for name, value in self.reach.items()}
             if resources.cores:
                 conf["spark.cores.max"] = str(resources.cores)
         return {

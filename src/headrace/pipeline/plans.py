@@ -28,6 +28,7 @@ from headrace.pipeline.declarations import (
     feed_of,
     make_stage,
 )
+from headrace.pipeline.grants import OTHER_TOPICS
 from headrace.pipeline.letter_topics import LETTERS_SUFFIX
 from headrace.pipeline.plan import READ_TOPIC
 from headrace.pipeline.stores import Store, make_store, store_arguments
@@ -35,7 +36,7 @@ from headrace.pipeline.stores import Store, make_store, store_arguments
 TRIGGER = "TRIGGER"
 HOOKS = "COMMITTED_HOOKS"
 RENAMED_FROM = "RENAMED_FROM"
-_OWN_DAG = ("APPLICATION_NAME", TRIGGER, HOOKS, LETTERS_SUFFIX)
+_OWN_DAG = ("APPLICATION_NAME", TRIGGER, HOOKS, LETTERS_SUFFIX, OTHER_TOPICS)
 _OWN = {  # attribute: argument of the declaration
     "OUTPUT_TOPIC": "to",
     "OUTPUT_KEY": "key",
@@ -54,6 +55,8 @@ def to_plan(app: Application) -> dict[str, Any]:
     attributes = {"APPLICATION_NAME": app.name, TRIGGER: app.trigger, **app.attributes}
     if app.letters_suffix:
         attributes[LETTERS_SUFFIX] = app.letters_suffix
+    if app.other_topics:
+        attributes[OTHER_TOPICS] = list(app.other_topics)
     if app.hooks:
         attributes[HOOKS] = [
             [f"{hook.function.__module__}:{hook.function.__qualname__}", hook.operator]
@@ -110,7 +113,12 @@ def import_function(reference: str) -> Callable[..., Any]:
 def _from_plan(plan: Mapping[str, Any], find: Callable[[str], Callable[..., Any]]) -> Application:
     attributes = dict(plan.get("attributes", {}))
     own = {name: attributes.pop(name) for name in _OWN_DAG if name in attributes}
-    app = Application(plan["name"], trigger=own.get(TRIGGER, "1 second"), **attributes)
+    app = Application(
+        plan["name"],
+        trigger=own.get(TRIGGER, "1 second"),
+        other_topics=own.get(OTHER_TOPICS, ()),
+        **attributes,
+    )
     app.letters_suffix = str(own.get(LETTERS_SUFFIX, ""))
     feeds: dict[tuple[str, str], str] = {}
     outputs = {

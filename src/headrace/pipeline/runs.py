@@ -60,7 +60,9 @@ def apply_run(app: Application, run: Run) -> Application:
     if run.backfill:
         _check_backfill(app, run)
     name = f"{app.name}.{run.name}" if run.backfill else app.name
-    changed = Application(name, trigger=app.trigger, **app.attributes)
+    changed = Application(
+        name, trigger=app.trigger, other_topics=app.other_topics, **app.attributes
+    )
     changed.streams, changed.hooks = dict(app.streams), list(app.hooks)
     changed.letters_suffix = f".{run.name}" if run.backfill else ""
     for each in run.properties:

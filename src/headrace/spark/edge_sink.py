@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headrace.net.grants import exactly
 from headrace.spark.edge_offsets import encode_index
+from headrace.spark.lending import lend_writing
 from headrace.spark.options import Target
 from headrace.spark.remote import Remote
 from headrace.spark.server import connect
@@ -68,11 +70,12 @@ def last_closed(sink: EdgeSink) -> int:
 def publish_window(frame: DataFrame, sink: EdgeSink, *, window: int, previous: int) -> int:
     """Publish every row as one window that follows `previous`; returns how many rows it has."""
     published = sink.window(window, previous)
+    lent = replace(sink, target=lend_writing(sink.target, exactly(sink.publisher)))
 
     def write_part(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow
 
-        delivered = msgspec.msgpack.encode(_write(sink, published, batches))
+        delivered = msgspec.msgpack.encode(_write(lent, published, batches))
         yield pyarrow.RecordBatch.from_pydict({"delivered": [delivered]})
 
     rows = with_hash(frame, sink.key).mapInArrow(write_part, "delivered binary").collect()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +23,8 @@ from headrace.spark.edge_following import EdgeFollowing
 from headrace.spark.edge_offsets import Share
 from headrace.spark.edge_options import parse_edge
 from headrace.spark.edge_sink import HASH_COLUMN
+from headrace.spark.lending import lend, topic_of
+from headrace.spark.options import Credentials
 from headrace.spark.server import connect
 from headrace.spark.splits import Span
 
@@ -40,6 +42,7 @@ class EdgePartition(InputPartition):  # type: ignore[misc]  # pyspark's classes 
 
     span: Span
     access: Access = field(repr=False)
+    credentials: Credentials = field(repr=False)
 
 
 class EdgeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # pyspark's classes are untyped
@@ -68,12 +71,15 @@ class EdgeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         return self.following.reported_offset()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return [EdgePartition(*task) for task in self._run(self.following.plan(start, end))]
+        target = self._options.target
+        lent = lend(target, reads=(topic_of(target),)).credentials
+        tasks = self._run(self.following.plan(start, end))
+        return [EdgePartition(*task, lent) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, EdgePartition):
             return  # Spark's stand-in for "no partitions"
-        target = self._options.target
+        target = replace(self._options.target, credentials=partition.credentials)
         server = connect(target)
         runs = server.iterate(
             server.remote.reading.read(target, partition.access, partition.span, "auto")

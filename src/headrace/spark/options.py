@@ -15,6 +15,7 @@ from typing import Literal
 
 from headrace.client.schema import COLUMNS
 from headrace.client.tls_options import TlsOptions, parse_switch, tls_from
+from headrace.client.url import TOKEN_FILE_VARIABLE
 from headrace.errors import ConfigError
 from headrace.spark.formats.options import (
     FORMAT_OPTIONS,
@@ -83,16 +84,26 @@ _SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname", "outputmode"
 
 
 @dataclass(frozen=True, slots=True)
+class Lent:
+    """What a driver lends its tasks. Another one of the same scope is the same, only newer."""
+
+    scope: str
+    text: str = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Credentials:
     """Who we are, as references; the secret itself is read by `resolve`, where it is used."""
 
     username: str = "env:HEADRACE_USERNAME"
     password: str = "env:HEADRACE_PASSWORD"
     token: str = "env:HEADRACE_TOKEN"
+    lent: Lent | None = None
+    """Instead of all of these: of a task, whose driver is a container of a pipeline."""
 
     def resolve(self) -> tuple[str, str, str]:
         """(username, password, token); a token, if there is one, leaves the other two empty."""
-        token = resolve_reference(self.token)
+        token = self.resolve_token()
         if token:
             return "", "", token
         username = self.username
@@ -106,6 +117,16 @@ class Credentials:
                 "username and password=env:NAME or password=file:PATH"
             )
         return username, password, ""
+
+    def resolve_token(self) -> str:
+        """Empty for none. A container's is in a file, where the controller renews it."""
+        if self.lent is not None:
+            return self.lent.text
+        token = resolve_reference(self.token)
+        if token or self != Credentials() or os.environ.get("HEADRACE_USERNAME"):
+            return token
+        path = os.environ.get(TOKEN_FILE_VARIABLE, "")
+        return resolve_reference(f"file:{path}") if path else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +275,12 @@ def _credentials(given: Mapping[str, str]) -> Credentials:
                 f"option {name} would stand in Spark's plans and logs; "
                 f"give a reference, {name}=env:NAME or {name}=file:PATH"
             )
-    names = ("username", "password", "token")
-    return Credentials(**{name: given[name] for name in names if name in given})
+    own = Credentials()
+    return Credentials(
+        username=given.get("username", own.username),
+        password=given.get("password", own.password),
+        token=given.get("token", own.token),
+    )
 
 
 def resolve_reference(reference: str) -> str:

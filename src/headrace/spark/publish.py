@@ -10,6 +10,7 @@ columns, as the sink writes them; whatever they are called, none has a meaning o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +20,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StructType
 
 from headrace.errors import ConfigError
+from headrace.net.grants import exactly
+from headrace.spark.lending import lend_writing
 from headrace.spark.options import SinkOptions
 from headrace.spark.sink import SINK_COLUMNS, check_schema, commit, write
 from headrace.spark.windows import Delivered, Window
@@ -56,12 +59,13 @@ def publish(frame: DataFrame, options: SinkOptions, window: Window, key: str | N
     """
     check_messages(frame.schema, key)
     names = None if "payload" in frame.columns else frame.columns
+    lent = replace(options, target=lend_writing(options.target, exactly(window.publisher)))
 
     def write_part(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow
 
         messages = batches if names is None else (_encoded(batch, names) for batch in batches)
-        delivered = msgspec.msgpack.encode(write(options, messages, window))
+        delivered = msgspec.msgpack.encode(write(lent, messages, window))
         yield pyarrow.RecordBatch.from_pydict({"delivered": [delivered]})
 
     sent = _messages(frame, key) if names is None else _rows(frame, key)

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from headrace.client.retrying import TRANSIENT, retry
 from headrace.client.tls_options import TlsOptions
-from headrace.errors import AlreadyExistsError, NotFoundError
+from headrace.errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    UnauthenticatedError,
+    UnauthorizedError,
+)
 from headrace.net.addresses import parse_address
 from headrace.runtime.interfaces import Runtime
 from headrace.spark.options import Credentials, Target
@@ -49,6 +54,10 @@ class Remote:
         self._features: frozenset[str] | None = None
         self._publishers: dict[tuple[str, str], PublisherOpened] = {}
 
+    def renew(self, credentials: Credentials) -> None:
+        """Of the same identity: what a task got with its work is newer than what we had."""
+        self._credentials = credentials
+
     async def close(self) -> None:
         await self.reading.close()
         for line in self._lines:
@@ -69,6 +78,11 @@ class Remote:
             except TRANSIENT:
                 await _disconnect(used, client)
                 raise
+            except (UnauthenticatedError, UnauthorizedError):
+                if used.token == self._credentials.resolve_token():
+                    raise
+                await _disconnect(used, client)  # what it logged in with ended: there is another
+                return await call(await self._connected(used))
 
         return await retry(attempt, self._runtime.clock)
 
@@ -192,7 +206,7 @@ class Remote:
                 except BaseException:
                     await client.close()
                     raise
-                line.client = client
+                line.client, line.token = client, token
             return line.client
 
 
@@ -202,6 +216,8 @@ class _Line:
 
     client: IggyClient | None = None
     connecting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    token: str = field(default="", repr=False)
+    """That it logged in with, if it was one."""
 
 
 async def _disconnect(line: _Line, client: IggyClient) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LENT_KEPT = 8  # a worker has one task at a time, which uses one or two
 CALL_SECONDS = 120.0  # nothing here takes longer, retries included
 
 
@@ -103,7 +104,21 @@ def connect(target: Target) -> Server:
     with _lock:
         if process not in _loops:
             _loops[process] = _Loop()
-        if key not in _servers:
+        server = _servers.pop(key, None)
+        if server is None:
             remote = Remote(system_runtime(), target.address, target.credentials, target.tls)
-            _servers[key] = Server(_loops[process], remote)
-        return _servers[key]
+            server = Server(_loops[process], remote)
+        elif target.credentials.lent is not None:
+            server.remote.renew(target.credentials)
+        _servers[key] = server  # the last is the one used last
+        _let_go()
+        return server
+
+
+def _let_go() -> None:
+    """Of the identities that were lent: a worker goes from job to job, each with another one."""
+    lent = [key for key in _servers if key[2].lent is not None]
+    for key in lent[:-LENT_KEPT]:
+        server = _servers.pop(key)
+        if key[0] == os.getpid():
+            server.submit(server.remote.close())

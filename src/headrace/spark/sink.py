@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -28,7 +28,9 @@ from pyspark.sql.types import StructType
 from headrace.client.arrow import to_area
 from headrace.client.placing import Homes, by_partition
 from headrace.errors import ConfigError, UnavailableError
+from headrace.net.grants import exactly
 from headrace.spark.formats.encoding import RowEncoder
+from headrace.spark.lending import lend_writing, topic_of
 from headrace.spark.options import SinkOptions, Target, parse_sink
 from headrace.spark.remote import Remote
 from headrace.spark.server import connect
@@ -66,10 +68,11 @@ class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark's cla
         self._options = parse_sink(options)
         self._window = Window(f"spark/job/{uuid.uuid4()}", "1", 0, last=True)
         check_schema(schema, self._options)
+        self._lent = _lent(self._options, exactly(self._window.publisher))
         settle()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        return Sent(write(self._options, iterator, self._window))
+        return Sent(write(self._lent, iterator, self._window))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         commit(self._options, _all(messages))
@@ -84,16 +87,23 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # p
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = parse_sink(options)
         check_schema(schema, self._options)
+        # Which query it is, its tasks alone know.
+        self._lent = _lent(self._options, f"spark/*/{topic_of(self._options.target)}")
         settle()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        return Sent(write(self._options, iterator, _window_of_task(self._options.target)))
+        return Sent(write(self._lent, iterator, _window_of_task(self._options.target)))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         commit(self._options, _all(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """As above."""
+
+
+def _lent(options: SinkOptions, publisher: str) -> SinkOptions:
+    """For tasks: `publisher` is a pattern."""
+    return replace(options, target=lend_writing(options.target, publisher))
 
 
 def _window_of_task(target: Target) -> Window:

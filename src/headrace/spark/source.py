@@ -34,7 +34,8 @@ from headrace.errors import ConfigError, CorruptionError
 from headrace.runtime.system import system_runtime
 from headrace.spark.filters import FOREVER, Bounds, bounds_of
 from headrace.spark.formats.options import RAW_FORMATS
-from headrace.spark.options import SourceOptions, parse_source
+from headrace.spark.lending import lend_reading
+from headrace.spark.options import Credentials, SourceOptions, parse_source
 from headrace.spark.server import connect
 from headrace.spark.settled import settle
 from headrace.spark.splits import Span, plan
@@ -96,6 +97,8 @@ class TopicPartition(InputPartition):  # type: ignore[misc]  # pyspark's classes
 
     span: Span
     access: Access = field(repr=False)
+    lent: Credentials | None = field(default=None, repr=False)
+    """To be used instead of the options' own, if there are any."""
 
 
 class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark's classes are untyped
@@ -109,7 +112,9 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark's classes 
 
     def partitions(self) -> list[InputPartition]:
         server = connect(self._options.target)
-        return [TopicPartition(*task) for task in server.run(self._plan(server.remote.reading))]
+        lent = lend_reading(self._options)
+        tasks = server.run(self._plan(server.remote.reading))
+        return [TopicPartition(*task, lent) for task in tasks]
 
     async def _plan(self, reading: Reading) -> list[tuple[Span, Access]]:
         from headrace.spark.following import resolve_position, tasks
@@ -200,7 +205,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return self.following.reported_offset()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return [TopicPartition(*task) for task in self._run(self.following.plan(start, end))]
+        lent = lend_reading(self._options)
+        tasks = self._run(self.following.plan(start, end))
+        return [TopicPartition(*task, lent) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._schema, partition)
@@ -250,6 +257,8 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, TopicPartition):
         return  # Spark's stand-in for "no partitions"
+    if partition.lent is not None:
+        options = replace(options, target=replace(options.target, credentials=partition.lent))
     server = connect(options.target)
     runs = server.iterate(
         server.remote.reading.read(
