@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from headrace.client.iggy import IggyClient
 from headrace.errors import UnauthenticatedError, UnauthorizedError
 from headrace.net.addresses import parse_address
 from headrace.runtime.system import system_runtime
@@ -13,6 +14,7 @@ from headrace.testing.broker import LocalBroker
 from headrace.web import broker_links
 from headrace.web.broker_links import BrokerLinks
 from headrace.web.sessions import Credentials
+from headrace.wire.iggy.messages.users import GlobalPermissions, Permissions, UserStatus
 
 ROOT, GUEST = Credentials("iggy", "iggy"), Credentials("guest", "guest")
 
@@ -28,11 +30,11 @@ async def links() -> AsyncIterator[BrokerLinks]:
 
 
 async def test_calls_are_the_users_own(links: BrokerLinks) -> None:
-    assert (await links.login("iggy", "iggy")).may_manage
-    guest = await links.login("guest", "guest")
+    assert (await links.login(ROOT)).may_manage
+    guest = await links.login(GUEST)
     assert (guest.may_manage, guest.permissions) == (False, None)
     with pytest.raises(UnauthenticatedError):
-        await links.login("iggy", "wrong")
+        await links.login(Credentials("iggy", "wrong"))
     async with links.as_user(ROOT) as client:
         await client.create_stream("s")
     with pytest.raises(UnauthorizedError):
@@ -44,12 +46,58 @@ async def test_calls_are_the_users_own(links: BrokerLinks) -> None:
 
 
 async def test_an_old_password_is_noticed(links: BrokerLinks) -> None:
-    await links.login("guest", "guest")
+    await links.login(GUEST)
     async with links.as_user(GUEST) as kept:
         await kept.change_password("guest", current="guest", new="another")
     with pytest.raises(UnauthenticatedError):
-        await links.login("guest", "guest")
-    assert not kept.usable
+        await links.login(GUEST)
+    await links.login(Credentials("guest", "another"))
+
+
+async def _delete(root: IggyClient) -> None:
+    await root.delete_user("guest")
+
+
+async def _deactivate(root: IggyClient) -> None:
+    await root.update_user("guest", status=UserStatus.INACTIVE)
+
+
+async def _change_password(root: IggyClient) -> None:
+    await root.change_password("guest", current="guest", new="another")
+
+
+async def _rename(root: IggyClient) -> None:
+    await root.update_user("guest", username="other")
+    await root.create_user("guest", "mine", permissions=Permissions(GlobalPermissions.all()))
+
+
+@pytest.mark.parametrize("change", [_delete, _deactivate, _change_password, _rename])
+async def test_who_is_not_that_user_any_more_is_refused_at_once(
+    links: BrokerLinks, change: Callable[[IggyClient], Awaitable[None]]
+) -> None:
+    await links.login(GUEST)
+    async with links.as_user(ROOT) as root:
+        await change(root)
+    with pytest.raises(UnauthenticatedError):
+        await links.login(GUEST)
+
+
+async def test_rights_are_those_of_now(links: BrokerLinks) -> None:
+    everything = Permissions(GlobalPermissions.all())
+    for permissions in (everything, None, everything):
+        async with links.as_user(ROOT) as root:
+            await root.update_permissions("guest", permissions)
+        login = await links.login(GUEST)
+        assert login.permissions == permissions
+        assert login.may_manage is (permissions is not None)
+
+
+async def test_asking_costs_no_login(links: BrokerLinks) -> None:
+    await links.login(GUEST)
+    asking = [link.client for link in links._links.values()]
+    for _ in range(20):
+        await links.login(GUEST)
+    assert [link.client for link in links._links.values()] == asking
 
 
 async def test_a_connection_is_kept_and_replaced_when_it_broke(links: BrokerLinks) -> None:

@@ -68,6 +68,7 @@ class Entry:
         self._fields: dict[str, Any] = {
             "command": command.name,
             "address": session.address,
+            **({"behalf": session.behalf} if session.behalf else {}),
             **_who(broker, session),
             **_target(request),
         }

@@ -62,6 +62,7 @@ log = get_logger(__name__)
 _POLL_BYTES_KEPT_MAX = 1024
 _NOTHING: Sequence[Buffer] = ()
 _OK = int(Status.OK)
+_LOGINS = (c.PRESENT_GRANT.code, c.SPEAK_FOR.code)
 _SEND = c.SEND_MESSAGES.code
 
 # Done again they change nothing, or mean the connection they come over.
@@ -134,6 +135,7 @@ HANDLERS: dict[c.AnyCommand, Handler] = {
     c.PURGE_TO: windows.purge_to,
     c.READ_TICKET: extensions.read_ticket,
     c.PRESENT_GRANT: users.present_grant,
+    c.SPEAK_FOR: users.speak_for,
 }
 
 
@@ -425,7 +427,7 @@ class Dispatcher:
 
     def _is_off(self, code: int) -> bool:
         """Logins of our own are served also where the rest of our commands is not."""
-        own = code >= c.HELLO.code and code != c.PRESENT_GRANT.code
+        own = code >= c.HELLO.code and code not in _LOGINS
         return own and not self._broker.settings.extensions
 
     def _unknown(self, code: int) -> HeadraceError:

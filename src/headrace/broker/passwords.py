@@ -2,14 +2,16 @@
 
 Argon2id runs in an executor: it takes tens of milliseconds by design. One login at a time per name
 and host; after a few failures each answer waits longer, so guessing is slow and the loop is not.
-Only a few logins of a host are checked at a time, whatever their names: a flood from one place then
-delays others by little.
+Only a few logins of a host are checked at a time and some more wait, whatever their names: a flood
+from one place delays others by little, and is refused beyond that. A password that was right before
+is known again without a hash, so that no flood keeps its owner out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 from base64 import urlsafe_b64encode
 from dataclasses import dataclass, field
 
@@ -27,6 +29,7 @@ _TOKEN_BYTES = 50
 _TOKEN_PREFIX = "iggypat-"  # a connection string tells a token from a user name by it
 _TRACKED_MAX = 10_000
 _DELAY_FIRST_MS = 100
+_PROVEN_KEY_BYTES = 32
 _TOKENS = ""  # no user's name is empty
 
 
@@ -77,14 +80,43 @@ class _Attempts:
 
 @dataclass(slots=True)
 class _Lane:
-    """The logins of one host that are being checked."""
+    """The logins of one host that are being checked, or wait for it."""
 
     room: asyncio.Semaphore
     users: int = 0
 
 
+class _Proven:
+    """Passwords that were right a while ago, as digests under a key that never leaves this process.
+
+    Who logs in with one again waits for no hash and behind no guesser. Of a user there is one, and
+    it holds for the stored hash that it was checked against.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._known: dict[str, tuple[str, bytes]] = {}
+
+    def matches(self, name: str, stored: str | None, password: str) -> bool:
+        known = self._known.get(name)
+        if known is None or known[0] != stored:
+            return False
+        return hmac.compare_digest(known[1], self._digest(name, password))
+
+    def add(self, name: str, stored: str, password: str) -> None:
+        self._known.pop(name, None)
+        self._known[name] = (stored, self._digest(name, password))
+        if len(self._known) > _TRACKED_MAX:
+            del self._known[next(iter(self._known))]
+
+    def _digest(self, name: str, password: str) -> bytes:
+        said = f"{name}\0{password}".encode()
+        return hashlib.blake2b(said, digest_size=32, key=self._key).digest()
+
+
 class Guard:
-    """Slows down who guesses: state per (name, host)."""
+    """Slows down who guesses: state per (name, host). All names cost the same and get the same
+    answer, whether there is such a user or not."""
 
     def __init__(self, runtime: Runtime, settings: BrokerSettings) -> None:
         self._clock = runtime.clock
@@ -92,12 +124,16 @@ class Guard:
         self._delay_ms_max = settings.login_delay_ms_max
         self._waiting_max = settings.login_waiting_max
         self._per_host_max = settings.logins_per_host_max
+        self._host_waiting_max = settings.logins_waiting_per_host_max
         self._attempts: dict[tuple[str, str], _Attempts] = {}
         self._lanes: dict[str, _Lane] = {}
+        self._proven = _Proven(runtime.random.bytes(_PROVEN_KEY_BYTES))
 
     async def check(self, passwords: Passwords, name: str, host: str, stored: str | None,
                     password: str) -> None:  # fmt: skip
         """Returns when the password is right; InvalidCredentialsError when it is not."""
+        if self._proven.matches(name, stored, password):
+            return
         attempts = self._attempts.setdefault((name, host), _Attempts())
         if attempts.waiting >= self._waiting_max:
             raise ThrottledError("too many logins wait for this name", user=name)
@@ -107,6 +143,8 @@ class Guard:
                 await self._delay(attempts)
                 if await self._verify(passwords, host, stored, password):
                     attempts.failures = 0
+                    assert stored is not None, "nobody's password is right"
+                    self._proven.add(name, stored, password)
                 else:
                     attempts.failures += 1
                     raise InvalidCredentialsError("unknown user or wrong password")
@@ -120,6 +158,8 @@ class Guard:
         lane = self._lanes.get(host)
         if lane is None:
             lane = self._lanes[host] = _Lane(asyncio.Semaphore(self._per_host_max))
+        if lane.users >= self._host_waiting_max:
+            raise ThrottledError("too many logins of this host wait", host=host)
         lane.users += 1
         try:
             async with lane.room:

@@ -60,6 +60,8 @@ class Session:
     """Its last request, if that was a SEND in dialect C."""
     requests: int = 0
     """How many it sent; with the client id it names a request in logs."""
+    behalf: str = ""
+    """The host that it speaks for, where our own control plane passes on what a browser said."""
     stale: bool = False
     """It was silent for too long: its groups went on without it."""
 
@@ -73,7 +75,7 @@ class Session:
 
     @property
     def host(self) -> str:
-        return self.address.rpartition(":")[0]
+        return self.behalf or self.address.rpartition(":")[0]
 
 
 class DialectMemory:

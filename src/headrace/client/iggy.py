@@ -47,6 +47,7 @@ from headrace.wire.iggy.messages.extensions import (
     ResetAfter,
     ServerHello,
     SetPublishers,
+    SpeakFor,
     Stage,
     StagedSpan,
     StageHead,
@@ -264,6 +265,10 @@ class IggyClient:
     async def present_grant(self, grant: bytes) -> None:
         """The login that follows, with a token that is `net.grants.PREFIX`, is as its holder."""
         await self.call(c.PRESENT_GRANT, PresentGrant(grant=grant))
+
+    async def speak_for(self, host: str, token: str) -> None:
+        """The control plane's alone: whose login the next one is."""
+        await self.call(c.SPEAK_FOR, SpeakFor(host=host, token=token))
 
     def _on_registered(self, registered: users.Registered) -> int:
         assert self._conversation is not None, "dialect C's login was answered"

@@ -202,6 +202,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logins_per_host_max: Annotated[
         int, Meta(ge=1, description="Passwords of one host's logins checked at a time.")
     ] = 4
+    logins_waiting_per_host_max: Annotated[
+        int, Meta(ge=1, description="Logins of one host that are checked or wait at a time.")
+    ] = 64
     login_waiting_max: Annotated[
         int, Meta(ge=1, description="Logins of one name from one host that may wait at a time.")
     ] = 16

@@ -148,7 +148,7 @@ def create_app(
     code_token: CodeToken = NOBODYS,
 ) -> WebApplication:
     """`roles` run in this process; `/ready` asks them, and whether the broker answers."""
-    logins = Logins(runtime, broker, Sessions(runtime))
+    logins = Logins(broker, Sessions(runtime))
     live, catalogue = Live(runtime), Catalogue(runtime, broker)
     groups = GroupWatch(runtime, broker, catalogue)
     rights = PipelineRights(pipelines.topics, catalogue)

@@ -10,12 +10,12 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.client.iggy import IggyClient
-from headrace.errors import UnauthenticatedError
+from headrace.errors import ThrottledError, UnauthenticatedError, UnavailableError
 from headrace.net.tls import ClientTls
 from headrace.runtime import Runtime
 from headrace.web.logins import Login
@@ -24,13 +24,15 @@ from headrace.web.visibility import may
 from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.errors import IggyError
 
-LINKS_MAX = 64
+LINKS_MAX = 128  # two of a user: what takes long must not keep the next request from its login
+_ASKING = "who"
 IDLE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
 class _Link:
     client: IggyClient | None = None
+    user_id: int = 0
     connecting: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
     used: float = 0.0
@@ -54,31 +56,47 @@ class BrokerLinks:
         self._service = _Link()
         self._links: OrderedDict[bytes, _Link] = OrderedDict()
 
-    async def login(self, username: str, password: str) -> Login:
-        """Whether the broker knows this user, and what they may do.
+    async def login(self, credentials: Credentials) -> Login:
+        """Whether the broker knows this user, and what they may do, now.
 
-        Tried on a connection of its own: on one that is kept an old password would do for ever.
+        Asked on a connection that is kept for it: the broker logs it out when the user is deleted,
+        made inactive or gets another password, and the login that then follows says the rest.
         """
-        credentials = Credentials(username, password)
+        key = _key(credentials, _ASKING)
+        link = self._links.get(key)
+        kept = link is not None and link.client is not None and link.client.usable
         try:
-            connected = await self._connect(credentials)
+            return await self._ask(credentials, key)
         except UnauthenticatedError:
-            await self._drop(_key(credentials))
-            raise
-        async with connected as client:
-            details = await client.get_user(username)  # reading oneself is always allowed
-        permissions = None if details is None else details.permissions
+            if not kept:
+                raise
+        return await self._ask(credentials, key)
+
+    async def _ask(self, credentials: Credentials, key: bytes) -> Login:
+        name = credentials.username
+        async with self._as_user(credentials, key) as link:
+            assert link.client is not None, "it is connected"
+            details = await link.client.get_user(link.user_id)  # oneself, whatever one may do
+            if details is None or details.user.username != name:
+                raise UnauthenticatedError("the user has another name by now")
+        permissions = details.permissions
         may_manage = permissions is not None and permissions.everywhere.manage_servers
-        return Login(username, may_manage=may_manage, permissions=permissions)
+        return Login(name, may_manage=may_manage, permissions=permissions)
 
     @asynccontextmanager
     async def as_user(self, credentials: Credentials) -> AsyncIterator[IggyClient]:
-        key = _key(credentials)
+        async with self._as_user(credentials, _key(credentials)) as link:
+            assert link.client is not None, "it is connected"
+            yield link.client
+
+    @asynccontextmanager
+    async def _as_user(self, credentials: Credentials, key: bytes) -> AsyncIterator[_Link]:
         link = self._links.setdefault(key, _Link())
         self._links.move_to_end(key)
         link.users += 1
         try:
-            yield await self._connected(link, credentials)
+            await self._connected(link, credentials)
+            yield link
         except UnauthenticatedError:
             await self._drop(key)  # nobody is logged in on it
             raise
@@ -94,23 +112,26 @@ class BrokerLinks:
     async def _connected(self, link: _Link, credentials: Credentials | None) -> IggyClient:
         async with link.connecting:
             if link.client is None or not link.client.usable:
-                link.client = await self._connect(credentials)
+                link.client, link.user_id = await self._connect(credentials)
             return link.client
 
-    async def _connect(self, credentials: Credentials | None) -> IggyClient:
+    async def _connect(self, credentials: Credentials | None) -> tuple[IggyClient, int]:
         client = await IggyClient.connect(self._runtime, *self._address, tls=self._tls)
         try:
             if credentials is None:
-                await client.login_with_token(self._token)
-            else:
-                await client.login(credentials.username, credentials.password)
+                return client, await client.login_with_token(self._token)
+            if credentials.host:
+                with suppress(IggyError):  # a broker of before: the login counts as our own
+                    await client.speak_for(credentials.host, self._token)
+            return client, await client.login(credentials.username, credentials.password)
         except IggyError as error:
             await client.close()
+            if isinstance(error, UnavailableError):
+                raise ThrottledError("too many logins wait; try again in a moment") from error
             raise UnauthenticatedError("unknown user or wrong password") from error
         except BaseException:
             await client.close()
             raise
-        return client
 
     async def _tidy(self) -> None:
         """Close what nobody used for a while, and the oldest when there are too many."""
@@ -150,5 +171,6 @@ class BrokerLinks:
             await self._service.client.close()
 
 
-def _key(credentials: Credentials) -> bytes:
-    return hashlib.sha256(f"{credentials.username}\0{credentials.password}".encode()).digest()
+def _key(credentials: Credentials, purpose: str = "") -> bytes:
+    said = f"{purpose}\0{credentials.username}\0{credentials.password}"
+    return hashlib.sha256(said.encode()).digest()

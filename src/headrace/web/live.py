@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from headrace.errors import HeadraceError, ThrottledError
+from headrace.errors import HeadraceError, ThrottledError, UnauthenticatedError
 from headrace.observability.logging import get_logger
 from headrace.runtime import Runtime
 from headrace.web.logins import Login
@@ -22,7 +22,7 @@ from headrace.web.logins import Login
 log = get_logger(__name__)
 
 LISTENERS_MAX = 64
-CONNECTION_SECONDS_MAX = 300.0  # then it connects again, and its login is looked at again
+CONNECTION_SECONDS_MAX = 300.0  # then it connects again
 QUIET_SECONDS = 15.0  # a comment after so long: proxies end connections that say nothing
 TICK_SECONDS = 0.5
 _SCOPES_MAX = 32
@@ -78,8 +78,11 @@ class Live:
     def full(self) -> bool:
         return len(self._listeners) >= LISTENERS_MAX
 
-    async def frames(self, login: Login, topics: Collection[str]) -> AsyncIterator[bytes]:
-        """Until the server stops or the connection is old. ThrottledError: too many listen."""
+    async def frames(
+        self, who: Callable[[], Awaitable[Login]], topics: Collection[str]
+    ) -> AsyncIterator[bytes]:
+        """Until the server stops, the connection is old, or `who`, which is asked again before
+        anything is sent, is nobody any more. ThrottledError: too many listen."""
         if self.full:
             raise ThrottledError(f"at most {LISTENERS_MAX} pages are fed at a time")
         changed = asyncio.Event()
@@ -90,9 +93,13 @@ class Live:
             yield b"retry: 1000\n\n"
             while not self._closed and self._clock.monotonic() < ends:
                 changed.clear()
-                for topic in topics:
-                    latest = self._latest.get(topic)
-                    if latest is not None and latest.version != seen.get(topic):
+                newer = self._newer(topics, seen)
+                if newer:
+                    try:
+                        login = await who()
+                    except UnauthenticatedError:
+                        return
+                    for topic, latest in newer.items():
                         seen[topic] = latest.version
                         if frame := latest.frame(topic, login):
                             yield frame
@@ -103,6 +110,14 @@ class Live:
                     yield b": still here\n\n"
         finally:
             del self._listeners[changed]
+
+    def _newer(self, topics: Collection[str], seen: dict[str, int]) -> dict[str, _Latest]:
+        found = {topic: self._latest.get(topic) for topic in topics}
+        return {
+            topic: latest
+            for topic, latest in found.items()
+            if latest is not None and latest.version != seen.get(topic)
+        }
 
     def close(self) -> None:
         self._closed = True

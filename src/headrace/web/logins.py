@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hmac
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -19,14 +18,11 @@ from starlette.responses import Response
 
 from headrace.client.iggy import IggyClient
 from headrace.errors import UnauthenticatedError, UnauthorizedError
-from headrace.runtime import Runtime
 from headrace.web.code_token import HEADER as TOKEN_HEADER
 from headrace.web.code_token import CodeToken
 from headrace.web.sessions import COOKIE, Credentials, Sessions
 from headrace.wire.iggy.messages.users import Permissions
 
-LOGIN_CACHE_SECONDS = 60.0
-LOGIN_CACHE_ENTRIES_MAX = 256
 PAGE_HEADER = "x-headrace-page"
 """Our page sends it with all that changes something: no other site's page can."""
 _OWN_PAGES = ("same-origin", "none")  # of Sec-Fetch-Site, which every browser sends
@@ -45,8 +41,8 @@ class Login:
 class Broker(Protocol):
     """What this layer needs of the broker."""
 
-    async def login(self, username: str, password: str) -> Login:
-        """UnauthenticatedError when the broker refuses."""
+    async def login(self, credentials: Credentials) -> Login:
+        """Who that is and what they may do, now. UnauthenticatedError when the broker refuses."""
 
     async def overview(self, login: Login) -> dict[str, Any]: ...
 
@@ -59,38 +55,26 @@ class Broker(Protocol):
 
 @dataclass(slots=True)
 class Logins:
-    """Remembers good logins for a minute: Argon2 on every poll of a page would be a burden.
+    """Asks the broker with every request: what a user may do, and whether there is such a user,
+    changes at any time. Over a connection that is kept that is no more than a question."""
 
-    Only a keyed digest of the credentials is kept.
-    """
-
-    runtime: Runtime
     broker: Broker
     sessions: Sessions
-    _key: bytes = b""
-    _known: dict[bytes, tuple[float, Login]] = field(default_factory=dict)
 
     async def check(self, request: Request) -> Login:
         """Also puts `login` and `credentials` where the route's answer finds them."""
         credentials = self._credentials(request)
-        login = await self.verify(credentials)
+        try:
+            login = await self.verify(credentials)
+        except UnauthenticatedError:
+            if "authorization" not in request.headers:  # a page would go on guessing with it
+                self.sessions.end(request.cookies.get(COOKIE, ""))
+            raise
         request.state.login, request.state.credentials = login, credentials
         return login
 
     async def verify(self, credentials: Credentials) -> Login:
-        if not self._key:
-            self._key = self.runtime.random.bytes(32)
-        said = f"{credentials.username}\0{credentials.password}"
-        digest = hmac.digest(self._key, said.encode(), "sha256")
-        now = self.runtime.clock.monotonic()
-        known = self._known.get(digest)
-        if known is not None and known[0] > now:
-            return known[1]
-        login = await self.broker.login(credentials.username, credentials.password)
-        if len(self._known) >= LOGIN_CACHE_ENTRIES_MAX:
-            self._known.clear()
-        self._known[digest] = (now + LOGIN_CACHE_SECONDS, login)
-        return login
+        return await self.broker.login(credentials)
 
     def has_session(self, request: Request) -> bool:
         return self.sessions.find(request.cookies.get(COOKIE, "")) is not None
@@ -98,7 +82,7 @@ class Logins:
     def _credentials(self, request: Request) -> Credentials:
         header = request.headers.get("authorization")
         if header is not None:
-            return Credentials(*_basic_credentials(header))
+            return Credentials(*_basic_credentials(header), host_of(request))
         found = self.sessions.find(request.cookies.get(COOKIE, ""))
         if found is None:
             raise UnauthenticatedError("log in with a user of the broker")
@@ -115,6 +99,11 @@ def _basic_credentials(header: str) -> tuple[str, str]:
     if scheme.lower() != "basic" or not colon:
         raise UnauthenticatedError("log in with a user of the broker")
     return username, password
+
+
+def host_of(request: Request) -> str:
+    """Behind a proxy it is the proxy's."""
+    return "" if request.client is None else request.client.host
 
 
 def check_origin(request: Request) -> None:

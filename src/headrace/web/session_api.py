@@ -12,7 +12,7 @@ from headrace.errors import InvalidArgumentError, ThrottledError
 from headrace.web.broker_types import Rights, SessionInfo, SessionStart
 from headrace.web.exchange import json_answer, read_body
 from headrace.web.live import LISTENERS_MAX, Live
-from headrace.web.logins import Login, Logins, check_origin
+from headrace.web.logins import Login, Logins, check_origin, host_of
 from headrace.web.sessions import COOKIE, SESSION_SECONDS, Credentials
 from headrace.web.stram import AddRoute
 
@@ -25,7 +25,7 @@ def routes(add: AddRoute, logins: Logins, live: Live) -> list[Route]:
     async def log_in(request: Request) -> Response:
         check_origin(request)
         wanted = await read_body(request, SessionStart)
-        credentials = Credentials(wanted.username, wanted.password)
+        credentials = Credentials(wanted.username, wanted.password, host_of(request))
         login = await logins.verify(credentials)
         answer = json_answer(session_info(login), 201)
         answer.set_cookie(
@@ -58,7 +58,7 @@ def routes(add: AddRoute, logins: Logins, live: Live) -> list[Route]:
         if live.full:
             raise ThrottledError(f"at most {LISTENERS_MAX} pages are fed at a time")
         return StreamingResponse(
-            live.frames(request.state.login, topics),
+            live.frames(lambda: logins.check(request), topics),
             media_type="text/event-stream",
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
         )

@@ -23,6 +23,8 @@ _TOKEN_BYTES = 32
 class Credentials:
     username: str
     password: str = field(repr=False)
+    host: str = field(default="", compare=False)
+    """Where they came from, if that is known."""
 
 
 @dataclass(slots=True)

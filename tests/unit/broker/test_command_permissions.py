@@ -207,7 +207,8 @@ async def passes(h: Harness, client: Client, command: c.AnyCommand, request: Any
 
 
 def test_the_table_here_is_complete() -> None:
-    opening = (c.PING, c.LOGIN_USER, c.LOGIN_WITH_PERSONAL_ACCESS_TOKEN, c.PRESENT_GRANT)
+    opening = (c.PING, c.LOGIN_USER, c.LOGIN_WITH_PERSONAL_ACCESS_TOKEN, c.PRESENT_GRANT,
+               c.SPEAK_FOR)  # fmt: skip
     without_login = {row.code for row in opening}
     classic = {code for code, row in c.SERVED.items() if not row.only_c}
     assert {row.code for row in rows("s", "t")} | without_login == classic

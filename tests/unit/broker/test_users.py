@@ -9,11 +9,11 @@ import pytest
 from headrace.broker.passwords import Guard, Passwords, draw_token, token_digest
 from headrace.config.broker import BrokerSettings
 from headrace.errors import ThrottledError, UnauthenticatedError
-from headrace.net.credentials import Ticket, verify
+from headrace.net.credentials import Ticket, service_token, verify
 from headrace.runtime.system import system_runtime
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages import users as u
-from headrace.wire.iggy.messages.extensions import ReadTicket
+from headrace.wire.iggy.messages.extensions import ReadTicket, SpeakFor
 from headrace.wire.iggy.messages.streams import CreateStream, DeleteStream, GetStream
 from headrace.wire.iggy.messages.system import Empty, GetClient
 from headrace.wire.iggy.primitives import Partitioning
@@ -274,14 +274,56 @@ async def test_guessing_gets_slower_and_one_at_a_time() -> None:
         with pytest.raises(UnauthenticatedError):
             await attempt("wrong")
     assert clock.slept == [0.1, 0.2, 0.35]
-    await attempt("right", host="5.6.7.8")  # others are not slowed down
-    assert len(clock.slept) == 3
-    await attempt("right")
-    assert len(guard._attempts) == 0
+    with pytest.raises(UnauthenticatedError):
+        await attempt("wrong", host="5.6.7.8")
+    assert len(clock.slept) == 3, "others are not slowed down"
     results = await asyncio.gather(*(attempt("right") for _ in range(5)), return_exceptions=True)
     assert sum(isinstance(r, ThrottledError) for r in results) == 2
     assert sum(r is None for r in results) == 3
     passwords.close()
+
+
+async def test_nobody_keeps_out_who_was_in_before() -> None:
+    """Guessers fill the queue of a name, invented names that of a host; a password that was right
+    is known again, until it is another."""
+    runtime, _ = fake_runtime()
+    passwords = Passwords(runtime, time_cost=1, memory_kib=8)
+    guard = Guard(runtime, BrokerSettings(login_waiting_max=2, logins_waiting_per_host_max=8))
+    stored = await passwords.hash("right")
+    await guard.check(passwords, "ann", "h", stored, "right")
+    flood = [
+        asyncio.ensure_future(guard.check(passwords, f"nobody {n}", "h", None, "x"))
+        for n in range(200)
+    ]
+    guesses = [
+        asyncio.ensure_future(guard.check(passwords, "ann", "h", stored, f"{n}")) for n in range(9)
+    ]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(0.05):
+        await guard.check(passwords, "ann", "h", stored, "right")
+    refused = await asyncio.gather(*flood, *guesses, return_exceptions=True)
+    assert sum(isinstance(each, ThrottledError) for each in refused) >= 192
+    assert not any(each is None for each in refused)
+    changed = await passwords.hash("another")
+    with pytest.raises(UnauthenticatedError):
+        await guard.check(passwords, "ann", "h", changed, "right")
+    passwords.close()
+
+
+async def test_guesses_over_http_are_their_hosts_and_not_the_control_planes() -> None:
+    async with opened() as h:
+        token = service_token(h.broker.identity.secret)
+        page, program = h.connect(), h.connect()
+        for _ in range(8):
+            await page.call(c.SPEAK_FOR, SpeakFor(host="10.0.0.1", token=token))
+            assert await code_of(page.login("iggy", "wrong")) == 42
+        before = len(h.clock.slept)
+        assert before
+        assert await code_of(program.login("iggy", "wrong")) == 42
+        assert len(h.clock.slept) == before, "nobody failed there"
+        forged = SpeakFor(host="10.0.0.2", token="headrace-service-0")
+        assert await code_of(program.call(c.SPEAK_FOR, forged)) == 53
+        assert program.session.host == "127.0.0.1"
 
 
 async def test_hashes_are_salted_argon2id() -> None:

@@ -123,6 +123,7 @@ CALLS: list[tuple[int, Callable[[IggyClient], Awaitable[object]], object]] = [
     (43, lambda c: c.delete_token("tok"), None),
     (44, lambda c: c.login_with_token("abc"), 5),
     (9009, lambda c: c.present_grant(b"grant"), None),
+    (9010, lambda c: c.speak_for("10.0.0.1", "token"), None),
     (101, lambda c: c.send("s", "t", [Message(b"x")]), None),
     (101, lambda c: c.send_batch(batch()), None),
     (102, lambda c: c.flush("s", "t", partition=0), None),

@@ -132,8 +132,9 @@ class Pipelines:
 
 
 class Broker:
-    async def login(self, username: str, password: str) -> Login:
-        if (username, password) not in (MANAGER, READER):
+    async def login(self, credentials: Credentials) -> Login:
+        username = credentials.username
+        if (username, credentials.password) not in (MANAGER, READER):
             raise UnauthenticatedError("unknown user or wrong password")
         role = "admin" if username == "root" else "read"
         return Login(username, may_manage=username == "root", permissions=ROLES[role])

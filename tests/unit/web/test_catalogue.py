@@ -61,7 +61,7 @@ class FakeBroker:
     def as_service(self) -> AbstractAsyncContextManager[IggyClient]:
         return self._service()
 
-    async def login(self, username: str, password: str) -> Login:
+    async def login(self, credentials: Credentials) -> Login:
         return ROOT
 
     async def overview(self, login: Login) -> dict[str, Any]:

@@ -122,10 +122,10 @@ def test_the_well_known_password_alone_runs_no_code() -> None:
 
 
 class _DevBroker(Broker):
-    async def login(self, username: str, password: str) -> Login:
-        if (username, password) == ("iggy", "iggy"):
-            return Login(username, may_manage=True)
-        return await super().login(username, password)
+    async def login(self, credentials: Credentials) -> Login:
+        if credentials == Credentials("iggy", "iggy"):
+            return Login(credentials.username, may_manage=True)
+        return await super().login(credentials)
 
 
 async def test_what_runs_code_asks_who_comes_with_it_for_the_token() -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headrace.errors import ThrottledError, UnavailableError
+from headrace.errors import ThrottledError, UnauthenticatedError, UnavailableError
 from headrace.runtime.system import system_runtime
 from headrace.web import live as module
 from headrace.web.live import Live, Sampler, View
@@ -24,9 +24,31 @@ async def frame(frames: AsyncIterator[bytes]) -> bytes:
 
 
 async def opened(live: Live, login: Login, *topics: str) -> AsyncIterator[bytes]:
-    frames = live.frames(login, topics)
+    async def who() -> Login:
+        return login
+
+    frames = live.frames(who, topics)
     assert await frame(frames) == b"retry: 1000\n\n"
     return frames
+
+
+async def test_rights_that_were_taken_away_are_gone_with_the_next_frame() -> None:
+    live, logins = Live(system_runtime()), [ROOT, GUEST]
+
+    async def who() -> Login:
+        if not logins:
+            raise UnauthenticatedError("deleted")
+        return logins.pop(0)
+
+    frames = live.frames(who, ("a",))
+    await frame(frames)
+    for expected in (b"event: a\ndata: true\n\n", b"event: a\ndata: false\n\n"):
+        live.publish("a", lambda login: login.may_manage)
+        assert await frame(frames) == expected
+    live.publish("a", lambda login: login.may_manage)
+    with pytest.raises(StopAsyncIteration):
+        await frame(frames)
+    live.close()
 
 
 async def test_a_slow_reader_gets_the_newest_only() -> None:

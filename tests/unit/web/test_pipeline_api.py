@@ -172,7 +172,11 @@ async def test_a_pipeline_that_vanishes_while_it_is_looked_at_is_left_out() -> N
 async def first_frames(live: Live, *topics: str) -> set[str]:
     """Names of the events that came, until there was one of each."""
     came: set[str] = set()
-    async for frame in live.frames(Login("a", may_manage=True), topics):
+
+    async def who() -> Login:
+        return Login("a", may_manage=True)
+
+    async for frame in live.frames(who, topics):
         if frame.startswith(b"event: "):
             came.add(frame.split(b"\n")[0].removeprefix(b"event: ").decode())
         if len(came) == len(topics):

@@ -109,6 +109,11 @@ CASES: dict[str, tuple[AnyCommand, object, bytes]] = {
         x.PresentGrant(grant=b"g"),
         msgspec.msgpack.encode({"grant": b"g"}),
     ),
+    "SPEAK_FOR": (
+        c.SPEAK_FOR,
+        x.SpeakFor(host="10.0.0.1", token="t"),
+        msgspec.msgpack.encode({"host": "10.0.0.1", "token": "t"}),
+    ),
     "READ_TICKET": (
         c.READ_TICKET,
         x.ReadTicket(topics=(("s1", "t1"), (0, "t2"))),

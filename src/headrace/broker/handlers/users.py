@@ -29,11 +29,12 @@ from headrace.net.grants import PREFIX, verify_grant
 from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.dialects import CLASSIC, Dialect, of_version
 from headrace.wire.iggy.messages import users as m
-from headrace.wire.iggy.messages.extensions import PresentGrant
+from headrace.wire.iggy.messages.extensions import PresentGrant, SpeakFor
 from headrace.wire.iggy.messages.system import Empty
 from headrace.wire.iggy.vsr import VERSION, VERSION_MAX, VERSION_MIN
 
 TOKEN_BYTES_MAX = 100
+HOST_CHARACTERS_MAX = 100
 
 
 async def get_user(broker: Broker, session: Session, request: m.GetUser) -> m.UserDetails | None:
@@ -218,6 +219,16 @@ async def present_grant(broker: Broker, session: Session, request: PresentGrant)
     except UnauthorizedError as error:
         await broker.guard.on_token_refused(session.host)
         raise InvalidTokenError(str(error)) from error
+
+
+async def speak_for(broker: Broker, session: Session, request: SpeakFor) -> None:
+    """Guesses that come over HTTP are their host's, not the control plane's, and no reason to keep
+    the same host waiting on other ports."""
+    service = service_token(broker.identity.secret)
+    if not hmac.compare_digest(request.token.encode(), service.encode()):
+        await broker.guard.on_token_refused(session.host)
+        raise InvalidTokenError("only the control plane speaks for others")
+    session.behalf = f"http {request.host[:HOST_CHARACTERS_MAX]}"
 
 
 def _log_in_with_grant(broker: Broker, session: Session, stated: Dialect) -> m.Identity:

@@ -760,6 +760,7 @@ return {
       [9006] = {name = "RESET_AFTER", request = {}, response = {}},
       [9007] = {name = "PURGE_TO", request = {}, response = {}},
       [9009] = {name = "PRESENT_GRANT", request = {}, response = {}},
+      [9010] = {name = "SPEAK_FOR", request = {}, response = {}},
       [9008] = {name = "READ_TICKET", request = {}, response = {}},
     },
     status = {

@@ -338,6 +338,7 @@ SET_PUBLISHERS = _row(
 RESET_AFTER = _row(9006, "RESET_AFTER", extensions.ResetAfter, Empty, Permission.MANAGE_TOPIC)
 PURGE_TO = _row(9007, "PURGE_TO", extensions.PurgeTo, Empty, Permission.MANAGE_TOPIC)
 PRESENT_GRANT = _row(9009, "PRESENT_GRANT", extensions.PresentGrant, Empty, authenticated=False)
+SPEAK_FOR = _row(9010, "SPEAK_FOR", extensions.SpeakFor, Empty, authenticated=False)
 READ_TICKET = _row(9008, "READ_TICKET", extensions.ReadTicket, extensions.Ticket, Permission.POLL)
 
 SERVED: dict[int, AnyCommand] = {code: row for code, row in TABLE.items() if row.served}

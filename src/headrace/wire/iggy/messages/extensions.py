@@ -92,6 +92,14 @@ class PresentGrant(Extension, frozen=True, kw_only=True):
     grant: bytes
 
 
+class SpeakFor(Extension, frozen=True, kw_only=True):
+    """Of the control plane: whose login the next one on this connection is."""
+
+    host: str
+    token: str
+    """The service's, as proof that it is the control plane."""
+
+
 class OpenPublisher(Extension, frozen=True, kw_only=True, omit_defaults=True):
     """Become the one run of a publisher that may write; the same run may ask again."""
 
