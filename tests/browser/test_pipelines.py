@@ -210,7 +210,7 @@ def test_an_unknown_pipeline_is_said_to_be_unknown(
     stage: PipelinesStage, opens: Opens, complaints: list[str]
 ) -> None:
     page = opens("#/pipelines/nothing", base=stage)
-    expect(page.get_by_role("alert")).to_contain_text("no such application")
+    expect(page.get_by_role("alert")).to_contain_text("there is no pipeline")
     complaints.clear()  # the browser says that it got a 404
 
 

@@ -7,7 +7,8 @@ An option wins over its environment variable, that over the profile, that over w
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -19,6 +20,8 @@ from headrace.cli.options import HTTP, TLS, TLS_DEFAULTS, TLS_OPTIONS, Tls, with
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
+    from headrace.client.link import Link
+    from headrace.errors import HeadraceError
     from headrace.net.tls import ClientTls
 
 T = TypeVar("T")
@@ -122,22 +125,102 @@ def _value(given: dict[str, Any], profile: dict[str, Any], name: str, default: s
 def with_broker(work: Callable[[IggyClient], Awaitable[T]]) -> T:
     """Connect, log in, run `work`, close. Errors leave as HeadraceError."""
     from headrace.client.iggy import IggyClient
-    from headrace.net.addresses import parse_address
     from headrace.runtime.system import run, system_runtime
 
     target = TARGET.get()
-    host, port = parse_address(target.address)
+    host, port = address_of(target)
     tls = client_tls()
 
     async def main() -> T:
         async with await IggyClient.connect(system_runtime(), host, port, tls=tls) as client:
-            if target.token:
-                await client.login_with_token(target.token)
-            else:
-                await client.login(target.username, target.password)
+            with speaking_iggy(target.address):
+                if target.token:
+                    await client.login_with_token(target.token)
+                else:
+                    await client.login(target.username, target.password)
             return await work(client)
 
     return run(main())
+
+
+def with_link(work: Callable[[Link], Awaitable[T]], *, retry_seconds: float) -> T:
+    """As `with_broker`, over a connection that is made again when it breaks: a server that
+    restarts costs a pause. It has to be there at the beginning."""
+    from headrace.cli.output import note
+    from headrace.client.link import Link
+    from headrace.client.tls_options import TlsOptions
+    from headrace.client.url import ServerUrl
+    from headrace.runtime.system import run, system_runtime
+
+    target, chosen = TARGET.get(), TLS.get()
+    host, port = address_of(target)
+    tls = TlsOptions(chosen.wanted, chosen.ca, chosen.server_name, chosen.insecure)
+    server = ServerUrl(host, port, target.username, target.password, token=target.token, tls=tls)
+
+    async def main() -> T:
+        told: set[str] = set()
+
+        def on_failure(error: HeadraceError) -> None:
+            """Once for each outage."""
+            if not told:
+                told.add(error.message)
+                note(f"{error}; trying again (Ctrl-C ends this)")
+
+        def on_connected() -> None:
+            if told:
+                told.clear()
+                note(f"connected to {target.address} again")
+
+        link = Link(
+            system_runtime(), server, retry_seconds=retry_seconds,
+            on_failure=on_failure, on_connected=on_connected,
+        )  # fmt: skip
+        try:
+            with speaking_iggy(target.address):
+                await link.connected()
+            return await work(link)
+        finally:
+            await link.close()
+
+    return run(main())
+
+
+def address_of(target: Target) -> tuple[str, int]:
+    from headrace.errors import ConfigError, InvalidArgumentError
+    from headrace.net.addresses import parse_address
+
+    try:
+        return parse_address(target.address)
+    except InvalidArgumentError as error:
+        raise ConfigError(
+            f"--address is HOST:PORT, as in {ADDRESS}, and not {target.address!r}: {error.message}"
+        ) from error
+
+
+@contextmanager
+def speaking_iggy(address: str) -> Iterator[None]:
+    """Around the first request of a connection: what goes wrong there is a wrong port."""
+    from headrace.errors import DeadlineError, RemoteProtocolError, UnavailableError
+    from headrace.wire.iggy.errors import IggyError
+
+    try:
+        yield
+    except IggyError:
+        raise
+    except UnavailableError as error:
+        if error.message.startswith("cannot connect"):
+            raise
+        raise UnavailableError(
+            f"{address} closed the connection at the login: it is not the Iggy port, or takes TLS "
+            "only"
+        ) from error
+    except DeadlineError as error:
+        raise DeadlineError(
+            f"{address} took the connection and did not answer the login: it is busy, or it is not "
+            "the Iggy port"
+        ) from error
+    except RemoteProtocolError as error:
+        raise UnavailableError(f"what listens on {address} is not the Iggy port") from error
 
 
 def client_tls() -> ClientTls | None:

@@ -2,7 +2,8 @@
 
 The first line of stdin says what to serve. When stdin ends the parent is gone or wants an end, and
 so does this process; containers end with it. When it is killed they go on, and the next one adopts
-them. One line on stdout says that it is ready, and where; empty ones follow as long as it lives.
+them. One line on stdout says that it is ready, and where, or why it is not; empty ones follow as
+long as it lives.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 from headrace.assembly.control_plane import ControlPlane
 from headrace.cli.observing import make_endpoint, observing
 from headrace.config.settings import Settings
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.observability.logging import configure_logging, get_logger
 from headrace.runtime.system import run, system_runtime
 
@@ -43,7 +44,8 @@ async def serve(told: Told) -> int:
     loop.add_signal_handler(signal.SIGTERM, orphaned.set)
 
     def watch_parent() -> None:
-        while sys.stdin.buffer.read(4096):
+        # Not through sys.stdin, whose lock a thread that still waits would keep when we end.
+        while os.read(0, 4096):
             pass
         loop.call_soon_threadsafe(orphaned.set)
 
@@ -100,6 +102,8 @@ def main() -> int:
             return run(serve(told))
     except HeadraceError as error:
         get_logger(__name__).error("control plane failed", reason=str(error))
+        failed = {"error": str(error), "config": isinstance(error, ConfigError)}
+        print(msgspec.json.encode(failed).decode(), flush=True)
         return 1
 
 

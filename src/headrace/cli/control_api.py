@@ -146,7 +146,9 @@ class Api:
             said = {} if answer.is_good else _said(answer)
         if answer.is_good:
             return answer
-        text = str(said.get("error", f"HTTP {answer.status}"))
+        where = self._base.removesuffix("/api")
+        strange = f"{where}: HTTP {answer.status} and nothing else; perhaps it is not the dashboard"
+        text = str(said.get("error", strange))
         kind = {
             401: UnauthenticatedError,
             403: UnauthorizedError,
@@ -166,7 +168,7 @@ class Api:
                 method, url, user=self._auth, tls=self._tls, seconds=seconds, body=body, token=token
             )
         except UnavailableError as error:
-            raise UnavailableError(f"{self._base}: {error}") from error
+            raise UnavailableError(f"{self._base.removesuffix('/api')}: {error}") from error
 
 
 def _said(answer: Answer) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import socket
 from base64 import b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -80,7 +82,22 @@ def call(
         connection.request(method, target, content, headers)
         response = connection.getresponse()
         return Answer(response.status, response.read())
-    except (OSError, http.client.HTTPException) as error:
-        raise UnavailableError(str(error) or type(error).__name__) from error
+    except TimeoutError as error:
+        raise UnavailableError(f"no answer within {seconds:g} s") from error
+    except OSError as error:
+        raise UnavailableError(_reason(error)) from error
+    except http.client.HTTPException as error:
+        raise UnavailableError("what listens there is not the dashboard") from error
     finally:
         connection.close()
+
+
+def _reason(error: OSError) -> str:
+    """The system's own words. Those of TLS and of names that nobody knows have other numbers."""
+    import ssl
+
+    if isinstance(error, ssl.SSLError):
+        return f"TLS handshake failed: {error.reason or error}"
+    if error.errno is not None and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno).lower()
+    return (error.strerror or str(error) or type(error).__name__).lower()

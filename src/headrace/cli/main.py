@@ -43,26 +43,18 @@ def root(
 
 
 def main() -> None:
-    """Entry point. Exit 0 for success, 1 when the work failed, 2 for usage or configuration."""
-    from headrace.errors import ConfigError, HeadraceError
+    """Entry point. Exit 0 for success, 1 when the work failed, 2 for usage or configuration, 130
+    after Ctrl-C."""
+    from headrace.errors import HeadraceError
 
     try:
         app()
-    except ConfigError as error:
-        print(f"headrace: {error}", file=sys.stderr)
-        sys.exit(2)
     except HeadraceError as error:
-        from headrace.cli.advice import advice
+        from headrace.cli.advice import report
 
-        print(f"headrace: {error}", file=sys.stderr)
-        hint = advice(error)
-        if hint:
-            print(f"  {hint}", file=sys.stderr)
-        sys.exit(1)
-    except BrokenPipeError:
-        # The reader of a pipe (head, less) went away: that is its right.
-        sys.stderr.close()
-        sys.exit(0)
+        text, status = report(error, as_json="--json" in sys.argv)
+        print(text, file=sys.stderr)
+        sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -138,8 +138,9 @@ def _run(
     from headrace.cli.observing import observing
     from headrace.cli.role_serving import serve_role
     from headrace.cli.secret import read_secret
+    from headrace.cli.starting import explaining_start
     from headrace.runtime.system import run
 
     secret = read_secret(settings.secret, settings.data_dir)
-    with observing(settings, name, log_format):
+    with observing(settings, name, log_format), explaining_start(settings):
         run(serve_role(name, settings, secret, ready_file=ready_file))

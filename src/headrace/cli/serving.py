@@ -35,7 +35,7 @@ from headrace.cli.up import (
     write_ready_file,
 )
 from headrace.config.settings import Settings
-from headrace.errors import UnavailableError
+from headrace.errors import ConfigError, UnavailableError
 from headrace.observability.logging import Format, get_logger
 from headrace.observability.recent import RecentLines
 from headrace.runtime.system import system_runtime
@@ -70,17 +70,20 @@ class ControlChild:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         # One that follows another takes its ports, so that its address stays good.
-        told = {**self._told, "before": self.addresses}
-        self._process.stdin.write(msgspec.json.encode(told) + b"\n")
+        order = {**self._told, "before": self.addresses}
+        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
         try:
             async with asyncio.timeout(READY_SECONDS):
                 line = await self._process.stdout.readline()
         except TimeoutError:
             line = b""
-        if not line:
+        told = json.loads(line) if line else {"error": "it said nothing; its messages tell more"}
+        if "error" in told:
             await self.stop()
-            raise UnavailableError("the control plane did not start; see its messages above")
-        self.addresses = json.loads(line)
+            if told.get("config"):
+                raise ConfigError(told["error"])
+            raise UnavailableError(f"the control plane did not start: {told['error']}")
+        self.addresses = told
 
     async def keep(self) -> None:
         """Start it again whenever it ends; the log does not stop for a page."""
@@ -95,7 +98,7 @@ class ControlChild:
             pause = min(pause * 2, RESTART_SECONDS_MAX)
             try:
                 await self.start()
-            except (UnavailableError, OSError) as error:  # no memory, no descriptor: later perhaps
+            except (UnavailableError, ConfigError, OSError) as error:  # no memory: later perhaps
                 log.error("control plane not started", reason=str(error))
 
     async def _wait_ended(self) -> int:

@@ -7,6 +7,7 @@ Importing all of them and reading their signatures took longer than everything e
 from __future__ import annotations
 
 import os
+import select
 import sys
 from importlib import import_module
 from typing import Any
@@ -61,12 +62,31 @@ class Tree(TyperGroup):
         name, found, rest = super().resolve_command(ctx, args)
         return name, load(name) if found is not None and name is not None else found, rest
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            if not _is_unread(1):
+                raise
+            # The reader of a pipe (head, less) went away: that is its right.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise typer.Exit(0) from None
+        return result
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         column = max(map(len, COMMANDS))
         for section, entries in SECTIONS.items():
             with formatter.section(section):
                 rows = [(f"{name:<{column}}", entry.sentence) for name, entry in entries.items()]
                 formatter.write_dl(rows)
+
+
+def _is_unread(descriptor: int) -> bool:
+    """Whether the other end of this pipe is closed."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def load(name: str) -> Any:

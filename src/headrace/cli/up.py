@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +69,9 @@ def up(
     configure_logging(format=log_format, role="data-plane", output=output)
     from headrace.cli.observing import observing
     from headrace.cli.serving import serve
+    from headrace.cli.starting import explaining_start
 
-    with observing(settings, "data-plane", log_format), telling_who_runs(settings.data_dir):
+    with observing(settings, "data-plane", log_format), explaining_start(settings):
         run(serve(settings, ready_file=ready_file, log_format=log_format, background=background))
 
 
@@ -84,25 +84,6 @@ def _as_options(given: Mapping[str, Any]) -> list[str]:
         elif value is not None and value != "":
             options.append(f"--{name.replace('_', '-')}={value}")
     return options
-
-
-@contextmanager
-def telling_who_runs(data_dir: str) -> Iterator[None]:
-    """A lock that another process holds is told by what that process is."""
-    from headrace.errors import LockedError
-
-    try:
-        yield
-    except LockedError as error:
-        from headrace.cli.detaching import told_running
-        from headrace.cli.running import read_note
-
-        there = read_note(data_dir)
-        if there is not None:
-            raise LockedError(told_running(data_dir, there)) from error
-        raise LockedError(
-            f"another headrace uses {data_dir}; stop it, or choose another --data-dir"
-        ) from error
 
 
 def load_settings(file: str, overrides: dict[str, Any]) -> Settings:

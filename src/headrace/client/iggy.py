@@ -19,6 +19,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
+from headrace.client.refusals import refusal
 from headrace.errors import DeadlineError, RemoteProtocolError, UnavailableError
 from headrace.net.grants import PREFIX as GRANT
 from headrace.net.grants import grant_bytes, is_grant
@@ -28,7 +29,7 @@ from headrace.wire.iggy import commands as c
 from headrace.wire.iggy import vsr
 from headrace.wire.iggy.commands import Command, Encodable
 from headrace.wire.iggy.dialects import Dialect
-from headrace.wire.iggy.errors import IggyError, Status, error_of
+from headrace.wire.iggy.errors import IggyError, Status
 from headrace.wire.iggy.frames import (
     RESPONSE_BYTES_MAX,
     ResponseDecoder,
@@ -161,24 +162,33 @@ class IggyClient:
             pieces = encode_request(command.code, body)
         else:
             pieces = self._conversation.encode(command.code, body)
-        return await self._ask(command, pieces, timeout)
+        return await self._ask(command, pieces, timeout, request)
 
-    async def again(self, command: Command[Q, R], *, timeout: float | None = None) -> R:
-        """Send the conversation's last request that changes something, which was `command`'s."""
+    async def again(
+        self, command: Command[Q, R], *, timeout: float | None = None, request: Q | None = None
+    ) -> R:
+        """Send the conversation's last request that changes something, which was `command`'s. For
+        the text of a refusal alone, `request` says what it was."""
         assert self._conversation is not None, "dialect B2 has no numbers"
-        return await self._ask(command, self._conversation.again(), timeout)
+        return await self._ask(command, self._conversation.again(), timeout, request)
 
     async def _ask(
-        self, command: Command[Q, R], pieces: Sequence[Buffer], timeout: float | None
+        self,
+        command: Command[Q, R],
+        pieces: Sequence[Buffer],
+        timeout: float | None,
+        request: Q | None,
     ) -> R:
         limit = self._timeout if timeout is None else timeout
         try:
             async with asyncio.timeout(limit), self._turn:
                 frame = await self._exchange(pieces)
         except TimeoutError as error:
-            raise DeadlineError(command=command.name, seconds=limit) from error
+            raise DeadlineError(
+                f"{self._connection.peer} did not answer {command.name} within {limit:g} s"
+            ) from error
         if frame.status != Status.OK:
-            raise error_of(frame.status, command=command.name)
+            raise refusal(frame.status, command.name, request)
         return command.decode_response(frame.payload, self.dialect)
 
     async def _exchange(self, pieces: Sequence[Buffer]) -> ResponseFrame:
@@ -198,7 +208,7 @@ class IggyClient:
         while True:
             data = await self._connection.receive()
             if not data:
-                raise UnavailableError("the server closed", peer=self._connection.peer)
+                raise UnavailableError(f"{self._connection.peer} closed the connection")
             frames = self._decoder.feed(data)
             if len(frames) > 1 or (frames and self._decoder.buffered_bytes):
                 raise RemoteProtocolError("reply to no request", peer=self._connection.peer)

@@ -13,7 +13,7 @@ from typing import TypeVar
 from headrace.client.iggy import IggyClient
 from headrace.client.retrying import TRANSIENT, retry
 from headrace.client.url import ServerUrl
-from headrace.errors import UnauthenticatedError, UnauthorizedError
+from headrace.errors import HeadraceError, UnauthenticatedError, UnauthorizedError
 from headrace.net.tls import ClientTls
 from headrace.runtime.interfaces import Runtime
 from headrace.wire.iggy import commands as c
@@ -36,8 +36,13 @@ class Link:
         *,
         retry_seconds: float,
         conversation: Conversation | None = None,
+        on_failure: Callable[[HeadraceError], None] | None = None,
+        on_connected: Callable[[], None] | None = None,
     ) -> None:
+        """`on_failure` hears of failures that are tried again, `on_connected` of connections."""
         self.runtime = runtime
+        self.on_failure = on_failure
+        self.on_connected = on_connected
         self.server = server
         self.retry_seconds = retry_seconds
         self.tls: ClientTls | None = server.tls.client()
@@ -65,11 +70,17 @@ class Link:
                 await self.disconnect(client)  # what we logged in with ended: there is another
                 return await call(await self.connected())
 
-        return await retry(attempt, self.runtime.clock, self.retry_seconds)
+        return await self.again(attempt)
+
+    async def again(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Do it, again after failures that pass, for as long as this link tries."""
+        return await retry(
+            attempt, self.runtime.clock, self.retry_seconds, on_failure=self.on_failure
+        )
 
     async def once(self, call: Callable[[IggyClient], Awaitable[T]]) -> T:
         """Make a call that must not be made twice; whether a broken one was made is unknown."""
-        client = await retry(self.connected, self.runtime.clock, self.retry_seconds)
+        client = await self.again(self.connected)
         try:
             return await call(client)
         except TRANSIENT:
@@ -87,6 +98,8 @@ class Link:
             if self._client is None or not self._client.usable:
                 self._client = await self._connect()
                 self.connections += 1
+                if self.on_connected is not None:
+                    self.on_connected()
             return self._client
 
     async def _connect(self) -> IggyClient:
@@ -153,14 +166,16 @@ class Sender:
                 client = await link.connected()
                 try:
                     if sent:
-                        return await client.again(c.SEND_MESSAGES, timeout=SEND_SECONDS)
+                        return await client.again(
+                            c.SEND_MESSAGES, timeout=SEND_SECONDS, request=request
+                        )
                     sent = True
                     return await client.call(c.SEND_MESSAGES, request, timeout=SEND_SECONDS)
                 except TRANSIENT:
                     await link.disconnect(client)
                     raise
 
-            return await retry(attempt, link.runtime.clock, link.retry_seconds)
+            return await link.again(attempt)
 
     async def _open(self) -> Link:
         questions = self._questions
@@ -172,6 +187,8 @@ class Sender:
             conversation=(
                 Conversation(questions.runtime.random.bytes(16)) if self._numbered else None
             ),
+            on_failure=questions.on_failure,
+            on_connected=questions.on_connected,
         )
         return self._link
 

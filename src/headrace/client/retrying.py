@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from headrace.errors import DeadlineError, NotLeaderError, UnavailableError
+from headrace.errors import DeadlineError, HeadraceError, NotLeaderError, UnavailableError
 from headrace.runtime.interfaces import Clock
 
 T = TypeVar("T")
@@ -15,12 +15,21 @@ PAUSE_SECONDS = 0.2
 TRANSIENT = (UnavailableError, DeadlineError, NotLeaderError)
 
 
-async def retry(attempt: Callable[[], Awaitable[T]], clock: Clock, seconds: float = SECONDS) -> T:
+async def retry(
+    attempt: Callable[[], Awaitable[T]],
+    clock: Clock,
+    seconds: float = SECONDS,
+    *,
+    on_failure: Callable[[HeadraceError], None] | None = None,
+) -> T:
+    """`on_failure` hears of each failure after which it is tried again."""
     deadline = clock.monotonic() + seconds
     while True:
         try:
             return await attempt()
-        except TRANSIENT:
+        except TRANSIENT as error:
             if clock.monotonic() > deadline:
                 raise
+            if on_failure is not None:
+                on_failure(error)
         await clock.sleep(PAUSE_SECONDS)

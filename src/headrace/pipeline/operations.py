@@ -232,7 +232,7 @@ class Operations(ABC):
         """The rows that a recording has so far, window by window."""
         path = f"{self._get(name).application.path}/recordings/{recording}"
         if "/" in recording or recording.startswith("."):
-            raise NotFoundError("no such recording", recording=recording)
+            raise NotFoundError(f"there is no recording {recording!r}")
         return await self._disk.run(recordings.read, self._runtime.disk, path)
 
     async def send_request(self, name: str, request: m.StramToNodeRequest) -> None:
@@ -373,7 +373,7 @@ class Operations(ABC):
         try:
             return self._running[name]
         except KeyError:
-            raise NotFoundError("no such application", name=name) from None
+            raise NotFoundError(f"there is no pipeline {name!r}") from None
 
     def _check_package(self, package: packages.Package) -> None:
         packages.check_files(

@@ -88,7 +88,7 @@ class Roster:
         """All instances of a logical operator."""
         found = [one for one in self.operators.values() if one.physical.logical.name == name]
         if not found:
-            raise NotFoundError("no such operator", operator=name)
+            raise NotFoundError(f"there is no operator {name!r}")
         return found
 
     def downstream_of(self, names: Iterable[str]) -> set[str]:

@@ -136,7 +136,7 @@ class Application(Replanning):
         """Somebody asks for a container to be killed; it is restarted and counts as no failure."""
         container = self._find(container_id)
         if container is None or container.state is ContainerState.KILLED:
-            raise NotFoundError("no such container is running", container_id=container_id)
+            raise NotFoundError(f"there is no container {container_id!r} that runs")
         container.counts_as_failure = False
         return self._replace(container, now_ms)
 
@@ -229,7 +229,7 @@ class Application(Replanning):
     def on_stack_trace_wanted(self, container_id: str) -> Container:
         container = self._find(container_id)
         if container is None:
-            raise NotFoundError("no such container", container_id=container_id)
+            raise NotFoundError(f"there is no container {container_id!r}")
         container.stack_trace_wanted = True
         container.stack_trace = ""
         return container

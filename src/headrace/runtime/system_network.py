@@ -8,6 +8,7 @@ Datagrams that the kernel does not take are queued up to DATAGRAM_BYTES_MAX, the
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 from collections import deque
@@ -336,10 +337,13 @@ class SystemTransport:
             raise
         except TimeoutError as error:
             connection.give_up()
-            raise UnavailableError("no answer in time", host=host, port=port) from error
+            raise UnavailableError(
+                f"cannot connect to {format_address((host, port))}: no answer within {timeout:g} s"
+            ) from error
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise UnavailableError(f"cannot connect: {reason}", host=host, port=port) from error
+            raise UnavailableError(
+                f"cannot connect to {format_address((host, port))}: {_reason(error)}"
+            ) from error
         return connection
 
     async def listen(self, host: str, port: int, on_connection: OnConnection) -> SystemListener:
@@ -396,8 +400,14 @@ def _bind_datagrams(family: socket.AddressFamily, address: tuple[str, int]) -> s
 
 
 def _cannot_listen(error: OSError, host: str, port: int) -> ConfigError:
-    reason = error.strerror or str(error)
-    return ConfigError(f"cannot listen: {reason}", host=host, port=port)
+    return ConfigError(f"cannot listen on {format_address((host, port))}: {_reason(error)}")
+
+
+def _reason(error: OSError) -> str:
+    """The system's own words: loops put their own around them, or none."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return (error.strerror or str(error)).lower()
 
 
 def format_address(name: tuple[str, int] | tuple[str, int, int, int] | None) -> str:

@@ -61,7 +61,7 @@ def operator_infos(view: View) -> list[OperatorInfo]:
 def operator_info(view: View, id_: int) -> OperatorInfo:
     found = next((one for one in operator_infos(view) if one.id == id_), None)
     if found is None:
-        raise NotFoundError("no such operator", id=id_)
+        raise NotFoundError(f"there is no operator {id_!r}")
     return found
 
 
@@ -123,7 +123,7 @@ def port_info(operator: OperatorInfo, name: str) -> PortInfo:
 def _one(ports: Iterable[PortInfo], name: str, what: str) -> PortInfo:
     found = next((port for port in ports if port.name == name), None)
     if found is None:
-        raise NotFoundError(f"no such {what}", name=name)
+        raise NotFoundError(f"there is no {what} {name!r}")
     return found
 
 
@@ -158,7 +158,7 @@ def container_infos(view: View, states: frozenset[str] = frozenset()) -> list[Co
 def container_info(view: View, id_: str) -> ContainerInfo:
     found = next((one for one in container_infos(view) if one.id == id_), None)
     if found is None:
-        raise NotFoundError("no such container", id=id_)
+        raise NotFoundError(f"there is no container {id_!r}")
     return found
 
 
@@ -183,7 +183,7 @@ def physical_plan(view: View) -> PhysicalPlanInfo:
 def logical_operator(view: View, name: str) -> dict[str, Any]:
     found = _logical(view, name)
     if not found:
-        raise NotFoundError("no such operator", name=name)
+        raise NotFoundError(f"there is no operator {name!r}")
     return found
 
 

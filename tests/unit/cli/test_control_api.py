@@ -16,7 +16,7 @@ def test_an_address_copied_from_a_browser_is_taken(written: str) -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(UnavailableError) as caught:
         Api(written.format(address), "iggy", "iggy").get("/pipelines")
-    assert str(caught.value).startswith(f"http://{address}/api")
+    assert str(caught.value).startswith(f"http://{address}: ")
     assert "--http" in advice(caught.value)
 
 
@@ -30,7 +30,7 @@ def test_another_server_that_is_not_there_is_looked_for_by_its_address() -> None
 
 
 def test_what_a_client_hears_as_a_number_is_explained() -> None:
-    assert "disk" in advice(error_of(Status.IO_ERROR))
+    assert "`headrace verify`" in advice(error_of(Status.IO_ERROR))
     late = advice(error_of(Status.TASK_TIMEOUT))
     assert "cluster status" in late
     assert "Is the server running" not in late

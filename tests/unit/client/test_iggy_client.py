@@ -221,7 +221,9 @@ def test_refusals_are_errors_of_the_taxonomy_and_leave_the_connection_usable() -
             await client.create_stream("s")
         assert isinstance(caught.value, IggyError)
         assert caught.value.code == 1012
-        assert caught.value.data["command"] == "CREATE_STREAM"
+        assert (caught.value.command, str(caught.value)) == (
+            "CREATE_STREAM", "there is a stream 's' already",
+        )  # fmt: skip
         await client.ping()
         assert client.usable
 

@@ -27,6 +27,7 @@ from functools import cache, lru_cache
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from headrace.errors import LocalProtocolError
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.fields import Buffer
 from headrace.wire.iggy.userheaders import USER_HEADERS_BYTES_MAX
@@ -63,6 +64,12 @@ _EQUAL_COUNT_MAX = 4096
 COPIED_BYTES_MAX = 2048
 """Up to here hashing a copy of a message is faster than making a view of it."""
 _COPIED_AT_ONCE = 128 * 1024
+
+
+def payload_too_large(length: int) -> LocalProtocolError:
+    return LocalProtocolError(
+        f"a payload of {length:,} bytes is too large: it may have {PAYLOAD_BYTES_MAX:,}"
+    )
 
 
 def user_headers_at(area: memoryview, start: int) -> memoryview:

@@ -21,6 +21,7 @@ from headrace.wire.iggy.batch import (
     gather_headers,
     header_dtype,
     items,
+    payload_too_large,
     stride_of,
 )
 from headrace.wire.iggy.dialects import Dialect
@@ -30,6 +31,7 @@ from headrace.wire.iggy.userheaders import (
     KEY_PREFIX_BYTES,
     USER_HEADERS_BYTES_MAX,
     convert_headers,
+    headers_too_large,
     key_header,
     key_prefix,
     split_key,
@@ -117,11 +119,11 @@ def message_headers(payload_lengths: NDArray[Any], block_lengths: NDArray[Any] |
 
     headers = np.zeros(len(payload_lengths), header_dtype())
     if len(payload_lengths) and payload_lengths.max() > PAYLOAD_BYTES_MAX:
-        raise LocalProtocolError("message payload too large", length=int(payload_lengths.max()))
+        raise payload_too_large(int(payload_lengths.max()))
     headers["payload_length"] = payload_lengths
     if block_lengths is not None and len(block_lengths):
         if block_lengths.max() > USER_HEADERS_BYTES_MAX:
-            raise LocalProtocolError("user headers too large", length=int(block_lengths.max()))
+            raise headers_too_large(int(block_lengths.max()))
         headers["headers_length"] = block_lengths
     return headers
 

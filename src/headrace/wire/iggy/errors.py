@@ -160,6 +160,9 @@ class DecodeError(RemoteProtocolError):
 class IggyError(RequestError):
     """A refusal that has a number of its own. Make one with `error_of`."""
 
+    command = ""
+    """What was refused, where a client knows."""
+
     def __init__(self, code: int, message: str = "", /, **data: object) -> None:
         super().__init__(message or name_of(code), **data)
         self.code = int(code)

@@ -103,8 +103,15 @@ class UserHeader:
 def encode_headers(headers: Iterable[UserHeader], dialect: Dialect = Dialect.B2) -> bytes:
     block = _encode(headers, dialect)
     if len(block) > USER_HEADERS_BYTES_MAX:
-        raise LocalProtocolError("user headers too large", length=len(block))
+        raise headers_too_large(len(block))
     return block
+
+
+def headers_too_large(length: int) -> LocalProtocolError:
+    return LocalProtocolError(
+        f"headers of {length:,} bytes are too large: those of a message, with its key, may have "
+        f"{USER_HEADERS_BYTES_MAX:,}"
+    )
 
 
 def _encode(headers: Iterable[UserHeader], dialect: Dialect) -> bytes:

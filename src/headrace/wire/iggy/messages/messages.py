@@ -49,6 +49,7 @@ from headrace.wire.iggy.userheaders import (
     USER_HEADERS_BYTES_MAX,
     UserHeader,
     decode_headers,
+    headers_too_large,
     split_key,
 )
 
@@ -269,9 +270,9 @@ def encode_send(
 
 def _checked_length(message: Message) -> int:
     if len(message.payload) > batch.PAYLOAD_BYTES_MAX:
-        raise LocalProtocolError("message payload too large", length=len(message.payload))
+        raise batch.payload_too_large(len(message.payload))
     if len(message.headers) > USER_HEADERS_BYTES_MAX:
-        raise LocalProtocolError("user headers too large", length=len(message.headers))
+        raise headers_too_large(len(message.headers))
     return len(message.payload)
 
 
