@@ -37,7 +37,7 @@ def test_streams_topics_and_messages_from_the_shell(server: Server) -> None:
     ok(server.headrace("topic", "create", "shell/lines", "--partitions", "2"))
     lines = "".join(f"line {n} ü\n" for n in range(2500))
     done = server.headrace("produce", "shell/lines", "--partition", "1", input=lines)
-    assert "sent 2500 messages" in done.stderr
+    assert "stored 2500 messages" in done.stderr
     assert ok(server.headrace("consume", "shell/lines")) == lines
     one = ok(server.headrace("consume", "shell/lines", "--json", "--from", "7", "--count", "1"))
     message = json.loads(one)
@@ -75,7 +75,7 @@ def test_keys_travel_with_messages(server: Server) -> None:
         (("stream", "delete", "absent"), 1, "stream"),
         (("stream", "list", "--password", "wrong"), 1, "--password"),
         (("stream", "list", "--address", "127.0.0.1:1"), 1, "headrace up"),
-        (("pipeline", "show", "absent"), 1, "no such application"),
+        (("pipeline", "show", "absent"), 1, "there is no pipeline 'absent'"),
         (("pipeline", "run", "absent.py"), 2, "absent.py"),
         (("up", "--host", "0.0.0.0"), 2, "--insecure"),
         (("up", "--dev", "--host", "0.0.0.0"), 2, "loopback"),

@@ -19,6 +19,14 @@ app = typer.Typer(help="Connected clients.", no_args_is_help=True)
 server = typer.Typer(help="The broker itself.", no_args_is_help=True)
 
 COLUMNS = ("id", "user", "address", "transport", "groups")
+# What figures of the protocol are, where their names do not say it.
+_FIGURES = {
+    "cpu_usage": "cpu_percent", "total_cpu_usage": "machine_cpu_percent",
+    "memory_usage": "memory_bytes", "total_memory": "machine_memory_bytes",
+    "available_memory": "memory_free_bytes",
+    "free_disk_space": "disk_free_bytes", "total_disk_space": "disk_bytes",
+    "start_time_us": "started_at_us", "run_time_us": "running_us",
+}  # fmt: skip
 
 
 def _row(client: ClientInfo) -> dict[str, Any]:
@@ -93,6 +101,8 @@ def stats(as_json: AsJson = False) -> None:
 
     found = asdict(with_broker(lambda c: c.get_stats()))
     found.pop("cache_metrics")
+    if not as_json:
+        found = {_FIGURES.get(name, name): value for name, value in found.items()}
     print_fields(found, as_json=as_json)
 
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.broker import connects, with_broker
+from headrace.cli.confirming import Yes, confirm
 from headrace.cli.options import AsJson, TopicName, split_topic
 from headrace.cli.output import note, print_fields, print_json, print_rows
+from headrace.cli.topics import details_of
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
@@ -29,8 +31,13 @@ OFFSET_COLUMNS = ("partition", "stored", "next", "lag")
 def list_groups(name: TopicName, as_json: AsJson = False) -> None:
     """List the groups of a topic."""
     stream, topic = split_topic(name)
-    found = with_broker(lambda c: c.get_groups(stream, topic))
-    print_rows(map(_row, found), COLUMNS, as_json=as_json)
+
+    async def work(client: IggyClient) -> list[dict[str, Any]]:
+        # Asked for the groups of a topic that is not there, servers answer with none.
+        await details_of(client, stream, topic)
+        return [_row(one) for one in await client.get_groups(stream, topic)]
+
+    print_rows(with_broker(work), COLUMNS, as_json=as_json)
 
 
 def _row(group: groups.Group) -> dict[str, Any]:
@@ -53,9 +60,10 @@ def create(name: TopicName, group: Group, as_json: AsJson = False) -> None:
 
 @app.command("delete")
 @connects
-def delete(name: TopicName, group: Group) -> None:
+def delete(name: TopicName, group: Group, yes: Yes = False) -> None:
     """Delete a group with its stored offsets."""
     stream, topic = split_topic(name)
+    confirm(f"Delete group {group} of {name} with its stored offsets?", yes=yes)
     with_broker(lambda c: c.delete_group(stream, topic, group))
     note(f"deleted {group}")
 
@@ -89,11 +97,7 @@ async def _progress(
     client: IggyClient, stream: str, topic: str, consumer: Consumer
 ) -> list[dict[str, Any]]:
     """Per partition: the stored offset, the next one to be written, and what lies between."""
-    from headrace.errors import NotFoundError
-
-    details = await client.get_topic(stream, topic)
-    if details is None:
-        raise NotFoundError(f"there is no topic {stream}/{topic}")
+    details = await details_of(client, stream, topic)
     rows = []
     for partition in details.partitions:
         found = await client.get_consumer_offset(consumer, stream, topic, partition.id)
@@ -151,10 +155,15 @@ def set_offset(
 @offsets.command("delete")
 @connects
 def delete_offset(
-    name: TopicName, who: Who, partition: PartitionId, group: IsGroup = False
+    name: TopicName,
+    who: Who,
+    partition: PartitionId,
+    group: IsGroup = False,
+    yes: Yes = False,
 ) -> None:
     """Forget a stored offset; reading starts anew."""
     stream, topic = split_topic(name)
+    confirm(f"Forget the offset of {who} in partition {partition} of {name}?", yes=yes)
     consumer = _consumer(who, group=group)
     with_broker(lambda c: c.delete_consumer_offset(consumer, stream, topic, partition))
     note(f"deleted the offset of {who} in partition {partition} of {name}")

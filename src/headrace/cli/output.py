@@ -1,14 +1,25 @@
-"""Results on stdout as a table for people or JSON for programs; messages on stderr."""
+"""Results on stdout as a table for people or JSON for programs; messages on stderr.
+
+A table fits the terminal: columns of text are cut with an ellipsis, but never names, which people
+type into the next command. Into a pipe or a file it goes whole.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-NAMES = ("id", "name", "container")
+from headrace.cli.human import heading, humanly
+
+NAMES = ("id", "name", "container", "stream", "topic", "address", "member")
+_GAP = "  "
+_COLUMN_MIN = 8  # of text that is cut
 
 
 def print_json(value: object) -> None:
@@ -20,30 +31,89 @@ def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_
     if as_json:
         print_json(listed)
         return
-    from rich.console import Console
-    from rich.table import Table
+    cells = [[" ".join(shown(name, row[name]).split("\n")) for name in columns] for row in listed]
+    right = [_is_number([row[name] for row in listed]) for name in columns]
+    for line in draw([heading(name) for name in columns], cells, columns, right):
+        print(line)
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        numeric = bool(listed) and all(isinstance(row[name], int | float) for row in listed)
-        table.add_column(
-            name.replace("_", " "),
-            justify="right" if numeric else "left",
-            # Not cut: a name that cannot be read cannot be typed into the next command.
-            overflow="fold" if name in NAMES else "ellipsis",
-        )
-    for row in listed:
-        table.add_row(*(format_value(row[name]) for name in columns))
-    Console().print(table)
+
+def _is_number(values: list[object]) -> bool:
+    there = [value for value in values if value is not None]
+    return bool(there) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in there
+    )
+
+
+def draw(
+    headings: list[str], cells: list[list[str]], columns: Sequence[str], right: Sequence[bool]
+) -> Iterator[str]:
+    widths = [
+        max(map(columns_of, texts), default=0) for texts in zip(headings, *cells, strict=True)
+    ]
+    _fit(widths, columns, right)
+    bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    for number, row in enumerate([headings, *cells]):
+        padded = [
+            _pad(_cut(text, width), width, right=align)
+            for text, width, align in zip(row, widths, right, strict=True)
+        ]
+        line = _GAP.join(padded).rstrip()
+        yield f"\x1b[1m{line}\x1b[0m" if bold and number == 0 else line
+
+
+def _fit(widths: list[int], columns: Sequence[str], right: Sequence[bool]) -> None:
+    """Make the widest columns of text narrower until the terminal has room for all."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return
+    room = shutil.get_terminal_size().columns - len(_GAP) * (len(widths) - 1)
+    texts = [
+        number
+        for number, name in enumerate(columns)
+        if name not in NAMES and not right[number] and widths[number] > _COLUMN_MIN
+    ]
+    while sum(widths) > room and texts:
+        widest = max(texts, key=lambda number: widths[number])
+        if widths[widest] <= _COLUMN_MIN:
+            return
+        widths[widest] -= 1
+
+
+def columns_of(text: str) -> int:
+    """How many columns of a terminal it takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1
+        for each in text
+    )
+
+
+def _cut(text: str, width: int) -> str:
+    if columns_of(text) <= width:
+        return text
+    while columns_of(text) > width - 1:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def _pad(text: str, width: int, *, right: bool) -> str:
+    blank = " " * (width - columns_of(text))
+    return blank + text if right else text + blank
 
 
 def print_fields(values: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(dict(values))
         return
-    width = max((len(name) for name in values), default=0)
+    width = max((len(heading(name)) for name in values), default=0)
     for name, value in values.items():
-        print(f"{name.replace('_', ' '):<{width}}  {format_value(value)}")
+        print(f"{heading(name):<{width}}  {shown(name, value)}")
+
+
+def shown(name: str, value: object) -> str:
+    """The value of a field as people read it."""
+    text = humanly(name, value)
+    return format_value(value) if text is None else text
 
 
 def format_value(value: object) -> str:
@@ -54,8 +124,18 @@ def format_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.1f}"
     if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return str(value)
+        return ", ".join(printable(str(each)) for each in value)
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """Without what would move the cursor or change colours: names are chosen by anybody."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
+        for each in text
+    )
 
 
 @contextmanager
@@ -93,6 +173,22 @@ def count_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: progress.advance(task, done)
 
 
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """For work of unknown length: a spinner with the time on a terminal, else the bare words."""
+    if not sys.stderr.isatty():
+        note(what)
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(what, total=None)
+        yield
+
+
 def note(text: str) -> None:
     """A message for the person at the terminal; never part of the result."""
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import queue
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.broker import connects, with_broker
+from headrace.cli.broker import connects, with_link
 from headrace.cli.options import AsJson, TopicName, split_topic
 from headrace.cli.output import note, print_json
 
 if TYPE_CHECKING:
-    from headrace.client.iggy import IggyClient
+    from headrace.client.link import Link, Sender
     from headrace.wire.iggy.messages.messages import Message
     from headrace.wire.iggy.primitives import Partitioning
 
 BATCH_MESSAGES_MAX = 1000
 BATCH_BYTES_MAX = 4 << 20
-LINES_WAITING_MAX = 10_000
+RETRY_SECONDS = 60.0  # for a server that went away
 
 
 class Format(StrEnum):
@@ -58,36 +56,86 @@ def produce(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Send each line as a message. What is reported as sent is on the server's disk."""
+    """Send each line as a message. What is reported as stored is on the server's disk, once: a
+    server that restarts meanwhile costs a pause.
+    """
     from headrace.cli.records import parse_headers
+    from headrace.errors import HeadraceError
 
     stream, topic = split_topic(name)
-    common = parse_headers(header or [])
-    parser = _Parser(format, key.encode(), common)
+    parser = _Parser(format, key.encode(), parse_headers(header or []))
     batch_max = max(1, min(BATCH_MESSAGES_MAX, int(rate / 10))) if rate else BATCH_MESSAGES_MAX
+    tally = _Tally()
 
-    async def work(client: IggyClient) -> int:
+    async def work(link: Link) -> None:
+        from headrace.client.link import Sender
+
+        await _check_topic(link, stream, topic)
+        sender = Sender(link)
+        try:
+            with _progress(file) as progress:
+                async for lines in _batches(file, batch_max, tally):
+                    for each, messages in parser.group(lines).items():
+                        await _send(sender, stream, topic, _partitioning(each, partition), messages)
+                        tally.stored += len(messages)
+                    progress(sum(map(len, lines)) + len(lines))
+                    await tally.keep_to(rate)
+        finally:
+            await sender.close()
+
+    try:
+        with_link(work, retry_seconds=RETRY_SECONDS)
+    except (HeadraceError, KeyboardInterrupt):
+        if tally.stored:
+            note(f"stored {tally.stored} messages in {name} before it ended")
+        raise
+    if as_json:
+        print_json({"topic": name, "stored": tally.stored, "empty_lines": tally.empty})
+        return
+    left_out = f"; left {tally.empty} empty lines out" if tally.empty else ""
+    note(f"stored {tally.stored} messages in {name}{left_out}")
+
+
+class _Tally:
+    """What became of the lines so far."""
+
+    def __init__(self) -> None:
+        self.stored = 0
+        self.empty = 0
+        self._started = 0.0
+
+    async def keep_to(self, rate: float) -> None:
+        """Wait until so many may have been sent. Time counts from the first batch on, with which a
+        connection was made."""
         import asyncio
 
-        sent = 0
-        started = time.monotonic()
-        with _progress(file) as progress:
-            for lines in _batches(file, batch_max):
-                for each, messages in parser.group(lines).items():
-                    where = _partitioning(each, partition)
-                    await client.send(stream, topic, messages, partitioning=where, timeout=60)
-                sent += len(lines)
-                progress(sum(map(len, lines)) + len(lines))
-                ahead = started + sent / rate - time.monotonic() if rate else 0
-                if ahead > 0:
-                    await asyncio.sleep(ahead)
-        return sent
+        if not rate:
+            return
+        now = time.monotonic()
+        self._started = self._started or now
+        await asyncio.sleep(max(0.0, self._started + self.stored / rate - now))
 
-    sent = with_broker(work)
-    if as_json:
-        print_json({"topic": name, "sent": sent})
-    else:
-        note(f"sent {sent} messages to {name}")
+
+async def _check_topic(link: Link, stream: str, topic: str) -> None:
+    """Before the first line is typed. Who may only send cannot ask."""
+    from headrace.errors import NotFoundError, UnauthorizedError
+
+    try:
+        found = await link.call(lambda client: client.get_topic(stream, topic))
+    except UnauthorizedError:
+        return
+    if found is None:
+        raise NotFoundError(f"there is no topic {stream}/{topic}")
+
+
+async def _send(
+    sender: Sender, stream: str, topic: str, where: Partitioning, messages: list[Message]
+) -> None:
+    from headrace.runtime.system import system_runtime
+    from headrace.wire.iggy.messages.messages import encode_send
+
+    now_us = system_runtime().clock.now_us()
+    await sender.send(encode_send(stream, topic, where, messages, origin_timestamp_us=now_us))
 
 
 class _Parser:
@@ -132,43 +180,15 @@ def _progress(file: str) -> Any:
     return byte_progress("sending", Path(file).stat().st_size)
 
 
-def _batches(file: str, count_max: int) -> Iterator[list[bytes]]:
+async def _batches(file: str, count_max: int, tally: _Tally) -> AsyncIterator[list[bytes]]:
     """Lines as they come: what is there is sent at once, in as few batches as possible."""
-    if file == "-":
-        yield from _collect(sys.stdin.buffer, count_max)
-        return
-    try:
-        with Path(file).open("rb") as source:
-            yield from _collect(source, count_max)
-    except OSError as error:
-        from headrace.errors import ConfigError
+    from headrace.cli.lines import Lines, open_source
 
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-
-
-def _collect(source: BinaryIO, count_max: int) -> Iterator[list[bytes]]:
-    lines: queue.Queue[bytes | None] = queue.Queue(LINES_WAITING_MAX)
-
-    def read() -> None:
-        for line in source:
-            lines.put(line.rstrip(b"\r\n"))
-        lines.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    ended = False
-    while not ended:
-        batch: list[bytes] = []
-        size = 0
-        while len(batch) < count_max and size < BATCH_BYTES_MAX:
-            try:
-                line = lines.get(block=not batch)
-            except queue.Empty:
-                break
-            if line is None:
-                ended = True
-                break
-            if line:  # the protocol has no empty messages
-                batch.append(line)
-                size += len(line)
-        if batch:
-            yield batch
+    if file == "-" and sys.stdin.isatty():
+        note("each line is a message; Ctrl-D ends it")
+    lines = Lines(open_source(file))
+    while batch := await lines.take(count_max, BATCH_BYTES_MAX):
+        filled = [line for line in batch if line]  # the protocol has no empty messages
+        tally.empty += len(batch) - len(filled)
+        if filled:
+            yield filled

@@ -8,17 +8,19 @@ import typer
 
 from headrace.cli import completion
 from headrace.cli.broker import connects, with_broker
+from headrace.cli.confirming import Yes, confirm
+from headrace.cli.human import size
 from headrace.cli.options import AsJson
 from headrace.cli.output import note, print_fields, print_rows
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
-    from headrace.wire.iggy.messages.streams import Stream
+    from headrace.wire.iggy.messages.streams import Stream, StreamDetails
 
 app = typer.Typer(help="Streams: folders of topics.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="STREAM", autocompletion=completion.streams)]
-COLUMNS = ("name", "id", "topics", "messages", "bytes")
+COLUMNS = ("name", "id", "topics", "messages", "bytes", "created_at_us")
 
 
 def _row(stream: Stream) -> dict[str, Any]:
@@ -28,6 +30,7 @@ def _row(stream: Stream) -> dict[str, Any]:
         "topics": stream.topics_count,
         "messages": stream.messages_count,
         "bytes": stream.size_bytes,
+        "created_at_us": stream.created_at_us,
     }
 
 
@@ -51,15 +54,27 @@ def list_streams(as_json: AsJson = False) -> None:
 def show(name: Name, as_json: AsJson = False) -> None:
     """Show a stream and its topics."""
 
-    async def work(client: IggyClient) -> dict[str, Any]:
-        from headrace.errors import NotFoundError
+    details = with_broker(lambda c: details_of(c, name))
+    names = [topic.name for topic in details.topics]
+    print_fields({**_row(details.stream), "topic_names": names}, as_json=as_json)
 
-        details = await client.get_stream(name)
-        if details is None:
-            raise NotFoundError(f"there is no stream {name!r}")
-        return {**_row(details.stream), "topic_names": [t.name for t in details.topics]}
 
-    print_fields(with_broker(work), as_json=as_json)
+async def details_of(client: IggyClient, name: str) -> StreamDetails:
+    from headrace.errors import NotFoundError
+
+    details = await client.get_stream(name)
+    if details is None:
+        raise NotFoundError(f"there is no stream {name!r}")
+    return details
+
+
+def _contents(name: str) -> str:
+    """What would be lost, for a question."""
+    stream = with_broker(lambda c: details_of(c, name)).stream
+    return (
+        f"{name}: {stream.topics_count} topics with {stream.messages_count:,} messages, "
+        f"{size(stream.size_bytes)}"
+    )
 
 
 @app.command("rename")
@@ -72,15 +87,17 @@ def rename(name: Name, new: Annotated[str, typer.Argument(metavar="NEW_NAME")]) 
 
 @app.command("purge")
 @connects
-def purge(name: Name) -> None:
+def purge(name: Name, yes: Yes = False) -> None:
     """Remove all messages of a stream; its topics stay."""
+    confirm(lambda: f"Remove all messages of {_contents(name)}?", yes=yes)
     with_broker(lambda c: c.purge_stream(name))
     note(f"purged {name}")
 
 
 @app.command("delete")
 @connects
-def delete(name: Name) -> None:
+def delete(name: Name, yes: Yes = False) -> None:
     """Delete a stream with its topics and their messages."""
+    confirm(lambda: f"Delete {_contents(name)}?", yes=yes)
     with_broker(lambda c: c.delete_stream(name))
     note(f"deleted {name}")

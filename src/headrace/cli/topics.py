@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli import completion
 from headrace.cli.broker import connects, with_broker
+from headrace.cli.confirming import Yes, confirm
+from headrace.cli.human import NEVER, size
 from headrace.cli.options import AsJson, TopicName, split_topic
 from headrace.cli.output import note, print_fields, print_json, print_rows
+from headrace.cli.streams import details_of as stream_details
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
@@ -16,27 +20,31 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Topics: what messages are sent to.", no_args_is_help=True)
 
-COLUMNS = ("name", "id", "partitions", "replicas", "messages", "bytes", "expiry", "max_bytes")
+COLUMNS = (
+    "name", "id", "partitions", "replicas", "messages", "bytes", "expiry_seconds", "max_bytes",
+)  # fmt: skip
 PARTITION_COLUMNS = ("partition", "messages", "next_offset", "bytes", "segments")
-_NEVER = 0xFFFF_FFFF_FFFF_FFFF
 
 
-def _row(topic: Topic) -> dict[str, Any]:
-    never = topic.message_expiry_us == _NEVER
-    unlimited = topic.max_size_bytes == _NEVER
+def _row(topic: Topic, stream: str) -> dict[str, Any]:
+    """`expiry_seconds` and `max_bytes` are null where there is no bound."""
+    never = topic.message_expiry_us == NEVER
+    unlimited = topic.max_size_bytes == NEVER
     return {
+        "stream": stream,
         "name": topic.name,
         "id": topic.id,
         "partitions": topic.partitions_count,
         "replicas": topic.replication_factor,
         "messages": topic.messages_count,
         "bytes": topic.size_bytes,
-        "expiry": "never" if never else f"{topic.message_expiry_us / 1e6:g} s",
-        "max_bytes": "unlimited" if unlimited else topic.max_size_bytes,
+        "expiry_seconds": None if never else topic.message_expiry_us / 1e6,
+        "max_bytes": None if unlimited else topic.max_size_bytes,
+        "created_at_us": topic.created_at_us,
     }
 
 
-async def _details(client: IggyClient, stream: str, topic: str) -> TopicDetails:
+async def details_of(client: IggyClient, stream: str, topic: str) -> TopicDetails:
     from headrace.errors import NotFoundError
 
     details = await client.get_topic(stream, topic)
@@ -49,7 +57,7 @@ async def _details(client: IggyClient, stream: str, topic: str) -> TopicDetails:
 @connects
 def create(
     name: TopicName,
-    partitions: Annotated[int, typer.Option("--partitions", min=0, max=1000)] = 1,
+    partitions: Annotated[int, typer.Option("--partitions", min=1, max=1000)] = 1,
     expiry_seconds: Annotated[
         float, typer.Option("--expiry", help="Seconds a message is kept; 0 = the server's default.")
     ] = 0,
@@ -73,18 +81,35 @@ def create(
             replication_factor=replicas,
         ),
     )
-    print_fields(_row(details.topic), as_json=as_json)
+    print_fields(_row(details.topic, stream), as_json=as_json)
 
 
 @app.command("list")
 @connects
 def list_topics(
-    stream: Annotated[str, typer.Argument(metavar="STREAM")],
+    stream: Annotated[
+        str | None,
+        typer.Argument(metavar="STREAM", help="All if empty.", autocompletion=completion.streams),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the topics of a stream."""
-    found = with_broker(lambda c: c.get_topics(stream))
-    print_rows(map(_row, found), COLUMNS, as_json=as_json)
+    """List the topics of a stream, or of all streams."""
+
+    async def work(client: IggyClient) -> list[dict[str, Any]]:
+        if stream is not None:
+            # Asked for the topics of a stream that is not there, servers answer with none.
+            return [_row(one, stream) for one in (await stream_details(client, stream)).topics]
+        return [
+            _row(one, each.name)
+            for each in await client.get_streams()
+            for one in await client.get_topics(each.name)
+        ]
+
+    rows = with_broker(work)
+    if as_json:
+        print_json(rows)
+    else:
+        print_rows(rows, COLUMNS if stream is not None else ("stream", *COLUMNS), as_json=False)
 
 
 @app.command("show")
@@ -96,26 +121,26 @@ def show(
     """Show a topic and its partitions."""
     stream, topic = split_topic(name)
 
-    async def work(client: IggyClient) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        details = await _details(client, stream, topic)
-        rows = [
-            {
-                "partition": p.id,
-                "messages": p.messages_count,
-                "next_offset": p.current_offset + 1 if p.messages_count else p.current_offset,
-                "bytes": p.size_bytes,
-                "segments": p.segments_count,
-            }
-            for p in details.partitions
-        ]
-        return _row(details.topic), rows
-
-    fields, rows = with_broker(work)
+    details = with_broker(lambda c: details_of(c, stream, topic))
+    fields, rows = _row(details.topic, stream), partition_rows(details)
     if as_json:
         print_json({**fields, "partitions": rows})
         return
     print_fields(fields, as_json=False)
     print_rows(rows, PARTITION_COLUMNS, as_json=False)
+
+
+def partition_rows(details: TopicDetails) -> list[dict[str, Any]]:
+    return [
+        {
+            "partition": one.id,
+            "messages": one.messages_count,
+            "next_offset": one.current_offset + 1 if one.messages_count else one.current_offset,
+            "bytes": one.size_bytes,
+            "segments": one.segments_count,
+        }
+        for one in details.partitions
+    ]
 
 
 @app.command("update")
@@ -138,35 +163,41 @@ def update(
     stream, topic = split_topic(name)
 
     async def work(client: IggyClient) -> dict[str, Any]:
-        old = (await _details(client, stream, topic)).topic
+        old = (await details_of(client, stream, topic)).topic
         expiry = old.message_expiry_us
         if expiry_seconds is not None:
-            expiry = int(expiry_seconds * 1_000_000) or _NEVER
-        size = old.max_size_bytes if max_bytes is None else max_bytes or _NEVER
+            expiry = int(expiry_seconds * 1_000_000) or NEVER
+        size = old.max_size_bytes if max_bytes is None else max_bytes or NEVER
         await client.update_topic(
             stream, topic, new_name or old.name, compression=old.compression,
             message_expiry_us=expiry, max_size_bytes=size, replication_factor=replicas,
         )  # fmt: skip
-        return _row((await _details(client, stream, new_name or topic)).topic)
+        return _row((await details_of(client, stream, new_name or topic)).topic, stream)
 
     print_fields(with_broker(work), as_json=as_json)
 
 
+def _contents(stream: str, topic: str) -> str:
+    """What would be lost, for a question."""
+    found = with_broker(lambda c: details_of(c, stream, topic)).topic
+    return f"{stream}/{topic}: {found.messages_count:,} messages, {size(found.size_bytes)}"
+
+
 @app.command("purge")
 @connects
-def purge(name: TopicName) -> None:
+def purge(name: TopicName, yes: Yes = False) -> None:
     """Remove all messages of a topic; offsets start at 0 again."""
     stream, topic = split_topic(name)
+    confirm(lambda: f"Remove all messages of {_contents(stream, topic)}?", yes=yes)
     with_broker(lambda c: c.purge_topic(stream, topic))
     note(f"purged {name}")
 
 
 @app.command("delete")
 @connects
-def delete(
-    name: TopicName,
-) -> None:
+def delete(name: TopicName, yes: Yes = False) -> None:
     """Delete a topic and its messages."""
     stream, topic = split_topic(name)
+    confirm(lambda: f"Delete {_contents(stream, topic)}?", yes=yes)
     with_broker(lambda c: c.delete_topic(stream, topic))
     note(f"deleted {name}")

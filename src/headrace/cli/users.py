@@ -8,6 +8,7 @@ import typer
 
 from headrace.cli import completion
 from headrace.cli.broker import connects, with_broker
+from headrace.cli.confirming import Yes, confirm
 from headrace.cli.options import AsJson
 from headrace.cli.output import note, print_fields, print_json, print_rows
 
@@ -28,15 +29,8 @@ Allow = Annotated[
         " `all` for every one.",
     ),
 ]
-COLUMNS = ("name", "id", "active", "created")
-TOKEN_COLUMNS = ("name", "expires")
-
-
-def _time(microseconds: int) -> str:
-    from datetime import UTC, datetime
-
-    moment = datetime.fromtimestamp(microseconds / 1e6, UTC)
-    return moment.isoformat(sep=" ", timespec="seconds")
+COLUMNS = ("name", "id", "active", "created_at_us")
+TOKEN_COLUMNS = ("name", "expires_at_us")
 
 
 def _row(user: User) -> dict[str, Any]:
@@ -46,7 +40,7 @@ def _row(user: User) -> dict[str, Any]:
         "name": user.username,
         "id": user.id,
         "active": user.status is UserStatus.ACTIVE,
-        "created": _time(user.created_at_us),
+        "created_at_us": user.created_at_us,
     }
 
 
@@ -191,15 +185,16 @@ def password(
 
 @app.command("delete")
 @connects
-def delete(name: Name) -> None:
+def delete(name: Name, yes: Yes = False) -> None:
     """Delete a user with its tokens."""
+    confirm(f"Delete user {name} with its tokens?", yes=yes)
     with_broker(lambda c: c.delete_user(name))
     note(f"deleted {name}")
 
 
 def _token_row(token: PersonalAccessToken) -> dict[str, Any]:
-    expiry = token.expires_at_us
-    return {"name": token.name, "expires": _time(expiry) if expiry else "never"}
+    """Null is for ever."""
+    return {"name": token.name, "expires_at_us": token.expires_at_us or None}
 
 
 @tokens.command("list")
@@ -230,7 +225,8 @@ def create_token(
 
 @tokens.command("delete")
 @connects
-def delete_token(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+def delete_token(name: Annotated[str, typer.Argument(metavar="NAME")], yes: Yes = False) -> None:
     """Delete a token; whoever is logged in with it stays so."""
+    confirm(f"Delete token {name}? Programs that log in with it will be refused.", yes=yes)
     with_broker(lambda c: c.delete_token(name))
     note(f"deleted {name}")

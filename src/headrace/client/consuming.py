@@ -91,6 +91,10 @@ class GroupConsumer:
         finally:
             await self._link.close()
 
+    def read_up_to(self, partition: int, offset: int) -> None:
+        """Say which message was the last, where it is not the last of what was handed out."""
+        self._done[partition] = offset
+
     async def commit(self) -> None:
         """Store how far what was handed out reaches; durable when this returns."""
         for partition, offset in sorted(self._done.items()):

@@ -49,6 +49,19 @@ class Access:
         return bool(self.ticket) and self.expires_ms - now_ms < seconds * 1000
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A file of a partition: offsets [base, end)."""
+
+    base: int
+    end: int
+    bytes: int
+    max_timestamp: int
+    """Of its newest message, in milliseconds."""
+    open: bool
+    """It is still written to."""
+
+
 class TicketReader:
     """Clients by ticket, oldest first."""
 
@@ -82,6 +95,19 @@ class TicketReader:
             )
         areas = list(unpack(fetched.pieces, start, end, verified=fetched.verified))
         return areas, min(fetched.next_offset, end)
+
+    async def segments(self, access: Access, key: Key) -> list[Segment]:
+        """The files of a partition, oldest first, as the data nodes that lead its ranges know
+        them; without those that the topic's retention has passed."""
+        client = await self._client(access)
+        ranges = await client.list_ranges(access.streams[key])
+        found = []
+        for range_, told in zip(ranges, await client.describe_ranges(ranges), strict=True):
+            known = told.segments if told is not None else ()
+            for number, one in enumerate(known, 1):
+                written = range_.end_offset < 0 and number == len(known)
+                found.append(Segment(one.base, one.end, one.bytes, one.max_timestamp, written))
+        return found
 
     async def wait(self, access: Access, ends: Mapping[Key, int], seconds: float) -> bool:
         """Whether a partition grew past its end, or may have; waits that long for it."""

@@ -21,7 +21,7 @@ from headrace.wire.sbp.opcodes import Code, Opcode, Role
 _FOR_ALL = frozenset({Code.PING, Code.GOAWAY, Code.HEARTBEAT})
 _FOR_TICKETS = {
     Role.PLACEMENT_MANAGER: frozenset({Code.LIST_RANGES}),
-    Role.DATA_NODE: frozenset({Code.FETCH}),
+    Role.DATA_NODE: frozenset({Code.FETCH, Code.DESCRIBE_RANGES}),
 }
 _FOR_PLAIN_STREAMS = {
     Role.PLACEMENT_MANAGER: frozenset(
