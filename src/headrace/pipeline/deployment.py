@@ -128,6 +128,7 @@ class Deployment(Supervision):
                 undeploy.add(id_)
                 return []
             operator.roll_back_to = None
+            operator.cause = ""
             self._operator_event(operator, EventType.START_OPERATOR, now_ms)
             return self._on_started(now_ms)
         if step is Step.DEPLOY:
@@ -178,6 +179,7 @@ class Deployment(Supervision):
         for operator in missing:
             operator.state = OperatorState.PENDING_DEPLOY
             operator.last_error = "its container does not run it any more, and does not say why"
+            operator.cause = operator.last_error
             self._operator_event(
                 operator, EventType.OPERATOR_ERROR, now_ms, reason=operator.last_error
             )
@@ -212,7 +214,7 @@ class Deployment(Supervision):
         if self.phase is Phase.STOPPING:
             operator.state = OperatorState.INACTIVE
             return []
-        operator.failures += 1
+        operator.on_failure(operator.cause)
         if reason := self._exhausted(operator):
             return self._fail(reason, now_ms)
         operator.deploy_after_ms = now_ms + self._delay_ms(operator.failures)
@@ -297,15 +299,22 @@ class Deployment(Supervision):
             if stats.checkpoint is not None and self.checkpoints.on_checkpoint(
                 operator.physical.id, WindowId(stats.checkpoint.window_id)
             ):
-                self._on_checkpoint(container, now_ms)
+                self._on_checkpoint(container, operator, now_ms)
         if moved or tasks < 0 or tasks != operator.tasks_finished:
             operator.progress_ms = now_ms
         operator.tasks_finished = tasks
 
-    def _on_checkpoint(self, container: Container, now_ms: int) -> None:
-        """Progress: whatever went wrong before is over, for everything in this container."""
-        for operator in container.operators:
-            operator.failures, operator.cascaded = 0, False
+    def _on_checkpoint(self, container: Container, operator: Operator, now_ms: int) -> None:
+        """Progress: whatever went wrong before with the container is over for everything in it,
+        and whatever went wrong with this operator and those that are only fused above it."""
+        failed = [one for one in container.operators if one.failures]
+        for each in failed:
+            fused = not each.physical.query and operator.physical.logical.name in (
+                self.downstream_of({each.physical.logical.name})
+            )
+            each.on_progress(own=each is operator or fused)
+        for each in container.operators:
+            each.cascaded = False
         if container.lost_ms is not None:
             container.recovery_ms = now_ms - container.lost_ms
             container.lost_ms = None

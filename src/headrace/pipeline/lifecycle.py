@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
+from headrace.pipeline.failures import Kind, kind_of, sentence
 from headrace.pipeline.journal import Body
 from headrace.pipeline.physical import PhysicalOperator, PhysicalPlan
 from headrace.pipeline.statistics import OperatorStatistics
@@ -133,7 +134,12 @@ class Operator:
     physical: PhysicalOperator
     state: OperatorState = OperatorState.INACTIVE
     run: int = 0
-    failures: int = 0  # since the last new checkpoint
+    failures: int = 0  # since its last new checkpoint
+    lost: int = 0  # of them, those with its container; until something in there has one
+    passing: int = 0  # of them, for reasons that pass by themselves
+    mistakes: int = 0  # times in a row that it ended with the same mistake
+    mistake: str = ""
+    cause: str = ""  # what was told of it since it was last started
     deploy_after_ms: int = 0
     roll_back_to: int | None = None  # with its next deployment
     until: int | None = None  # likewise: end when everything up to this window is read
@@ -167,6 +173,25 @@ class Operator:
             return False
         self.outdated = max(self.outdated, run)
         return True
+
+    def on_failure(self, cause: str, *, lost: bool = False) -> None:
+        """It failed; `lost`: with its container."""
+        kind, found = kind_of(cause), sentence(cause)
+        self.failures += 1
+        self.lost += lost
+        self.passing += kind is Kind.PASSING
+        mistake = found if kind is Kind.MISTAKE else ""
+        again = bool(mistake) and mistake == self.mistake
+        self.mistake, self.mistakes = mistake, self.mistakes + 1 if again else int(bool(mistake))
+
+    def on_progress(self, *, own: bool) -> None:
+        """A new checkpoint, of its own or of a neighbour in its container: what took the container
+        down is over, what takes this one down may not be."""
+        self.failures = 0 if own else self.failures - self.lost
+        self.lost = 0
+        self.passing = min(self.passing, self.failures)
+        if not self.failures:
+            self.mistakes, self.mistake = 0, ""
 
     def is_outdated(self, run: int) -> bool:
         """Whether a deployment that has started is not the one that is wanted; run 0 is a container

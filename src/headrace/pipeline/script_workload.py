@@ -16,6 +16,7 @@ from headrace.errors import ConfigError
 from headrace.ids import WindowId
 from headrace.observability import tracing
 from headrace.pipeline import traces
+from headrace.pipeline.failures import readable
 from headrace.pipeline.reports import BatchReport, Place, operator_stats, read_progress
 from headrace.pipeline.scripts import RUN_SCRIPT, operator_name
 from headrace.pipeline.stack_traces import stack_traces
@@ -201,7 +202,7 @@ class ScriptWorkload:
         if seen.run_id != query.run_id:
             seen.run_id = query.run_id
             ids = tuple(id_ for id_, info in self._operators.items() if info.name == operator)
-            self._failures.append((ids, status.error))
+            self._failures.append((ids, readable(status.error)))
         return DeployState.FAILED
 
     def _operator_of(self, query: str) -> str:

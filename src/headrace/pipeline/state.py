@@ -209,7 +209,7 @@ class Application(Replanning):
         if not request.operators:
             self._event(now_ms, EventType.CONTAINER_ERROR, text, **data)
         for operator in known:
-            operator.last_error = text
+            operator.last_error = operator.cause = text
             name = operator.physical.logical.name
             self._event(now_ms, EventType.OPERATOR_ERROR, text, operator=name, **data)
         if known and text.startswith(CHECKPOINT_LOST):

@@ -3,12 +3,15 @@
 A lost, hung or failed container alone is started again, from its own checkpoints, after a delay
 that doubles with every failure and starts over with a new checkpoint; its neighbours go on, because
 what they publish is closed window by window. An operator that failed more often than
-RECOVERY_ATTEMPTS without progress ends the application.
+RECOVERY_ATTEMPTS without progress ends the application. Failures that pass by themselves count only
+where the attempts were stated: nobody wants a pipeline given up because a server was away for an
+hour. The same mistake three times is enough, because the fourth attempt would make it, too.
 """
 
 from __future__ import annotations
 
 from headrace.pipeline.events import EventType
+from headrace.pipeline.failures import sentence
 from headrace.pipeline.lifecycle import (
     Action,
     Container,
@@ -23,6 +26,8 @@ from headrace.pipeline.lifecycle import (
 from headrace.pipeline.roster import Roster
 from headrace.runtime.interfaces import UNKNOWN_EXIT
 
+ATTEMPTS = "RECOVERY_ATTEMPTS"
+MISTAKES_REPEATED = 2  # times that the same mistake is tried again
 KILL_CONFIRM_MS = 30_000  # after it a killed container counts as gone
 FIRST_HEARTBEAT_FACTOR = 2
 
@@ -56,9 +61,10 @@ class Supervision(Roster):
         container.lost_ms = now_ms if container.lost_ms is None else container.lost_ms
         if container.counts_as_failure:
             for operator in container.operators:
-                operator.failures += 1
-                if reason := self._exhausted(operator):
-                    return [record, *self._fail(reason, now_ms)]
+                operator.on_failure(operator.cause, lost=True)
+            reasons = [self._exhausted(operator) for operator in container.operators]
+            if found := [reason for reason in reasons if reason]:
+                return [record, *self._fail(found[-1], now_ms)]  # of the one that rows leave by
         container.launch_after_ms = now_ms + self._delay_ms(max(1, container.failures))
         return [record]
 
@@ -88,6 +94,7 @@ class Supervision(Roster):
             operator.deploy_after_ms = now_ms  # the container itself waited
             operator.progress_ms, operator.tasks_finished = now_ms, -1
             operator.sent = operator.stale = False
+            operator.cause = ""
 
     def _check_heartbeat(self, container: Container, now_ms: int) -> list[Action]:
         if container.kill_deadline_ms is not None:
@@ -174,12 +181,18 @@ class Supervision(Roster):
         ]
 
     def _exhausted(self, operator: Operator) -> str:
-        attempts = self.plan.attribute(operator.physical, "RECOVERY_ATTEMPTS")
-        if not isinstance(attempts, int) or operator.failures <= attempts:
+        attempts = self.plan.attribute(operator.physical, ATTEMPTS)
+        if not isinstance(attempts, int) or attempts < 0:
+            return ""
+        stated = ATTEMPTS in operator.physical.logical.attributes
+        counted = operator.failures - (0 if stated else operator.passing)
+        mistaken = operator.mistakes > min(MISTAKES_REPEATED, attempts)
+        if counted <= attempts and not mistaken:
             return ""
         name = operator.physical.logical.name
-        cause = f": {operator.last_error or self.last_error}".rstrip(": ")
-        return f"operator {name} failed {operator.failures} times without progress{cause}"
+        cause = sentence(operator.cause or operator.last_error or self.last_error)
+        how = "with the same mistake" if mistaken else "without progress"
+        return f"operator {name} failed {operator.failures} times {how}: {cause}".rstrip(": ")
 
     def _delay_ms(self, failures: int) -> int:
         least, most = self._settings.restart_delay_ms_min, self._settings.restart_delay_ms_max

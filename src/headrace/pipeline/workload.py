@@ -28,6 +28,7 @@ from headrace.pipeline.changes import SET_PROPERTY
 from headrace.pipeline.checkpoint_files import roll_back
 from headrace.pipeline.declarations import OUTPUT_PORT, TopicInput
 from headrace.pipeline.deploy import ACTIVATION, CHECKPOINT_LOST, ROLL_BACK_TO, ROLLBACKS, UNTIL
+from headrace.pipeline.failures import readable
 from headrace.pipeline.hooks import call_hook
 from headrace.pipeline.loading import load_application
 from headrace.pipeline.part import (
@@ -534,7 +535,7 @@ class Workload:
         elif status.error:
             run.state = DeployState.FAILED
             lost = CHECKPOINT_LOST if run.checkpoint_lost else ""
-            self._failures.append((self._ids(run), f"{lost}{status.error}"))
+            self._failures.append((self._ids(run), f"{lost}{readable(status.error)}"))
         elif run.end_told or run.edge is None:
             run.state = DeployState.SHUTDOWN
 

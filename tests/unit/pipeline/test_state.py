@@ -354,7 +354,7 @@ def fail_once(driver: Driver, id_: str) -> int:
 
 
 def test_the_delay_doubles_to_a_minute_and_a_checkpoint_resets_it() -> None:
-    driver = Driver()
+    driver = Driver(attempts=20)
     id_ = driver.run_both()
     delays = [fail_once(driver, id_) for _ in range(8)]
     assert delays == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000]

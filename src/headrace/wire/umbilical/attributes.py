@@ -92,7 +92,7 @@ OPERATOR: Mapping[str, Value] = MappingProxyType(
         "TIMEOUT_WINDOW_COUNT": 120,
         "PROCESSING_MODE": "AT_LEAST_ONCE",
         "RECOVERY_MODE": "CHECKPOINT",
-        "RECOVERY_ATTEMPTS": None,
+        "RECOVERY_ATTEMPTS": 10,  # the origin: none; -1: as often as it takes
         "STATELESS": False,
         "MEMORY_MB": 1024,
         "VCORES": 0,

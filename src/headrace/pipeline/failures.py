@@ -1,0 +1,74 @@
+"""What an error's text says: the one sentence that matters, and whether trying again can help.
+
+Spark wraps what went wrong in tracebacks and plans; the sentence is what its author needs. A
+mistake, as a column that does not exist, is the same at every attempt; what passes by itself, as a
+server that is away, is worth any number of them. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from headrace import errors
+
+SENTENCE_CHARACTERS_MAX = 1_000
+
+
+class Kind(Enum):
+    MISTAKE = "mistake"  # in code or plan: the next attempt ends in the same way
+    PASSING = "passing"  # somebody or something is away, or full
+    OTHER = "other"
+
+
+_PLAN = re.compile(r"\n+(?:=== Streaming Query ===|JVM stacktrace:)")
+_FRAME = '  File "'
+_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?::\s|$)")
+_SPARKS = re.compile(r"^(?:[a-z]\w*\.)+(?:\w*Exception|\w*Error): (?=\[[A-Z])")
+_MODULES = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z]\w*:)")
+
+# SQL's classes of errors in a statement, and of what is not supported.
+_STATEMENT = re.compile(r"SQLSTATE: (?:42|0A|07)")
+_MISTAKES = (
+    "AnalysisException", "ConfigError", "ImportError", "IndentationError", "ModuleNotFoundError",
+    "NameError", "ParseException", "SyntaxError",
+)  # fmt: skip
+_RETRYABLE = {
+    each.__name__
+    for each in vars(errors).values()
+    if isinstance(each, type) and issubclass(each, errors.HeadraceError) and each.retryable
+} | {"DiskFullError", "LockedError"}
+_AWAY = re.compile(
+    r"Connect(?:ion)?\w*(?:Error|Exception|Timeout)|Timeout(?:Error|Exception|Expired)?\b|"
+    r"BrokenPipe|OperationalError|gaierror|Unavailable|UnknownHost|"
+    r"[Cc]onnection (?:refused|reset|closed|aborted)|timed out|No space left on device|"
+    r"Too many open files|ExecutorLostFailure|SparkContext was shut ?down|\b50[234] [A-Z]"
+)
+
+
+def sentence(text: str) -> str:
+    """What was raised, without where and under which plan."""
+    body = _PLAN.split(text, maxsplit=1)[0].strip()
+    lines = body.split("\n")
+    frames = [index for index, line in enumerate(lines) if line.startswith(_FRAME)]
+    found = lines[0]
+    if frames:
+        found = next((one for one in lines[frames[-1] + 1 :] if _RAISED.match(one)), found)
+    found = _MODULES.sub("", _SPARKS.sub("", found.strip()))
+    return found.rstrip(";")[:SENTENCE_CHARACTERS_MAX]
+
+
+def readable(text: str) -> str:
+    """The text with its sentence in front."""
+    found = sentence(text)
+    return text if text.startswith(found) else f"{found}\n\n{text}"
+
+
+def kind_of(text: str) -> Kind:
+    found = sentence(text)
+    name = found.partition(":")[0].rpartition(".")[2]
+    if name in _RETRYABLE or _AWAY.search(found):
+        return Kind.PASSING
+    if name in _MISTAKES or _STATEMENT.search(found):
+        return Kind.MISTAKE
+    return Kind.OTHER
