@@ -67,7 +67,7 @@ def consume(
 
 
 def is_point(start: str) -> bool:
-    return start in ("earliest", "latest") or start.isdigit()
+    return start in ("earliest", "latest") or start.isdecimal()
 
 
 def parse_time_us(text: str) -> int:

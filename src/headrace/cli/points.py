@@ -26,6 +26,6 @@ def parse_point(text: str) -> Point:
         return EARLIEST
     if text == "latest":
         return LATEST
-    if text.isdigit():
+    if text.isdecimal():
         return Point("offset", int(text))
     return Point("time", parse_time_us(text))

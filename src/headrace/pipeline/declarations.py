@@ -333,11 +333,13 @@ def check_topic(topic: str) -> None:
 
 def check_position(what: str, text: str) -> None:
     """As the connector reads it; told here, before a container runs into it."""
-    if text in ("earliest", "latest") or text.isdigit():
+    if text in ("earliest", "latest") or _is_time_ms(text):
         return
     try:
         if text.lstrip().startswith("{"):
-            json.loads(text)
+            _check_offsets(json.loads(text))
+        elif text.isdecimal():
+            raise ValueError(text)
         else:
             datetime.fromisoformat(text)
     except ValueError:
@@ -345,6 +347,24 @@ def check_position(what: str, text: str) -> None:
             f"{what} is earliest, latest, a time like 2026-01-31T12:00:00Z, or offsets like "
             f'{{"0": 100}}: {text!r}'
         ) from None
+
+
+def _check_offsets(value: dict[str, Any]) -> None:
+    """By partition, or by topic and partition."""
+    if value and all(isinstance(inner, dict) for inner in value.values()):
+        for inner in value.values():
+            _check_offsets(inner)
+        return
+    good = all(
+        key.isdecimal() and type(offset) is int and 0 <= offset < 2**63
+        for key, offset in value.items()
+    )
+    if not good:
+        raise ValueError(value)
+
+
+def _is_time_ms(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 19 and int(text) < 2**63
 
 
 def _check_choice(what: str, value: str, values: tuple[str, ...]) -> None:

@@ -188,7 +188,7 @@ def _table(address: str, table: str) -> Dataset:
     else:
         words = dict(word.split("=", 1) for word in address.split() if "=" in word)
         host, database = words.get("host", ""), words.get("dbname", "")
-        port = int(words["port"]) if words.get("port", "").isdigit() else None
+        port = int(words["port"]) if words.get("port", "").isdecimal() else None
     where = f"postgres://{format_address(host or 'localhost', port or 5432)}"
     return Dataset(where, f"{database}.{qualified}" if database else qualified)
 

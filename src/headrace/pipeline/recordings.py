@@ -11,11 +11,14 @@ from headrace.runtime.interfaces import Disk
 FILES_MAX = 10_000  # read at a time, the newest
 
 
-def read(disk: Disk, folder: str) -> list[dict[str, Any]]:
+def read(disk: Disk, path: str, recording: str) -> list[dict[str, Any]]:
     """Blocks. NotFoundError when no container has written a window yet."""
-    names = [name for name in disk.list(folder) if name.endswith(".jsonl")]
+    folder = f"{path}/{recording}"
+    # Only what is there: an id with a path in it, or what is no file's name, names nothing.
+    known = recording in disk.list(path)
+    names = [name for name in disk.list(folder) if name.endswith(".jsonl")] if known else []
     if not names:
-        raise NotFoundError("nothing is recorded (yet)", recording=folder.rpartition("/")[2])
+        raise NotFoundError("nothing is recorded (yet)", recording=recording)
     return [
         {
             "window": name.removesuffix(".jsonl"),

@@ -116,7 +116,7 @@ def _window(given: Mapping[str, str], name: str) -> int | None:
 
 def _number(given: Mapping[str, str], name: str) -> int:
     text = given.get(name.lower(), "0")
-    if not text.isdigit():
+    if not text.isdecimal():
         raise ConfigError(f"{name} is a whole number: {text}")
     return int(text)
 

@@ -298,7 +298,7 @@ def _positive(given: Mapping[str, str], name: str) -> int | None:
     text = given.get(name.lower())
     if text is None:
         return None
-    if not text.isdigit() or int(text) == 0:
+    if not text.isdecimal() or int(text) == 0:
         raise ConfigError(f"{name} is a whole number above 0: {text}")
     return int(text)
 

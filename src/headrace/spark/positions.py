@@ -93,7 +93,7 @@ def parse_position(name: str, text: str, topics: Topics) -> Position:
         return "earliest"
     if text == "latest":
         return "latest"
-    if text.isdigit():
+    if text.isdecimal():
         return AtTime(int(text) * 1000)
     if text.lstrip().startswith("{"):
         return AtOffsets(_offsets(name, text, topics))
@@ -125,7 +125,7 @@ def _offsets(name: str, text: str, topics: Topics) -> dict[str, dict[int, int]]:
 
 def _by_partition(name: str, text: str, value: Mapping[str, Any]) -> dict[int, int]:
     if not all(
-        key.isdigit() and type(offset) is int and offset >= 0 for key, offset in value.items()
+        key.isdecimal() and type(offset) is int and offset >= 0 for key, offset in value.items()
     ):
         raise _not_a_position(name, text)
     return {int(key): offset for key, offset in value.items()}

@@ -51,6 +51,7 @@ from headrace.web.catalogue import Catalogue
 from headrace.web.checks import Observed, ask, describe
 from headrace.web.cluster_api import Cluster
 from headrace.web.code_token import NOBODYS, CodeToken, TokenNeededError
+from headrace.web.exchange import query_number
 from headrace.web.lag import GroupWatch
 from headrace.web.live import Live, Sampler
 from headrace.web.logins import Broker, Guarded, Logins
@@ -223,10 +224,8 @@ def create_app(
         return JSONResponse({}, 202)
 
     async def logs(request: Request) -> Response:
-        text = request.query_params.get("lines", "100")
-        if not text.isdigit() or not 1 <= int(text) <= 10_000:
-            raise InvalidArgumentError("lines must be 1 to 10000")
-        return PlainTextResponse(await pipelines.logs(request.path_params["name"], int(text)))
+        lines = query_number(request, "lines", 100, pipeline_api.LOG_LINES_MAX, least=1)
+        return PlainTextResponse(await pipelines.logs(request.path_params["name"], lines))
 
     async def metrics(request: Request) -> Response:
         seen = SeenPipelines(pipelines, rights, request.state.login)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,6 +13,7 @@ from headrace.errors import InvalidArgumentError
 
 BODY_BYTES_MAX = 1024 * 1024
 NUMBER_MAX = 2**63 - 1
+_DIGITS_MAX = 20
 
 T = TypeVar("T")
 
@@ -24,10 +26,33 @@ async def read_body(request: Request, kind: type[T], default: T | None = None) -
     # A form cannot send this type, so no foreign page can act with a browser's login.
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise InvalidArgumentError("send application/json")
+    return decode_json(body, kind, "what this path takes")
+
+
+def decode_json(body: bytes, kind: type[T], what: str) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgumentError(f"not what this path takes: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgumentError(f"not {what}: {error}") from error
+
+
+async def read_values(request: Request) -> dict[str, Any]:
+    """An object of whatever the path's owner takes, with numbers that can be kept."""
+    values = await read_body(request, dict[str, Any])
+    check_numbers(values)
+    return values
+
+
+def check_numbers(value: Any) -> None:
+    """JSON has integers of any length; journals, and Spark, have 64 bits."""
+    if isinstance(value, dict):
+        for each in value.values():
+            check_numbers(each)
+    elif isinstance(value, list):
+        for each in value:
+            check_numbers(each)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise InvalidArgumentError("a whole number is at least -2^63 and less than 2^63")
 
 
 async def _read(request: Request) -> bytes:
@@ -43,10 +68,28 @@ def query_number(
     request: Request, name: str, default: int, most: int = NUMBER_MAX, *, least: int = 0
 ) -> int:
     text = request.query_params.get(name, str(default))
-    if not (text.isascii() and text.isdigit()) or not least <= int(text[:20]) <= most:
+    # Not every digit is one of ours, and Python reads no number of thousands of them.
+    digits = text.lstrip("0") or "0"
+    right = text.isascii() and text.isdigit() and len(digits) <= _DIGITS_MAX
+    if not right or not least <= int(digits) <= most:
         raise InvalidArgumentError(f"{name} must be {least} to {most}")
-    return int(text)
+    return int(digits)
 
 
 def json_answer(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+class _NumberConvertor(Convertor[int]):
+    """`{id:number}` in a path: as Starlette's `int`, of a length that Python reads."""
+
+    regex = "[0-9]{1,18}"
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+register_url_convertor("number", _NumberConvertor())

@@ -198,7 +198,7 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
             "name": name,
             "in": "path",
             "required": True,
-            "schema": {"type": "integer" if kind == "int" else "string"},
+            "schema": {"type": "integer" if kind == "number" else "string"},
         }
         for name, kind in _PARAMETER.findall(path)
     ]

@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 
 from headrace.errors import InvalidArgumentError, TooLargeError
+from headrace.web.exchange import decode_json
 
 PACKAGE_BYTES_MAX = 32 * 1024 * 1024
 PACKAGE_FILES_MAX = 2_000
@@ -24,10 +25,7 @@ class SubmittedPackage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 def _decode_package(body: bytes) -> SubmittedPackage:
-    try:
-        package = msgspec.json.decode(body, type=SubmittedPackage)
-    except msgspec.DecodeError as error:
-        raise InvalidArgumentError(f"not a pipeline package: {error}") from error
+    package = decode_json(body, SubmittedPackage, "a pipeline package")
     if len(package.files) > PACKAGE_FILES_MAX:
         raise TooLargeError(f"a package holds at most {PACKAGE_FILES_MAX} files")
     for path in (package.entry, *package.files):

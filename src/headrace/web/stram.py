@@ -19,7 +19,13 @@ from starlette.routing import Route
 from headrace.errors import InvalidArgumentError, NotFoundError
 from headrace.web import stram_types as t
 from headrace.web import stram_views as views
-from headrace.web.exchange import json_answer, query_number, read_body
+from headrace.web.exchange import (
+    check_numbers,
+    json_answer,
+    query_number,
+    read_body,
+    read_values,
+)
 
 BASE = "/ws/v2/stram/{application}"
 EVENTS_MAX = 1_000
@@ -119,17 +125,19 @@ def routes(add: AddRoute, stram: Stram, now_ms: Callable[[], int]) -> list[Route
 
     async def change_plan(name: str, request: Request) -> t.Done:
         wanted = await read_body(request, t.PlanChange)
+        for one in wanted.requests:
+            check_numbers(one)
         await stram.change_plan(name, wanted.requests)
         return t.Done(detail=f"{len(wanted.requests)} changes")
 
     async def set_logical(name: str, request: Request) -> t.Done:
-        values = await read_body(request, dict[str, Any])
+        values = await read_values(request)
         views.logical_operator(stram.show(name), request.path_params["operator"])
         await stram.set_property(name, request.path_params["operator"], values)
         return t.Done(detail=f"{len(values)} properties")
 
     async def set_physical(name: str, request: Request) -> t.Done:
-        values = await read_body(request, dict[str, Any])
+        values = await read_values(request)
         found = stram.show(name)
         operator = _operator(found, request).name
         if sum(one["name"] == operator for one in found["operators"]) > 1:
@@ -187,7 +195,7 @@ def routes(add: AddRoute, stram: Stram, now_ms: Callable[[], int]) -> list[Route
             ]
         )
 
-    operator, logical = "/physicalPlan/operators/{id:int}", "/logicalPlan/operators/{operator}"
+    operator, logical = "/physicalPlan/operators/{id:number}", "/logicalPlan/operators/{operator}"
     return [
         get("", lambda found, _: views.app_info(found, now_ms())),
         get("/info", lambda found, _: views.app_info(found, now_ms())),
