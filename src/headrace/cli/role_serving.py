@@ -12,8 +12,6 @@ import os
 import signal
 import sys
 
-import msgspec
-
 from headrace.assembly.encryption import Tls, load_tls
 from headrace.assembly.links import (
     check_addresses,
@@ -27,6 +25,7 @@ from headrace.cli.output import note
 from headrace.cli.secret import read_reference
 from headrace.cli.up import LABELS, SWITCH_INTERVAL_SECONDS, write_ready_file
 from headrace.config.settings import Settings
+from headrace.config.shown import shown_settings
 from headrace.errors import UnavailableError
 from headrace.observability.recent import RecentLines
 from headrace.runtime.system import system_runtime
@@ -100,7 +99,7 @@ def _make_broker(settings: Settings, secret: bytes, tls: Tls) -> Role:
         figures=Figures(settings.data_dir),
         diagnostics=Diagnostics(
             data_dir=settings.data_dir,
-            settings=msgspec.to_builtins(settings),
+            settings=shown_settings(settings),
             processes=list_processes,
             logs=recent.text,
         ),

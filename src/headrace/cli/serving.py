@@ -35,6 +35,7 @@ from headrace.cli.up import (
     write_ready_file,
 )
 from headrace.config.settings import Settings
+from headrace.config.shown import shown_settings
 from headrace.errors import ConfigError, UnavailableError
 from headrace.observability.logging import Format, get_logger
 from headrace.observability.recent import RecentLines
@@ -193,7 +194,7 @@ def _make_plane(settings: Settings) -> DataPlane:
         figures=Figures(settings.data_dir),
         diagnostics=Diagnostics(
             data_dir=settings.data_dir,
-            settings=msgspec.to_builtins(settings),
+            settings=shown_settings(settings),
             processes=list_processes,
             logs=recent.text,
         ),
