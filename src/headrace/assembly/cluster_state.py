@@ -95,6 +95,7 @@ def cluster_info(
         ranges_sealing=described.ranges_sealing,
         ranges_under_replicated=described.ranges_short,
         ranges_unavailable=described.ranges_unavailable,
+        notes=_notes(nodes),
         metadata_version=described.metadata_version,
         metadata_seen=described.metadata_seen,
     )
@@ -129,7 +130,11 @@ def _problems(
     ]
     if described.metadata_seen > described.metadata_version >= 0:
         found.append(OUTDATED)
-    found += [f"data node {one.id} ({one.address}) is lost" for one in nodes if not one.alive]
+    for one in nodes:
+        if not one.alive and one.address:
+            found.append(f"data node {one.id} ({one.address}) is lost")
+        elif not one.alive and one.ranges > 0:  # its number stays, with nothing in the end
+            found.append(f"data node {one.id} was replaced; {one.ranges} ranges of it are copied")
     found += [
         f"data node {one.id} keeps {one.quarantined_ranges} ranges aside that the placement manager"
         " does not know; see `headrace range quarantined`"
@@ -148,6 +153,19 @@ def _problems(
     return found
 
 
+def _notes(nodes: Sequence[t.NodeRow]) -> list[str]:
+    """Machines are told apart by what stands before the address, where all nodes are on one."""
+    machines = {
+        one.host.removesuffix(f"/{one.address}")
+        for one in nodes
+        if one.host and one.host != one.address
+    }
+    shared = [one for one in nodes if one.host.endswith(f"/{one.address}") and one.address]
+    if len(machines) == 1 and len(shared) > 1:
+        return [f"all {len(shared)} data nodes are on one machine: what it holds is lost with it"]
+    return []
+
+
 def _node(info: m.NodeInfo) -> t.NodeRow:
     node = info.data_node or m.DataNode()
     return t.NodeRow(
@@ -158,6 +176,7 @@ def _node(info: m.NodeInfo) -> t.NodeRow:
         disk_free_bytes=info.disk_free_bytes if info.disk_free_bytes >= 0 else None,
         ranges=info.ranges,
         open_ranges=info.open_ranges,
+        host=info.host,
         quarantined_ranges=max(0, info.ranges_quarantined),
     )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrace.broker.errors import InvalidReplicationError
-from headrace.broker.roster import Roster, nodes_alive
+from headrace.broker.roster import Roster, hosts_alive
 from headrace.client.sbp import SbpClient
 from headrace.config.broker import REPLICAS_MAX, BrokerSettings
 from headrace.errors import NotEnoughNodesError
@@ -20,7 +20,7 @@ async def topic_replicas(settings: BrokerSettings, roster: Roster, asked: int) -
     if asked == 1 or (not asked and settings.replicas == 1):
         return 1
     description = await roster.describe()
-    alive = nodes_alive(description)
+    alive = hosts_alive(description)
     if len(description.nodes) == 1 and asked:
         # Iggy itself takes any number here and keeps one copy; whoever lists the topic sees that.
         log.info("one data node, so one replica", asked=asked)
@@ -45,7 +45,7 @@ async def topic_replicas(settings: BrokerSettings, roster: Roster, asked: int) -
 
 async def log_replicas(settings: BrokerSettings, roster: Roster) -> int:
     """Of the broker's own logs, when they are made."""
-    return settings.log_replicas or _all_of(nodes_alive(await roster.describe()))
+    return settings.log_replicas or _all_of(hosts_alive(await roster.describe()))
 
 
 async def keep_log_replicas(

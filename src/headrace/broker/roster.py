@@ -66,8 +66,10 @@ def members_of(description: m.DescribeClusterResponse) -> list[Member]:
     return found
 
 
-def nodes_alive(description: m.DescribeClusterResponse) -> int:
-    return sum(node.is_alive for node in description.nodes)
+def hosts_alive(description: m.DescribeClusterResponse) -> int:
+    """How many replicas of a log there can be: each is on another host."""
+    alive = [node for node in description.nodes if node.is_alive]
+    return len({node.host for node in alive if node.host}) + sum(not node.host for node in alive)
 
 
 class Roster:

@@ -64,12 +64,14 @@ def show(status: ClusterInfo, *, as_json: bool) -> None:
     print("Placement managers")
     print_rows(listed["placement_managers"], ("address", "state"), as_json=False)
     print("\nData nodes")
-    columns = ("id", "address", "alive", "draining", "disk_free", "ranges", "open_ranges")
+    columns = ("id", "address", "host", "alive", "draining", "disk_free", "ranges", "open_ranges")
     nodes = [{**one, "disk_free": _size(one["disk_free_bytes"])} for one in listed["data_nodes"]]
     print_rows(nodes, columns, as_json=False)
     print("\nBrokers")
     print_rows(listed["brokers"], ("address", "role"), as_json=False)
     print(f"\n{status.streams} streams, {status.ranges} ranges: {_replication(status)}")
+    for told in status.notes:
+        print(f"  {told}")
     for problem in status.problems:
         print(f"! {problem}")
 

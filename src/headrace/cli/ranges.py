@@ -25,6 +25,7 @@ SEGMENTS = ("base", "end", "bytes", "max_timestamp")
 NODES = (
     "id",
     "address",
+    "host",
     "alive",
     "draining",
     "disk_free_bytes",

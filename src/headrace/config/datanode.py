@@ -9,6 +9,14 @@ from msgspec import Meta
 
 
 class DataNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    host: Annotated[
+        str,
+        Meta(
+            max_length=255,
+            description="What the node is lost together with: a machine, a rack. Replicas of a"
+            " range are on different ones. Empty: the machine it runs on.",
+        ),
+    ] = ""
     heartbeat_interval_ms: Annotated[
         int,
         Meta(

@@ -350,6 +350,7 @@ class DataNodeService:
             client_role=m.ClientRole.DATA_NODE,
             data_node=self.data_node(),
             metadata_version=self.metadata.newest,
+            host=self.settings.host or self.runtime.disk.machine(),
         )
 
     async def take_identity(self, node_id: int) -> None:

@@ -46,6 +46,7 @@ def _node(state: PlacementState, node_id: int, with_ranges: bool) -> m.NodeInfo:
         ranges=len(state.ranges_of_node(node_id)) if with_ranges else _NOT_COUNTED,
         open_ranges=state.open_ranges(node_id),
         is_draining=nodes.is_draining(node_id),
+        host=nodes.host(node_id),
         ranges_quarantined=-1 if metrics is None else metrics.range_quarantined_cnt,
     )
 

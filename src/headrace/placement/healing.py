@@ -20,9 +20,8 @@ def can_finish(state: PlacementState, record: RangeRecord) -> bool:
     nodes = state.nodes
     living = sum(map(nodes.is_alive, record.replicas))
     wanted = state.stream(record.stream_id).replica_nums
-    return living > len(record.replicas) - record.ack_quorum and len(
-        nodes.placeable(roomy=False)
-    ) >= ack_quorum(wanted)
+    enough = living > len(record.replicas) - record.ack_quorum
+    return enough and nodes.hosts(roomy=False) >= ack_quorum(wanted)
 
 
 def to_move(state: PlacementState, now_ms: int) -> Iterator[RangeRecord]:
@@ -52,7 +51,7 @@ def _is_better_moved(state: PlacementState, record: RangeRecord, now_ms: int) ->
     if nodes.is_lost(primary, now_ms) or nodes.is_draining(primary):
         return True
     wanted = state.stream(record.stream_id).replica_nums
-    if len(nodes.placeable()) < wanted:
+    if nodes.hosts() < wanted:
         return False
     return len(record.replicas) < min(record.replica_nums, wanted) or any(
         nodes.is_dead(n, now_ms) or nodes.is_draining(n) for n in record.replicas

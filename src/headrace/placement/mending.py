@@ -68,6 +68,11 @@ class Mending:
                     wanted,
                     at_least=0,
                     exclude=(*found.replicas, *found.joining),
+                    beside=[
+                        n
+                        for n in (*found.replicas, *found.joining)
+                        if not state.nodes.is_dead(n, now_ms)
+                    ],
                     load=state.load,
                     below=self._below,
                 )

@@ -2,12 +2,21 @@
 
 Registration is durable. Liveness and load are not: after a restart a node is usable from its first
 heartbeat on.
+
+Replicas of a range are on different *hosts*, because what one machine holds is lost with it. A node
+says which machine it is on; where it does not, the host of its address tells. An address on
+loopback is a host of its own: such a cluster is a trial on one machine. So is one all of whose
+nodes are on the same machine: there, too, each address counts by itself (`on_one_machine`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from ipaddress import ip_address
+from math import inf
+
+from msgspec.structs import replace
 
 from headrace.errors import AlreadyExistsError, NotEnoughNodesError
 from headrace.placement.records import NodeRecord, Operation, Put
@@ -64,23 +73,31 @@ class Nodes:
             ):
                 del self.liveness.sightings[node_id]
 
-    def register(self, node_id: int, address: str, store_id: str) -> list[Operation]:
-        """What to write when a heartbeat tells something new; nothing otherwise."""
+    def register(
+        self, node_id: int, address: str, store_id: str, host: str = ""
+    ) -> list[Operation]:
+        """What to write when a heartbeat tells something new; nothing otherwise.
+
+        An address has one node: whoever had it before is gone from this moment on, however lately
+        it was heard, and its replicas are made again elsewhere.
+        """
         known = self.records.get(node_id)
-        record = NodeRecord(node_id=node_id, address=address, store_id=store_id)
+        record = NodeRecord(node_id=node_id, address=address, store_id=store_id, host=host)
         if known == record:
             return []
         if known is not None and known.store_id != store_id:
             # The same id over another store: a copied or emptied directory. Its answers to a seal
             # would be taken for those of the store that took the appends.
             raise AlreadyExistsError("node id belongs to another store", node_id=node_id)
-        operations: list[Operation] = [
-            Put(NodeRecord(node_id=other.node_id, address="", store_id=other.store_id))
+        before = [
+            other
             for other in self.records.values()
             if address and other.address == address and other.node_id != node_id
-        ]  # whoever had the address before is not reached there any more
-        operations.append(Put(record))
-        return operations
+        ]
+        for other in before:  # ids rise: a heartbeat of an earlier node that was long on its way
+            if other.node_id > node_id and self.is_alive(other.node_id):
+                raise AlreadyExistsError("a later data node has this address", address=address)
+        return [*(Put(replace(other, address="", replaced=True)) for other in before), Put(record)]
 
     # Signs of life
 
@@ -145,7 +162,10 @@ class Nodes:
 
     def is_alive(self, node_id: int) -> bool:
         sighting = self.liveness.sightings.get(node_id)
-        return sighting is not None and sighting.usable and node_id in self.records
+        record = self.records.get(node_id)
+        return (
+            sighting is not None and sighting.usable and record is not None and not record.replaced
+        )
 
     def is_draining(self, node_id: int) -> bool:
         sighting = self.liveness.sightings.get(node_id)
@@ -158,13 +178,19 @@ class Nodes:
     def is_dead(self, node_id: int, now_ms: int) -> bool:
         return self._silent_ms(node_id, now_ms) > self.replace_after_ms
 
-    def _silent_ms(self, node_id: int, now_ms: int) -> int:
+    def _silent_ms(self, node_id: int, now_ms: int) -> float:
+        record = self.records.get(node_id)
+        if record is not None and record.replaced:
+            return inf
         sighting = self.liveness.sightings.get(node_id)
         heard_ms = sighting.heard_ms if sighting is not None else self.since_ms
         return now_ms - max(heard_ms, self.since_ms)
 
     def condition(self, node_id: int, now_ms: int) -> str:
-        """For people: alive, draining, suspect, dead or unknown."""
+        """For people: alive, draining, suspect, dead, replaced or unknown."""
+        record = self.records.get(node_id)
+        if record is not None and record.replaced:
+            return "replaced"
         if self.is_dead(node_id, now_ms):
             return "dead"
         if self.is_draining(node_id):
@@ -176,6 +202,25 @@ class Nodes:
     def address(self, node_id: int) -> str:
         record = self.records.get(node_id)
         return record.address if record else ""
+
+    def host(self, node_id: int) -> str:
+        """What is lost together with it."""
+        record = self.records.get(node_id)
+        if record is None:
+            return ""
+        machine = _machine(record)
+        if self.on_one_machine() and machine != record.address:
+            return f"{machine}/{record.address}"
+        return machine
+
+    def on_one_machine(self) -> bool:
+        """Whether all nodes are: then there is no other host to choose."""
+        registered = [record for record in self.records.values() if not record.replaced]
+        return len(set(map(_machine, registered))) <= 1 < len(registered)
+
+    def hosts(self, *, roomy: bool = True) -> int:
+        """How many hosts may get a replica of a new range."""
+        return len(set(map(self.host, self.placeable(roomy=roomy))))
 
     def metrics(self, node_id: int) -> ReportMetricsRequest | None:
         return self.liveness.metrics.get(node_id)
@@ -195,11 +240,13 @@ class Nodes:
         at_least: int | None = None,
         avoid: Collection[int] = (),
         exclude: Collection[int] = (),
+        beside: Collection[int] = (),
         not_first: int = -1,
         load: Callable[[int], tuple[int, int]],
         below: Callable[[int], int],
     ) -> tuple[int, ...]:
-        """Distinct live nodes, the primary first: the better of two drawn at random, each time.
+        """Live nodes on distinct hosts, and on others than those `beside` are on, the primary
+        first: the better of two drawn at random, each time.
 
         Nodes in `avoid` come after all others, and nodes short of disk last: while others have room
         they are taken only to reach `at_least`, because a full disk refuses by itself and a single
@@ -208,7 +255,10 @@ class Nodes:
         must.
         """
         at_least = count if at_least is None else at_least
-        candidates = [n for n in self.placeable(roomy=False) if n not in exclude]
+        hosts = {self.host(n) for n in beside}
+        candidates = [
+            n for n in self.placeable(roomy=False) if n not in exclude and self.host(n) not in hosts
+        ]
         roomy = [n for n in candidates if not self._short_of_disk(n)]
         chosen: list[int] = []
         for pool, limit in (
@@ -216,14 +266,19 @@ class Nodes:
             ([n for n in roomy if n in avoid], count),
             ([n for n in candidates if n not in roomy], at_least if roomy else count),
         ):
+            pool = [n for n in pool if self.host(n) not in hosts]
             while pool and len(chosen) < limit:
                 drawn = [pool[below(len(pool))], pool[below(len(pool))]]
                 best = max(drawn, key=lambda n: (self.score(n), -load(n)[0]))  # the first of equals
-                pool.remove(best)
                 chosen.append(best)
+                hosts.add(self.host(best))
+                pool = [n for n in pool if self.host(n) not in hosts]
         if len(chosen) < at_least:
             raise NotEnoughNodesError(
-                "not enough data nodes", wanted=at_least, alive=len(candidates)
+                "not enough data nodes",
+                wanted=at_least,
+                alive=len(candidates),
+                machines=len(set(map(self.host, candidates))),
             )
         primary = min(
             chosen,
@@ -252,6 +307,15 @@ class Nodes:
             return load_score(metrics)
         known = [load_score(m) for m in self.liveness.metrics.values()]
         return sum(known) // len(known) if known else 0
+
+
+def _machine(record: NodeRecord) -> str:
+    host = record.address.rpartition(":")[0].strip("[]") or record.address
+    try:
+        loopback = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    return record.address if loopback else record.host or host
 
 
 def load_score(metrics: ReportMetricsRequest) -> int:

@@ -70,6 +70,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     node_id: int
     address: str
     store_id: str = ""
+    host: str = ""  # the machine it says it is on
+    replaced: bool = False  # another node has its address: its disk, or the machine, is gone
 
     @property
     def key(self) -> str:

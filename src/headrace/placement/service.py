@@ -257,7 +257,7 @@ class PlacementService:
         self._note_seen(node.node_id, request.metadata_version)
         if self.leading:
             with suppress(NotLeaderError):  # then it is as if it had reached a follower
-                await self.protect(self._register(node, store_id))
+                await self.protect(self._register(node, store_id, request.host))
         self.state.nodes.on_heartbeat(
             node.node_id,
             self._monotonic_ms(),
@@ -299,12 +299,15 @@ class PlacementService:
         if not 0 <= node.node_id < self.state.node_ids.bound:
             raise InvalidArgumentError("node id was never given out here", node_id=node.node_id)
 
-    async def _register(self, node: m.DataNode, store_id: str) -> None:
+    async def _register(self, node: m.DataNode, store_id: str, host: str) -> None:
         ledger = self.changes.ledger
         async with self._mutex.hold("nodes"):
-            await ledger.commit(
-                ledger.state.nodes.register(node.node_id, node.advertise_addr, store_id)
-            )
+            nodes = ledger.state.nodes
+            operations = nodes.register(node.node_id, node.advertise_addr, store_id, host)
+            await ledger.commit(operations)
+            if len(operations) > 1:
+                _log.warning("data node %d took the address of another", node.node_id)
+                self._trouble.set()
 
     async def lease(self, action: m.LeaseAction, request: m.LeaseRequest) -> m.LeaseResponse:
         ledger = self.changes.ledger
@@ -358,6 +361,7 @@ class PlacementService:
                 {
                     "node_id": record.node_id,
                     "address": record.address,
+                    "host": nodes.host(record.node_id),
                     "alive": nodes.is_alive(record.node_id),
                     "condition": nodes.condition(record.node_id, now_ms),
                     "open_ranges": self.state.open_ranges(record.node_id),

@@ -326,6 +326,8 @@ class NodeRow(Info, frozen=True):
     disk_free_bytes: int | None
     ranges: int
     open_ranges: int
+    host: str = ""
+    """What it is lost together with: its machine, or what `data_node.host` says."""
     quarantined_ranges: int = 0
     """Kept aside: no placement manager knows of them."""
 
@@ -352,6 +354,8 @@ class ClusterInfo(Info, frozen=True):
     ranges_sealing: int
     ranges_under_replicated: int
     ranges_unavailable: int
+    notes: list[str] = []
+    """What is not wrong, and good to know."""
     metadata_version: int = -1
     metadata_seen: int = -1
     """By data nodes; higher than the version: the metadata was put back to an earlier state."""

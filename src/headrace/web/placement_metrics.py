@@ -58,7 +58,7 @@ def families(figures: dict[str, Any], labels_max: int) -> Iterator[Family]:
     yield _single("placement_managers", max(1, len(figures["managers"])))
     if not figures["leading"]:
         return  # what a follower knows of streams and ranges is nothing, or old
-    nodes = figures["nodes"]
+    nodes = [node for node in figures["nodes"] if node["condition"] != "replaced"]
     alive = sum(node["alive"] for node in nodes)
     states = family("placement_nodes")
     states.add(alive, state="alive")

@@ -64,7 +64,7 @@ def _problem(
 
 def _cluster(cluster: t.ClusterInfo) -> Iterator[Problem]:
     for node in cluster.data_nodes:
-        if not node.alive:
+        if not node.alive and (node.address or node.ranges):  # else it was replaced
             yield _problem(
                 "node",
                 str(node.id),

@@ -6,21 +6,24 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
 from headrace.errors import (
+    AlreadyExistsError,
     CorruptionError,
     FencedError,
     HeadraceError,
     InvalidArgumentError,
+    NotEnoughNodesError,
     NotFoundError,
     UnavailableError,
 )
 from headrace.placement.nodes import Nodes
-from headrace.placement.records import NodeRecord, RangeRecord, StreamRecord
+from headrace.placement.records import NodeRecord, Put, RangeRecord, StreamRecord
 from headrace.placement.state import PlacementState, Seal, Writable
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status
@@ -492,3 +495,62 @@ def test_a_node_that_hangs_holds_up_no_notice_to_others() -> None:
         await world.until(lambda: len(hanging.deleted) == 20)
 
     simulate(body, nodes=2)
+
+
+# Hosts
+
+
+def on_hosts(*machines: str, address: str = "10.0.0.{n}:1") -> Nodes:
+    nodes = Nodes(1_000)
+    for n, machine in enumerate(machines):
+        nodes.records[n] = NodeRecord(node_id=n, address=address.format(n=n), host=machine)
+        nodes.on_heartbeat(n, 0, address=nodes.records[n].address)
+    return nodes
+
+
+def pick(nodes: Nodes, count: int, **fields: Any) -> tuple[int, ...]:
+    return nodes.choose(count, load=lambda _: (0, 0), below=lambda _: 0, **fields)
+
+
+def test_replicas_are_on_different_machines() -> None:
+    nodes = on_hosts("a", "a", "b", "c")
+    for _ in range(5):
+        assert {nodes.host(n) for n in pick(nodes, 3)} == {"a", "b", "c"}
+    with pytest.raises(NotEnoughNodesError) as raised:
+        pick(nodes, 4)
+    assert raised.value.data["machines"] == 3
+    assert set(pick(nodes, 3, at_least=2)) & {2, 3} == {2, 3}
+    assert nodes.hosts() == 3
+
+
+def test_a_copy_goes_to_another_machine_than_those_that_live() -> None:
+    nodes = on_hosts("a", "a", "b", "c")
+    assert pick(nodes, 1, at_least=0, exclude=(0, 2), beside=(0, 2)) == (3,)
+    assert pick(nodes, 1, at_least=0, exclude=(0, 2, 3), beside=(0, 2, 3)) == ()
+    assert pick(nodes, 1, at_least=0, exclude=(0, 2, 3), beside=(2, 3)) == (1,), "0 is dead"
+
+
+def test_where_all_are_on_one_machine_each_address_counts() -> None:
+    alone = on_hosts("a", "a", "a")
+    assert alone.on_one_machine()
+    assert set(pick(alone, 3)) == {0, 1, 2}
+    assert alone.host(1) == "a/10.0.0.1:1", "and it shows"
+    local = on_hosts("a", "a", "a", "b", address="127.0.0.1:{n}")
+    assert (local.hosts(), local.host(2)) == (4, "127.0.0.1:2")
+    unsaid = on_hosts("", "", "", address="10.0.0.5:{n}")
+    assert unsaid.on_one_machine(), "one address is one machine"
+
+
+def test_a_new_node_at_an_address_ends_the_old_one_at_once() -> None:
+    nodes = on_hosts("a", "b", "c")
+    operations = nodes.register(7, "10.0.0.1:1", "new", "b")
+    for operation in operations:
+        assert isinstance(operation, Put)
+        assert isinstance(operation.record, NodeRecord)
+        nodes.records[operation.record.node_id] = operation.record
+    nodes.on_heartbeat(7, 1, address="10.0.0.1:1", store_id="new")
+    assert nodes.alive() == [0, 2, 7]
+    assert (nodes.is_dead(1, 1), nodes.condition(1, 1)) == (True, "replaced")
+    with pytest.raises(AlreadyExistsError, match="later data node"):
+        nodes.register(1, "10.0.0.1:1", "")
+    assert len(nodes.register(1, "10.0.0.9:1", "", "b")) == 1, "it was moved: it lives"

@@ -418,7 +418,7 @@ def test_a_new_node_takes_over_the_address() -> None:
     nodes = Nodes(timeout_ms=100)
     nodes.records[1] = NodeRecord(node_id=1, address="a:1", store_id="old")
     forgotten, taken = nodes.register(2, "a:1", "new")
-    assert forgotten == Put(NodeRecord(node_id=1, address="", store_id="old"))
+    assert forgotten == Put(NodeRecord(node_id=1, address="", store_id="old", replaced=True))
     assert taken == Put(NodeRecord(node_id=2, address="a:1", store_id="new"))
 
 
