@@ -121,7 +121,7 @@ def iggy() -> dict[str, Any]:
     from headrace.wire.iggy import vsr
     from headrace.wire.iggy.commands import TABLE
     from headrace.wire.iggy.detection import _CONSUMER_COMMANDS, _NAMED
-    from headrace.wire.iggy.dialects import _VERSIONS
+    from headrace.wire.iggy.dialects import _CRATES
     from headrace.wire.iggy.errors import Status
     from headrace.wire.iggy.primitives import ConsumerKind, PartitioningKind, StrategyKind
 
@@ -136,7 +136,7 @@ def iggy() -> dict[str, Any]:
     return {
         "commands": commands,
         "status": _named(Status),
-        "versions": {version: dialect.name for version, dialect in _VERSIONS.items()},
+        "versions": {version: dialect.name for version, dialect in _CRATES.items()},
         "consumer_tails": _CONSUMER_COMMANDS,
         "named": _NAMED,
         "operations": vsr.OPERATIONS,

@@ -11,8 +11,8 @@ import xxhash
 
 from headrace.broker.rules import RULES, Rules
 from headrace.net.grants import Grant
-from headrace.wire.iggy.connection import Spoken
-from headrace.wire.iggy.dialects import Dialect
+from headrace.wire.iggy.connection import PING_SECONDS, Spoken
+from headrace.wire.iggy.dialects import Dialect, Stated
 from headrace.wire.iggy.messages.system import TransportKind
 
 if TYPE_CHECKING:
@@ -46,8 +46,10 @@ class Session:
     """What the next login may refer to."""
     login: Login = Login.SILENT
     transport: TransportKind = TransportKind.TCP
+    opened: float = 0.0
+    """Monotonic time of the connection's begin."""
     seen: float = 0.0
-    """Monotonic time of the last PING, or of the connection's begin."""
+    """Of the last PING, or of the connection's begin."""
     last_poll: tuple[Dialect, bytes] | None = None
     """Bytes of the last POLL but for its tail: another one like it shows nothing new."""
     known_poll: KnownPoll | None = None
@@ -90,7 +92,7 @@ class DialectMemory:
         self._silent: dict[int, Dialect] = {}
 
     def learn(self, session: Session) -> None:
-        if session.user_uid is None or not session.spoken.known:
+        if session.user_uid is None or not session.spoken.known or session.spoken.undecided:
             return
         if session.login in (Login.SERVICE, Login.GRANT) or session.dialect is Dialect.C:
             return  # dialect C is told by its framing: nobody else may be taken for it
@@ -135,7 +137,9 @@ class Sessions:
         # Two addresses with one hash are rare, but a group must not take them for one member.
         while client_id == 0 or client_id in self._sessions:
             client_id = (client_id + 1) & 0xFFFF_FFFF
-        session = Session(client_id, address, Spoken(dialect), seen=now, transport=transport)
+        session = Session(
+            client_id, address, Spoken(dialect), opened=now, seen=now, transport=transport
+        )
         self._sessions[client_id] = session
         return session
 
@@ -146,15 +150,29 @@ class Sessions:
     # -- how they speak
 
     def on_login(
-        self, session: Session, user_uid: int, login: Login, stated: Dialect | None
+        self, session: Session, user_uid: int, login: Login, stated: Dialect | Stated | None
     ) -> None:
         """Call once the login is right: `user_uid` may be what the session had before."""
         session.user_uid, session.login = user_uid, login
-        if stated is not None:
+        if isinstance(stated, Stated):
             session.spoken.on_version(stated)
+        elif stated is not None:
+            session.spoken.on_dialect(stated)
         else:
             session.spoken.on_silent_login(self.dialects.recall(user_uid, login))
         self.dialects.learn(session)
+
+    def on_ping(self, session: Session, now: float) -> None:
+        session.seen = now
+        if session.dialect is not Dialect.C:
+            session.spoken.on_ping(early=now - session.opened < PING_SECONDS)
+            self.dialects.learn(session)
+
+    def on_poll(self, session: Session, *, nobody: bool) -> bool:
+        """Whether the session's dialect is known well enough for a reply with messages."""
+        readable = session.spoken.on_poll(nobody=nobody)
+        self.dialects.learn(session)
+        return readable
 
     def on_shape(self, session: Session, candidates: frozenset[Dialect]) -> None:
         session.spoken.on_shape(candidates)

@@ -19,6 +19,8 @@ from headrace.errors import HeadraceError
 
 ITEMS_MAX = 20  # of a list; the rest is counted
 BYTES_MAX = 32  # of a value; the rest is counted
+_PING, _POLL = 1, 100
+_FIRST_REQUESTS = 4
 
 
 class Protocol(StrEnum):
@@ -176,6 +178,7 @@ class _Iggy:
         self._replies: Any = None
         self._spoken = Spoken(Dialect.B2)
         self._asked: deque[int] = deque()
+        self._requests_seen = 0
 
     def feed(self, sender: Side, data: bytes) -> Iterator[Entry]:
         if sender is Side.CLIENT:
@@ -194,10 +197,16 @@ class _Iggy:
         if not isinstance(event, RequestFrame):
             return Entry(Protocol.IGGY, Side.CLIENT, type(event).__name__, plain(event))
         self._asked.append(event.code)
+        self._requests_seen += 1
         if event.head is not None:
             self._spoken.on_framing()
+        elif event.code == _PING:
+            # There is no clock here: what stands among the first ones came soon.
+            self._spoken.on_ping(early=self._requests_seen <= _FIRST_REQUESTS)
         elif event.code in TELLING:
             self._spoken.on_shape(candidates(event.code, event.payload))
+            if event.code == _POLL:
+                self._spoken.on_poll(nobody=False)
         else:
             self._spoken.on_hint(hint(event.code))
         command = TABLE.get(event.code)
@@ -211,7 +220,7 @@ class _Iggy:
             told |= plain(request)
             if stated := of_version(getattr(request, "version", "")):
                 self._spoken.on_version(stated)
-                told["dialect"] = stated.name
+                told["dialect"] = self._spoken.dialect.name
         except HeadraceError as error:
             return Entry(Protocol.IGGY, Side.CLIENT, command.name, told, str(error))
         return Entry(Protocol.IGGY, Side.CLIENT, command.name, told)

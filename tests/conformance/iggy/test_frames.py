@@ -83,7 +83,9 @@ def test_shapes_that_differ_are_told_apart(name: str) -> None:
 @pytest.mark.parametrize("version", ["0.5.0", "0.6.0", "0.7.0", "0.8.0"])
 def test_the_login_tells_the_dialect(version: str) -> None:
     login = LoginUser.decode(frame_of(f"{version}-login-user").payload)
-    assert of_version(login.version) is DIALECTS[version]
+    stated = of_version(login.version)
+    assert stated is not None
+    assert stated.crate is DIALECTS[version]
 
 
 @pytest.mark.parametrize("version", ["0.5.0", "0.6.0", "0.7.0", "0.8.0"])

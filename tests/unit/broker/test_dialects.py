@@ -12,7 +12,13 @@ from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import Status
 from headrace.wire.iggy.messages import groups, offsets, streams, system, topics, users
-from headrace.wire.iggy.messages.messages import Message, decode_messages, encode_send
+from headrace.wire.iggy.messages.messages import (
+    Message,
+    PolledMessages,
+    PollMessages,
+    decode_messages,
+    encode_send,
+)
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
 from headrace.wire.iggy.userheaders import UserHeader, encode_headers, key_header
 from tests.unit.broker.harness import Client, Harness, code_of, opened
@@ -24,8 +30,9 @@ NOTHING = system.Empty()
 
 
 async def speaking(harness: Harness, dialect: Dialect) -> Client:
-    """Logged in as root, with the version of an SDK of that dialect."""
+    """Logged in as root, with the version of an SDK of that dialect, after its first PING."""
     client = harness.connect()
+    assert await client.status(1, b"") == 0
     payload = users.LoginUser("iggy", "iggy", VERSIONS[dialect]).encode()
     assert await client.status(38, payload) == 0
     assert client.session.dialect is dialect
@@ -460,7 +467,9 @@ async def test_another_login_on_the_same_connection() -> None:
 
 
 async def session_token(harness: Harness, name: str = "iggy", password: str = "iggy") -> str:
-    body = await reply(harness.connect(), 38, users.LoginUser(name, password, "0.7.0").encode())
+    client = harness.connect()
+    assert await client.status(1, b"") == 0
+    body = await reply(client, 38, users.LoginUser(name, password, "0.7.0").encode())
     return users.Identity.decode(body, A).token
 
 
@@ -552,3 +561,48 @@ def test_messages_compare_by_what_they_hold() -> None:
     assert message == Message(b"x", HEADERS, id=1)
     assert message != Message(b"x", b"", id=1)
     assert message != Message(b"x", HEADERS, id=2)
+
+
+# --- versions that two SDKs state -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("consumer", [0, 1, "reports"])
+async def test_a_consumer_of_another_sdk_reads_what_was_sent(consumer: int | str) -> None:
+    """Go 0.8.0 logs in with the bytes of Python 0.6.0 but sends no PING, and reads 64-byte headers.
+
+    A poll that names no consumer may be Python's: it gets nothing once, and then what is there.
+    """
+    async with opened() as harness:
+        writer = await speaking(harness, B2)
+        await writer.stream("s")
+        await writer.topic("s", "t")
+        await writer.send(*(b"%d" % n for n in range(5)), stream="s", topic="t")
+        client = harness.connect()
+        login = users.LoginUser("iggy", "iggy", "0.8.0").encode()
+        assert await client.status(38, login) == 0
+        assert await client.status(12, b"") == 0
+        poll = PollMessages(Consumer.single(consumer), "s", "t", 0, Strategy.first(), 10, False)
+        found = await reply(client, 100, poll.encode(B2))
+        if consumer == 0:
+            assert found[12:16] == bytes(4), "nothing is right in either form"
+            found = await reply(client, 100, poll.encode(B2))
+        assert client.session.dialect is B2
+        polled = PolledMessages.decode(found, B2)
+        assert [message.payload for message in polled.messages()] == [b"%d" % n for n in range(5)]
+
+
+async def test_python_that_polls_before_its_first_ping_reads_what_was_sent() -> None:
+    """A connection string logs in while it connects: PING and the first poll come in any order."""
+    async with opened() as harness:
+        writer = await speaking(harness, B2)
+        await writer.stream("s")
+        await writer.topic("s", "t")
+        await writer.send(b"one", b"two", stream="s", topic="t")
+        client = harness.connect()
+        assert await client.status(38, users.LoginUser("iggy", "iggy", "0.8.0").encode()) == 0
+        poll = PollMessages(Consumer.single(), "s", "t", 0, Strategy.first(), 10, False).encode(B1)
+        assert (await reply(client, 100, poll))[12:16] == bytes(4)
+        assert await client.status(1, b"") == 0
+        polled = PolledMessages.decode(await reply(client, 100, poll), B1)
+        assert [message.payload for message in polled.messages()] == [b"one", b"two"]
+        assert client.session.dialect is B1

@@ -22,8 +22,16 @@ from headrace.broker.sessions import Session
 from headrace.broker.state import partition_of
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.messages import messages as m
-from headrace.wire.iggy.primitives import Partitioning, PartitioningKind, Strategy, StrategyKind
+from headrace.wire.iggy.primitives import (
+    Consumer,
+    Partitioning,
+    PartitioningKind,
+    Strategy,
+    StrategyKind,
+)
 from headrace.wire.iggy.vsr import Lent
+
+_NOBODY = Consumer.single()  # what a poll says that names no consumer
 
 
 async def send_messages(
@@ -98,6 +106,10 @@ async def poll_messages(
         log = await broker.partitions.find(topic, partition)
     if log is None:
         return m.PolledMessages(partition.id, 0, 0)
+    if session.spoken.undecided:
+        nobody = request.consumer == _NOBODY
+        if not broker.sessions.on_poll(session, nobody=nobody):
+            return m.PolledMessages(partition.id, log.current_offset, 0)
     place = place_of(topic, partition)
     if resolved.member is None:
         remember(broker, session, partition.id, log, place, resolved.reader)

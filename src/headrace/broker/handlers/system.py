@@ -17,7 +17,7 @@ from headrace.wire.iggy.messages import system as m
 
 async def ping(broker: Broker, session: Session, request: m.Empty) -> None:
     """A sign of life; other commands are none, as in the reference server."""
-    session.seen = broker.runtime.clock.monotonic()
+    broker.sessions.on_ping(session, broker.runtime.clock.monotonic())
 
 
 async def get_stats(broker: Broker, session: Session, request: m.Empty) -> m.Stats:

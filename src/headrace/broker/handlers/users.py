@@ -27,7 +27,7 @@ from headrace.errors import NotFoundError, UnauthorizedError
 from headrace.net.credentials import service_token
 from headrace.net.grants import PREFIX, verify_grant
 from headrace.wire.iggy.commands import Permission
-from headrace.wire.iggy.dialects import CLASSIC, Dialect, of_version
+from headrace.wire.iggy.dialects import Dialect, Stated, of_version
 from headrace.wire.iggy.messages import users as m
 from headrace.wire.iggy.messages.extensions import PresentGrant, SpeakFor
 from headrace.wire.iggy.messages.system import Empty
@@ -142,8 +142,6 @@ async def _check_login(broker: Broker, session: Session, username: str, password
 async def login_user(broker: Broker, session: Session, request: m.LoginUser) -> m.Identity:
     user = await _check_login(broker, session, request.username, request.password)
     stated = of_version(request.version)
-    if stated not in CLASSIC:
-        stated = None
     login = Login.SILENT if stated is None else Login.VERSION
     return _log_in(broker, session, user, login, stated=stated)
 
@@ -255,7 +253,12 @@ def _session_user(broker: Broker, text: str) -> User | None:
 
 
 def _log_in(
-    broker: Broker, session: Session, user: User, login: Login, *, stated: Dialect | None = None
+    broker: Broker,
+    session: Session,
+    user: User,
+    login: Login,
+    *,
+    stated: Dialect | Stated | None = None,
 ) -> m.Identity:
     if not user.active:
         raise UserInactiveError(user=user.name)

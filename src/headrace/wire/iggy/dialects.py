@@ -15,6 +15,7 @@ the broker's business (`broker/rules.py`), which dialect a connection speaks is 
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 
 class Dialect(Enum):
@@ -42,10 +43,26 @@ class Dialect(Enum):
 
 CLASSIC = frozenset((Dialect.A, Dialect.B1, Dialect.B2))
 
-# The version string of LOGIN_USER is the version of the Rust crate inside every SDK but Node's.
-_VERSIONS = {"0.7": Dialect.A, "0.8": Dialect.B1, "0.9": Dialect.B2, "0.10": Dialect.B2}
+# The version string of LOGIN_USER is that of the Rust crate in the Rust SDK and all that are built
+# on it (Python, C++), but the SDK's own release in others (Go, C#); Node and Java state none. The
+# two count differently: Python 0.6.0 and Go 0.8.0 log in with the same bytes.
+_CRATES = {"0.7": Dialect.A, "0.8": Dialect.B1, "0.9": Dialect.B2, "0.10": Dialect.B2}
+_RELEASES = {"0.5": Dialect.A, "0.6": Dialect.B1, "0.7": Dialect.B2, "0.8": Dialect.B2}
 
 
-def of_version(version: str) -> Dialect | None:
-    """The dialect of a client that gave this version at login; None when it says nothing."""
-    return _VERSIONS.get(".".join(version.split(".")[:2]))
+class Stated(NamedTuple):
+    """What the version at a login means: as the Rust crate's, and as another SDK's own."""
+
+    crate: Dialect | None
+    release: Dialect | None
+
+    @property
+    def possible(self) -> frozenset[Dialect]:
+        return frozenset(dialect for dialect in self if dialect is not None)
+
+
+def of_version(version: str) -> Stated | None:
+    """What a client may speak that gave this version at login; None when it says nothing."""
+    minor = ".".join(version.split(".")[:2])
+    stated = Stated(_CRATES.get(minor), _RELEASES.get(minor))
+    return stated if stated.possible else None
