@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli import doctor, profiles
 from headrace.cli.main import app
+from headrace.cli.output import note
 from tests.integration.server import Server, running
 
 
@@ -255,3 +256,35 @@ def test_a_profile_says_where_to_go_and_keeps_no_secret(
     shell.environment["CLI_TEST_PASSWORD"] = ""
     missing = shell("stream", "list", "--profile", "here")
     assert "CLI_TEST_PASSWORD" in str(missing.exception)
+
+
+HOSTILE = "x\n[red]iggy \x1b[2K\r\u202e\x9b"
+
+
+def test_names_of_others_do_not_speak_to_the_terminal(
+    shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream, user = f"s {HOSTILE}", f"u {HOSTILE}"
+    shell.ok("stream", "create", stream)
+    shell.ok("topic", "create", f"{stream}/{HOSTILE}")
+    shell.ok("group", "create", f"{stream}/{HOSTILE}", HOSTILE)
+    shell.ok("user", "create", user, "--new-password", "secret one")
+    shown = [
+        shell.ok(*command)
+        for command in (
+            ("stream", "list"),
+            ("stream", "show", stream),
+            ("topic", "list", stream),
+            ("topic", "show", f"{stream}/{HOSTILE}"),
+            ("group", "list", f"{stream}/{HOSTILE}"),
+            ("user", "list"),
+            ("user", "show", user),
+        )
+    ]
+    note(f"headrace: there is no {HOSTILE[2:]}")
+    for text in (*shown, capsys.readouterr().err):
+        assert all(each.isprintable() for each in text.replace("\n", "")), ascii(text)
+        assert not any(line.startswith("[red]iggy") for line in text.splitlines())
+    assert any("\\x1b" in text and "[red]" in text for text in shown)
+    shell.ok("stream", "delete", stream)
+    shell.ok("user", "delete", user)

@@ -19,6 +19,7 @@ from headrace.errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from headrace.observability.escaping import escape
 from headrace.runtime.system import run, system_runtime
 from headrace.web.broker_types import ClusterInfo
 
@@ -73,7 +74,7 @@ def show(status: ClusterInfo, *, as_json: bool) -> None:
     for told in status.notes:
         print(f"  {told}")
     for problem in status.problems:
-        print(f"! {problem}")
+        print(f"! {escape(problem)}")
 
 
 def _replication(status: ClusterInfo) -> str:

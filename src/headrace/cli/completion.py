@@ -95,7 +95,8 @@ def _chosen(*, target: Any, tls: Any) -> Iterator[None]:
 
 
 def _begin(names: Any, incomplete: str) -> list[str]:
-    return sorted(name for name in names if name.startswith(incomplete))
+    """Names that a shell can be given: others hold what a terminal takes for orders."""
+    return sorted(name for name in names if name.startswith(incomplete) and name.isprintable())
 
 
 def _quietly(look: Callable[[], list[str]]) -> list[str]:

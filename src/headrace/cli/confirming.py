@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from headrace.observability.escaping import LINES, escape
+
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
 
 
@@ -19,4 +21,4 @@ def confirm(question: str | Callable[[], str], *, yes: bool) -> None:
     if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     text = question if isinstance(question, str) else question()
-    typer.confirm(text, abort=True, err=True)
+    typer.confirm(escape(text, LINES), abort=True, err=True)

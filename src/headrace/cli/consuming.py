@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 from headrace.cli import records
 from headrace.cli.consume import is_point, parse_time_us
-from headrace.cli.output import note
+from headrace.cli.output import note, printable
 from headrace.client.consuming import GroupConsumer
 from headrace.client.link import Link
 from headrace.client.positions import Position
@@ -169,6 +169,9 @@ def _strategy(start: str, partition: PartitionInfo) -> Strategy:
 
 def _print_message(partition: int, message: Message, *, as_json: bool) -> None:
     if not as_json:
-        sys.stdout.buffer.write(message.payload + b"\n")
+        if sys.stdout.isatty():  # what is shown must not command the terminal
+            print(printable(message.payload.decode("utf-8", "backslashreplace")))
+        else:
+            sys.stdout.buffer.write(message.payload + b"\n")
         return
     print(json.dumps(records.as_json(partition, message)))

@@ -21,6 +21,7 @@ import typer
 from headrace.cli.broker import TARGET, connects
 from headrace.cli.options import AsJson
 from headrace.cli.output import print_json
+from headrace.observability.escaping import escape
 
 PORTS = {"iggy": 8090, "quic": 8080, "placement manager": 12378, "data node": 10911, "http": 3000}
 SYNCS = 15
@@ -69,13 +70,15 @@ def doctor(
 
 def _print(findings: list[Finding]) -> None:
     from rich.console import Console
+    from rich.text import Text
 
     signs = {Level.OK: "[green]✓[/]", Level.WARNING: "[yellow]![/]", Level.BROKEN: "[red]✗[/]"}
     console = Console(highlight=False)
     for each in findings:
-        console.print(f"{signs[each.level]} {each.check:<9} {each.text}", soft_wrap=True)
+        told = Text(f" {each.check:<9} {escape(each.text)}")
+        console.print(Text.from_markup(signs[each.level]) + told, soft_wrap=True)
         if each.fix:
-            console.print(f"            → {each.fix}", soft_wrap=True)
+            console.print(Text(f"            → {escape(each.fix)}"), soft_wrap=True)
 
 
 def check_python() -> Iterator[Finding]:

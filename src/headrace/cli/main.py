@@ -51,9 +51,10 @@ def main() -> None:
         app()
     except HeadraceError as error:
         from headrace.cli.advice import report
+        from headrace.observability.escaping import LINES, escape
 
         text, status = report(error, as_json="--json" in sys.argv)
-        print(text, file=sys.stderr)
+        print(escape(text, LINES), file=sys.stderr)
         sys.exit(status)
 
 

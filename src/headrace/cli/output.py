@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from headrace.cli.human import heading, humanly
+from headrace.observability.escaping import LINES, escape
 
 NAMES = ("id", "name", "container", "stream", "topic", "address", "member")
 _GAP = "  "
@@ -107,7 +108,9 @@ def print_fields(values: Mapping[str, Any], *, as_json: bool) -> None:
         return
     width = max((len(heading(name)) for name in values), default=0)
     for name, value in values.items():
-        print(f"{heading(name):<{width}}  {shown(name, value)}")
+        # A second line of a value does not look like another field.
+        text = shown(name, value).replace("\n", "\n" + " " * (width + len(_GAP)))
+        print(f"{heading(name):<{width}}{_GAP}{text}")
 
 
 def shown(name: str, value: object) -> str:
@@ -130,12 +133,7 @@ def format_value(value: object) -> str:
 
 def printable(text: str) -> str:
     """Without what would move the cursor or change colours: names are chosen by anybody."""
-    if text.isprintable():
-        return text
-    return "".join(
-        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
-        for each in text
-    )
+    return escape(text, LINES)
 
 
 @contextmanager

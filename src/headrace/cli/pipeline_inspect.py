@@ -14,6 +14,7 @@ from headrace.cli.control_api import Pipeline, control_api, controls, stram_api
 from headrace.cli.options import AsJson
 from headrace.cli.output import note, print_fields, print_json, print_rows
 from headrace.cli.pipeline_view import event_row
+from headrace.observability.escaping import escape
 
 containers = typer.Typer(
     help="Containers: the processes of a pipeline, one Spark driver each.", no_args_is_help=True
@@ -78,9 +79,10 @@ def stack_trace(name: Pipeline, container: Container, as_json: AsJson = False) -
         return
     for language in ("python", "jvm"):
         for thread in found[language]:
-            print(f"{language} {thread.get('name')} {thread.get('state', '')}".rstrip())
+            named = f"{language} {thread.get('name')} {thread.get('state', '')}"
+            print(escape(named.rstrip()))
             for line in thread.get("stack", []):
-                print(f"    {line.strip()}")
+                print(f"    {escape(line.strip())}")
 
 
 @operators.command("list")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from headrace.cli.output import print_fields, print_rows
+from headrace.cli.output import print_fields, print_rows, printable
 
 CONTAINERS = ("id", "state", "pid", "restarts", "heartbeat", "memory_free")
 OPERATORS = ("name", "state", "rows_in", "rows_out", "per_second", "lag", "window")
@@ -29,7 +29,7 @@ def show(view: dict[str, Any]) -> None:
         print(f"\n{title}")
         print_rows(rows, columns, as_json=False)
     for names, text in _errors(view["operators"]):
-        print(f"\nlast error of {', '.join(names)}\n{text}")
+        print(f"\nlast error of {', '.join(names)}\n{printable(text)}")
 
 
 def _errors(operators: list[dict[str, Any]]) -> list[tuple[list[str], str]]:

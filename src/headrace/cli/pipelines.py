@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +20,7 @@ from headrace.cli import (
 )
 from headrace.cli.control_api import Api, Pipeline, control_api, controls
 from headrace.cli.options import AsJson
-from headrace.cli.output import format_value, note, print_fields, print_json, print_rows
+from headrace.cli.output import format_value, note, print_fields, print_json, print_rows, printable
 
 app = typer.Typer(
     help="Pipelines: PySpark code that the controller supervises.", no_args_is_help=True
@@ -178,4 +179,4 @@ def logs(
     if as_json:
         print(json.dumps(text.splitlines()))
     else:
-        print(text, end="")
+        print(printable(text) if sys.stdout.isatty() else text, end="")

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.top_sample import Look
+from headrace.observability.escaping import escape
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 SORTS = ("rate", "lag", "size", "name")
 KEYS = "q quit   p pause   s sort   r refresh"
@@ -31,7 +33,7 @@ def draw(look: Look, *, sort: str, paused: bool, height: int) -> RenderableType:
     if pipelines:
         parts.append(_pipelines(pipelines[:10]))
     elif look.pipelines_error:
-        parts.append(Text(f"pipelines: {look.pipelines_error}", style="dim"))
+        parts.append(Text(f"pipelines: {escape(str(look.pipelines_error))}", style="dim"))
     if look.groups:
         parts.append(_groups(look.groups, sort))
     parts.append(_topics(look.topics, sort, room))
@@ -70,7 +72,7 @@ def _pipelines(rows: list[dict[str, Any]]) -> Table:
     for row in sorted(rows, key=lambda one: (-(one["lag"] or 0), one["name"])):
         failed = row["state"] in ("FAILED", "UNREADABLE")
         table.add_row(
-            row["name"],
+            _shown(row["name"]),
             row["state"],
             amount(row["rows_per_second"]),
             amount(row["lag"]),
@@ -92,8 +94,8 @@ def _groups(rows: list[dict[str, Any]], sort: str) -> Table:
         change = row["lag_per_second"]
         grows = change is not None and change > 0 and row["lag"] > 0
         table.add_row(
-            row["group"],
-            row["topic"],
+            _shown(row["group"]),
+            _shown(row["topic"]),
             str(row["members"]),
             amount(row["lag"]),
             "-" if change is None else f"{change:+,.0f}{' grows' if grows else ''}",
@@ -115,7 +117,7 @@ def _topics(rows: list[dict[str, Any]], sort: str, room: int) -> Table:
     ordered = sort_topics(rows, sort)
     for row in ordered[:room]:
         table.add_row(
-            row["topic"],
+            _shown(row["topic"]),
             str(row["partitions"]),
             amount(row["messages"]),
             f"{amount(row['bytes'])}B",
@@ -132,6 +134,13 @@ def _nodes(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         table.add_row(row["name"], row["address"], row["role"], row["status"])
     return table
+
+
+def _shown(name: object) -> Text:
+    """As text: a name in brackets would be taken for a style."""
+    from rich.text import Text
+
+    return Text(escape(str(name)))
 
 
 def amount(value: float | None) -> str:

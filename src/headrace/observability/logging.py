@@ -4,8 +4,9 @@ Loggers are named after their modules (`log = get_logger(__name__)`) and hand th
 standard library's logging, so that uvicorn's and asyncio's own records come out in the same form.
 Nothing is configured at import: a program that embeds headrace keeps its own handlers.
 
-Two rules hold whatever a caller passes: a field whose name speaks of a secret is not shown, and of
-bytes only the length is, because bytes in this project are somebody's payload.
+Three rules hold whatever a caller passes: a field whose name speaks of a secret is not shown, of
+bytes only the length is, because bytes in this project are somebody's payload, and no value ends
+its line or speaks to the terminal.
 
 structlog is imported with the first event: it costs 60 ms, and most of Spark's workers say nothing.
 """
@@ -16,6 +17,8 @@ import logging
 import sys
 from collections.abc import Mapping, MutableMapping
 from functools import cached_property, partial
+from io import StringIO
+from textwrap import indent
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 from headrace.observability import tracing
 from headrace.observability.context import request_text
+from headrace.observability.escaping import LINES, escape
 
 Format = Literal["text", "json"]
 
@@ -119,11 +123,9 @@ def make_formatter(format: Format, *, colors: bool, role: str = "") -> logging.F
             shared.append(partial(_add_role, role))
         renderers = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        # The plain formatter: rich tracebacks print local variables, and those hold secrets.
         renderers = [
-            structlog.dev.ConsoleRenderer(
-                colors=colors, exception_formatter=structlog.dev.plain_traceback
-            )
+            escape_controls,
+            structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_format_traceback),
         ]
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
@@ -159,6 +161,28 @@ def hide_secrets(_logger: object, _method: str, event: Event) -> Event:
         if name not in _NOT_FIELDS:
             event[name] = _shown(name, value)
     return event
+
+
+def escape_controls(_logger: object, _method: str, event: Event) -> Event:
+    """One event is one line, whatever others called their things. JSON needs no help with that."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = escape(value)
+    return event
+
+
+def _format_traceback(output: TextIO, error: structlog.typing.ExcInfo) -> None:
+    """The plain one: rich tracebacks print local variables, and those hold secrets. Indented, since
+    an error's text may look like an event."""
+    import structlog
+
+    text = StringIO()
+    structlog.dev.plain_traceback(text, error)
+    output.write("\n" + indent(escape(text.getvalue().strip("\n"), LINES), "    ", _always))
+
+
+def _always(_line: str) -> bool:
+    return True
 
 
 def _shown(name: str, value: object) -> object:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import re
 from typing import Any
 
 import pytest
 
 from headrace.broker import audit
+from headrace.observability.logging import make_formatter
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages import topics as t
 from headrace.wire.iggy.messages import users as u
@@ -130,3 +133,32 @@ def test_everything_that_changes_something_lasting_is_audited() -> None:
         "DESCRIBE_OPTIONS", "SYNC_CONSUMER_GROUP", "PRESENT_GRANT", "SPEAK_FOR",
     }  # fmt: skip
     assert {row.name for code, row in c.SERVED.items() if code not in audit.AUDITED} == quiet
+
+
+async def test_nobody_forges_a_line_by_a_name() -> None:
+    """As an operator reads it: a line for each thing that was done, and no other."""
+    lie = "2026-01-01T00:00:00.000000Z [info     ] audit [headrace.audit] by=iggy outcome=ok"
+    output, handler = io.StringIO(), logging.StreamHandler()
+    handler.setStream(output)
+    handler.setFormatter(make_formatter("text", colors=True))
+    log = logging.getLogger("headrace.audit")
+    log.addHandler(handler)
+    level, before = log.level, log.propagate
+    log.setLevel(logging.INFO)
+    try:
+        async with opened() as h:
+            root = await h.root()
+            await root.stream(f"s\n{lie}")
+            await root.topic(f"s\n{lie}", f"t\x1b[1A\x1b[2K{lie}")
+            assert await code_of(h.connect().login(f"eve\r\n{lie[:40]}", "x")) == 42
+            assert (
+                await code_of(root.call(c.DELETE_STREAM, DeleteStream(f"\x9b2J\u2028{lie}"))) != 0
+            )
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = before
+    lines = re.sub(r"\x1b\[\d+m", "", output.getvalue()).splitlines()
+    assert len(lines) == 5
+    assert not any(line.startswith(lie[:10]) for line in lines)
+    assert all(line.isprintable() for line in lines)

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from headrace.observability import tracing
 from headrace.observability.context import REQUEST_ID
-from headrace.observability.logging import configure_logging, get_logger
+from headrace.observability.logging import Format, configure_logging, get_logger
 
 
 @pytest.fixture
@@ -138,3 +138,49 @@ def test_lines_name_request_span_and_role() -> None:
     assert "trace" not in behind
     assert {line["role"] for line in (inside, behind, outside)} == {"broker"}
     assert not {"request", "trace", "span"} & set(outside)
+
+
+FORGED = "2026-11-18T00:00:00.000000Z [info     ] audit [headrace.audit] by=iggy outcome=ok"
+HOSTILE = (
+    f"eve\n{FORGED}",
+    f"eve\r\n{FORGED}",
+    f"eve\r{FORGED}",
+    f"eve\x1b[2K\x1b[1A{FORGED}",
+    f"eve\x9b2K{FORGED}",
+    f"eve\x85{FORGED}",
+    f"eve\u2028{FORGED}",
+    f"eve\u202e{FORGED[::-1]}",
+    f"eve\x00\x07\x08{FORGED}",
+    "eve\ud800",
+    "eve\x1b]0;title\x07",
+)
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_nobody_forges_a_line(output: io.StringIO, format: Format, hostile: str) -> None:
+    configure_logging(format=format, output=output)
+    log = get_logger("headrace.audit")
+    log.info("audit", by=hostile, outcome="refused")
+    log.info(hostile)
+    log.info("listed", names=[hostile], more={"name": hostile})
+    logging.getLogger("uvicorn.error").warning("GET %s", hostile)
+    written = output.getvalue()
+    lines = written.splitlines()  # at every mark that anything takes for the end of a line
+    assert len(lines) == 4
+    assert not any(line.startswith(FORGED[:20]) for line in lines)
+    assert all(each.isprintable() for each in written.replace("\n", ""))
+
+
+def test_an_errors_text_is_no_line_of_its_own(output: io.StringIO) -> None:
+    configure_logging(format="text", output=output)
+    for hostile in HOSTILE[:-2]:
+        try:
+            raise ValueError(hostile)
+        except ValueError:
+            get_logger("headrace.broker").exception("request failed")
+    lines = output.getvalue().split("\n")
+    events = [line for line in lines if line and not line.startswith("    ")]
+    assert len(events) == len(HOSTILE) - 2
+    assert all("request failed" in line for line in events)
+    assert all(each.isprintable() for each in output.getvalue().replace("\n", ""))
