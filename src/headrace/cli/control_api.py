@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from headrace.cli.http_call import Answer
 
 SUBMIT_SECONDS = 60.0
+_NO_WINDOW = "f" * 16
 
 Pipeline = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.pipelines)]
 
@@ -114,13 +115,13 @@ class Api:
         self._auth = (username, password)
 
     def get(self, path: str, *, seconds: float = SUBMIT_SECONDS) -> Any:
-        return self._ask("GET", path, seconds=seconds).json()
+        return told_windows(self._ask("GET", path, seconds=seconds).json())
 
     def text(self, path: str) -> str:
         return self._ask("GET", path).text
 
     def post(self, path: str, body: object = None, *, seconds: float = SUBMIT_SECONDS) -> Any:
-        return self._ask("POST", path, body, seconds).json()
+        return told_windows(self._ask("POST", path, body, seconds).json())
 
     def delete(self, path: str) -> None:
         self._ask("DELETE", path)
@@ -169,6 +170,15 @@ class Api:
             )
         except UnavailableError as error:
             raise UnavailableError(f"{self._base.removesuffix('/api')}: {error}") from error
+
+
+def told_windows(value: Any) -> Any:
+    """An answer in which the id that stands for no window is null, as everything unknown is."""
+    if isinstance(value, dict):
+        return {name: told_windows(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [told_windows(each) for each in value]
+    return None if value == _NO_WINDOW else value
 
 
 def _said(answer: Answer) -> dict[str, Any]:

@@ -15,7 +15,6 @@ OPERATORS = ("name", "state", "rows_in", "rows_out", "per_second", "lag", "windo
 EVENTS = ("time", "event", "of", "reason")
 EVENTS_MAX = 20
 PACKAGE_DIGITS = 12
-NONE_YET = "f" * 16  # the id that stands for no window
 
 
 def show(view: dict[str, Any]) -> None:
@@ -54,7 +53,7 @@ def _application(view: dict[str, Any]) -> dict[str, Any]:
         "window", "committed_window", "rows", "rows_per_second", "rows_late", "rows_bad", "lag",
         "restarts", "last_error", "path",
     ):  # fmt: skip
-        shown[name] = view[name] if "window" not in name else _window(view[name])
+        shown[name] = view[name]
     shown["last_error"] = _first_line(view["last_error"] or "") or None
     return {name: value for name, value in shown.items() if value is not None}
 
@@ -73,7 +72,6 @@ def _operator(one: dict[str, Any]) -> dict[str, Any]:
     return {
         **one,
         "name": f"{one['name']}{instance}",
-        "window": _window(one["window"]),
         "per_second": max(one["rows_in_per_second"] or 0.0, one["rows_out_per_second"] or 0.0),
     }
 
@@ -86,10 +84,6 @@ def event_row(one: dict[str, Any]) -> dict[str, Any]:
         "of": one.get("operator") or one.get("container"),
         "reason": _first_line(one["reason"]) or None,
     }
-
-
-def _window(id_: str | None) -> str | None:
-    return None if id_ == NONE_YET else id_
 
 
 def _time(at_ms: int | None) -> str | None:

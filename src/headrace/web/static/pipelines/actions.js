@@ -3,6 +3,7 @@
 import { path, post } from "../api.js";
 import { confirm, formDialog, toast } from "../dom.js";
 import * as f from "../format.js";
+import { windowText } from "./words.js";
 
 const stram = (name) => path`/ws/v2/stram/${name}`;
 
@@ -91,7 +92,7 @@ export function rollBack(name, windows, committed) {
   const options = windows.map((one) => [one.window, `${f.clock(one.at_ms)} (${one.window})`]);
   return formDialog(
     `Roll ${name} back`,
-    [{ name: "window", label: "To window", options: options.length ? options : [[committed, committed]], value: committed, hint: "Everything after this window is computed and published again." }],
+    [{ name: "window", label: "To window", options: options.length ? options : [[committed, windowText(committed)]], value: committed, hint: "Everything after this window is computed and published again." }],
     async (values) => {
       await post(`${stram(name)}/rollBack`, { windowId: values.window });
       toast(`${name} goes back to ${values.window}`);

@@ -14,7 +14,7 @@ import { graphTab } from "./graph_tab.js";
 import { lettersTab } from "./letters_tab.js";
 import { logsTab } from "./logs_tab.js";
 import { makeProblems } from "./problems.js";
-import { catchUp, eventDetail, eventText, lag, percent, rows, seconds, shortHash, stateBadge } from "./words.js";
+import { NO_WINDOW, catchUp, eventDetail, eventText, lag, percent, rows, seconds, shortHash, stateBadge } from "./words.js";
 
 const POINTS_MAX = 180;
 const ENDED = new Set(["STOPPED", "FINISHED", "FAILED"]);
@@ -53,7 +53,7 @@ function headActions(name, current, session) {
 /** Windows of the slowest query that are committed, newest first: what one can go back to. */
 function committedWindows(live) {
   const lists = live.windows.filter((one) => one.query && one.window.length);
-  if (!lists.length) return [];
+  if (!lists.length || live.health.committed_window === NO_WINDOW) return [];
   const shortest = lists.reduce((a, b) => (a.window.length <= b.window.length ? a : b));
   const committed = BigInt(`0x${live.health.committed_window}`);
   return shortest.window

@@ -7,7 +7,7 @@ import { setQuery } from "../router.js";
 import * as act from "./actions.js";
 import { makeGraph } from "./dag.js";
 import { makeTimeline } from "./timeline.js";
-import { fact, percent, plain, rows } from "./words.js";
+import { fact, percent, plain, rows, windowText } from "./words.js";
 
 export function graphTab({ ctx, name, live }) {
   let view = ctx.query.get("view") === "physical" ? "physical" : "logical";
@@ -73,7 +73,7 @@ export function graphTab({ ctx, name, live }) {
       fact("Busy", `${percent(node?.busy ?? 0)}, ${f.duration(node?.batch_ms ?? 0)} a batch`),
       fact("Waiting", `${f.number(node?.lag ?? 0)} rows`),
       fact("Late, set aside", `${f.number(sum("rows_late"))}, ${f.number(sum("rows_bad"))}`),
-      fact("Checkpoint", first.checkpoint_window),
+      fact("Checkpoint", windowText(first.checkpoint_window)),
       first.last_error ? fact("Last error", h("span", { class: "bad-text" }, first.last_error.split("\n")[0])) : null,
       Object.entries(first.metrics).filter(([key]) => !key.endsWith("_ms")).slice(0, 12).map(([key, one]) => fact(key.replaceAll("_", " "), plain(one))));
   }

@@ -63,3 +63,7 @@ export function plain(value) {
 
 /** A row of a list of facts. */
 export const fact = (name, ...value) => [h("dt", {}, name), h("dd", {}, ...value)];
+
+/** The id that stands for no window: nothing was committed, or checkpointed, so far. */
+export const NO_WINDOW = "f".repeat(16);
+export const windowText = (id) => (id === NO_WINDOW ? "none yet" : id);
