@@ -55,6 +55,7 @@ def find_cluster(data_dir: str, managers: str | None, secret: str) -> tuple[list
     """Addresses and key. ConfigError when nothing says where the cluster is."""
     from headrace.assembly.links import check_addresses
     from headrace.cli.local_cluster import State
+    from headrace.cli.running import read_note
     from headrace.cli.secret import read_secret
     from headrace.errors import ConfigError
 
@@ -63,11 +64,12 @@ def find_cluster(data_dir: str, managers: str | None, secret: str) -> tuple[list
         state = State.load(data_dir)
         listed, secret = list(state.placement_managers), secret or state.secret
         if not listed and Path(data_dir, "secrets", "cluster").exists():
-            listed = [UP_ADDRESS]
+            there = read_note(data_dir)
+            listed = [there.addresses["placement_manager"] if there else UP_ADDRESS]
         if not listed:
             raise ConfigError(
-                f"no cluster was started in {data_dir}; choose its --data-dir, or give "
-                "--placement-managers and --secret"
+                f"no cluster was started in {data_dir}; name the data directory of a cluster, or "
+                "of `headrace up`, with --data-dir, or give --placement-managers and --secret"
             )
     return list(check_addresses(listed)), read_secret(secret, data_dir)
 

@@ -12,6 +12,7 @@ import typer
 from headrace.cli.broker import TARGET, connects, with_broker
 from headrace.cli.options import AsJson, Http, split_topic
 from headrace.cli.output import count_progress, note, print_fields, print_json, print_rows
+from headrace.cli.topics import details_of
 
 if TYPE_CHECKING:
     from headrace.client.dead_letters import Letter, LetterSummary
@@ -49,6 +50,7 @@ def summary(
     async def work(client: IggyClient) -> list[dict[str, Any]]:
         from headrace.client.dead_letters import summarize
 
+        await _check(client, name)
         rows = []
         for stream, topic, owner in topics:
             found = await summarize(client, stream, topic)
@@ -76,6 +78,7 @@ def list_letters(
     async def work(client: IggyClient) -> list[dict[str, Any]]:
         from headrace.client.dead_letters import list_letters
 
+        await _check(client, name)
         return [
             to_json(letter, f"{stream}/{topic}")
             for stream, topic, _ in topics
@@ -188,6 +191,12 @@ def redrive(
     for where, number in sorted(done.sent.items()):
         print(f"{number} letters {verb} to {where}")
     note(f"{done.letters} re-driven, {done.known} were before, {done.homeless} without a home")
+
+
+async def _check(client: IggyClient, name: str) -> None:
+    """A topic that is named must be there; one of a pipeline's appears with its first letter."""
+    if "/" in name:
+        await details_of(client, *split_topic(name))
 
 
 # --- which topics ---------------------------------------------------------------------------------

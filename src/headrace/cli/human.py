@@ -3,6 +3,7 @@ same in `--json`: there it stays a number."""
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 
 NEVER = 0xFFFF_FFFF_FFFF_FFFF  # Iggy's number for "never" and "unlimited"
@@ -15,8 +16,16 @@ _EMPTY = {"expiry_seconds": "never", "expires_at_us": "never", "max_bytes": "unl
 """What is said of a field whose value is null."""
 
 
+_NAMED = {
+    "lastHeartbeat": "last_heartbeat_at_ms", "checkpointTime": "checkpoint_ms",
+    "latencyMA": "latency_ms", "latency": "latency_ms", "max_timestamp": "timestamp_ms",
+}  # fmt: skip
+"""Names that are not ours to choose, and what they would be called here."""
+
+
 def humanly(name: str, value: object) -> str | None:
     """The value of a field in a table; None when its name says nothing about it."""
+    name = _NAMED.get(name, name)
     if value is None:
         return _EMPTY.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -40,7 +49,13 @@ def heading(name: str) -> str:
     for unit in ("_at_us", "_at_ms", *_UNITS, "_percent", "_bytes"):
         if name.endswith(unit):
             return name.removesuffix(unit).replace("_", " ")
-    return name.replace("_", " ")
+    return _words(name)
+
+
+def _words(name: str) -> str:
+    """`memory_free` and `memoryMBFree` alike."""
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+    return parted.replace("_", " ").lower() if parted != name else name.replace("_", " ")
 
 
 def size(count: float) -> str:

@@ -12,7 +12,7 @@ import typer
 
 from headrace.cli.control_api import control_api, controls
 from headrace.cli.options import AsJson
-from headrace.cli.output import note, print_fields, print_json, print_rows
+from headrace.cli.output import note, print_fields, print_json, print_rows, working
 
 # What a project folder holds besides its code; never part of a package.
 SKIPPED_FOLDERS = {"__pycache__", "node_modules", "venv", "build", "dist", "headrace-data"}
@@ -31,14 +31,23 @@ Project = Annotated[
 ]
 
 
+def check_script(script: Path) -> None:
+    """ConfigError when it is no file that can be a pipeline."""
+    from headrace.errors import ConfigError
+
+    if not script.is_file():
+        raise ConfigError(f"there is no file {script}")
+    if script.suffix not in (".py", ".json"):
+        raise ConfigError(f"{script} is neither Python (.py) nor a plan (.json)")
+
+
 def read_project(script: Path, project: Path | None) -> dict[str, Any]:
     """All files of a project but those that begin with a dot, as the API takes them."""
     from headrace.errors import ConfigError
     from headrace.pipeline.requirements import locked_requirements
 
     folder = (project or script.parent).resolve()
-    if not script.is_file():
-        raise ConfigError(f"there is no file {script}")
+    check_script(script)
     if not script.resolve().is_relative_to(folder):
         raise ConfigError(f"{script} is not in the project {folder}")
     files: dict[str, bytes] = {}
@@ -46,10 +55,15 @@ def read_project(script: Path, project: Path | None) -> dict[str, Any]:
     for path in _project_files(folder):
         if len(files) == PACKAGE_FILES_MAX:
             raise ConfigError(f"{folder} has more than {PACKAGE_FILES_MAX} files; is it a project?")
-        size += path.stat().st_size
-        if size > PACKAGE_BYTES_MAX:
-            raise ConfigError(f"{folder} is larger than {PACKAGE_BYTES_MAX >> 20} MiB, with {path}")
-        files[path.relative_to(folder).as_posix()] = path.read_bytes()
+        try:
+            size += path.stat().st_size
+            if size > PACKAGE_BYTES_MAX:
+                raise ConfigError(
+                    f"{folder} is larger than {PACKAGE_BYTES_MAX >> 20} MiB, with {path}"
+                )
+            files[path.relative_to(folder).as_posix()] = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     locked_requirements(files)  # refused here before anything is sent
     return {
         "entry": script.resolve().relative_to(folder).as_posix(),
@@ -87,7 +101,8 @@ def deploy(
     """Deploy a version of a project: at a committed window it takes over from the running one."""
     package = read_project(script, project)
     body = {**package, "available_now": available_now, "new_state": new_state or []}
-    view = control_api().post("/deployments", body, seconds=DEPLOY_SECONDS)
+    with working(f"deploying {script}: it is built, and takes over at a committed window"):
+        view = control_api().post("/deployments", body, seconds=DEPLOY_SECONDS)
     fields = {name: view.get(name) for name in ("name", "state", "package", "committed_window")}
     print_fields(fields, as_json=as_json)
 
@@ -99,8 +114,9 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Say what deploying this version would keep; exit 0 only if it keeps everything."""
-    api = control_api()
-    answer = api.post("/deployments/diff", read_project(script, project), seconds=DEPLOY_SECONDS)
+    api, package = control_api(), read_project(script, project)
+    with working(f"building {script} and what runs, and comparing them"):
+        answer = api.post("/deployments/diff", package, seconds=DEPLOY_SECONDS)
     if as_json:
         print_json(answer)
     else:

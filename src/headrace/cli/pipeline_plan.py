@@ -18,7 +18,8 @@ import typer
 
 from headrace.cli import pipeline_runs
 from headrace.cli.options import AsJson
-from headrace.cli.output import print_fields, print_json, print_rows
+from headrace.cli.output import note, print_fields, print_json, print_rows, working
+from headrace.cli.pipeline_deploy import check_script
 
 DESCRIBE = "headrace.pipeline.describe"
 DESCRIBE_SECONDS = 120.0
@@ -89,10 +90,24 @@ def validate(
     environment = {"HEADRACE_SPARK_MASTER": master}
     if application_path is not None:
         environment["HEADRACE_APPLICATION_PATH"] = application_path
+    check_script(script)
     run = pipeline_runs.make_run(None, None, "", None)
-    found = _describe(script, run, "--validate", environment=environment)
+    with working(f"building every operator of {script} on Spark"):
+        found = _describe(script, run, "--validate", environment=environment)
     rows = [{"stream": name, "schema": schema} for name, schema in found["schemas"].items()]
     print_rows(rows, ("stream", "schema"), as_json=as_json)
+    note(f"{script} has no problems")
+
+
+def _last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """Why a process ended that said nothing: of a traceback its last line, which is the reason."""
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    if any("No module named 'pyspark'" in line for line in said):
+        return "pipelines need Spark: pip install 'headrace[spark]'"
+    if done.returncode < 0:
+        return f"it was ended by signal {-done.returncode}"
+    how = f"it ended by itself with status {done.returncode}"
+    return f"{how}: {said[-1].strip()[:500]}" if said else how
 
 
 def _describe(
@@ -111,22 +126,29 @@ def _describe(
             path.write_bytes(base64.b64decode(data))
         output = Path(folder, "plan.json")
         inherited = os.environ.get("PYTHONPATH", "")
-        done = subprocess.run(
-            [sys.executable, "-m", DESCRIBE, str(output), *flags],
-            env={
-                **os.environ,
-                **(environment or {}),
-                "HEADRACE_PACKAGE": str(code),
-                "HEADRACE_ENTRY": package["entry"],
-                "PYTHONPATH": f"{code}:{inherited}" if inherited else str(code),
-            },
-            capture_output=True,
-            text=True,
-            timeout=DESCRIBE_SECONDS,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", DESCRIBE, str(output), *flags],
+                env={
+                    **os.environ,
+                    **(environment or {}),
+                    "HEADRACE_PACKAGE": str(code),
+                    "HEADRACE_ENTRY": package["entry"],
+                    "PYTHONPATH": f"{code}:{inherited}" if inherited else str(code),
+                },
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=DESCRIBE_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(
+                f"{script} was not done within {DESCRIBE_SECONDS:g} s; does it start something "
+                "when it is imported?"
+            ) from error
         if not output.exists():
-            raise ConfigError(f"{script} could not be loaded: {done.stderr.strip()[-2000:]}")
+            raise ConfigError(f"{script} could not be loaded: {_last_words(done)}")
         found: dict[str, Any] = json.loads(output.read_text())
     if "error" in found:
         raise ConfigError(found["error"])

@@ -18,9 +18,11 @@ from headrace.cli import (
     pipeline_runs,
     pipeline_view,
 )
+from headrace.cli.confirming import Yes, confirm
 from headrace.cli.control_api import Api, Pipeline, control_api, controls
 from headrace.cli.options import AsJson
 from headrace.cli.output import format_value, note, print_fields, print_json, print_rows, printable
+from headrace.cli.pipeline_deploy import check_script
 
 app = typer.Typer(
     help="Pipelines: PySpark code that the controller supervises.", no_args_is_help=True
@@ -45,17 +47,19 @@ def read_package(script: Path) -> dict[str, Any]:
     """The script and the Python files beside and below it, as the API takes them."""
     from headrace.errors import ConfigError
 
-    if not script.is_file():
-        raise ConfigError(f"there is no file {script}")
+    check_script(script)
     folder = script.resolve().parent
     files = {}
     for path in [script.resolve(), *sorted(folder.rglob("*.py"))]:
         relative = path.relative_to(folder)
         if SKIPPED_FOLDERS.intersection(relative.parts) or not path.is_file():
             continue
-        if path.stat().st_size > PACKAGE_FILE_BYTES_MAX:
-            raise ConfigError(f"{path} is too large for a package of code")
-        files[relative.as_posix()] = base64.b64encode(path.read_bytes()).decode()
+        try:
+            if path.stat().st_size > PACKAGE_FILE_BYTES_MAX:
+                raise ConfigError(f"{path} is too large for a package of code")
+            files[relative.as_posix()] = base64.b64encode(path.read_bytes()).decode()
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     return {"entry": script.name, "files": files}
 
 
@@ -161,8 +165,10 @@ def stop(
 @controls
 def remove(
     name: Pipeline,
+    yes: Yes = False,
 ) -> None:
     """Remove a pipeline that has ended: its checkpoints, packages and logs. Its topics stay."""
+    confirm(f"Remove pipeline {name} with its checkpoints and state?", yes=yes)
     control_api().delete(f"/pipelines/{name}")
     note(f"{name} is removed; a pipeline of this name begins anew")
 

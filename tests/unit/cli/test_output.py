@@ -83,6 +83,7 @@ def test_numbers_stand_right_and_flags_left(
         ("expiry_seconds", None, "never"),
         ("window_ms", 500, "0.5 s"),
         ("cpu_percent", 12.345, "12.3 %"),
+        ("latencyMA", 250, "0.25 s"),
         ("messages", 7, None),
         ("name", "shop", None),
         ("bytes", True, None),
@@ -97,3 +98,4 @@ def test_a_moment_is_local_and_can_be_given_back() -> None:
     assert text is not None
     assert datetime.fromisoformat(text).timestamp() == 1_777_000_000
     assert human.heading("created_at_us") == "created"
+    assert human.heading("memoryMBFree") == "memory mb free"

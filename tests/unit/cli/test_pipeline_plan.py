@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import headrace
+from headrace.cli import pipeline_plan
 from headrace.cli.main import app
 from headrace.errors import ConfigError
 
@@ -113,3 +114,29 @@ def own(rows):
         "seen": ("console", "at-least-once"),
         "own": ("a function", "at-least-once"),
     }
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        ("validate", "raise SystemExit(3)", "ended by itself with status 3"),
+        ("plan", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "ended by signal 9"),
+        ("plan", "def broken(:", "SyntaxError"),
+        ("dry-run", "1 / 0", "ZeroDivisionError: division by zero (bad.py:2)"),
+    ],
+)
+def test_no_file_makes_a_traceback(folder: Path, command: str, code: str, says: str) -> None:
+    (folder / "bad.py").write_text(f"from headrace import Application\n{code}\n")
+    result = CliRunner().invoke(app, ["pipeline", command, str(folder / "bad.py")])
+    assert isinstance(result.exception, ConfigError), result.exception
+    assert says in str(result.exception)
+    assert "Traceback" not in str(result.exception)
+
+
+def test_a_file_that_never_ends_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_plan, "DESCRIBE_SECONDS", 0.5)
+    (folder / "slow.py").write_text("from headrace import Application\nimport time; time.sleep(99)")
+    result = CliRunner().invoke(app, ["pipeline", "validate", str(folder / "slow.py")])
+    assert isinstance(result.exception, ConfigError)
+    assert "was not done within 0.5 s" in str(result.exception)
+    assert "building every operator of" in result.stderr, "that something is done is said at once"
