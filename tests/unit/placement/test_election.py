@@ -511,3 +511,26 @@ def test_strange_things_under_the_leader_key_are_waited_out() -> None:
         await world.leader()
 
     simulate(body, managers=2)
+
+
+def test_a_late_duplicate_of_a_write_rolls_nothing_back() -> None:
+    """The request was on its way twice: its leader still leads, and has gone on since. What keeps
+    it out is the head of the chain, which it names and which has moved."""
+
+    async def body(world: World) -> None:
+        await world.add_nodes(1)
+        created = await world.create("kept", 1)
+        assert created.stream is not None
+        stream_id = created.stream.stream_id
+        for period_ms in (1, 2, 3):
+            wanted = m.Stream(stream_id=stream_id, retention_period_ms=period_ms)
+            await world.ask(Code.UPDATE_STREAMS, m.UpdateStreamsRequest(streams=(wanted,)))
+        writes = [w for w in world.metadata.history if HEAD_KEY in w.transaction.puts]
+        assert len(writes) >= 5
+        before = world.metadata.records()
+        for written in writes:
+            again = world.metadata.write(written.transaction, "the network")
+            assert not again.succeeded, f"revision {written.revision} takes effect once more"
+        assert world.metadata.records() == before
+
+    simulate(body, managers=3)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from headrace.errors import HeadraceError, NotEnoughNodesError
+from headrace.placement.nodes import Nodes
 from headrace.placement.records import RangeRecord, decode_record
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import SealUnansweredError, is_success
@@ -604,3 +606,39 @@ def _durable(world: World, stream_id: int, range_index: int) -> RangeRecord:
         for r in records
         if isinstance(r, RangeRecord) and (r.stream_id, r.range_index) == (stream_id, range_index)
     )
+
+
+@pytest.mark.parametrize(
+    ("replicas", "deaf", "opens"), [(3, 1, True), (3, 2, False), (2, 1, False)]
+)
+def test_a_range_is_open_when_as_many_have_it_as_acknowledge(
+    replicas: int, deaf: int, opens: bool
+) -> None:
+    """The primary alone is not enough: its appends could not be acknowledged."""
+
+    async def body(world: World) -> None:
+        record = await make(world, replicas, *([2] * replicas))
+        for node in world.nodes:
+            node.deaf.add(Code.SYNC_RANGES)
+        leader = await world.leader()
+        primary = None
+        heard: list[int] = []
+        choose = leader.state.nodes.choose
+
+        def note(*args: Any, **fields: Any) -> tuple[int, ...]:
+            nonlocal primary
+            chosen = choose(*args, **fields)
+            primary = chosen[0]
+            for node_id in chosen[: replicas - deaf]:
+                world.nodes[node_id].deaf.discard(Code.SYNC_RANGES)
+                heard.append(node_id)
+            return chosen
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Nodes, "choose", lambda self, *args, **fields: note(*args, **fields))
+            answer = await world.call(leader, Code.SEAL_RANGES, _seal_request(record))
+        (result,) = answer.seal_responses
+        assert primary in heard
+        assert is_success(result.status) is opens
+
+    simulate(body, nodes=replicas)
