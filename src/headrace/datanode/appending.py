@@ -89,7 +89,7 @@ def accept(
     header = verify(batch.header, batch.body)
     if producers is not None and header.attributes & PRODUCER:
         count = header.record_count
-        stored = producers.find(header.producer_id, header.sequence, count)
+        stored = producers.find(header.producer_id, header.sequence, count, header.crc)
         if stored is not None:
             if stored < log.start_offset and wait_held is not None:
                 return Accepted(stored, wait_held(log.key, stored, stored + count))
@@ -118,7 +118,7 @@ def _remember(
     if producers is None or not header.attributes & PRODUCER:
         return None
     remembered = (header.producer_id, header.sequence + header.record_count, base_offset)
-    producers.on_stored(*remembered)
+    producers.on_stored(*remembered, header.record_count, header.crc)
     return remembered
 
 

@@ -1,7 +1,9 @@
 """Duplicate suppression for plain streams: one stored batch per (producer id, sequence).
 
-Per producer the last batches are remembered by the sequence that follows them. The table is
-bounded: the producer that was silent longest is forgotten first, and may then repeat a batch.
+Per producer the last batches are remembered by the sequence that follows them, with their number of
+records and their CRC: a repetition is the same batch, and not another one that ends there. The
+table is bounded: the producer that was silent longest is forgotten first, and may then repeat a
+batch.
 
 A range has a table of its own: what was known when it was opened, which comes with SYNC_RANGES and
 is kept beside its log, and the batches in that log. So it is the same on every replica and after
@@ -15,12 +17,25 @@ import struct
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headrace.errors import InvalidArgumentError
 from headrace.wire.sbp.messages import ProducerState
 
 _START = struct.Struct("<q")
-_ENTRY = struct.Struct("<qqq")
+_ENTRY_1 = struct.Struct("<qqq")
+_VERSION_2 = -2  # where version 1 has the start of the range, which is never negative
+_ENTRY = struct.Struct("<qqqiq")
+
+
+class _Stored(NamedTuple):
+    base_offset: int
+    records: int = -1
+    """-1, here and in `crc`: told by somebody who does not know."""
+    crc: int = -1
+
+    def is_batch(self, records: int, crc: int) -> bool:
+        return self.records in (-1, records) and (self.crc == crc or -1 in (self.crc, crc))
 
 
 @dataclass(slots=True)
@@ -31,22 +46,28 @@ class Producers:
     batches_max: int
     whole: bool = True
     """Whether nothing within the bounds is missing."""
-    _table: OrderedDict[int, OrderedDict[int, int]] = field(default_factory=OrderedDict)
-    """Producer id -> next sequence after a batch -> that batch's base offset; oldest first."""
+    _table: OrderedDict[int, OrderedDict[int, _Stored]] = field(default_factory=OrderedDict)
+    """Producer id -> next sequence after a batch -> that batch; oldest first."""
     _uncertain: set[int] = field(default_factory=set)
     """Producers that may have stored later batches than those known."""
 
-    def find(self, producer_id: int, sequence: int, count: int) -> int | None:
+    def find(self, producer_id: int, sequence: int, count: int, crc: int = -1) -> int | None:
         """The base offset of the batch if it is stored already, None if it is the next one.
 
-        InvalidArgumentError when batches before it are missing, or it is too old to be told.
+        InvalidArgumentError when batches before it are missing, it is too old to be told, or
+        another batch was stored in its place.
         """
         batches = self._table.get(producer_id)
         if not batches:
             return None
         stored = batches.get(sequence + count)
         if stored is not None:
-            return stored
+            if stored.is_batch(count, crc):
+                return stored.base_offset
+            raise InvalidArgumentError(
+                "another batch of this producer ends at that sequence",
+                producer_id=producer_id, found=sequence, records=count, stored=stored.records,
+            )  # fmt: skip
         expected = next(reversed(batches))
         if sequence != expected and producer_id not in self._uncertain:
             raise InvalidArgumentError(
@@ -57,9 +78,16 @@ class Producers:
             )
         return None
 
-    def on_stored(self, producer_id: int, next_sequence: int, base_offset: int) -> None:
+    def on_stored(
+        self,
+        producer_id: int,
+        next_sequence: int,
+        base_offset: int,
+        records: int = -1,
+        crc: int = -1,
+    ) -> None:
         batches = self._table.setdefault(producer_id, OrderedDict())
-        batches[next_sequence] = base_offset
+        batches[next_sequence] = _Stored(base_offset, records, crc)
         batches.move_to_end(next_sequence)
         self._table.move_to_end(producer_id)
         self._uncertain.discard(producer_id)
@@ -71,20 +99,22 @@ class Producers:
     def on_failed(self, producer_id: int, next_sequence: int, base_offset: int) -> None:
         """The batch was not stored after all: its producer may send it again."""
         batches = self._table.get(producer_id)
-        if batches is not None and batches.get(next_sequence) == base_offset:
+        stored = batches.get(next_sequence) if batches is not None else None
+        if batches is not None and stored is not None and stored.base_offset == base_offset:
             del batches[next_sequence]
             if not batches:
                 del self._table[producer_id]
 
     def merge(self, states: Iterable[ProducerState]) -> None:
         """What was known before the range, or elsewhere. Any order, any number of times."""
-        facts: dict[tuple[int, int], int] = {}
+        facts: dict[tuple[int, int], _Stored] = {}
         for state in (*self.states(), *states):
             key = (state.producer_id, state.next_sequence)
-            facts[key] = max(state.last_base_offset, facts.get(key, -1))
+            fact = _Stored(state.last_base_offset, state.records, state.crc)
+            facts[key] = max(fact, facts.get(key, fact))  # of one batch, who knows more of it
         self._table.clear()
-        for (producer_id, next_sequence), base in sorted(facts.items(), key=lambda fact: fact[1]):
-            self.on_stored(producer_id, next_sequence, base)
+        for (producer_id, next_sequence), fact in sorted(facts.items(), key=lambda each: each[1]):
+            self.on_stored(producer_id, next_sequence, *fact)
 
     def doubt_all(self) -> None:
         """There may be later batches of any of them: what is known refuses nobody."""
@@ -97,27 +127,35 @@ class Producers:
             ProducerState(
                 producer_id=producer_id,
                 next_sequence=next_sequence,
-                last_base_offset=base_offset,
+                last_base_offset=stored.base_offset,
+                records=stored.records,
+                crc=stored.crc,
             )
             for producer_id, batches in self._table.items()
             if producer_id not in self._uncertain
-            for next_sequence, base_offset in batches.items()
-            if end is None or base_offset < end
+            for next_sequence, stored in batches.items()
+            if end is None or stored.base_offset < end
         )
 
 
 def encode_producers(start_offset: int, states: Iterable[ProducerState]) -> bytes:
     """Where the range starts, and what is known then; nothing when nothing is."""
     entries = [
-        _ENTRY.pack(state.producer_id, state.next_sequence, state.last_base_offset)
+        _ENTRY.pack(
+            state.producer_id, state.next_sequence, state.last_base_offset, state.records, state.crc
+        )
         for state in states
     ]
-    return b"".join((_START.pack(start_offset), *entries)) if entries else b""
+    head = (_START.pack(_VERSION_2), _START.pack(start_offset))
+    return b"".join((*head, *entries)) if entries else b""
 
 
 def decode_producers(data: bytes) -> tuple[int, tuple[ProducerState, ...]]:
     if not data:
         return 0, ()
     (start_offset,) = _START.unpack_from(data)
-    entries = _ENTRY.iter_unpack(memoryview(data)[_START.size :])
-    return start_offset, tuple(ProducerState(*entry) for entry in entries)
+    entry, body = _ENTRY_1, memoryview(data)[_START.size :]
+    if start_offset == _VERSION_2:
+        (start_offset,) = _START.unpack_from(body)
+        entry, body = _ENTRY, body[_START.size :]
+    return start_offset, tuple(ProducerState(*each) for each in entry.iter_unpack(body))

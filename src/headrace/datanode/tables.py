@@ -89,7 +89,13 @@ class Tables:
                         offset = header.next_offset
                         if header.attributes & PRODUCER:
                             next_sequence = header.sequence + header.record_count
-                            table.on_stored(header.producer_id, next_sequence, header.base_offset)
+                            table.on_stored(
+                                header.producer_id,
+                                next_sequence,
+                                header.base_offset,
+                                header.record_count,
+                                header.crc,
+                            )
         except HeadraceError as error:
             _log.warning("producers of %s not read: %s", log.key, error)
             table.doubt_all()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from headrace.datanode.producers import Producers, decode_producers, encode_producers
@@ -135,3 +137,24 @@ def test_a_table_is_kept_as_bytes(states: list[tuple[int, int, int]]) -> None:
 
 def state(producer_id: int, next_sequence: int, base: int) -> ProducerState:
     return ProducerState(producer_id, next_sequence, base)
+
+
+def test_another_batch_that_ends_there_is_no_repetition() -> None:
+    """It used to be answered as stored, and was not."""
+    producers = Producers(10, 3)
+    producers.on_stored(1, 2, 100, records=2, crc=77)
+    assert producers.find(1, 0, 2, 77) == 100
+    for sequence, count, crc in ((1, 1, 77), (0, 2, 78), (-1, 3, 77)):
+        with pytest.raises(InvalidArgumentError, match="another batch"):
+            producers.find(1, sequence, count, crc)
+    copy = Producers(10, 3)
+    copy.merge([ProducerState(1, 2, 100)])
+    assert copy.find(1, 0, 2, 78) == 100, "who told it knew no more"
+    copy.merge(producers.states())
+    with pytest.raises(InvalidArgumentError):
+        copy.find(1, 0, 2, 78)
+
+
+def test_the_table_of_an_earlier_release_is_read() -> None:
+    data = struct.pack("<q", 77) + struct.pack("<qqq", 9, 4, 70) + struct.pack("<qqq", 9, 5, 74)
+    assert decode_producers(data) == (77, (ProducerState(9, 4, 70), ProducerState(9, 5, 74)))

@@ -104,6 +104,8 @@ return {
           [0] = {name = "producer_id", kind = "i64"},
           [1] = {name = "next_sequence", kind = "i64"},
           [2] = {name = "last_base_offset", kind = "i64"},
+          [3] = {name = "records", kind = "i32"},
+          [4] = {name = "crc", kind = "i64"},
         },
       },
       Range = {

@@ -91,11 +91,13 @@ class RangeId(Message):
 
 @message
 class ProducerState(Message):
-    """Ours: the last sequence of a producer, travels with seal and sync."""
+    """Ours: a batch of a producer that is in the log, travels with seal and sync."""
 
     producer_id: int = i64(0, -1)
     next_sequence: int = i64(1, -1)
     last_base_offset: int = i64(2, -1)
+    records: int = i32(3, -1)  # of that batch; -1, here and below: not known
+    crc: int = i64(4, -1)
 
 
 @message
