@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from tests.sim.run import Plan, run
 
+SEEDS_PER_DAY = 100_000
+
 SUMMARY: list[str] = []
 """Lines for the end of the test run."""
 
@@ -36,11 +38,19 @@ class Survey:
 
     def summary(self, name: str) -> str:
         hours = sum(result.seconds for result in self.results) / 3600
+        first = min((result.seed for result in self.results), default=0)
         last = max((result.seed for result in self.results), default=0)
         return (
-            f"{name}: {len(self.results)} seeds (up to {last}), {hours:.2f} simulated hours in"
-            f" {self.elapsed:.0f} s, {len(self.failures)} failed"
+            f"{name}: {len(self.results)} seeds ({first} to {last}; HEADRACE_SEED={first} begins"
+            f" there again), {hours:.2f} simulated hours in {self.elapsed:.0f} s,"
+            f" {len(self.failures)} failed"
         )
+
+
+def first_seed() -> int:
+    """Where today's survey begins: HEADRACE_SEED, or a number of the day (UTC)."""
+    given = os.environ.get("HEADRACE_SEED", "")
+    return int(given) if given else int(time.time() // 86_400) * SEEDS_PER_DAY
 
 
 def survey(name: str, plan: Plan, seeds: Iterable[int], *, seconds_max: float) -> Survey:

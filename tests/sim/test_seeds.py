@@ -10,23 +10,39 @@ import sys
 import pytest
 
 from tests.sim.run import Plan, run
-from tests.sim.survey import survey
+from tests.sim.survey import first_seed, survey
 
 PLAN = Plan()
-SEEDS = range(300)
-SECONDS_MAX = 110.0
+SEEDS = 300
+SECONDS_MAX = 100.0
 SOAK_SECONDS = float(os.environ.get("HEADRACE_SOAK_SECONDS", "1800"))
+FIRST = first_seed()
+
+_ONE_WIPE = Plan(kinds=("wipe",), faults=1)
+REGRESSIONS: tuple[tuple[int, Plan], ...] = (
+    (0, _ONE_WIPE),  # the only copy of an acknowledged tail was lost with its disk
+    (9, _ONE_WIPE),  # two replicas on one machine, under its old id and its new one
+)
+"""Seeds that once broke an invariant. Whoever mends what a survey found adds its seed."""
+
+
+@pytest.mark.parametrize(("seed", "plan"), REGRESSIONS, ids=lambda value: str(value)[:20])
+def test_what_a_seed_once_found_stays_mended(seed: int, plan: Plan) -> None:
+    outcome = run(seed, plan)
+    assert not outcome.violations, outcome.report()
 
 
 def test_no_seed_breaks_an_invariant() -> None:
-    found = survey("cluster", PLAN, SEEDS, seconds_max=SECONDS_MAX)
+    """Other ones each day: those of today are the same for everybody who looks into a failure."""
+    seeds = range(FIRST, FIRST + SEEDS)
+    found = survey("cluster", PLAN, seeds, seconds_max=SECONDS_MAX)
     assert not found.failures, "\n".join(found.failures)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(SOAK_SECONDS + 600)
 def test_no_seed_breaks_an_invariant_for_long() -> None:
-    seeds = itertools.count(len(SEEDS))
+    seeds = itertools.count(FIRST + SEEDS)
     found = survey("cluster, soak", PLAN, seeds, seconds_max=SOAK_SECONDS)
     assert not found.failures, "\n".join(found.failures)
 
