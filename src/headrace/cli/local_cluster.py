@@ -25,7 +25,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from headrace.assembly.certificates import load_certificate
-from headrace.cli.etcd import etcd_arguments, find_etcd
+from headrace.cli.etcd import ETCD_USER, etcd_arguments, find_etcd, protect
 from headrace.cli.output import note
 from headrace.cli.running import started
 from headrace.cli.up import write_ready_file
@@ -151,7 +151,16 @@ class LocalCluster:
         arguments = etcd_arguments(find_etcd(), str(data), client, peer)
         await self._spawn("etcd", arguments)
         await self._wait("etcd", lambda: _accepts(client))
+        password = self._etcd_password().read_text()
+        await asyncio.to_thread(protect, f"http://127.0.0.1:{client}", password)
         note(f"  {'etcd':<20} 127.0.0.1:{client}")
+
+    def _etcd_password(self) -> Path:
+        path = self.folder / "etcd" / "password"
+        if not path.exists():
+            path.touch(mode=0o600)
+            path.write_text(token_hex(32))
+        return path
 
     def _common(self, name: str, command: str) -> list[str]:
         folder = self.folder / name
@@ -177,10 +186,14 @@ class LocalCluster:
         if self.plan.managers > 1:
             metadata = f"etcd://127.0.0.1:{self.state.ports['etcd']}"
         port = str(self._port(name))
-        return [
+        arguments = [
             *self._common(name, "placement-manager"),
             *("--placement-port", port, "--metadata", metadata),
         ]
+        if self.plan.managers > 1:
+            password = f"file:{self._etcd_password()}"
+            arguments += ["--etcd-user", ETCD_USER, "--etcd-password", password]
+        return arguments
 
     def _joined(self, name: str, command: str) -> list[str]:
         managers = ",".join(self.state.placement_managers)

@@ -65,6 +65,10 @@ Metadata = Annotated[
     str | None,
     typer.Option("--metadata", help="sqlite, or etcd://host:port,... for several managers."),
 ]
+EtcdUser = Annotated[str | None, typer.Option("--etcd-user", help="User at etcd.")]
+EtcdPassword = Annotated[
+    str | None, typer.Option("--etcd-password", help="Its password: env:NAME or file:PATH.")
+]
 Advertise = Annotated[
     str | None,
     typer.Option("--advertise", help="Where others reach it, if not where it listens."),

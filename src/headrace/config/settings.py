@@ -165,6 +165,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ConfigError(f"{name} is empty: leave it out, or say what it should be")
 
 
+def _put(values: dict[str, object], name: str, value: object) -> None:
+    """`name` with a dot between a section and its setting."""
+    *sections, last = name.split(".")
+    for section in sections:
+        inner = values.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"settings: {section} must be a table")
+        values = inner
+    values[last] = value
+
+
 def parse_settings(file: bytes, overrides: Mapping[str, object]) -> Settings:
     """Settings from the bytes of a TOML file, then what flags and environment said."""
     for name, value in overrides.items():
@@ -177,7 +188,9 @@ def parse_settings(file: bytes, overrides: Mapping[str, object]) -> Settings:
         values = msgspec.toml.decode(file) if file else {}
         if not isinstance(values, dict):
             raise ConfigError("the settings file must hold a table")
-        values.update({name: value for name, value in overrides.items() if value is not None})
+        for name, value in overrides.items():
+            if value is not None:
+                _put(values, name, value)
         settings = msgspec.convert(values, Settings)
     except msgspec.DecodeError as error:
         raise ConfigError(f"settings: {error}") from error
