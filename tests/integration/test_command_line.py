@@ -81,6 +81,7 @@ def environment(server: Server, **more: str) -> dict[str, str]:
         ("topic list nope", 1, "there is no stream 'nope'\n  See `headrace stream list`."),
         ("topic show shop/nope", 1, "there is no topic shop/nope\n  See `headrace topic list`."),
         ("topic create shop/x --partitions 0", 2, "--partitions"),
+        ("stream create " + "x" * 300, 1, "300 bytes are too many for this name"),
         ("topic create nope/x", 1, "there is no stream 'nope'"),
         ("consume shop/orders --partition 9", 1, "shop/orders has no partition 9"),
         ("consume shop/orders --group g --partition 1", 2, "leave --partition out"),
@@ -119,6 +120,13 @@ def test_a_message_that_is_too_large_is_refused_with_the_limit(server: Server) -
     done = run(server, "produce", "shop/few", input="x" * 10_000_001)
     assert done.code == 1
     assert "a payload of 10,000,001 bytes is too large: it may have 10,000,000" in done.said
+
+
+def test_a_file_of_the_system_that_fails_is_named(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = server.headrace("backup", f"{tmp_path}/file/x", f"--data-dir={server.folder}/data")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"headrace: {tmp_path}/file/x: not a directory\n"
 
 
 def test_topics_of_all_streams_and_what_they_are_made_of(server: Server) -> None:

@@ -77,12 +77,14 @@ _TOPIC = re.compile(r"[^\s/]+/[^\s/]+(?= has no partitions)")
 
 def advice(error: HeadraceError) -> str:
     text = str(error)
-    if "`headrace " in text:
+    if "`headrace " in text or "--placement-managers" in text:
         return ""  # it says so itself
     code = getattr(error, "code", None)
     if code in _BY_CODE:
         topic = _TOPIC.search(text)
         return _BY_CODE[code].format(topic=topic[0] if topic else "STREAM/TOPIC")
+    if getattr(error, "command", "") == "CHANGE_PASSWORD":
+        return ""  # the password that is wrong there is not the one of the login
     if isinstance(error, NotFoundError):
         missing = _MISSING.search(text)
         return f"See `{_LISTS[missing[1]]}`." if missing else ""
@@ -106,6 +108,8 @@ def _unreached(text: str) -> str:
         return f"{_DOOR.format(door=door, option=option)} {_TLS}"
     if over_http or "cannot connect" in text or "closed the connection" in text:
         return f"{_SERVER.format(option=option)} {_TLS}"
+    if "did not answer" in text:
+        return "It is busy, or another takes its place: try again. Its log says more."
     return ""
 
 

@@ -78,6 +78,7 @@ def with_cluster(work: Callable[[SbpClient], Awaitable[T]]) -> T:
     from headrace.assembly.links import node_connect, placement_links
     from headrace.cli.broker import client_tls
     from headrace.client.sbp import SbpClient
+    from headrace.errors import UnavailableError
     from headrace.runtime.system import run, system_runtime
 
     given = _GIVEN.get()
@@ -96,6 +97,10 @@ def with_cluster(work: Callable[[SbpClient], Awaitable[T]]) -> T:
         )
         try:
             return await work(client)
+        except UnavailableError as error:
+            raise UnavailableError(
+                f"{error}; is the cluster running? --data-dir or --placement-managers say where"
+            ) from error
         finally:
             await client.close()
 

@@ -56,6 +56,12 @@ def main() -> None:
         text, status = report(error, as_json="--json" in sys.argv)
         print(escape(text, LINES), file=sys.stderr)
         sys.exit(status)
+    except OSError as error:
+        if error.filename is None:
+            raise  # nobody's file: a mistake of ours
+        reason = (error.strerror or str(error)).lower()
+        print(f"headrace: {error.filename}: {reason}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ ORDERS = GetTopic("shop", "orders")
         (e.UnavailableError("what listens on h:1 is not the Iggy port"), "Iggy clients"),
         (e.RemoteProtocolError("TLS handshake failed: self-signed"), "--tls-ca"),
         (e.LockedError("it is in use"), "--data-dir"),
+        (e.DeadlineError("h:1 did not answer GET_STREAMS within 10 s"), "try again"),
     ],
 )
 def test_advice_fits(error: e.HeadraceError, says: str) -> None:
@@ -53,6 +54,7 @@ def test_advice_fits(error: e.HeadraceError, says: str) -> None:
         e.NotFoundError("line 3 has no payload"),
         e.InvalidArgumentError("nonsense"),
         refusal(1012, "CREATE_STREAM", ORDERS),
+        refusal(42, "CHANGE_PASSWORD", None),
     ],
 )
 def test_no_advice_is_better_than_another_thing_s(error: e.HeadraceError) -> None:

@@ -162,6 +162,11 @@ def _write_flag(writer: Writer, value: bool) -> None:
 
 def _write_text(writer: Writer, layout: struct.Struct, value: str) -> None:
     data = value.encode()
+    most = (1 << 8 * layout.size) - 1
+    if len(data) > most:
+        raise LocalProtocolError(
+            f"{len(data)} bytes are too many for this name or text: at most {most}"
+        )
     writer.number(layout, len(data))
     writer += data
 
