@@ -88,3 +88,7 @@ def duration(seconds: float) -> str:
 def moment(seconds: float) -> str:
     """Local, with the distance from UTC, as `--from` takes it too."""
     return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

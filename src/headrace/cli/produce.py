@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.broker import connects, with_link
+from headrace.cli.human import counted
 from headrace.cli.options import AsJson, TopicName, split_topic
 from headrace.cli.output import note, print_json
 
@@ -87,13 +88,13 @@ def produce(
         with_link(work, retry_seconds=RETRY_SECONDS)
     except (HeadraceError, KeyboardInterrupt):
         if tally.stored:
-            note(f"stored {tally.stored} messages in {name} before it ended")
+            note(f"stored {counted(tally.stored, 'message')} in {name} before it ended")
         raise
     if as_json:
         print_json({"topic": name, "stored": tally.stored, "empty_lines": tally.empty})
         return
-    left_out = f"; left {tally.empty} empty lines out" if tally.empty else ""
-    note(f"stored {tally.stored} messages in {name}{left_out}")
+    left_out = f"; left {counted(tally.empty, 'empty line')} out" if tally.empty else ""
+    note(f"stored {counted(tally.stored, 'message')} in {name}{left_out}")
 
 
 class _Tally:
