@@ -35,13 +35,16 @@ async def test_each_query_has_a_position_and_the_slowest_of_an_operator_counts(
             await store(client, f"pipeline.shop.{query}", offset)
         await store(client, "somebody", 1)
         found = await readings(client, "shop", "shop/orders", {"revenue", "split", "audit"})
-        assert {name: some[0] for name, some in found.items()} == {
+        assert {name: some["orders/0"] for name, some in found.items()} == {
             "revenue": Reading(0, 10, 10),
             "split": Reading(0, 10, 4),
             "audit": Reading(0, 10, None),
         }
-        assert {some[1].end for some in found.values()} == {0}
-        assert await readings(client, "shop", "shop/gone", {"revenue"}) == {}
+        assert {some["orders/1"].end for some in found.values()} == {0}
+        assert await readings(client, "shop", "shop/gone", {"revenue"}) == {"revenue": {}}
+        await client.create_topic("shop", "orders-eu", partitions_count=1)
+        several = await readings(client, "shop", "shop/orders*", {"revenue"})
+        assert sorted(several["revenue"]) == ["orders-eu/0", "orders/0", "orders/1"]
 
         await remove_positions(client, "shop", "shop/orders", {"split"})
         left = sorted(one.name for one in await client.get_groups("shop", "orders"))

@@ -34,8 +34,8 @@ class Reading:
         return max(0, self.end - max(self.next, self.begin))
 
 
-Sample = Mapping[str, Mapping[str, Mapping[int, Reading]]]
-"""By topic port, by operator that a query ends in, by partition."""
+Sample = Mapping[str, Mapping[str, Mapping[str, Reading]]]
+"""By topic port, by operator that a query ends in, by `topic/partition`."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Backlog:
     """One application's."""
 
     def __init__(self) -> None:
-        self._partitions: dict[tuple[str, int], _Partition] = {}
+        self._partitions: dict[tuple[str, str], _Partition] = {}
         self._readers: dict[str, _Reader] = {}
         self._topics: dict[str, int] = {}  # rows that wait for the slowest, by port
         self.known = False
@@ -87,7 +87,7 @@ class Backlog:
         before, self._readers = self._readers, {}
         self._topics = {}
         for port, operators in sample.items():
-            slowest: dict[int, int] = {}
+            slowest: dict[str, int] = {}
             for operator, partitions in operators.items():
                 reader = self._readers.setdefault(operator, _Reader())
                 self._fold(reader, port, partitions, starts.get(port, True), slowest)
@@ -104,9 +104,9 @@ class Backlog:
         self,
         reader: _Reader,
         port: str,
-        partitions: Mapping[int, Reading],
+        partitions: Mapping[str, Reading],
         from_begin: bool,
-        slowest: dict[int, int],
+        slowest: dict[str, int],
     ) -> None:
         for number, one in partitions.items():
             rows = one.waiting(from_begin=from_begin)
@@ -147,7 +147,7 @@ class Backlog:
         return view
 
 
-def _ends(sample: Sample) -> dict[tuple[str, int], int]:
+def _ends(sample: Sample) -> dict[tuple[str, str], int]:
     return {
         (port, number): one.end
         for port, operators in sample.items()

@@ -46,7 +46,7 @@ class Edges(Protocol):
 
     async def readings(
         self, application: str, topic: str, operators: Collection[str]
-    ) -> dict[str, dict[int, Reading]] | None:
+    ) -> dict[str, dict[str, Reading]] | None:
         """How far these operators' queries have read a topic, by partition; None: nobody knows."""
         ...
 
@@ -88,7 +88,7 @@ class BrokerEdges:
 
     async def readings(
         self, application: str, topic: str, operators: Collection[str]
-    ) -> dict[str, dict[int, Reading]] | None:
+    ) -> dict[str, dict[str, Reading]] | None:
         return await readings(await self._connected(), application, topic, operators)
 
     async def remove_positions(
@@ -125,7 +125,7 @@ class NoEdges:
 
     async def readings(
         self, application: str, topic: str, operators: Collection[str]
-    ) -> dict[str, dict[int, Reading]] | None:
+    ) -> dict[str, dict[str, Reading]] | None:
         return None
 
     async def remove_positions(

@@ -20,7 +20,7 @@ from headrace.observability.logging import get_logger
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
     from headrace.spark.offsets import Key, Offsets
-    from headrace.spark.options import Target
+    from headrace.spark.options import SourceOptions
     from headrace.spark.remote import Remote
 
 STORE_SECONDS = 5.0  # for the broker to take positions; they are stored again with the next batch
@@ -50,9 +50,11 @@ def operator_of(group: str, application: str, operators: Iterable[str]) -> str |
 class QueryPositions:
     """Of one query. Blocking; a failure is told in the log once, and never ends the query."""
 
-    def __init__(self, group: str, topics: Mapping[str, Target], former: Sequence[str]) -> None:
-        """`topics` by their ports; `former` are groups that stood for several queries at once:
-        they would hold retention where they were left."""
+    def __init__(
+        self, group: str, topics: Mapping[str, SourceOptions], former: Sequence[str]
+    ) -> None:
+        """`topics` by their ports, each perhaps several; `former` are groups that stood for several
+        queries at once: they would hold retention where they were left."""
         self._group = group
         self._topics = topics
         self._former = list(former)
@@ -67,7 +69,7 @@ class QueryPositions:
             return
         from headrace.spark.server import connect
 
-        server = connect(next(iter(self._topics.values())))
+        server = connect(next(iter(self._topics.values())).target)
         try:
             server.run(self._store(server.remote, finished))
             self._seen = dict(finished.positions)
@@ -78,25 +80,26 @@ class QueryPositions:
 
     async def _store(self, remote: Remote, finished: Offsets) -> None:
         from headrace.spark.groups import due
-        from headrace.spark.positions import Topics
 
         async with asyncio.timeout(STORE_SECONDS):
-            for target in self._topics.values():
-                state, _ = await remote.reading.describe(target, Topics((target.topic,)))
+            for options in self._topics.values():
+                state, _ = await remote.reading.describe(options.target, options.topics)
                 wanted = due(finished, state, self._stored)
-                offsets = {(target.topic, partition): at for (_, partition), at in wanted.items()}
-                await remote.reading.store(target, self._group, offsets)
+                names = {topic.uid: topic.topic for topic in state.topics}
+                offsets = {(names[uid], partition): at for (uid, partition), at in wanted.items()}
+                await remote.reading.store(options.target, self._group, offsets)
                 self._stored.update(wanted)
-            while self._former:
-                former = self._former.pop()
-                for target in self._topics.values():
-                    with suppress(HeadraceError):  # it only holds retention, and for a time
-                        await remote.call(partial(_remove, target=target, group=former))
+                for former in self._former:
+                    for name in names.values():
+                        with suppress(HeadraceError):  # it holds retention for a time, no more
+                            place = (options.target.stream, name, former)
+                            await remote.call(partial(_remove, place=place))
+            self._former = []
 
 
-async def _remove(client: IggyClient, target: Target, group: str) -> None:
-    if await client.get_group(target.stream, target.topic, group) is not None:
-        await client.delete_group(target.stream, target.topic, group)
+async def _remove(client: IggyClient, place: tuple[str, str, str]) -> None:
+    if await client.get_group(*place) is not None:
+        await client.delete_group(*place)
 
 
 def read_ends(ends: Sequence[Any]) -> Offsets | None:

@@ -7,37 +7,47 @@ from collections.abc import Collection, Iterable
 from headrace.client.iggy import IggyClient
 from headrace.pipeline.backlog import Reading
 from headrace.pipeline.query_positions import LETTERS, operator_of
+from headrace.spark.positions import parse_topics
 from headrace.wire.iggy.messages.topics import PartitionInfo
 from headrace.wire.iggy.primitives import Consumer
 
 
 async def readings(
     client: IggyClient, application: str, topic: str, operators: Collection[str]
-) -> dict[str, dict[int, Reading]]:
-    """How far these operators' queries have read a topic, by partition: of several the slowest.
-    Those of dead letters, which run now and then, do not count. Empty for a topic that is gone."""
-    stream, _, name = topic.partition("/")
-    details = await client.get_topic(stream, name)
-    if details is None:
-        return {}
-    groups = await _groups(client, application, stream, name, operators)
-    found: dict[str, dict[int, Reading]] = {}
-    for operator in sorted(operators):
-        mine = [one for one, owner in groups.items() if owner == operator]
-        counted = [one for one in mine if not one.endswith(LETTERS)]
-        found[operator] = {
-            one.id: await _reading(client, stream, name, counted, one) for one in details.partitions
-        }
+) -> dict[str, dict[str, Reading]]:
+    """How far these operators' queries have read a topic (or several, as the connector names them),
+    by `topic/partition`: of several queries the slowest. Those of dead letters, which run now and
+    then, do not count. Empty for a topic that is gone."""
+    found: dict[str, dict[str, Reading]] = {operator: {} for operator in sorted(operators)}
+    for stream, name in await _topics(client, topic):
+        details = await client.get_topic(stream, name)
+        if details is None:
+            continue
+        groups = await _groups(client, application, stream, name, operators)
+        for operator, partitions in found.items():
+            mine = [one for one, owner in groups.items() if owner == operator]
+            counted = [one for one in mine if not one.endswith(LETTERS)]
+            for one in details.partitions:
+                reading = await _reading(client, stream, name, counted, one)
+                partitions[f"{name}/{one.id}"] = reading
     return found
+
+
+async def _topics(client: IggyClient, topic: str) -> list[tuple[str, str]]:
+    stream, topics = parse_topics("", topic)
+    names: Iterable[str] = topics.names
+    if topics.pattern:
+        names = topics.matching(one.name for one in await client.get_topics(stream))
+    return [(stream, name) for name in names]
 
 
 async def remove_positions(
     client: IggyClient, application: str, topic: str, operators: Collection[str]
 ) -> None:
-    stream, _, name = topic.partition("/")
-    if await client.get_topic(stream, name) is not None:
-        for group in await _groups(client, application, stream, name, operators):
-            await client.delete_group(stream, name, group)
+    for stream, name in await _topics(client, topic):
+        if await client.get_topic(stream, name) is not None:
+            for group in await _groups(client, application, stream, name, operators):
+                await client.delete_group(stream, name, group)
 
 
 async def _groups(

@@ -464,8 +464,12 @@ class Workload:
         return run
 
     def _positions(self, app: Application, query: Query) -> QueryPositions:
+        from headrace.spark.options import parse_source
+
         topics = {
-            name: self._target(app.topics[name].topic)
+            name: parse_source(
+                {"address": self._settings.broker, "topic": app.topics[name].topic}, streaming=True
+            )
             for name in query.operators
             if name in app.topics and app.topics[name].ending is None  # a backfill's are nobody's
         }

@@ -23,11 +23,13 @@ from tests.unit.pipeline.test_state import START, Driver, plan
 Positions = dict[int, tuple[int, int | None]]
 
 
-def sample(**readers: Positions) -> dict[str, dict[str, dict[int, Reading]]]:
+def sample(**readers: Positions) -> dict[str, dict[str, dict[str, Reading]]]:
     """Of one topic: (end, next) by partition for each operator."""
     return {
         "orders": {
-            operator: {number: Reading(0, end, next_) for number, (end, next_) in some.items()}
+            operator: {
+                f"orders/{number}": Reading(0, end, next_) for number, (end, next_) in some.items()
+            }
             for operator, some in readers.items()
         }
     }
@@ -65,11 +67,13 @@ def test_the_slowest_query_counts_partition_by_partition() -> None:
 
 def test_without_a_position_everything_waits_unless_a_query_begins_at_the_end() -> None:
     backlog = Backlog()
-    backlog.on_sample({"orders": {"revenue": {0: Reading(3, 10, None)}}}, {}, START)
+    backlog.on_sample({"orders": {"revenue": {"orders/0": Reading(3, 10, None)}}}, {}, START)
     assert backlog.rows == 7
-    backlog.on_sample({"orders": {"revenue": {0: Reading(3, 10, None)}}}, {"orders": False}, START)
+    backlog.on_sample(
+        {"orders": {"revenue": {"orders/0": Reading(3, 10, None)}}}, {"orders": False}, START
+    )
     assert backlog.rows == 0
-    backlog.on_sample({"orders": {"revenue": {0: Reading(8, 10, 2)}}}, {}, START)
+    backlog.on_sample({"orders": {"revenue": {"orders/0": Reading(8, 10, 2)}}}, {}, START)
     assert backlog.rows == 2, "what retention removed does not wait"
 
 
@@ -78,7 +82,7 @@ def test_a_topic_that_was_purged_starts_anew_and_memory_is_bounded() -> None:
     for number in range(5_000):
         backlog.on_sample(sample(revenue={0: (10 + number, 0)}), {}, START + number)
     assert seen(backlog, START + 5_000)["lag_seconds"] == 5.0
-    assert len(backlog._partitions["orders", 0].growths) <= 512
+    assert len(backlog._partitions["orders", "orders/0"].growths) <= 512
     backlog.on_sample(sample(revenue={0: (2, 0)}), {}, START + 6_000)
     assert seen(backlog, START + 7_000)["lag_seconds"] == 1.0
 
@@ -107,11 +111,11 @@ class Broker(NoEdges):
 
     async def readings(
         self, application: str, topic: str, operators: Collection[str]
-    ) -> dict[str, dict[int, Reading]] | None:
+    ) -> dict[str, dict[str, Reading]] | None:
         assert (application, topic) == ("shop", "shop/orders")
         if self.away:
             raise UnavailableError("the broker is away")
-        return {operator: {0: Reading(0, self.end, 0)} for operator in operators}
+        return {operator: {"orders/0": Reading(0, self.end, 0)} for operator in operators}
 
 
 class ShopLauncher(Launcher):
