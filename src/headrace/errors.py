@@ -127,6 +127,10 @@ class CorruptionError(StorageError):
 class DiskFullError(StorageError): ...
 
 
+class ShareFullError(DiskFullError):
+    """The disk has room, but what may be taken of it without a credential is used up."""
+
+
 class FormatError(StorageError):
     """The data directory was written by a newer version, or is not ours."""
 

@@ -21,9 +21,19 @@ from typing import Any
 
 import pytest
 
+from headrace.assembly.data_plane import DataPlane
+from headrace.client.channels import tcp_connect
 from headrace.client.owned_stream import OwnedStream
 from headrace.client.sbp import SbpClient
-from headrace.errors import HeadraceError, TooLargeError, UnauthorizedError
+from headrace.config.placement import PlacementSettings
+from headrace.config.settings import Settings
+from headrace.errors import (
+    DiskFullError,
+    HeadraceError,
+    TooLargeError,
+    UnauthenticatedError,
+    UnauthorizedError,
+)
 from headrace.net.addresses import parse_address
 from headrace.net.credentials import make_ticket, node_credential
 from headrace.net.sbp_channel import TcpChannel
@@ -384,3 +394,58 @@ async def test_plain_streams_are_for_embedded_mode_and_never_the_clusters_own(
                 assert found == expected, Code(code).name
         await channel.close()
     await cluster.close()
+
+
+async def test_without_being_asked_nobody_keeps_streams_of_anonymous_peers(tmp_path: Path) -> None:
+    settings = Settings(
+        data_dir=str(tmp_path), iggy_port=0, quic_port=-1, placement_port=0, node_port=0
+    )
+    plane = DataPlane(system_runtime(), settings)
+    await plane.start()
+    runtime, addresses = system_runtime(), plane.addresses()
+    to_node = tcp_connect(runtime, addresses["data_node"], client_id="test")
+    client = SbpClient(
+        runtime,
+        placement=tcp_connect(runtime, addresses["placement_manager"], client_id="test"),
+        node=lambda _: to_node,
+    )
+    assert isinstance(await raised(client.create_stream()), UnauthenticatedError)
+    await client.close()
+    await plane.close()
+
+
+async def test_anonymous_peers_get_a_share_of_the_disk(tmp_path: Path) -> None:
+    """One peer's appends do not fill the disk for the others, nor make the node look full."""
+    cluster = Cluster(
+        system_runtime(), str(tmp_path), tcp=True, sqlite=False, plain_streams=True,
+        placement_settings=PlacementSettings(plain_streams_max=2),
+    )  # fmt: skip
+    await cluster.start()
+    node, anonymous = cluster.client(), cluster.client(credential=b"")
+    service = cluster.live(0)
+    assert service.plain_share.limit == runtime_disk_bytes(tmp_path) // 10
+    service.plain_share.limit = 1 << 20
+    plain, other = await anonymous.create_stream(), await anonymous.create_stream()
+    assert isinstance(await raised(anonymous.create_stream()), DiskFullError)
+    stored, error = 0, None
+    for number in range(100):
+        target = (plain, other)[number % 2]
+        error = await raised(anonymous.append(target.stream_id, batch(bytes(100_000))))
+        if error is not None:
+            break
+        stored += 100_000
+    assert isinstance(error, DiskFullError)
+    assert 700_000 < stored <= 1 << 20
+    assert (await service.load()).free_bytes > 0
+    await node.append(plain.stream_id, batch(bytes(100_000)))  # a node's own use is not bounded
+    await node.create_stream()
+    await anonymous.delete_stream(plain.stream_id)
+    error, deadline = DiskFullError(), asyncio.get_running_loop().time() + 30
+    while error is not None and asyncio.get_running_loop().time() < deadline:
+        error = await raised(anonymous.append(other.stream_id, batch(bytes(100_000))))
+    assert error is None
+    await cluster.close()
+
+
+def runtime_disk_bytes(folder: Path) -> int:
+    return system_runtime().disk.total_bytes(str(folder))

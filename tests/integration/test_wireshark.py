@@ -21,6 +21,7 @@ from headrace.client.channels import tcp_connect
 from headrace.client.iggy import IggyClient
 from headrace.client.sbp import SbpClient
 from headrace.client.tls_options import TlsOptions
+from headrace.config.settings import Settings
 from headrace.errors import NotFoundError
 from headrace.net.addresses import parse_address
 from headrace.runtime.system import system_runtime
@@ -159,7 +160,7 @@ def sessions() -> list[Recorded]:
     async def both(broker: LocalBroker) -> list[Recorded]:
         return [*await iggy_session(broker), *await sbp_session(broker)]
 
-    with LocalBroker() as broker:
+    with LocalBroker(settings=Settings(plain_streams=True)) as broker:
         recorded = asyncio.run(both(broker))
     return [*recorded, umbilical_session(), *golden_sessions()]
 

@@ -1,7 +1,8 @@
 """Placement manager, data node and broker in one process, joined by in-process channels.
 
 The parts talk as they would over TCP; here the transport hands over the message objects. The SBP
-ports listen all the same, for the control plane, for Spark and for plain SBP clients.
+ports listen all the same, for the control plane, for Spark and, if `plain_streams` says so, for
+plain SBP clients.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class LogPlane(Role):
         self._secret, self._cluster_uuid = await self._load_identity()
         self._tls = await load_tls(runtime, settings)
         self.authority_path = self._tls.certificate.authority_path
-        plain_streams = settings.host in LOOPBACK
+        plain_streams = settings.plain_streams and settings.host in LOOPBACK
         placement = PlacementRole(
             runtime,
             settings,

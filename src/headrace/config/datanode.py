@@ -55,6 +55,15 @@ class DataNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
             " and read the files themselves, if the system lets them."
         ),
     ] = True
+    plain_streams_percent_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100,
+            description="How much of the disk plain streams of peers without a credential may take"
+            " together, in hundredths (see `plain_streams`).",
+        ),
+    ] = 10
     producers_max: Annotated[
         int,
         Meta(ge=1, description="Producers remembered per plain stream for duplicate suppression."),

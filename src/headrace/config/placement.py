@@ -34,6 +34,14 @@ class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True):
     replicas_max: Annotated[
         int, Meta(ge=1, le=127, description="The highest replica count a stream may ask for.")
     ] = 3
+    plain_streams_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Streams that there may be when a peer without a credential makes one (see"
+            " `plain_streams`); the cluster's own do not count.",
+        ),
+    ] = 1_000
     retention_interval_ms: Annotated[
         int,
         Meta(ge=100, description="How often streams with a retention period are trimmed."),

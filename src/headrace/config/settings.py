@@ -102,6 +102,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     insecure: Annotated[bool, Meta(description="Allow listening beyond loopback without TLS.")] = (
         False
     )
+    plain_streams: Annotated[
+        bool,
+        Meta(
+            description="Let peers without a credential make and use SBP streams of their own on"
+            " the placement manager's and the data node's port; `headrace up` on loopback only."
+        ),
+    ] = False
     tls: TlsSettings = TlsSettings()
     quic: QuicSettings = QuicSettings()
     broker: BrokerSettings = BrokerSettings()
@@ -132,6 +139,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         beyond = [host for host in hosts if host and host not in LOOPBACK]
         if not beyond:
             return
+        if self.plain_streams and self.host in beyond:
+            raise ConfigError(
+                f"plain_streams lets anybody store data and works on loopback only, not on "
+                f"{self.host}; drop plain_streams, or drop --host"
+            )
         if self.dev:
             raise ConfigError(
                 f"--dev has a well-known password and works on loopback only, not on {beyond[0]}; "

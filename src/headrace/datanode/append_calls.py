@@ -71,6 +71,8 @@ def _take(
         node.state.check_append(
             log, writer_epoch=info.writer_epoch, expected_offset=info.expected_offset
         )
+        if not node.access.is_node(peer):
+            node.plain_share.take(info.batch_length)
         producers = None if log.writer_epoch >= 0 else node.tables.open(log)
         led = node.leading.require(log) if log.ack_quorum > 1 else None
         return accept(log, batch, producers, led, wait_held=node.earlier.wait_held)

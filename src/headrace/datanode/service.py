@@ -31,6 +31,7 @@ from headrace.datanode.io_figures import IoFigures, metered
 from headrace.datanode.leading import Leading
 from headrace.datanode.local import Local
 from headrace.datanode.metrics import Counters, Load
+from headrace.datanode.plain_share import PlainShare
 from headrace.datanode.quarantine import MetadataSeen, Quarantine
 from headrace.datanode.ranges import Ranges
 from headrace.datanode.repairing import Repairer
@@ -39,6 +40,7 @@ from headrace.datanode.tables import Tables
 from headrace.errors import (
     DiskFullError,
     HeadraceError,
+    ShareFullError,
     StorageError,
 )
 from headrace.net.addresses import advertised
@@ -87,6 +89,7 @@ class DataNodeService:
         self.access = Access(
             runtime.clock, Role.DATA_NODE, secret=secret, plain_streams=plain_streams
         )
+        self.plain_share = PlainShare(runtime.clock, self.logs)
         fences = Fences(settings.tombstone_ms)
         self.state: NodeState[RangeLog] = NodeState(given_up=fences.forbids)
         self.fences = FenceFile(
@@ -166,6 +169,8 @@ class DataNodeService:
             )
             await self._recover(self._store)
             self._recovered = True
+            disk_bytes = await self._on_disk(self.runtime.disk.total_bytes, self._folder)
+            self.plain_share.limit = disk_bytes * self.settings.plain_streams_percent_max // 100
             if host is not None:
                 self._server = SbpServer(
                     self.runtime,
@@ -398,7 +403,7 @@ class DataNodeService:
         self._note_full(error)
 
     def _note_full(self, error: HeadraceError) -> None:
-        if isinstance(error, DiskFullError):
+        if isinstance(error, DiskFullError) and not isinstance(error, ShareFullError):
             self._full_until = self.runtime.clock.monotonic() + _FULL_SECONDS
             self.contact.report_soon()
 

@@ -4,7 +4,7 @@
 |---|---|
 | in this process, or with the node credential | everything |
 | with a read ticket | what reads the streams on the ticket, until it expires |
-| anybody, in embedded mode on loopback | what uses plain streams, never the cluster's own |
+| anybody, on loopback with `plain_streams` | what uses plain streams, never the cluster's own |
 | anybody else | PING, HEARTBEAT |
 
 Without a cluster secret nothing can be proved and everybody counts as a node.

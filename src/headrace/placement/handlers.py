@@ -16,6 +16,7 @@ from headrace.errors import (
     InvalidArgumentError,
     NotFoundError,
     NotLeaderError,
+    ShareFullError,
     TooLargeError,
     UnauthorizedError,
 )
@@ -126,6 +127,8 @@ async def create_streams(
         try:
             if wanted.name.startswith(OWNED_PREFIXES) and not service.access.is_node(peer):
                 raise UnauthorizedError("the name belongs to the cluster", name=wanted.name)
+            if not service.access.is_node(peer):
+                _check_plain_streams(service, wanted.name)
             stream, range_ = await service.changes.create_stream(wanted)
         except HeadraceError as error:
             return m.CreateStreamResult(stream=wanted, status=_item_status(error))
@@ -135,6 +138,16 @@ async def create_streams(
 
     results = await service.protect(_each(request.streams, create))
     return Reply(m.CreateStreamsResponse(create_responses=results, status=OK))
+
+
+def _check_plain_streams(service: PlacementService, name: str) -> None:
+    """Room for one more of a peer without a credential, unless it is there already."""
+    if name and service.state.stream_named(name) is not None:
+        return
+    limit = service.settings.plain_streams_max
+    streams = service.state.streams()
+    if sum(not stream.name.startswith(OWNED_PREFIXES) for stream in streams) >= limit:
+        raise ShareFullError("too many plain streams; delete some first", limit=limit)
 
 
 async def delete_streams(

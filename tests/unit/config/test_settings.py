@@ -58,6 +58,13 @@ def test_the_well_known_password_stays_on_loopback(where: str) -> None:
     assert parse_settings(b"", {where: "::1", "dev": True}).dev
 
 
+def test_streams_for_anybody_stay_on_loopback() -> None:
+    assert not Settings().plain_streams
+    text = refusal(b"plain_streams = true\n", host="192.0.2.1", insecure=True)
+    assert "plain_streams" in text
+    assert parse_settings(b"plain_streams = true\n", {"iggy_host": "::1"}).plain_streams
+
+
 def test_the_umbilical_leaves_loopback_only_where_the_network_is_ones_own() -> None:
     file = b'[controller]\numbilical_host = "192.0.2.1"\n'
     text = refusal(REQUIRED + file)
