@@ -176,6 +176,7 @@ class DataNodeService:
                     self.runtime,
                     self.routes,
                     authorize=self.access.authorize,
+                    standing=self.access.standing,
                     secret=self._secret,
                     pressure=lambda: self.store.fullness,
                     tls=tls,

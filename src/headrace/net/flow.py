@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Protocol
+
+
+class Pool(Protocol):
+    """What several gates share."""
+
+    def on_change(self, count: int) -> None:
+        """So many bytes more, or fewer, are in flight."""
+
+    def fits(self, size: int) -> bool: ...
+
+    def call_when_roomy(self, gate: Gate) -> None:
+        """`admit` is called when what did not fit may."""
 
 
 class Gate:
     """Admits requests in the order they come while count and bytes in flight stay in bounds.
 
-    When nothing is in flight a request of any size is admitted: its own limit is the frame's.
+    When nothing is in flight a request of any size is admitted: its own limit is the frame's. With
+    a pool, what all its gates have in flight has to fit as well.
     """
 
-    def __init__(self, count_max: int, bytes_max: int) -> None:
+    def __init__(self, count_max: int, bytes_max: int, pool: Pool | None = None) -> None:
         self._count_max = count_max
         self._bytes_max = bytes_max
+        self._pool = pool
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self.held = False
         self.count = 0
@@ -26,11 +41,13 @@ class Gate:
             return
         admitted = asyncio.get_running_loop().create_future()
         self._waiting.append((admitted, size))
+        if self._pool is not None:
+            self._pool.call_when_roomy(self)
         try:
             await admitted
         except asyncio.CancelledError:
             if admitted.cancelled():
-                self._admit()  # drops it, and lets in who stood behind it
+                self.admit()  # drops it, and lets in who stood behind it
             else:
                 self.leave(size)  # admitted in the same moment
             raise
@@ -52,7 +69,7 @@ class Gate:
 
     def release(self) -> None:
         self.held = False
-        self._admit()
+        self.admit()
 
     @property
     def is_full(self) -> bool:
@@ -65,15 +82,15 @@ class Gate:
 
     def resize(self, before: int, after: int) -> None:
         """Somebody inside turned out smaller, or larger, than it said."""
-        self.bytes += after - before
-        self._admit()
+        self._change(after - before)
+        self.admit()
 
     def leave(self, size: int) -> None:
         self.count -= 1
-        self.bytes -= size
-        self._admit()
+        self._change(-size)
+        self.admit()
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
         while self._waiting:
             admitted, size = self._waiting[0]
             if not admitted.done():
@@ -84,10 +101,17 @@ class Gate:
             self._waiting.popleft()
 
     def _fits(self, size: int) -> bool:
+        if self._pool is not None and not self._pool.fits(size):
+            return False
         if not self.count:
             return True
         return self.count < self._count_max and self.bytes + size <= self._bytes_max
 
     def _take(self, size: int) -> None:
         self.count += 1
-        self.bytes += size
+        self._change(size)
+
+    def _change(self, count: int) -> None:
+        self.bytes += count
+        if self._pool is not None:
+            self._pool.on_change(count)

@@ -18,8 +18,11 @@ sweep.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 
+from headrace.errors import UnavailableError
+from headrace.net.flow import Gate
 from headrace.runtime.interfaces import Connection
 
 _TURN_SECONDS = 0.02
@@ -38,13 +41,14 @@ class Phase(Enum):
 class Held:
     """One connection's part, and since when it is in its phase."""
 
-    __slots__ = ("bytes", "connection", "phase", "since")
+    __slots__ = ("bytes", "connection", "given_up", "phase", "since")
 
     def __init__(self, connection: Connection, now: float) -> None:
         self.connection = connection
         self.bytes = 0
         self.phase = Phase.RECEIVING
         self.since = now
+        self.given_up = False
 
     def stuck(self) -> bool:
         """It holds something and only its peer can change that."""
@@ -59,6 +63,18 @@ class HeldBytes:
         self._turn: Held | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: list[asyncio.Future[None]] = []
+        self._gates: dict[Gate, None] = {}
+
+    @property
+    def is_wanted(self) -> bool:
+        """Somebody waits for room."""
+        return bool(self._waiting or self._gates)
+
+    def fits(self, size: int) -> bool:
+        return self.total + size <= self.limit
+
+    def call_when_roomy(self, gate: Gate) -> None:
+        self._gates[gate] = None
 
     @property
     def over(self) -> bool:
@@ -75,11 +91,16 @@ class HeldBytes:
         held.bytes = count
         if self._waiting and (not self.over or (was_blocked and not self.is_blocked)):
             self._wake()
+        if self._gates and not self.over:
+            asyncio.get_running_loop().call_soon(self._admit)
 
     async def wait_room(self, held: Held) -> None:
-        """Returns when `held` may receive: there is room, or its frame has the turn."""
+        """Returns when `held` may receive: there is room, or its frame has the turn.
+        UnavailableError when it was given up."""
         loop = asyncio.get_running_loop()
         while self.over:
+            if held.given_up:
+                raise UnavailableError("cut off", peer=held.connection.peer)
             if held.bytes and (self._turn is held or not (self._turn or self.is_blocked)):
                 self._turn = held
                 if self._timer is not None:
@@ -96,9 +117,41 @@ class HeldBytes:
             self._turn = None
             self._wake()
 
+    def give_up(self, held: Held) -> None:
+        """Its connection ends: it waits no longer, and whatever it holds will be free."""
+        held.given_up = True
+        self._wake()
+
     def drop(self, held: Held) -> None:
         self.set(held, 0)
         self.pass_turn(held)
+
+    def _admit(self) -> None:
+        """Those that waited longest first; who does not fit yet stays in line."""
+        for gate in list(self._gates):
+            if self.over:
+                return
+            gate.admit()
+            if not gate.waiting:
+                del self._gates[gate]
+
+    def slowest(self, held: Iterable[Held], now: float, seconds: float) -> Iterator[Held]:
+        """Memory is short: who holds it without moving for so long, the slowest first, until half
+        of it is free, so that whoever waited meanwhile does not fill it at once again. Who holds
+        less than a fair share is spared: if all held that little, there would be no shortage."""
+        everybody = list(held)
+        share = self.limit // 2 // max(len(everybody), 1)
+        large = [each for each in everybody if each.bytes > share]
+        stuck = [each for each in large if each.stuck()]
+        if not stuck and self.is_blocked:  # they stand in each other's way
+            stuck = [each for each in large if each.phase is Phase.PAUSED]
+        stuck = [each for each in stuck if each.since <= now - seconds]
+        left = self.total
+        for each in sorted(stuck, key=lambda each: each.bytes / max(now - each.since, 0.001)):
+            if left <= self.limit // 2:
+                return
+            left -= each.bytes
+            yield each
 
     def _wake(self) -> None:
         """All of them: each looks again, and the first inside a frame takes the turn."""

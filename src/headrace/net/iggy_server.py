@@ -327,24 +327,9 @@ class IggyServer(Generic[S]):
         return ""
 
     def _relieve(self, now: float) -> None:
-        """Memory is short: end who holds it without moving, the slowest first, until half of it is
-        free, so that whoever waited meanwhile does not fill it at once again. Who holds less than a
-        fair share is spared: if all held that little, there would be no shortage."""
-        oldest = now - self._limits.pressure_seconds
-        share = self._held.limit // 2 // len(self._connections)
-        large = [served for served in self._connections if served.held.bytes > share]
-        stuck = [each for each in large if each.held.stuck()]
-        if not stuck and self._held.is_blocked:  # they stand in each other's way
-            stuck = [each for each in large if each.held.phase is Phase.PAUSED]
-        stuck = [each for each in stuck if each.held.since <= oldest]
-        left = self._held.total
-        for served in sorted(
-            stuck, key=lambda each: each.held.bytes / max(now - each.held.since, 0.001)
-        ):
-            if left <= self._held.limit // 2:
-                break
-            left -= served.held.bytes
-            self._cut(served, "memory is short")
+        by_held = {served.held: served for served in self._connections}
+        for held in self._held.slowest(by_held, now, self._limits.pressure_seconds):
+            self._cut(by_held[held], "memory is short")
 
     def _cut(self, served: _Open[S], reason: str) -> None:
         self._cut_off += 1
@@ -355,6 +340,7 @@ class IggyServer(Generic[S]):
             held_bytes=served.held.bytes,
         )
         served.connection.abort()
+        self._held.give_up(served.held)
 
     # -- answers
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from headrace.errors import UnauthenticatedError, UnauthorizedError
 from headrace.net.credentials import NodeCredential, Ticket
-from headrace.net.sbp_server import Peer
+from headrace.net.sbp_server import Peer, Standing
 from headrace.runtime.interfaces import Clock
 from headrace.wire.sbp.opcodes import Code, Opcode, Role
 
@@ -52,6 +52,13 @@ class Access:
 
     def is_node(self, peer: Peer) -> bool:
         return self._open or peer.in_process or isinstance(peer.credential, NodeCredential)
+
+    def standing(self, peer: Peer) -> Standing:
+        if self.is_node(peer):
+            return Standing.NODE
+        if isinstance(peer.credential, Ticket):
+            return Standing.READER
+        return Standing.GUEST if self._plain_streams else Standing.STRANGER
 
     def authorize(self, opcode: Opcode, peer: Peer) -> None:
         """Before the handler, which asks `check_stream` for each stream it touches."""

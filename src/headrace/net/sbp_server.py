@@ -9,6 +9,11 @@ What a peer can cost is bounded. Reading stops while too many requests or bytes 
 an answer waits for the one before it to be taken, so a peer that does not read stops itself; if it
 takes nothing for `write_timeout` the connection is cut. Silence closes a connection too.
 
+What all connections hold (half a frame, requests, answers that are not taken) is bounded as well:
+past the limit they wait for each other (`held_bytes.py`), and who stands still is cut off. Nodes of
+the cluster have a limit of their own, so that nobody else can make them wait. Whoever has proved
+nothing gets small frames and little time, and goes first when all connections are taken.
+
 Shutdown, also of an idle connection: GOAWAY with the highest id received, finish what is in flight,
 wait a moment for the peer to hang up (a reset would destroy what it has not read), close.
 """
@@ -34,6 +39,7 @@ from headrace.errors import (
 from headrace.net.addresses import format_address
 from headrace.net.fairness import REQUESTS_MAX, WAITED_SECONDS, Fairness
 from headrace.net.flow import Gate
+from headrace.net.held_bytes import Held, HeldBytes, Phase
 from headrace.net.sbp_routes import (
     READS,
     Handler,
@@ -46,6 +52,7 @@ from headrace.net.sbp_routes import (
     closing,
     identify,
 )
+from headrace.net.slots import pick
 from headrace.net.throttle import (
     CONNECTION_PAUSE_MS_MAX,
     ROLE_PAUSE_MS_MAX,
@@ -65,13 +72,14 @@ from headrace.wire.sbp.connection import (
     ServerEvent,
 )
 from headrace.wire.sbp.flat import decode, encode
-from headrace.wire.sbp.frames import FRAME_BYTES_MAX, payload_bytes
+from headrace.wire.sbp.frames import FRAME_BYTES_MAX, OVERHEAD_BYTES, payload_bytes
 from headrace.wire.sbp.messages import HeartbeatRequest, Message
 from headrace.wire.sbp.multipart import encode_answer
 from headrace.wire.sbp.opcodes import Code, Opcode
 
 __all__ = [
-    "Handler", "Payload", "Peer", "Reply", "Routes", "SbpServer", "ServerLimits", "build_routes",
+    "Handler", "Payload", "Peer", "Reply", "Routes", "SbpServer", "ServerLimits", "Standing",
+    "build_routes",
 ]  # fmt: skip
 
 log = get_logger(__name__)
@@ -95,11 +103,29 @@ class ServerLimits:
     fetches_waiting_max: int = 64  # for room to be read into; then the peer is asked to pause
     frame_bytes_max: int = FRAME_BYTES_MAX
     header_bytes_max: int = REQUEST_HEADER_BYTES_MAX
+    stranger_frame_bytes_max: int = 64 << 10  # of a peer that may do nothing without a credential
+    held_bytes_max: int = 128 << 20  # over all connections of peers that are no nodes
+    nodes_held_bytes_max: int = 512 << 20  # over all connections of nodes
+    pressure_timeout: float = 5.0  # a peer that takes, or sends, nothing while others need room
+    proof_timeout: float = 15.0  # for a credential, where nothing is served without
     idle_timeout: float = 15.0  # without a frame and with nothing in flight
     frame_timeout: float = 60.0  # from one complete frame to the next, when one has begun
     write_timeout: float = 30.0  # a peer that takes no bytes for so long is cut off
     linger: float = 1.0  # after the last answer, for the peer to hang up
     grace: float = 12.0  # for requests in flight when the connection ends
+
+
+class Standing(Enum):
+    """What a peer has proved."""
+
+    NODE = auto()
+    READER = auto()  # by a ticket: it asks, and stores nothing
+    GUEST = auto()  # nothing, and may use plain streams all the same
+    STRANGER = auto()
+
+
+def _node(_: Peer) -> Standing:
+    return Standing.NODE
 
 
 class SbpServer:
@@ -111,19 +137,24 @@ class SbpServer:
         routes: Routes,
         *,
         authorize: Callable[[Opcode, Peer], None],
+        standing: Callable[[Peer], Standing] = _node,
         secret: bytes | None = None,
         limits: ServerLimits | None = None,
         on_goaway: Callable[[Peer], None] | None = None,
         pressure: Callable[[], float] | None = None,
         tls: TlsAcceptor | None = None,
     ) -> None:
-        """`pressure` tells how full the role is, from 0 to 1: peers are then asked to pause. `tls`
-        lets a connection begin with TLS, or insists on it."""
+        """`standing` tells what a peer has proved so far, `pressure` how full the role is, from 0
+        to 1: peers are then asked to pause. `tls` lets a connection begin with TLS, or insists on
+        it."""
         self.runtime = runtime
         self.routes = routes
         self.authorize = authorize
+        self.standing = standing
         self.secret = secret
         self.limits = limits or ServerLimits()
+        self._of_nodes = HeldBytes(self.limits.nodes_held_bytes_max)
+        self._of_others = HeldBytes(self.limits.held_bytes_max)
         self.on_goaway = on_goaway
         self.pressure = pressure
         self.tls = tls
@@ -135,6 +166,7 @@ class SbpServer:
         self._closing = False
         self._requests = 0
         self._refused = 0
+        self._cut_off = 0
 
     async def start(self, host: str, port: int) -> None:
         self._listener = await self.runtime.transport.listen(host, port, self._on_connection)
@@ -153,6 +185,8 @@ class SbpServer:
             "reply_bytes_held": sum(each.replies.bytes for each in self._serving),
             "requests": self._requests,
             "connections_refused": self._refused,
+            "connections_cut_off": self._cut_off,
+            "held_bytes": self._of_nodes.total + self._of_others.total,
             "answers_throttled": self._throttled,
         }
 
@@ -174,8 +208,11 @@ class SbpServer:
     def count_throttled(self) -> None:
         self._throttled += 1
 
+    def pool(self, standing: Standing) -> HeldBytes:
+        return self._of_nodes if standing is Standing.NODE else self._of_others
+
     async def _on_connection(self, connection: Connection) -> None:
-        if self._closing or len(self._serving) >= self.limits.connections_max:
+        if self._closing or not self._make_room():
             self._refused += 1
             connection.write(ServerConnection(self.routes.role).go_away())
             return
@@ -186,13 +223,41 @@ class SbpServer:
         finally:
             del self._serving[serving]
 
+    def _make_room(self) -> bool:
+        """For one more connection; False when all are taken by peers that may stay."""
+        if len(self._serving) < self.limits.connections_max:
+            return True
+        unproven = (Standing.STRANGER, Standing.GUEST)
+        gone = pick(each for each in self._serving if each.standing in unproven and not each.cut)
+        if gone is None:
+            return False
+        self.cut_off(gone, "all connections are taken")
+        return True
+
+    def cut_off(self, serving: _Serving, reason: str) -> None:
+        self._cut_off += 1
+        serving.cut_off(reason)
+
     async def _reap(self) -> None:
-        """Retire connections that fell silent."""
+        """Retire connections that fell silent, end those that stand in others' way."""
+        pools = (self._of_nodes, self._of_others)
+        calm, pressed = min(1.0, self.limits.idle_timeout / 4), self.limits.pressure_timeout / 10
         while True:
-            await self.runtime.clock.sleep(min(1.0, self.limits.idle_timeout / 4))
+            wanted = any(pool.is_wanted for pool in pools)
+            await self.runtime.clock.sleep(min(calm, pressed) if wanted else calm)
             now = self.runtime.clock.monotonic()
             for serving in list(self._serving):
                 serving.on_tick(now)
+            for pool in pools:
+                if pool.is_wanted:
+                    self._relieve(pool, now)
+
+    def _relieve(self, pool: HeldBytes, now: float) -> None:
+        found = [each for each in self._serving if each.pool is pool and not each.cut]
+        by_held = {each.partial: each for each in found} | {each.flight: each for each in found}
+        for held in pool.slowest(by_held, now, self.limits.pressure_timeout):
+            if not by_held[held].cut:
+                self.cut_off(by_held[held], "memory is short")
 
 
 class _Ending(Enum):
@@ -215,8 +280,17 @@ class _Serving:
             frame_bytes_max=limits.frame_bytes_max,
             header_bytes_max=limits.header_bytes_max,
         )
-        self.replies = Gate(limits.requests_in_flight_max, limits.reply_bytes_max)
+        self._monotonic = server.runtime.clock.monotonic
+        self._started = self._active = now = self._monotonic()
+        self.address = connection.peer
+        self.cut = False
+        self.partial, self.flight = Held(connection, now), Held(connection, now)
+        self.flight.phase = Phase.HANDLING
+        self.replies = Gate(limits.requests_in_flight_max, limits.reply_bytes_max, self)
         self._peer = Peer(address=connection.peer, reply_gate=self.replies)
+        self.standing = server.standing(self._peer)
+        self.pool = server.pool(self.standing)
+        self._set_limits()
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[asyncio.Future[Any], Code] = {}  # of what is being worked on
         self._answers: list[Buffer] = []  # ready, to be written before this turn is over
@@ -224,9 +298,7 @@ class _Serving:
         self._retiring: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         self._ended = asyncio.Event()
-        self._monotonic = server.runtime.clock.monotonic
-        self._active = self._monotonic()
-        self.gate = Gate(limits.requests_in_flight_max, limits.bytes_in_flight_max)
+        self.gate = Gate(limits.requests_in_flight_max, limits.bytes_in_flight_max, _Counted(self))
 
     async def run(self) -> None:
         """Read until the peer ends or breaks the connection, then finish what it asked for."""
@@ -237,10 +309,7 @@ class _Serving:
                 await self._on_data(data)
                 if self._core.failure is not None:
                     raise self._core.failure
-                asked = self._monotonic()
-                data = await self._connection.receive()
-                if self._monotonic() - asked < WAITED_SECONDS:
-                    await self._server.fairness.give_way()
+                data = await self._receive()
             ending = _Ending.ENDED
         except RemoteProtocolError as error:
             log.warning("bad bytes from a peer", peer=self._peer.address, reason=str(error))
@@ -252,7 +321,10 @@ class _Serving:
             raise
         finally:
             self._ended.set()
+            self._core.end()  # now, not when the garbage collector comes by
+            self.pool.drop(self.partial)
             await self._finish(ending)
+            self.pool.drop(self.flight)
 
     async def _begin(self) -> bytes:
         """The first bytes of the protocol, out of TLS if the peer began with it."""
@@ -277,15 +349,80 @@ class _Serving:
 
     async def _on_data(self, data: bytes) -> None:
         """All requests in it, giving way now and then."""
-        events = self._core.receive(data, REQUESTS_MAX)
+        events = self._core.receive(data, self._frames_max)
         while True:
             for event in events:
                 self._active = self._monotonic()
                 await self._on_event(event)
             if not self._core.has_more:
-                return
+                break
             await self._server.fairness.give_way()
-            events = self._core.receive_more(REQUESTS_MAX)
+            events = self._core.receive_more(self._frames_max)
+        if events or not self.partial.bytes:
+            self.partial.since = self._monotonic()  # a frame begins
+        self.pool.set(self.partial, self._core.buffered_bytes)
+        if not self.partial.bytes:
+            self.pool.pass_turn(self.partial)
+
+    async def _receive(self) -> bytes:
+        if self.pool.over:
+            begun, self.partial.phase = self._monotonic(), Phase.PAUSED
+            await self.pool.wait_room(self.partial)
+            self.partial.phase = Phase.RECEIVING
+            self.partial.since += self._monotonic() - begun  # not the peer's time
+        asked = self._monotonic()
+        data = await self._connection.receive()
+        if self._monotonic() - asked < WAITED_SECONDS:
+            await self._server.fairness.give_way()
+        return data
+
+    # What it holds: see `flow.Pool`
+
+    def on_change(self, count: int) -> None:
+        self.pool.set(self.flight, self.flight.bytes + count)
+
+    def fits(self, size: int) -> bool:
+        return self.pool.fits(size)
+
+    def call_when_roomy(self, gate: Gate) -> None:
+        self.pool.call_when_roomy(gate)
+
+    def _set_limits(self) -> None:
+        """Whoever has proved nothing gets little memory, and frames are looked at one by one: what
+        comes behind a credential is read with the limits that it gives."""
+        limits, standing = self._limits, self.standing
+        self._frames_max = REQUESTS_MAX
+        frame, header = limits.frame_bytes_max, limits.header_bytes_max
+        if standing is Standing.READER:
+            frame = min(frame, header + OVERHEAD_BYTES)
+        elif standing is Standing.STRANGER:
+            self._frames_max = 1
+            frame = header = min(frame, limits.stranger_frame_bytes_max)
+        self._core.set_limits(frame_bytes_max=frame, header_bytes_max=header)
+
+    def _on_proof(self) -> None:
+        standing = self._server.standing(self._peer)
+        if standing is self.standing:
+            return
+        self.standing, before = standing, self.pool
+        self.pool = self._server.pool(standing)
+        self._set_limits()
+        if self.pool is not before:
+            for held in (self.partial, self.flight):
+                count = held.bytes
+                before.drop(held)
+                self.pool.set(held, count)
+
+    def cut_off(self, reason: str) -> None:
+        self.cut = True
+        log.warning(
+            "sbp connection cut off",
+            peer=self.address,
+            reason=reason,
+            held_bytes=self.partial.bytes + self.flight.bytes,
+        )
+        self._connection.abort()
+        self.pool.give_up(self.partial)
 
     async def _on_event(self, event: ServerEvent) -> None:
         if isinstance(event, Answer):
@@ -387,6 +524,7 @@ class _Serving:
         now_ms = self._server.runtime.clock.now_ms()
         identify(self._peer, heartbeat, secret=self._server.secret, now_ms=now_ms)
         self._server.authorize(opcode, self._peer)
+        self._on_proof()
         return heartbeat
 
     async def _serve(self, route: Route, request: Request, message: Message) -> None:
@@ -527,8 +665,10 @@ class _Serving:
                 self._connection.write(pieces)
                 if self._direct is not None and not self._direct.is_behind():
                     return  # it went out: a timer for each answer would be for nothing
+                self.flight.phase, self.flight.since = Phase.ANSWERING, self._monotonic()
                 async with asyncio.timeout(self._limits.write_timeout):
                     await self._connection.drain()
+                self.flight.phase = Phase.HANDLING
         except TimeoutError:
             log.warning("peer takes no bytes", peer=self._peer.address)
             self._connection.abort()
@@ -536,9 +676,14 @@ class _Serving:
             pass  # the reader sees it too and ends the connection
 
     def on_tick(self, now: float) -> None:
-        if self._retiring is not None or self._ended.is_set() or self.gate.count:
+        if self._retiring is not None or self._ended.is_set():
             return
         limits = self._limits
+        if self.standing is Standing.STRANGER and now - self._started >= limits.proof_timeout:
+            self._server.cut_off(self, "no credential")
+            return
+        if self.gate.count:
+            return
         limit = limits.frame_timeout if self._core.inside_frame else limits.idle_timeout
         if now - self._active >= limit:
             self._retiring = asyncio.get_running_loop().create_task(self._retire())
@@ -566,6 +711,7 @@ class _Serving:
                 await self._ended.wait()
         except TimeoutError:
             self._connection.close()
+            self.pool.give_up(self.partial)
 
     async def _finish(self, ending: _Ending) -> None:
         """The peer sends nothing more. What it asked to be done is done; what it only wanted to
@@ -587,6 +733,22 @@ class _Serving:
     async def _wait_for_tasks(self, timeout: float | None) -> None:
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=timeout)
+
+
+class _Counted:
+    """Requests in flight count, and none of them waits: they are in memory already."""
+
+    def __init__(self, serving: _Serving) -> None:
+        self._serving = serving
+
+    def on_change(self, count: int) -> None:
+        self._serving.on_change(count)
+
+    def fits(self, size: int) -> bool:
+        return True
+
+    def call_when_roomy(self, gate: Gate) -> None:
+        """Its own bound alone makes it wait."""
 
 
 def _frames(reply: Reply, *, last: bool) -> list[tuple[bytes, Payload, bool]]:

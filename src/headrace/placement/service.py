@@ -201,6 +201,7 @@ class PlacementService:
             self.runtime,
             self.routes,
             authorize=self.access.authorize,
+            standing=self.access.standing,
             secret=self._secret,
             on_goaway=self._on_goaway,
             tls=tls,

@@ -16,6 +16,7 @@ from headrace.net.sbp_server import (
     Reply,
     SbpServer,
     ServerLimits,
+    Standing,
     build_routes,
 )
 from headrace.net.tls import ClientTls, TlsAcceptor
@@ -102,11 +103,13 @@ async def serving(
     on_goaway: Callable[[Peer], None] | None = None,
     tls: TlsAcceptor | None = None,
     host: str = "127.0.0.1",
+    standing: Callable[[Peer], Standing] = lambda _: Standing.NODE,
 ) -> AsyncIterator[SbpServer]:
     server = SbpServer(
         runtime or system_runtime(),
         build_routes(Role.DATA_NODE, handlers),
         authorize=authorize,
+        standing=standing,
         secret=secret,
         limits=limits or ServerLimits(linger=0.2, grace=2.0),
         on_goaway=on_goaway,

@@ -133,6 +133,20 @@ class ServerConnection:
         """RemoteProtocolError: nothing more can be understood, close."""
         return self._on_frames(self._decoder.feed(data, frames_max))
 
+    def set_limits(self, *, frame_bytes_max: int, header_bytes_max: int) -> None:
+        """For the frames that follow those received so far."""
+        self._decoder.set_limit(frame_bytes_max)
+        self._header_bytes_max = header_bytes_max
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Of a frame that is not complete."""
+        return self._decoder.buffered_bytes
+
+    def end(self) -> None:
+        """Nothing more is received: let go of what is incomplete. What is in flight goes on."""
+        self._decoder = FrameDecoder()
+
     @property
     def has_more(self) -> bool:
         """Whether frames that `receive` was given are left for `receive_more`."""

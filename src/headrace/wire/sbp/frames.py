@@ -122,6 +122,15 @@ class FrameDecoder:
         self.bad_count = 0
         self.failure: RemoteProtocolError | None = None
 
+    def set_limit(self, frame_bytes_max: int) -> None:
+        """For the frames whose length is read from now on."""
+        self._frame_bytes_max = frame_bytes_max
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Of a frame that is not complete."""
+        return len(self._partial)
+
     @property
     def has_rest(self) -> bool:
         return self._rest is not None
