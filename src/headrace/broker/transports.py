@@ -128,6 +128,7 @@ def _limits(settings: BrokerSettings) -> IggyLimits:
         login_frame_bytes_max=settings.login_frame_bytes_max,
         held_bytes_max=settings.held_bytes_max,
         login_idle_seconds=settings.login_idle_ms / 1000,
+        login_seconds=settings.login_ms / 1000,
         idle_seconds=settings.idle_ms / 1000,
         transfer_seconds=settings.transfer_ms / 1000,
     )

@@ -148,7 +148,14 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     answers_bytes_max: Annotated[
         int, Meta(ge=64 * 1024, description="Bytes of those answers, over all sessions.")
     ] = 16 * MIB
-    connections_max: Annotated[int, Meta(ge=1, description="Client connections at a time.")] = 4096
+    connections_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Client connections at a time, as far as the process may have so many open"
+            " (`ulimit -n`); when all are taken, whoever has not logged in makes room.",
+        ),
+    ] = 4096
     held_bytes_max: Annotated[
         int,
         Meta(
@@ -163,6 +170,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     login_idle_ms: Annotated[
         int, Meta(ge=100, description="Silence after which one that has not logged in is closed.")
     ] = 30_000
+    login_ms: Annotated[
+        int,
+        Meta(ge=100, description="How long one has for its login, whatever else it sends."),
+    ] = 60_000
     idle_ms: Annotated[
         int, Meta(ge=0, description="Silence after which any other one is closed; 0 = never.")
     ] = 0

@@ -28,6 +28,7 @@ from headrace.net.iggy_server import (
     OnRequest,
 )
 from headrace.net.quic import QuicEndpoint, QuicLimits, QuicLink
+from headrace.net.slots import pick
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.wire.iggy.errors import Status, status_of
@@ -126,6 +127,7 @@ class IggyQuicServer(Generic[S]):
             certificate=certificate,
             key=key,
             make_handler=self._make_connection,
+            make_room=self._make_room,
             limits=quic_limits,
         )
 
@@ -173,6 +175,13 @@ class IggyQuicServer(Generic[S]):
         connection = _Connection(self, link)
         self.connections[connection] = None
         return connection
+
+    def _make_room(self) -> bool:
+        """By the end of somebody who has not logged in."""
+        gone = pick(each for each in self.connections if each.is_stranger)
+        if gone is not None:
+            gone.end("all connections are taken")
+        return gone is not None
 
     async def _sweep(self) -> None:
         while True:
@@ -237,9 +246,9 @@ class _Connection(Generic[S]):
             return
         trusted = self._session is not None and self._server.is_trusted(self._session)
         allowed = limits.frames.idle_seconds if trusted else limits.frames.login_idle_seconds
-        if allowed and not self.tasks and now - self._active > allowed:
-            self._cut("idle")
-            link.close(Refusal.NO_LOGIN, "idle")
+        late = not trusted and now - link.started > limits.frames.login_seconds
+        if not self.tasks and (late or (allowed and now - self._active > allowed)):
+            self.end("not logged in" if late else "idle")
             return
         transfer = limits.frames.transfer_seconds
         for stream_id, stream in list(self._streams.items()):
@@ -250,6 +259,20 @@ class _Connection(Generic[S]):
         is_silent = now - link.heard >= limits.keep_alive_seconds > 0
         if trusted and is_silent:
             link.ping()  # unanswered ones do not put off the idle timeout (RFC 9000 §10.1)
+
+    @property
+    def address(self) -> str:
+        return self._link.peer
+
+    @property
+    def is_stranger(self) -> bool:
+        return self._link.is_open and not (
+            self._session is not None and self._server.is_trusted(self._session)
+        )
+
+    def end(self, reason: str) -> None:
+        self._cut(reason)
+        self._link.close(Refusal.NO_LOGIN, reason)
 
     def _cut(self, reason: str) -> None:
         self._server.cut_off += 1

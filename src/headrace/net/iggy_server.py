@@ -25,6 +25,7 @@ from headrace.errors import HeadraceError, RemoteProtocolError, UnavailableError
 from headrace.net.addresses import format_address
 from headrace.net.fairness import REQUESTS_MAX, SECONDS_MAX, WAITED_SECONDS, Fairness
 from headrace.net.held_bytes import Held, HeldBytes, Phase
+from headrace.net.slots import pick
 from headrace.net.tls import TlsAcceptor
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer, Connection, DirectConnection, Listener, Runtime
@@ -63,7 +64,7 @@ TRANSFER_BYTES_PER_SECOND = 64 * 1024  # who is slower than this on the whole is
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IggyLimits:
     connections_max: int = 4096
-    """Connections above it are closed at once."""
+    """Past it whoever has not logged in makes room; a connection that finds none is closed."""
     frame_bytes_max: int = FRAME_BYTES_MAX
     send_frame_bytes_max: int = SEND_FRAME_BYTES_MAX
     login_frame_bytes_max: int = 8 * 1024
@@ -72,6 +73,8 @@ class IggyLimits:
     """Requests and answers in memory, over all connections."""
     login_idle_seconds: float = 30.0
     """Silence of a connection that has not logged in."""
+    login_seconds: float = 60.0
+    """For the login, whatever else it sends."""
     idle_seconds: float = 0.0
     """Silence of one that has; 0 = for ever."""
     transfer_seconds: float = 30.0
@@ -91,10 +94,15 @@ class _Open(Generic[S]):
     task: asyncio.Task[object] | None
     held: Held
     decoder: RequestStream
+    stranger_since: float
     trusted: bool = False
     busy: bool = False
     untaken: bool = False
     """The peer has not yet taken an answer that was given at once."""
+
+    @property
+    def address(self) -> str:
+        return self.connection.peer
 
     def release(self) -> None:
         """What it held is free now, not when the garbage collector comes by."""
@@ -197,7 +205,7 @@ class IggyServer(Generic[S]):
 
     async def serve(self, connection: Connection) -> None:
         """Serve one connection until it is over. `start` does this for every accepted one."""
-        if self._closing or len(self._connections) >= self._limits.connections_max:
+        if self._closing or not self._make_room():
             self._refused += 1
             log.warning(
                 "iggy connection refused", peer=connection.peer, open=len(self._connections)
@@ -211,6 +219,7 @@ class IggyServer(Generic[S]):
             asyncio.current_task(),
             Held(connection, self._monotonic()),
             RequestStream(pool=self._pool, keeps_frames=self._keeps_frames),
+            self._monotonic(),
         )
         self._connections[served] = None
         self._set_limits(served)
@@ -227,6 +236,19 @@ class IggyServer(Generic[S]):
             self._close_session(served.session)
             served.connection.close()
             served.release()
+
+    def _make_room(self) -> bool:
+        """For one more connection; False when all belong to users."""
+        if len(self._connections) < self._limits.connections_max:
+            return True
+        strangers = (
+            each for each in self._connections if not each.trusted and not each.held.given_up
+        )
+        gone = pick(strangers)
+        if gone is None:
+            return False
+        self._cut(gone, "all connections are taken")
+        return True
 
     async def _serve(self, served: _Open[S]) -> None:
         held, decoder = served.held, served.decoder
@@ -290,6 +312,7 @@ class IggyServer(Generic[S]):
         """Whoever has not logged in gets little memory."""
         limits = self._limits
         served.trusted = self._is_trusted(served.session)
+        served.stranger_since = self._monotonic()
         if served.trusted:
             served.decoder.set_limits(limits.frame_bytes_max, limits.send_frame_bytes_max)
         else:
@@ -317,7 +340,8 @@ class IggyServer(Generic[S]):
         limits, held = self._limits, served.held
         waited = now - held.since
         if not served.trusted:
-            if held.phase is Phase.RECEIVING and waited > limits.login_idle_seconds:
+            late = now - served.stranger_since > limits.login_seconds
+            if held.phase is not Phase.HANDLING and (late or waited > limits.login_idle_seconds):
                 return "not logged in"
         elif held.stuck():
             if waited > limits.transfer_seconds + held.bytes / TRANSFER_BYTES_PER_SECOND:

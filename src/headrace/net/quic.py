@@ -285,11 +285,14 @@ class QuicEndpoint:
         certificate: bytes,
         key: bytes,
         make_handler: Callable[[QuicLink], StreamHandler],
+        make_room: Callable[[], bool] = lambda: False,
         limits: QuicLimits | None = None,
     ) -> None:
-        """`certificate` and `key` are PEM. `make_handler` is called for each newcomer."""
+        """`certificate` and `key` are PEM. `make_handler` is called for each newcomer, `make_room`
+        when all connections are taken: whether it ended one."""
         self._runtime = runtime
         self._make_handler = make_handler
+        self._make_room = make_room
         self._limits = limits or QuicLimits()
         self._configuration = _configure(certificate, key, self._limits)
         self._tokens = _RetryTokens(runtime.random.bytes(32))
@@ -366,7 +369,7 @@ class QuicEndpoint:
         self.listener.send(answer, address)
 
     def _admit(self, header: QuicHeader, address: Address) -> QuicLink | None:
-        if len(self._tasks) >= self._limits.connections_max:
+        if len(self._tasks) >= self._limits.connections_max and not self._make_room():
             self.refused += 1
             return None
         now_ms = self._runtime.clock.now_ms()

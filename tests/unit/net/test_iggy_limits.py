@@ -128,6 +128,32 @@ def test_who_does_not_log_in_may_not_stay_silent() -> None:
     World(IggyLimits(login_idle_seconds=10)).run(scenario)
 
 
+def test_pings_do_not_put_off_the_login_for_ever() -> None:
+    async def scenario(world: World) -> None:
+        known, pinging = await world.peer(), await world.peer(login=False)
+        started = world.clock.monotonic()
+        while await pinging.call(ECHO) is not None:
+            await world.clock.sleep(1)
+        assert 20 <= world.clock.monotonic() - started < 23
+        assert await known.call(ECHO) == (0, 0)
+
+    World(IggyLimits(login_idle_seconds=10, login_seconds=20)).run(scenario)
+
+
+def test_when_all_connections_are_taken_who_has_no_login_makes_room() -> None:
+    async def scenario(world: World) -> None:
+        idle = [await world.peer(login=False) for _ in range(4)]
+        await world.clock.sleep(0.1)
+        users = [await world.peer() for _ in range(4)]
+        assert [await peer.answer() for peer in idle] == [None] * 4
+        assert [await user.call(ECHO) for user in users] == [(0, 0)] * 4
+        late = await world.peer(login=False)
+        assert await late.answer() is None  # users stay
+        assert world.figure("connections_refused") == 1
+
+    World(IggyLimits(connections_max=4)).run(scenario)
+
+
 def test_idle_time_after_the_login_is_a_setting() -> None:
     async def scenario(world: World) -> None:
         peer = await world.peer()

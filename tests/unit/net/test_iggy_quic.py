@@ -6,6 +6,7 @@ import asyncio
 import ssl
 import struct
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -335,6 +336,20 @@ def test_who_does_not_log_in_is_closed() -> None:
         await client.vanish()
 
     World(limits=IggyQuicLimits(frames=IggyLimits(login_idle_seconds=15))).run(scenario)
+
+
+def test_requests_do_not_put_off_the_login_for_ever() -> None:
+    async def scenario(world: World) -> None:
+        started = world.simulation.time()
+        client = await world.connect(login=False)
+        while not client.is_over:
+            with suppress(UnavailableError):
+                await client.request(ECHO)
+            await world.sleep(1)
+        assert 20 <= world.simulation.time() - started < 25
+        await client.vanish()
+
+    World(limits=IggyQuicLimits(frames=IggyLimits(login_seconds=20))).run(scenario)
 
 
 def test_a_slow_reader_bounds_what_is_queued() -> None:
