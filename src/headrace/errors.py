@@ -62,6 +62,16 @@ class OffsetOutOfRangeError(RequestError):
     """Below the trimmed start, or outside a sealed range."""
 
 
+class LostRecordsError(OffsetOutOfRangeError):
+    """Records that were lost, and given up by an operator; the stream goes on at `resumed`."""
+
+    @property
+    def resumed(self) -> int:
+        found = self.data.get("resumed")
+        assert isinstance(found, int)
+        return found
+
+
 class StateError(HeadraceError):
     """True for now: the same request may succeed later or elsewhere."""
 
@@ -83,6 +93,10 @@ class SealedError(StateError):
 
 class RangeNotFoundError(StateError):
     """This node does not host that range."""
+
+
+class MissingRecordsError(RangeNotFoundError):
+    """Records that no living node has: others may come back with them, or they are lost."""
 
 
 class OffsetOverflowError(StateError):

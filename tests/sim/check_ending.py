@@ -62,8 +62,8 @@ def _replicas(final: Final) -> list[str]:
             if stored.base > offset:
                 found.append(f"I2: {name} has a gap at {offset}")
             offset = stored.end
-        if range_.end >= 0 and offset != range_.end:
-            found.append(f"I9: {name} ends at {range_.end}, its content at {offset}")
+        if range_.end >= 0 and offset != range_.content_end:
+            found.append(f"I9: {name} ends at {range_.content_end}, its content at {offset}")
     return found
 
 

@@ -9,7 +9,14 @@ import pytest
 
 from headrace.client.owned_stream import OwnedStream
 from headrace.client.producer import Producer
-from headrace.errors import RangeNotFoundError
+from headrace.errors import (
+    HeadraceError,
+    InvalidArgumentError,
+    LostRecordsError,
+    MissingRecordsError,
+    RangeNotFoundError,
+)
+from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.records import encode_index
 from tests.log_cluster import batch
 from tests.sim.ending import insist
@@ -212,5 +219,121 @@ def test_a_killed_primary_costs_no_wait_when_two_have_everything() -> None:
         await asyncio.gather(*answers)
         assert scene.simulation.time() - killed < 1.0
         await writer.close()
+
+    play(script)
+
+
+async def torn(scene: Scene) -> int:
+    """A range of which one disk had the end, and is lost; returns its stream. Three of its four
+    records were acknowledged, and are on the secondary."""
+    writer = await Owner.open(scene, 2)
+    await writer.write(3)
+    stream = writer.stream_id
+    primary, secondary = scene.hosts(stream)
+    scene.cluster.crash(secondary)
+    answer = await writer.send()
+    await scene.sleep(0.1)
+    scene.cluster.crash(primary, power_cut=False)
+    for host in scene.cluster.nodes:
+        if host != primary:
+            scene.simulation.partition(primary, host)
+    await scene.cluster.start_node(primary)
+    await scene.until(lambda: len(scene.ranges(stream)) > 1)
+    scene.cluster.wipe(primary)
+    scene.simulation.heal()
+    await scene.cluster.start_node(primary)
+    await scene.cluster.start_node(secondary)
+    assert not answer.done()
+    await writer.close()
+    await failing(answer)
+    return stream
+
+
+async def find_torn(scene: Scene, stream: int) -> m.Range:
+    for _ in range(200):
+        first = (await scene.client.list_ranges(stream))[0]
+        if first.held_offset >= 0 and first.doubtful_offset == first.held_offset:
+            return first
+        await scene.sleep(0.1)
+    raise AssertionError("nobody says what is missing")
+
+
+def test_a_range_whose_end_is_lost_serves_what_there_is() -> None:
+    async def script(scene: Scene) -> None:
+        stream = await torn(scene)
+        first = await find_torn(scene, stream)
+        assert (first.held_offset, first.end_offset) == (3, 4)
+        fetched = await insist(lambda: scene.client.fetch(stream, 0, max_bytes=1 << 20))
+        assert fetched.next_offset == 3, "all that there is"
+        begun = scene.simulation.time()
+        error = await failing(scene.client.fetch(stream, 3, max_bytes=1 << 20))
+        assert isinstance(error, MissingRecordsError)
+        assert "offsets 3 to 3" in str(error)
+        assert f"accept-loss {stream} {first.range_index}" in str(error)
+        assert scene.simulation.time() - begun < 2.0
+        described = await scene.client.describe_cluster(count_ranges=True)
+        assert [(one.stream_id, one.held_offset) for one in described.ranges_torn] == [(stream, 3)]
+        owned = await OwnedStream.open(scene.client, stream, 2)
+        header, *rest = batch(scene.body(), base_offset=owned.next_offset)
+        assert isinstance(header, bytearray)
+        assert await owned.append(header, rest) == 4
+        await owned.close()
+        await insist(lambda: scene.client.fetch(stream, 4, max_bytes=1 << 20))
+
+    play(script, whole=False)
+
+
+def test_an_operator_accepts_the_loss() -> None:
+    async def script(scene: Scene) -> None:
+        stream = await torn(scene)
+        index = (await find_torn(scene, stream)).range_index
+        error = await failing(scene.client.accept_loss(stream, index, 2))
+        assert isinstance(error, InvalidArgumentError), "others hold more than that"
+        shortened = await scene.client.accept_loss(stream, index, 3)
+        assert (shortened.end_offset, shortened.lost_until) == (3, 4)
+        error = await failing(scene.client.fetch(stream, 3, max_bytes=1 << 20))
+        assert isinstance(error, LostRecordsError)
+        assert error.resumed == 4
+        await scene.until_replicated(stream)
+        described = await scene.client.describe_cluster(count_ranges=True)
+        assert not described.ranges_torn
+        assert not described.ranges_unavailable
+        fetched = await insist(lambda: scene.client.fetch(stream, 0, max_bytes=1 << 20))
+        assert fetched.next_offset == 3
+        assert isinstance(await failing(scene.client.accept_loss(stream, index, 3)), HeadraceError)
+        owned = await OwnedStream.open(scene.client, stream, 2)
+        header, *rest = batch(scene.body(), base_offset=owned.next_offset)
+        assert isinstance(header, bytearray)
+        assert await owned.append(header, rest) == 4
+        await owned.close()
+        await insist(lambda: scene.client.fetch(stream, 4, max_bytes=1 << 20))
+
+    play(script)
+
+
+def test_a_node_that_comes_back_gives_up_what_was_given_up() -> None:
+    async def script(scene: Scene) -> None:
+        writer = await Owner.open(scene, 2)
+        await writer.write(3)
+        stream = writer.stream_id
+        primary, secondary = scene.hosts(stream)
+        scene.cluster.crash(secondary)
+        answer = await writer.send()
+        await scene.sleep(0.1)
+        scene.cluster.crash(primary, power_cut=False)
+        for host in scene.cluster.nodes:
+            if host != primary:
+                scene.simulation.partition(primary, host)
+        await scene.cluster.start_node(primary)
+        await scene.until(lambda: len(scene.ranges(stream)) > 1)
+        await writer.close()
+        await failing(answer)
+        scene.cluster.crash(primary, power_cut=False)
+        scene.simulation.heal()
+        await scene.cluster.start_node(secondary)
+        index = (await find_torn(scene, stream)).range_index
+        await scene.client.accept_loss(stream, index, 3)
+        await scene.cluster.start_node(primary)
+        await scene.until_replicated(stream)
 
     play(script)

@@ -98,6 +98,7 @@ def cluster_info(
         notes=_notes(nodes),
         metadata_version=described.metadata_version,
         metadata_seen=described.metadata_seen,
+        ranges_torn=[_torn(one) for one in described.ranges_torn],
     )
 
 
@@ -143,8 +144,12 @@ def _problems(
     ]
     if not any(one.role == "leader" for one in brokers):
         found.append("no broker leads")
+    found += [_torn(one) for one in described.ranges_torn]
     for count, what in (
-        (described.ranges_unavailable, "without a replica that lives"),
+        (
+            described.ranges_unavailable - len(described.ranges_torn),
+            "without a living replica that has all of it",
+        ),
         (described.ranges_short, "with too few replicas"),
         (described.ranges_sealing, "being sealed"),
     ):
@@ -164,6 +169,16 @@ def _notes(nodes: Sequence[t.NodeRow]) -> list[str]:
     if len(machines) == 1 and len(shared) > 1:
         return [f"all {len(shared)} data nodes are on one machine: what it holds is lost with it"]
     return []
+
+
+def _torn(one: m.Range) -> str:
+    away = ", ".join(str(n.data_node.node_id) for n in one.replica_nodes if n.data_node is not None)
+    return (
+        f"range {one.range_index} of log stream {one.stream_id}: offsets {one.held_offset} to"
+        f" {one.end_offset - 1} are on no living data node"
+        + (f" (node {away} may have them)" if away else "")
+        + f"; `headrace range accept-loss {one.stream_id} {one.range_index}` gives them up"
+    )
 
 
 def _node(info: m.NodeInfo) -> t.NodeRow:

@@ -31,6 +31,7 @@ from headrace.client.sbp import SbpClient
 from headrace.config.broker import BrokerSettings
 from headrace.errors import (
     CorruptionError,
+    LostRecordsError,
     OffsetOutOfRangeError,
     OffsetOverflowError,
     StateError,
@@ -395,6 +396,9 @@ class PartitionLog:
             except CorruptionError as error:  # what is there no more cannot be repeated either
                 position = error.span(position)[1]
                 continue
+            except LostRecordsError as error:
+                position = error.resumed
+                continue
             before = position
             for piece in fetched.pieces:
                 for header, _ in records.split(piece):
@@ -443,6 +447,15 @@ class PartitionLog:
                     batches = await self._fetch(position, count - found.count, bytes_max)
             except OffsetOverflowError:
                 break
+            except (StateError, StorageError):
+                if found.count:  # the next poll begins there, and is told
+                    break
+                raise
+            except LostRecordsError as error:
+                if found.count:
+                    break
+                position = error.resumed
+                continue
             except OffsetOutOfRangeError:
                 if found.count:
                     break

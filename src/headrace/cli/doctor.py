@@ -253,7 +253,8 @@ def check_cluster(data_dir: str) -> Iterator[Finding]:
     except HeadraceError:
         return  # none was started there, or none runs: the server's check says so
     for problem in found.problems:
-        yield Finding("cluster", Level.BROKEN, problem, "headrace cluster status tells more.")
+        text, _, fix = problem.partition("; ")
+        yield Finding("cluster", Level.BROKEN, text, fix or "headrace cluster status tells more.")
     if not found.problems:
         yield Finding("cluster", Level.OK, f"{found.ranges} ranges, replicated as wanted")
 

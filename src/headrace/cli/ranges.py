@@ -1,4 +1,4 @@
-"""headrace range list|show, headrace node list|show: what the placement managers know."""
+"""headrace range list|show|accept-loss, node list|show: what the placement managers know."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ app = typer.Typer(
 )
 nodes = typer.Typer(help="Data nodes of a cluster.", no_args_is_help=True)
 
-COLUMNS = ("stream", "range", "start", "end", "state", "primary", "replicas", "epoch")
+COLUMNS = (
+    "stream", "range", "start", "end", "state", "primary", "replicas", "epoch", "missing",
+    "given_up",
+)  # fmt: skip
 QUARANTINED = ("node", "stream", "range", "start", "end", "records", "replicas", "epoch")
 SEGMENTS = ("base", "end", "bytes", "max_timestamp")
 NODES = (
@@ -125,6 +128,74 @@ def give_back(
     print_rows(with_cluster(work), COLUMNS, as_json=as_json)
 
 
+@app.command("accept-loss")
+@sees_cluster
+def accept_loss(
+    stream: Annotated[int, typer.Argument(metavar="STREAM-ID", min=0)],
+    index: Annotated[int, typer.Argument(metavar="RANGE", min=0)],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be given up.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give up the end of a range that no living data node has, for ever.
+
+    For disks that do not come back: readers then go on behind it, and what is left is copied to as
+    many nodes as it should be on. A node that comes back later gives up its copy of it, too.
+    """
+    from headrace.errors import ConfigError
+
+    found = with_cluster(lambda client: _loss(client, stream, index))
+    if not dry_run:
+        if not yes and not _confirms(found):
+            raise ConfigError("nothing was given up; say --yes if that is what you want")
+        with_cluster(lambda client: client.accept_loss(stream, index, found["held"]))
+    told = {**found, "given_up": not dry_run}
+    if as_json:
+        print_json(told)
+        return
+    print_fields({k: v for k, v in told.items() if k != "given_up"}, as_json=False)
+    print("\nnothing was changed" if dry_run else "\ngiven up")
+
+
+def _confirms(found: dict[str, Any]) -> bool:
+    import sys
+
+    question = f"Give up offsets {found['lost']} ({found['records']} records) for ever?"
+    return sys.stdin.isatty() and typer.confirm(question, err=True)
+
+
+async def _loss(client: SbpClient, stream: int, index: int) -> dict[str, Any]:
+    """What living nodes hold of a range, and what is lost if the others do not come back."""
+    from headrace.errors import InvalidArgumentError, NotFoundError
+
+    known = [one for one in await client.list_ranges(stream) if one.range_index == index]
+    if not known:
+        raise NotFoundError(f"stream {stream} has no range {index}; see `headrace range list`")
+    one = known[0]
+    alive = {node["id"] for node in await _nodes(client) if node["alive"]}
+    replicas = _nodes_of(one)
+    held = one.held_offset
+    if held < 0 <= one.end_offset and not alive & set(replicas):
+        held = one.start_offset  # nobody is left
+    if held < 0 or held >= one.end_offset:
+        raise InvalidArgumentError(
+            f"nothing is missing of range {index} of stream {stream}: a living data node has all"
+            " of it, it is open, or they have not answered yet"
+        )
+    return {
+        "stream": stream,
+        "name": (await client.describe_stream(stream)).name,
+        "range": index,
+        "kept": _span(one.start_offset, held) if held > one.start_offset else None,
+        "lost": _span(held, one.end_offset),
+        "records": one.end_offset - held,
+        "held": held,
+        "nodes_that_may_have_it": [node for node in replicas if node not in alive],
+    }
+
+
 @nodes.command("list")
 @sees_cluster
 def list_nodes(as_json: AsJson = False) -> None:
@@ -193,8 +264,22 @@ def _row(one: m.Range) -> dict[str, Any]:
         "range": one.range_index,
         "start": one.start_offset,
         "end": one.end_offset if one.end_offset >= 0 else None,
-        "state": "open" if one.end_offset < 0 else "sealed",
+        "state": _state(one),
         "primary": primary[0] if primary else None,
         "replicas": _nodes_of(one),
         "epoch": one.writer_epoch if one.writer_epoch >= 0 else None,
+        "missing": _span(one.held_offset, one.end_offset) if one.held_offset >= 0 else None,
+        "given_up": _span(one.end_offset, one.lost_until) if one.lost_until >= 0 else None,
     }
+
+
+def _state(one: m.Range) -> str:
+    if one.end_offset < 0:
+        return "open"
+    if one.held_offset >= 0:
+        return "end missing"  # on no living node
+    return "sealed" if one.doubtful_offset < 0 else "end being copied"
+
+
+def _span(start: int, end: int) -> str:
+    return f"{start}-{end - 1}"

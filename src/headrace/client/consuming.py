@@ -145,6 +145,8 @@ class GroupConsumer:
                     self._stream, self._topic, span.partition, start=at, end=span.high
                 )
                 found = True
+                if not areas:
+                    continue  # lost, and given up: reading goes on behind it
                 parts = parts_of(span.partition, at, areas)
                 yield MessageBatch(self._stream, self._topic, parts)
             if not found:

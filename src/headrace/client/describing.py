@@ -142,7 +142,8 @@ class Describer:
                 raise_for_status(
                     result.status, stream_id=range_.stream_id, index=range_.range_index
                 )
-                if present(result.range).next_offset < range_.end_offset:
+                wanted_end = range_.end_offset if range_.held_offset < 0 else range_.held_offset
+                if present(result.range).next_offset < wanted_end:
                     raise RangeNotFoundError("not all of the range is here", peer=address)
                 return result
             except StateError as error:

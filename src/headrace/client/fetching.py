@@ -4,7 +4,8 @@ A fetch at a committed offset returns it or raises; it never returns fewer recor
 without saying so in `next_offset`. Replicas are asked one after the other (`Replicas` says in which
 order): the next one when one fails, holds damaged bytes, does not know whether the offset is
 committed, or is slow. After one pass over all of them the ranges are looked up afresh, and so on
-until the deadline.
+until the deadline; where the placement manager knows that no living node has the offset, not for
+long, and the error says so.
 
 An empty answer means the end of the stream. Only the primary of an open range may give it, and in a
 replicated stream only while its ranges are known to be fresh: the primary may have been cut off,
@@ -28,6 +29,8 @@ from headrace.errors import (
     CorruptionError,
     DeadlineError,
     HeadraceError,
+    LostRecordsError,
+    MissingRecordsError,
     OffsetOutOfRangeError,
     OffsetOverflowError,
     RangeNotFoundError,
@@ -40,6 +43,9 @@ from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status
 from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import decode_header
+
+_TORN_SECONDS = 1.0
+"""How long a read waits for records that no living node has: one of them may be starting."""
 
 _ELSEWHERE = (
     UnavailableError,
@@ -69,6 +75,7 @@ class Fetcher:
         wait_until = self._clock.monotonic() + max_wait_ms / 1000
         backoff = Backoff(self._client.runtime, wait_until + self._request_timeout)
         fresh = False
+        torn_at: float | None = None
         if want.local and (found := await self._local.go_on(want)) is not None:
             return found
         while True:
@@ -77,7 +84,7 @@ class Fetcher:
             range_ = ranges.containing(want.offset)
             try:
                 if range_ is None:
-                    raise OffsetOutOfRangeError(stream_id=want.stream_id, offset=want.offset)
+                    raise _no_range(ranges, want)
                 fetched = await self._fetch_somewhere(range_, want, wait_until, min_bytes)
                 if fetched.pieces or await self._is_end(range_, ranges, want):
                     return fetched
@@ -86,7 +93,12 @@ class Fetcher:
                 if not fresh:
                     fresh = True  # the answer may only mean that our ranges were old
                     continue
-                waiting = self._clock.monotonic() < wait_until
+                now = self._clock.monotonic()
+                waiting = now < wait_until
+                if range_ is not None and 0 <= range_.held_offset <= want.offset:
+                    torn_at = now if torn_at is None else torn_at
+                    if now - torn_at >= _TORN_SECONDS:
+                        raise _missing(range_, want) from error
                 if not _worth_waiting(error, ranges, want.offset):
                     raise
                 if isinstance(error, OffsetOutOfRangeError) and not waiting:
@@ -298,8 +310,31 @@ def _telling(errors: Sequence[HeadraceError]) -> HeadraceError:
     return (passing or list(errors))[-1]
 
 
+def _no_range(ranges: RangeMap, want: Want) -> OffsetOutOfRangeError:
+    resumed = ranges.lost_at(want.offset)
+    if resumed is None:
+        return OffsetOutOfRangeError(stream_id=want.stream_id, offset=want.offset)
+    return LostRecordsError(
+        f"the records up to {resumed} were lost, and given up",
+        stream_id=want.stream_id,
+        offset=want.offset,
+        resumed=resumed,
+    )
+
+
+def _missing(range_: m.Range, want: Want) -> MissingRecordsError:
+    last = range_.end_offset - 1
+    return MissingRecordsError(
+        f"offsets {range_.held_offset} to {last} of log stream {range_.stream_id} are on no living"
+        f" data node; bring back one of its range {range_.range_index}, or see what"
+        f" `headrace range accept-loss {range_.stream_id} {range_.range_index} --dry-run` says",
+        offset=want.offset,
+    )
+
+
 def _worth_waiting(error: HeadraceError, ranges: RangeMap, offset: int) -> bool:
-    if isinstance(error, OffsetOverflowError) or offset < ranges.start:
+    lost = isinstance(error, LostRecordsError)
+    if lost or isinstance(error, OffsetOverflowError) or offset < ranges.start:
         return False
     if isinstance(error, OffsetOutOfRangeError):
         return ranges.ends_at(offset)

@@ -207,6 +207,22 @@ class MetadataClient:
             self._maps[stream_id] = known.succeeded_by(writable)
         return writable
 
+    async def accept_loss(self, stream_id: int, index: int, held: int) -> m.Range:
+        """Give up what no living node has of a sealed range, from offset `held` on, for ever.
+
+        InvalidArgumentError when living nodes hold more of it by now, or less.
+        """
+
+        def read(response: m.SealRangesResponse) -> m.Range:
+            result = only(response.seal_responses)
+            raise_for_status(result.status, stream_id=stream_id, index=index, held=held)
+            return present(result.range)
+
+        wanted = m.RangeId(stream_id=stream_id, range_index=index, accept_loss=held)
+        request = m.SealRangesRequest(ranges=(wanted,))
+        self.invalidate(stream_id)
+        return await self._ask(Code.SEAL_RANGES, request, m.SealRangesResponse, read)
+
     async def writable(self, stream_id: int) -> m.Range:
         """The range that takes appends now, as far as is known; opened if there is none."""
         writable = (await self.ranges(stream_id)).writable()

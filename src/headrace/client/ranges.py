@@ -19,8 +19,10 @@ class RangeMap:
 
     def __init__(self, ranges: Iterable[Range], *, known_at: float = float("-inf")) -> None:
         """`known_at`: when the placement manager was asked, on the monotonic clock."""
+        ranges = list(ranges)
         kept = [r for r in ranges if r.end_offset < 0 or r.end_offset > r.start_offset]
         self.ranges = sorted(kept, key=lambda r: r.range_index)
+        self._lost = [r for r in ranges if r.lost_until >= 0]
         self.known_at = known_at
         self._starts = [r.start_offset for r in self.ranges]
 
@@ -40,6 +42,12 @@ class RangeMap:
             return None
         found = self.ranges[position]
         return found if found.end_offset < 0 or offset < found.end_offset else None
+
+    def lost_at(self, offset: int) -> int | None:
+        """Where the stream goes on, if what it had at `offset` was lost and given up."""
+        return next(
+            (r.lost_until for r in self._lost if r.end_offset <= offset < r.lost_until), None
+        )
 
     def ends_at(self, offset: int) -> bool:
         """Whether `offset` is where the stream goes on, as far as these ranges tell."""

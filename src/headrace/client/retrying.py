@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from headrace.errors import DeadlineError, HeadraceError, NotLeaderError, UnavailableError
+from headrace.errors import (
+    DeadlineError,
+    HeadraceError,
+    MissingRecordsError,
+    NotLeaderError,
+    UnavailableError,
+)
 from headrace.runtime.interfaces import Clock
 
 T = TypeVar("T")
 
 SECONDS = 30.0
 PAUSE_SECONDS = 0.2
-TRANSIENT = (UnavailableError, DeadlineError, NotLeaderError)
+TRANSIENT = (UnavailableError, DeadlineError, NotLeaderError, MissingRecordsError)
 
 
 async def retry(

@@ -377,6 +377,9 @@ class Client:
                 areas, position[span.partition] = await self._reading.fetch(
                     stream, topic, span.partition, start=at, end=stop
                 )
+                if not areas:
+                    found = True
+                    continue  # lost, and given up: reading goes on behind it
                 batch = MessageBatch(stream, topic, parts_of(span.partition, at, areas))
                 left = left if left is None else left - len(batch)
                 found = True

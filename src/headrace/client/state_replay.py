@@ -22,6 +22,7 @@ from headrace.client.sbp import SbpClient
 from headrace.errors import (
     CorruptionError,
     FormatError,
+    LostRecordsError,
     RemoteProtocolError,
     UnavailableError,
 )
@@ -260,6 +261,10 @@ class _Reading:
                 _, after = error.span(offset)
                 yield Span(offset, min(after, self._end))
                 offset = after
+                continue
+            except LostRecordsError as error:  # an operator has given them up
+                yield Span(offset, min(error.resumed, self._end))
+                offset = error.resumed
                 continue
             if not fetched.pieces:
                 raise UnavailableError("state log ends early", offset=offset, expected=self._end)

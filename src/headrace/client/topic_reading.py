@@ -7,6 +7,7 @@ reach or the server is a plain Iggy server; both read the same log.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from headrace.client.tickets import Access, TicketReader
 from headrace.errors import (
     DeadlineError,
     HeadraceError,
+    LostRecordsError,
     NotFoundError,
     OffsetOutOfRangeError,
     UnavailableError,
@@ -24,6 +26,8 @@ from headrace.errors import (
 from headrace.wire.iggy.batch import gather_headers, locate
 from headrace.wire.iggy.messages.extensions import Ticket
 from headrace.wire.iggy.primitives import Strategy
+
+_log = logging.getLogger(__name__)
 
 POLL_MESSAGES_MAX = 20_000
 FALLBACK_SECONDS = 5.0  # for data nodes that do not answer, before the broker is asked instead
@@ -109,7 +113,8 @@ class TopicReading:
     async def fetch(
         self, stream: str, topic: str, partition: int, *, start: int, end: int
     ) -> tuple[list[Area], int]:
-        """Messages from `start` on, at most up to `end`, and the offset after them."""
+        """Messages from `start` on, at most up to `end`, and the offset after them; none where some
+        were lost and given up."""
         key = ("", partition)
         access = await self._current(stream, topic)
         if access is not None and key in access.streams:
@@ -120,6 +125,9 @@ class TopicReading:
                         self._clock,
                         FALLBACK_SECONDS,
                     )
+            except LostRecordsError as error:
+                _log.warning("%s/%s, partition %d: %s", stream, topic, partition, error)
+                return [], min(error.resumed, end)
             except (UnavailableError, DeadlineError, TimeoutError):
                 self._avoided_until = self._clock.monotonic() + AVOID_SECONDS
         return await self._poll(stream, topic, partition, start, end)

@@ -72,6 +72,10 @@ class Ranges:
             case Sync.FINISH:
                 assert log is not None
                 await self._finish(log, wanted)
+            case Sync.SHORTEN:
+                assert log is not None
+                _log.warning("range %s is given up from %d on", key, wanted.end_offset)
+                await log.shorten(wanted.end_offset)
             case Sync.RAISE_EPOCH:
                 assert log is not None
                 await self._raise_epoch(log, wanted.writer_epoch)

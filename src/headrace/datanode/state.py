@@ -80,6 +80,7 @@ class Sync(Enum):
     CREATE = auto()
     RAISE_EPOCH = auto()
     FINISH = auto()  # the range ends at this offset: truncate, or copy what is missing
+    SHORTEN = auto()  # what lies behind this offset was lost, and given up
     NOTHING = auto()
 
 
@@ -278,12 +279,14 @@ class NodeState(Generic[V]):
         if wanted.writer_epoch < view.writer_epoch:
             raise FencedError(found=wanted.writer_epoch, current=view.writer_epoch)
         if wanted.end_offset >= 0:
+            if view.final and wanted.lost_until >= 0 and wanted.end_offset < view.end_offset:
+                return Sync.SHORTEN
             if view.final and view.end_offset != wanted.end_offset:
                 raise InvalidArgumentError(  # believing it would lose records, or invent some
                     "a final end never changes", found=wanted.end_offset, known=view.end_offset
                 )
-            assured = wanted.doubtful_offset < 0 <= view.doubtful
-            return Sync.NOTHING if view.final and not assured else Sync.FINISH
+            news = not view.final or _is_less_doubtful(wanted, view)
+            return Sync.FINISH if news else Sync.NOTHING
         if not self.takes_more(view):
             raise SealedError("the range takes no more appends", **view.key._asdict())
         return Sync.RAISE_EPOCH if wanted.writer_epoch > view.writer_epoch else Sync.NOTHING
@@ -320,7 +323,13 @@ class Differences:
 
 def _tells_more(listed: Range, view: RangeView) -> bool:
     """Of a range that ends."""
-    return not view.final or listed.doubtful_offset < 0 <= view.doubtful
+    shortened = listed.lost_until >= 0 and listed.end_offset < view.end_offset
+    return not view.final or shortened or _is_less_doubtful(listed, view)
+
+
+def _is_less_doubtful(told: Range, view: RangeView) -> bool:
+    known = view.doubtful
+    return known >= 0 and not 0 <= told.doubtful_offset <= known
 
 
 def reconcile(local: Iterable[RangeView], listed: Iterable[Range]) -> Differences:

@@ -7,6 +7,7 @@ tick. One change per stream at a time.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from headrace.errors import HeadraceError, InvalidArgumentError, UnavailableError
@@ -121,6 +122,43 @@ class Changes:
         )
 
     # Ranges
+
+    async def accept_loss(self, stream_id: int, range_index: int, held: int) -> m.Range:
+        """Give up what no living replica has of a sealed range: all from `held` on.
+
+        InvalidArgumentError when they have more by now, or all of it: whoever asks has to look
+        again at what would be lost.
+        """
+        async with self.ledger.mutex.hold(stream_id):
+            record = self.state.range(stream_id, range_index)
+            if record.open:
+                raise InvalidArgumentError("the range is open", range=record.key)
+            found = max([record.start, *await self._held(record)])
+            if found != held:
+                raise InvalidArgumentError(
+                    "not what living nodes hold of it", range=record.key, found=held, held=found
+                )
+            await self.ledger.commit(self.state.accept_loss(record, held))
+            record = self.state.range(stream_id, range_index)
+            self.state.forget_held((stream_id, range_index))
+            self.telling.later((*record.replicas, *record.joining), record)
+        return self.ledger.wire(record)
+
+    async def _held(self, record: RangeRecord) -> list[int]:
+        """What living replicas have of it right now."""
+
+        async def ask(node_id: int) -> int:
+            try:
+                return (await self.telling.sync(node_id, record)).next_offset
+            except HeadraceError as error:
+                if self._is_silent(node_id):
+                    return -1
+                raise UnavailableError(
+                    "a living replica does not say what it has", node_id=node_id
+                ) from error
+
+        alive = filter(self.state.nodes.is_alive, record.replicas)
+        return await asyncio.gather(*map(ask, alive))
 
     async def describe(self, record: RangeRecord) -> m.DescribeRangeResult:
         """From any replica that answers, those that live and hold everything first."""

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from headrace.placement.healing import wanted_copies, whole_copies
+from headrace.placement.records import RangeRecord
 from headrace.placement.state import PlacementState
 from headrace.wire.sbp import messages as m
 
 _NOT_COUNTED = -1
+_TORN_MAX = 100
 
 
 def describe(
@@ -20,7 +22,8 @@ def describe(
     with_ranges: bool,
     metadata_seen: int = -1,
 ) -> m.DescribeClusterResponse:
-    counts = count_ranges(state) if with_ranges else {}
+    torn: list[RangeRecord] = []
+    counts = count_ranges(state, torn) if with_ranges else {}
     return m.DescribeClusterResponse(
         placement_managers=tuple(managers),
         nodes=tuple(_node(state, node_id, with_ranges) for node_id in sorted(state.nodes.records)),
@@ -33,6 +36,20 @@ def describe(
         status=m.OK,
         metadata_version=state.version,
         metadata_seen=metadata_seen,
+        ranges_torn=tuple(_torn(state, record) for record in torn[:_TORN_MAX]),
+    )
+
+
+def _torn(state: PlacementState, record: RangeRecord) -> m.Range:
+    """With those of its nodes that are away and may have what is missing."""
+    away = [n for n in record.replicas if not state.nodes.is_alive(n)]
+    return m.Range(
+        stream_id=record.stream_id,
+        range_index=record.range_index,
+        start_offset=record.start,
+        end_offset=record.content_end,
+        held_offset=state.held_end(record),
+        replica_nodes=tuple(m.ReplicaNode(data_node=m.DataNode(node_id=n)) for n in away),
     )
 
 
@@ -66,20 +83,22 @@ def _held(state: PlacementState, now_ms: int) -> tuple[m.LeaseInfo, ...]:
     )
 
 
-def count_ranges(state: PlacementState) -> dict[str, int]:
+def count_ranges(state: PlacementState, torn: list[RangeRecord] | None = None) -> dict[str, int]:
     """Short: with fewer whole replicas on live nodes than were asked for; unavailable: with none.
 
-    Looks at every range.
+    Looks at every range. `torn` gets those whose end is on no living node.
     """
     counts = dict.fromkeys(("open", "sealed", "short", "unavailable"), 0)
     streams = state.streams()
     for stream in streams:
         for record in state.ranges(stream.stream_id):
             counts["open" if record.open else "sealed"] += 1
-            if record.open or record.end > record.start:  # there is something to hold
+            if record.open or record.content_end > record.start:  # there is something to hold
                 whole = whole_copies(state, record)
                 counts["short"] += whole < wanted_copies(state, record)
                 counts["unavailable"] += not whole
+                if torn is not None and not whole and state.held_end(record) >= 0:
+                    torn.append(record)
     return {
         "streams": len(streams),
         "ranges_sealing": len(state.sealing()),

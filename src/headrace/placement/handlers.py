@@ -265,6 +265,13 @@ async def seal_ranges(
             _check(service, peer, wanted.stream_id)
             if wanted.writer_epoch >= 0 and not service.access.is_node(peer):
                 raise UnauthorizedError("epochs are for nodes of the cluster")
+            if wanted.accept_loss >= 0:
+                if not service.access.is_node(peer):
+                    raise UnauthorizedError("losses are accepted by who runs the cluster")
+                range_ = await service.changes.accept_loss(
+                    wanted.stream_id, wanted.range_index, wanted.accept_loss
+                )
+                return m.SealRangesResult(range=range_, status=OK)
             range_ = await service.changes.seal(
                 wanted.stream_id, wanted.range_index, wanted.writer_epoch
             )

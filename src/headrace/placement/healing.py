@@ -7,12 +7,12 @@ in one transaction once it holds everything. Nothing is given up before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
 from headrace.placement.records import RangeRecord
-from headrace.placement.state import PlacementState, ack_quorum
+from headrace.placement.state import PlacementState, ack_quorum, held_end
 
 
 def can_finish(state: PlacementState, record: RangeRecord) -> bool:
@@ -85,7 +85,7 @@ def missing(state: PlacementState, record: RangeRecord, now_ms: int) -> int:
     needless: in between, as after a take-over, copies go on.
     """
     nodes = state.nodes
-    wanted = wanted_copies(state, record)
+    wanted = wanted_copies(state, record) if record.content_end > record.start else 0
     joining = sum(not nodes.is_dead(n, now_ms) for n in record.joining)
     undead = sum(not nodes.is_dead(n, now_ms) for n in record.replicas)
     if record.doubtful >= 0:  # writers wait for it: whoever is away now is not waited for
@@ -130,6 +130,16 @@ def completed(state: PlacementState, record: RangeRecord, node_id: int, now_ms: 
     elif not all(map(state.nodes.is_alive, replicas)):
         return record  # somebody may still turn out to be dead
     return replace(record, replicas=replicas, joining=joining, incomplete=incomplete)
+
+
+def held_by_enough(record: RangeRecord, held: Mapping[int, int]) -> int:
+    """Below which offset a sealed range was on enough disks for an acknowledgement, as far as its
+    replicas have said (`held`); -1 when too few have. A disk that was lost since counts."""
+    ends = [
+        held.get(n, -1) if n in record.incomplete else record.content_end for n in record.replicas
+    ]
+    ends += [held.get(n, -1) for n in record.joining]
+    return held_end(ends, quorum=record.ack_quorum)
 
 
 def whole_copies(state: PlacementState, record: RangeRecord) -> int:

@@ -163,5 +163,6 @@ class Ledger:
             writer_epoch=record.writer_epoch,
             ack_quorum=record.ack_quorum,
             doubtful_offset=record.doubtful,
+            held_offset=self.state.held_end(record),
             lost_until=record.end if record.lost >= 0 else -1,
         )

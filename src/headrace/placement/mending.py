@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+import msgspec
+
 from headrace.errors import HeadraceError
 from headrace.placement import healing
 from headrace.placement.changes import Changes
@@ -91,6 +93,22 @@ class Mending:
         )
         for node_id, key in await self._changes.telling.deliver_ranges(pending):
             await self._note_whole(node_id, key)
+        for record in self._state.doubtful():
+            await self._note_held(record)
+
+    async def _note_held(self, record: RangeRecord) -> None:
+        """Enough hold more of it than was known, if not all."""
+        if healing.held_by_enough(record, self._state.told_held(record)) <= record.doubtful:
+            return
+        async with self._ledger.mutex.hold(record.stream_id):
+            found = self._state.find(record.stream_id, record.range_index)
+            if found is None:
+                return
+            held = healing.held_by_enough(found, self._state.told_held(found))
+            if 0 <= found.doubtful < held:
+                doubtful = held if held < found.content_end else -1
+                await self._ledger.commit([Put(msgspec.structs.replace(found, doubtful=doubtful))])
+                self._changes.telling.later((*found.replicas, *found.joining), found)
 
     async def _note_whole(self, node_id: int, key: tuple[int, int]) -> None:
         record = self._state.find(*key)
@@ -104,5 +122,7 @@ class Mending:
             completed = healing.completed(self._state, record, node_id, now_ms)
             if completed != record:
                 await self._ledger.commit([Put(completed)])
+            if not completed.incomplete:
+                self._state.forget_held(key)
             if completed.doubtful < 0 <= record.doubtful:
                 self._changes.telling.later((*completed.replicas, *completed.joining), completed)

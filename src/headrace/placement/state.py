@@ -130,6 +130,8 @@ class PlacementState:
     _by_node: dict[int, dict[tuple[int, int], None]] = field(default_factory=dict)
     _open_ranges: dict[int, int] = field(default_factory=dict)  # by node id
     _led_ranges: dict[int, int] = field(default_factory=dict)  # open ones, by primary
+    _held: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    """By range and node: as far as a replica that lacks something said to hold it. Not durable."""
     _unsettled: dict[tuple[int, int], None] = field(default_factory=dict)
     """Ranges with fewer replicas than were asked for, or that copies are made of."""
 
@@ -231,6 +233,16 @@ class PlacementState:
         if not ranges:
             self._ranges.pop(record.stream_id, None)
 
+    def note_held(self, key: tuple[int, int], node_id: int, end: int) -> None:
+        """What a replica of a sealed range said when it was told the end."""
+        self._held.setdefault(key, {})[node_id] = end
+
+    def told_held(self, record: RangeRecord) -> dict[int, int]:
+        return self._held.get((record.stream_id, record.range_index), {})
+
+    def forget_held(self, key: tuple[int, int]) -> None:
+        self._held.pop(key, None)
+
     # Questions
 
     def _alive(self, stream_id: int) -> bool:
@@ -291,6 +303,33 @@ class PlacementState:
         """Ranges that have not yet, or not surely, as many whole replicas as were asked for."""
         found = (self.find(*key) for key in self._unsettled)
         return [record for record in found if record is not None]
+
+    def held_end(self, record: RangeRecord) -> int:
+        """As far as living replicas hold a sealed range of which none has all; -1 when one has,
+        none lives, or they have not said yet."""
+        nodes = self.nodes
+        whole = any(nodes.is_alive(n) and n not in record.incomplete for n in record.replicas)
+        if record.open or whole or record.content_end <= record.start:
+            return -1
+        told = self.told_held(record)
+        alive = [n for n in record.replicas if nodes.is_alive(n)]
+        if not alive or any(n not in told for n in alive):
+            return -1
+        held = max(record.start, *(told[n] for n in alive))
+        return held if held < record.content_end else -1
+
+    def accept_loss(self, record: RangeRecord, held: int) -> Operations:
+        """From `held` on, which is as far as living replicas have it, the range is given up."""
+        if record.open or not record.start <= held < record.content_end:
+            raise InvalidArgumentError(
+                "nothing to give up there",
+                stream_id=record.stream_id,
+                range_index=record.range_index,
+                offset=held,
+            )
+        everybody = record.replicas  # who comes back has to hear it first
+        doubtful = record.doubtful if record.doubtful < held else -1
+        return [Put(replace(record, lost=held, incomplete=everybody, doubtful=doubtful))]
 
     def doubtful(self) -> list[RangeRecord]:
         """Sealed ranges that end in what fewer hold than an acknowledgement takes."""

@@ -194,7 +194,10 @@ class Telling:
                 _log.info("node %d refuses range %s: %s", node_id, record.key, answer)
             else:
                 self._told(node_id, key)
-                if not record.open and answer.next_offset >= record.content_end:
+                if record.open:
+                    continue
+                state.note_held(key, node_id, answer.next_offset)
+                if answer.next_offset >= record.content_end:
                     whole.append(key)
         return whole
 

@@ -21,13 +21,14 @@ from headrace.errors import (
     ConfigError,
     DeadlineError,
     HeadraceError,
+    LostRecordsError,
     NotFoundError,
     OffsetOutOfRangeError,
     UnavailableError,
 )
 from headrace.net.tls import ClientTls
 from headrace.runtime.interfaces import Runtime
-from headrace.spark.losses import OtherTopicError
+from headrace.spark.losses import DataLossError, OtherTopicError
 from headrace.spark.offsets import Key, PartitionState, SourceState, TopicState
 from headrace.spark.options import ReadFrom, Target
 from headrace.spark.positions import Topics
@@ -60,6 +61,7 @@ class _Task:
     access: Access
     read_from: ReadFrom
     local: bool = True
+    skips_lost: bool = False
     polled: bool = False
 
 
@@ -207,9 +209,14 @@ class Reading:
         read_from: ReadFrom = "auto",
         *,
         local: bool = True,
+        skips_lost: bool = False,
     ) -> AsyncGenerator[list[Area], None]:
-        """The messages of a span in runs, the next one fetched ahead of its use."""
-        task = _Task(target, span, access, read_from, local)
+        """The messages of a span in runs, the next one fetched ahead of its use.
+
+        `skips_lost`: reading goes on behind messages that were lost and given up by an operator,
+        and is an error without.
+        """
+        task = _Task(target, span, access, read_from, local, skips_lost)
         at = span.start
         ahead = asyncio.ensure_future(self._fetch(task, at))
         try:
@@ -220,7 +227,8 @@ class Reading:
                     ahead = asyncio.ensure_future(self._fetch(task, at))
                 elif task.polled:
                     await self._verify(task)
-                yield areas
+                if areas:
+                    yield areas
         except TimeoutError as error:
             raise DeadlineError("no messages in time", topic=span.topic, offset=at) from error
         finally:
@@ -245,6 +253,15 @@ class Reading:
                 )
             self._reached = True
             return fetched
+        except LostRecordsError as error:
+            if not task.skips_lost:
+                raise DataLossError(
+                    f"data loss: messages {start} to {error.resumed - 1} of partition"
+                    f" {span.partition} of topic {span.topic} were lost, and given up by an"
+                    " operator; set onDataLoss=skip to go on behind them"
+                ) from error
+            log.warning("data loss skipped what=%r position=%d %s", span.topic, start, error)
+            return [], min(error.resumed, span.end)
         except (UnavailableError, DeadlineError, TimeoutError) as error:
             if task.read_from != "auto":
                 raise

@@ -267,6 +267,7 @@ def _read(
             partition.span,
             options.read_from,
             local=options.local_reads,
+            skips_lost=options.on_data_loss == "skip",
         )
     )
     yield from record_batches(options, schema, partition.span, runs)

@@ -21,7 +21,7 @@ from headrace.storage.metadata import RangeMetadata
 from headrace.storage.model import CorruptSpan
 from headrace.storage.repair import RepairableRange
 from headrace.storage.segment import Segment
-from headrace.storage.writer import NO_LIMIT, Status, readable_limit
+from headrace.storage.writer import Status, readable_limit
 
 log = get_logger(__name__)
 
@@ -56,7 +56,7 @@ class RangeLog(RepairableRange):
         """The placement manager's end, for ever; persisted before return. Seals an open range.
 
         What lies from `doubtful` on may be on fewer disks than an acknowledgement takes: it is not
-        read until `finish` is told again, without.
+        read until `finish` is told again, with a higher one or without.
 
         Above what this disk holds the range is `missing` the rest until `copy` has brought it.
         Below, the batches from `end` on are no longer part of the range. SealedError when another
@@ -70,9 +70,9 @@ class RangeLog(RepairableRange):
             if self.final:
                 if end != self.end_offset:
                     raise SealedError("another end is final", found=end, end=self.end_offset)
-                if doubtful < 0 <= self.doubtful:
-                    await self._save(doubtful=-1)
-                    self.set_committed(NO_LIMIT)
+                if self.doubtful >= 0 and not 0 <= doubtful <= self.doubtful:
+                    await self._save(doubtful=doubtful)
+                    self.set_committed(readable_limit(doubtful))
                 return
             self._check_end(end)
             if not self.sealed:
@@ -86,6 +86,33 @@ class RangeLog(RepairableRange):
                 await self._reopen()
             else:
                 await self._lower_end(end)
+            self._commit_limit = max(self._commit_limit, readable_limit(doubtful))
+            self._advance()
+
+    async def shorten(self, end: int) -> None:
+        """What lies from `end` on in a final range was lost elsewhere, and is given up for ever;
+        persisted before return."""
+        await self._shared.tasks.run(self._shorten(end))
+
+    async def _shorten(self, end: int) -> None:
+        async with self._control:
+            self._check_kept()
+            if not self.final or end >= self.end_offset:
+                return
+            if end < self.start_offset:
+                raise InvalidArgumentError("below the start", found=end, start=self.start_offset)
+            if self._status is Status.COPYING:
+                self._status = Status.SEALING
+                self._drop_pending()
+                await self._settled.wait()
+            doubtful = self.doubtful if self.doubtful < end else -1
+            incomplete = end > self.durable_offset
+            await self._save(end=end, incomplete=incomplete, doubtful=doubtful)
+            if incomplete:
+                self._status = Status.COPYING
+                return
+            await self._lower_end(end)
+            self.committed_offset = min(self.committed_offset, end)
             self._commit_limit = max(self._commit_limit, readable_limit(doubtful))
             self._advance()
 

@@ -359,6 +359,8 @@ class ClusterInfo(Info, frozen=True):
     metadata_version: int = -1
     metadata_seen: int = -1
     """By data nodes; higher than the version: the metadata was put back to an earlier state."""
+    ranges_torn: list[str] = []
+    """Sealed ranges whose end is on no living node, and what to do."""
 
 
 class ReplicaRow(Info, frozen=True):

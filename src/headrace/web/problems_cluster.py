@@ -96,13 +96,24 @@ def _cluster(cluster: t.ClusterInfo) -> Iterator[Problem]:
             "Nothing is decided on it. Bring the newer metadata back, or go on with this one:"
             " `headrace cluster accept-metadata`.",
         )
-    if cluster.ranges_unavailable:
+    for text in cluster.ranges_torn:
+        what, _, remedy = text.partition("; ")
+        yield _problem(
+            "range",
+            what.partition(":")[0],
+            "end missing",
+            "critical",
+            what[:1].upper() + what[1:],
+            "Bring the node back if its disk lives. Otherwise " + remedy + ".",
+        )
+    if cluster.ranges_unavailable > len(cluster.ranges_torn):
         yield _problem(
             "range",
             "all",
             "unavailable",
             "critical",
-            f"{cluster.ranges_unavailable:,} ranges cannot be read: no replica is alive",
+            f"{cluster.ranges_unavailable:,} ranges cannot be read whole: no living replica has all"
+            " of them",
             "Bring back one of the nodes that hold them; nothing is lost while their disks live.",
         )
     if cluster.ranges_under_replicated:

@@ -608,3 +608,80 @@ async def test_one_range_is_written_by_one_committer_at_a_time() -> None:
     store = await open_store(disk)
     assert await read_all(store.range(KEY)) == written
     await store.close()
+
+
+# An end that too few hold, or that is lost
+
+
+def whole_batch(offset: int) -> bytes:
+    header, body = make_batch(offset)
+    return b"".join([bytes(header), *map(bytes, body)])
+
+
+async def test_a_doubtful_end_is_read_when_it_is_no_more() -> None:
+    disk = simulated_disk()
+    store, log, written = await make_range(disk, 5)
+    await log.finish(5, doubtful=3)
+    assert (log.final, log.doubtful, log.committed_offset) == (True, 3, 3)
+    assert await read_from(log, 0) == written[:3]
+    with pytest.raises(RangeNotFoundError):
+        await log.read(3, 100)
+    assert await log.read_durable(3, 1 << 20), "other replicas copy it"
+    await cut_power(disk, store)
+    store = await open_store(disk)
+    log = store.range(KEY)
+    assert await read_from(log, 0) == written[:3], "a restart makes it no less doubtful"
+    await log.finish(5, doubtful=3)
+    await log.finish(5, doubtful=2)
+    assert log.doubtful == 3, "what was known once stays known"
+    await log.finish(5, doubtful=4)
+    assert await read_from(log, 0) == written[:4]
+    await log.finish(5)
+    assert (log.doubtful, await read_from(log, 0)) == (-1, written)
+    await cut_power(disk, store)
+    store = await open_store(disk)
+    assert await read_from(store.range(KEY), 0) == written
+    await store.close()
+
+
+@pytest.mark.parametrize("end", [3, 5])
+async def test_a_range_that_waits_for_its_end_may_give_it_up(end: int) -> None:
+    disk = simulated_disk()
+    store, log, written = await make_range(disk, 5)
+    await log.finish(9)
+    assert log.missing == (5, 9)
+    await log.shorten(end)
+    await log.shorten(end)
+    assert (log.end_offset, log.state().missing, log.final) == (end, None, True)
+    assert await read_from(log, 0) == written[:end]
+    with pytest.raises(SealedError):
+        copy_one(log, whole_batch(5))
+    await cut_power(disk, store)
+    store = await open_store(disk)
+    log = store.range(KEY)
+    assert (log.end_offset, log.missing) == (end, None)
+    assert await read_from(log, 0) == written[:end]
+    with pytest.raises(SealedError):
+        await log.finish(9)
+    await store.close()
+
+
+async def test_a_range_that_gives_up_a_part_waits_for_the_rest() -> None:
+    disk = simulated_disk()
+    store, log, written = await make_range(disk, 5)
+    more = [whole_batch(offset) for offset in range(5, 9)]
+    await log.finish(9)
+    await log.shorten(7)
+    assert log.missing == (5, 7)
+    await copy_all(log, more[:2])
+    assert log.state().missing is None
+    assert await read_from(log, 0) == [*written, *more[:2]]
+    await store.close()
+
+
+async def test_an_open_range_gives_up_nothing() -> None:
+    store, log, written = await make_range(simulated_disk(), 5)
+    await log.shorten(2)
+    log.set_committed(5)
+    assert await read_from(log, 0) == written
+    await store.close()

@@ -7,9 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.assembly.cluster_state import cluster_info
 from headrace.web import broker_types as t
 from headrace.web.problems_cluster import broker_problems
 from headrace.wire.iggy.messages.system import Stats
+from headrace.wire.sbp import messages as m
 
 GIB = 1 << 30
 
@@ -89,6 +91,29 @@ def test_what_is_wrong_in_a_cluster(
     changes: dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:
     assert kinds(**changes) == expected
+
+
+def test_a_range_without_its_end_says_what_is_missing_and_what_to_do() -> None:
+    missing = m.Range(
+        stream_id=5,
+        range_index=2,
+        end_offset=121,
+        held_offset=120,
+        replica_nodes=(m.ReplicaNode(data_node=m.DataNode(node_id=1)),),
+    )
+    described = m.DescribeClusterResponse(ranges_unavailable=1, ranges_torn=(missing,))
+    status = cluster_info((), (), described)
+    told = (
+        "range 2 of log stream 5: offsets 120 to 120 are on no living data node (node 1 may have"
+        " them); `headrace range accept-loss 5 2` gives them up"
+    )
+    assert told in status.problems
+    assert not any("without a living replica" in problem for problem in status.problems)
+    cluster = msgspec.structs.replace(CLUSTER, ranges_unavailable=1, ranges_torn=status.ranges_torn)
+    (found,) = broker_problems(stats(), 0, cluster=cluster)
+    assert (found.kind, found.severity) == ("end missing", "critical")
+    assert "offsets 120 to 120" in found.title
+    assert "accept-loss 5 2" in found.next_step
 
 
 def group(lag: int, per_second: float, members: int = 1) -> t.GroupRow:

@@ -96,6 +96,7 @@ return {
           [0] = {name = "stream_id", kind = "i64"},
           [1] = {name = "range_index", kind = "i32"},
           [2] = {name = "writer_epoch", kind = "i64"},
+          [3] = {name = "accept_loss", kind = "i64"},
         },
       },
       ProducerState = {
@@ -583,6 +584,7 @@ return {
           [8] = {name = "status", kind = "table", table = "Status"},
           [9] = {name = "metadata_version", kind = "i64"},
           [10] = {name = "metadata_seen", kind = "i64"},
+          [11] = {name = "ranges_torn", kind = "tables", table = "Range"},
         },
       },
       AdoptRequest = {

@@ -268,6 +268,7 @@ _STATUS: tuple[tuple[type[HeadraceError], Status], ...] = (
     (errors.FencedError, Status.DISCONNECTED),
     (errors.DeadlineError, Status.TASK_TIMEOUT),
     (errors.ThrottledError, Status.TASK_TIMEOUT),
+    (errors.MissingRecordsError, Status.IO_ERROR),  # as damage is told: no try brings them back
     (errors.StateError, Status.TASK_TIMEOUT),  # true for now: worth another try
     (errors.StorageError, Status.IO_ERROR),
     (errors.WireError, Status.INVALID_COMMAND),

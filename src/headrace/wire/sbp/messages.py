@@ -87,6 +87,7 @@ class RangeId(Message):
     stream_id: int = i64(0, -1)
     range_index: int = i32(1, -1)
     writer_epoch: int = i64(2, -1)  # ours
+    accept_loss: int = i64(3, -1)  # ours: give up what a sealed range lacks from this offset on
 
 
 @message
@@ -566,6 +567,7 @@ class DescribeClusterResponse(Message):
     status: Status | None = table(8, Status)
     metadata_version: int = i64(9, -1)
     metadata_seen: int = i64(10, -1)  # the newest that a data node has seen; higher: ours is old
+    ranges_torn: tuple[Range, ...] = tables(11, Range)  # the first of those without their end
 
 
 @message
