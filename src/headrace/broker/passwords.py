@@ -2,8 +2,9 @@
 
 Argon2id runs in an executor: it takes tens of milliseconds by design. One login at a time per name
 and host; after a few failures each answer waits longer, so guessing is slow and the loop is not.
-Only a few logins of a host are checked at a time and some more wait, whatever their names: a flood
-from one place delays others by little, and is refused beyond that. A password that was right before
+Only a few logins of a host are checked at a time and some more wait, whatever their names, those of
+connections that never failed first: a flood from one place delays others by little, and is refused
+beyond that. A password that was right before
 is known again without a hash, so that no flood keeps its owner out.
 """
 
@@ -13,6 +14,7 @@ import asyncio
 import hashlib
 import hmac
 from base64 import urlsafe_b64encode
+from bisect import insort
 from dataclasses import dataclass, field
 
 from argon2 import PasswordHasher
@@ -78,12 +80,55 @@ class _Attempts:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-@dataclass(slots=True)
 class _Lane:
-    """The logins of one host that are being checked, or wait for it."""
+    """The logins of one host that are being checked, and those that wait: connections that failed
+    less often come first, and where too many wait the one that failed most often goes."""
 
-    room: asyncio.Semaphore
-    users: int = 0
+    def __init__(self, room: int, waiting_max: int) -> None:
+        self._room = room
+        self._waiting_max = waiting_max
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._number = 0
+        self._busy = 0
+
+    @property
+    def empty(self) -> bool:
+        return self._busy == 0
+
+    async def enter(self, failures: int, host: str) -> None:
+        if self._busy < self._room:
+            self._busy += 1
+            return
+        if len(self._waiting) >= self._waiting_max:
+            self._make_room(failures, host)
+        self._number += 1
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (failures, self._number, turn)
+        insort(self._waiting, entry, key=lambda each: each[:2])
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+            elif turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.leave()  # it was its turn just now
+            raise
+
+    def leave(self) -> None:
+        while self._waiting:
+            turn = self._waiting.pop(0)[2]
+            if not turn.done():  # else its connection closed just now
+                turn.set_result(None)
+                return
+        self._busy -= 1
+
+    def _make_room(self, failures: int, host: str) -> None:
+        refusal = ThrottledError("too many logins of this host wait", host=host)
+        if self._waiting[-1][0] <= failures:
+            raise refusal
+        turn = self._waiting.pop()[2]
+        if not turn.done():
+            turn.set_exception(refusal)
 
 
 class _Proven:
@@ -130,8 +175,11 @@ class Guard:
         self._proven = _Proven(runtime.random.bytes(_PROVEN_KEY_BYTES))
 
     async def check(self, passwords: Passwords, name: str, host: str, stored: str | None,
-                    password: str) -> None:  # fmt: skip
-        """Returns when the password is right; InvalidCredentialsError when it is not."""
+                    password: str, *, failures: int = 0) -> None:  # fmt: skip
+        """Returns when the password is right; InvalidCredentialsError when it is not.
+
+        `failures`: of this connection before.
+        """
         if self._proven.matches(name, stored, password):
             return
         attempts = self._attempts.setdefault((name, host), _Attempts())
@@ -141,7 +189,7 @@ class Guard:
         try:
             async with attempts.turn:
                 await self._delay(attempts)
-                if await self._verify(passwords, host, stored, password):
+                if await self._verify(passwords, host, stored, password, failures):
                     attempts.failures = 0
                     assert stored is not None, "nobody's password is right"
                     self._proven.add(name, stored, password)
@@ -153,21 +201,18 @@ class Guard:
             self._tidy(name, host, attempts)
 
     async def _verify(
-        self, passwords: Passwords, host: str, stored: str | None, password: str
+        self, passwords: Passwords, host: str, stored: str | None, password: str, failures: int
     ) -> bool:
         lane = self._lanes.get(host)
         if lane is None:
-            lane = self._lanes[host] = _Lane(asyncio.Semaphore(self._per_host_max))
-        if lane.users >= self._host_waiting_max:
-            raise ThrottledError("too many logins of this host wait", host=host)
-        lane.users += 1
+            lane = self._lanes[host] = _Lane(self._per_host_max, self._host_waiting_max)
+        await lane.enter(failures, host)
         try:
-            async with lane.room:
-                return await passwords.verify(stored, password)
+            return await passwords.verify(stored, password)
         finally:
-            lane.users -= 1
-            if not lane.users:
-                del self._lanes[host]
+            lane.leave()
+            if lane.empty:
+                self._lanes.pop(host, None)
 
     async def on_token_refused(self, host: str) -> None:
         """Nobody guesses a token, but asking often is not free either: failures get slower."""

@@ -62,6 +62,8 @@ class Session:
     """Its last request, if that was a SEND in dialect C."""
     requests: int = 0
     """How many it sent; with the client id it names a request in logs."""
+    login_failures: int = 0
+    """And refusals, since it last logged in."""
     behalf: str = ""
     """The host that it speaks for, where our own control plane passes on what a browser said."""
     stale: bool = False

@@ -310,6 +310,36 @@ async def test_nobody_keeps_out_who_was_in_before() -> None:
     passwords.close()
 
 
+async def test_a_connection_that_never_failed_comes_first() -> None:
+    """Invented names on many connections: whoever comes new is not behind all of them."""
+    runtime, _ = fake_runtime()
+    passwords = Passwords(runtime, time_cost=1, memory_kib=8)
+    guard = Guard(runtime, BrokerSettings(logins_per_host_max=1, logins_waiting_per_host_max=50))
+    stored = await passwords.hash("right")
+    over: list[str] = []
+
+    async def attempt(name: str, failures: int, password: str = "x") -> None:
+        try:
+            await guard.check(
+                passwords, name, "h", stored if name == "ann" else None, password, failures=failures
+            )
+        finally:
+            over.append(name)
+
+    flood = [asyncio.ensure_future(attempt(f"nobody {n}", 1 + n % 5)) for n in range(200)]
+    await asyncio.sleep(0.001)
+    await attempt("ann", 0, "right")
+    behind = sum(not each.done() for each in flood)
+    assert behind >= 40, "it was not behind them"
+    gone = flood[-1] if not flood[-1].done() else next(each for each in flood if not each.done())
+    gone.cancel()  # a connection that closes while it waits
+    await asyncio.gather(*flood, return_exceptions=True)
+    assert len(over) == 201
+    assert not guard._lanes
+    await guard.check(passwords, "ann", "h", stored, "right")
+    passwords.close()
+
+
 async def test_guesses_over_http_are_their_hosts_and_not_the_control_planes() -> None:
     async with opened() as h:
         token = service_token(h.broker.identity.secret)

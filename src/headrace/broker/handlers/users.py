@@ -23,7 +23,7 @@ from headrace.broker.principals import SERVICE, holder_of
 from headrace.broker.resources import Permissions, User
 from headrace.broker.session_tokens import make_session_token, parse_session_token
 from headrace.broker.sessions import Login, Session
-from headrace.errors import NotFoundError, UnauthorizedError
+from headrace.errors import NotFoundError, ThrottledError, UnauthorizedError
 from headrace.net.credentials import service_token
 from headrace.net.grants import PREFIX, verify_grant
 from headrace.wire.iggy.commands import Permission
@@ -111,9 +111,7 @@ async def change_password(broker: Broker, session: Session, request: m.ChangePas
     user = broker.catalogue.user(request.user)
     check_password(request.new_password)
     verified = user.password_hash
-    await broker.guard.check(
-        broker.passwords, user.name, session.host, verified, request.current_password
-    )
+    await _guard(broker, session, user.name, verified, request.current_password)
     password_hash = await broker.passwords.hash(request.new_password)
     await broker.commit(
         lambda: decisions.change_password(
@@ -128,10 +126,28 @@ async def change_password(broker: Broker, session: Session, request: m.ChangePas
 # -- logins
 
 
+async def _guard(
+    broker: Broker, session: Session, name: str, stored: str | None, password: str
+) -> None:
+    try:
+        await broker.guard.check(
+            broker.passwords,
+            name,
+            session.host,
+            stored,
+            password,
+            failures=session.login_failures,
+        )
+    except (InvalidCredentialsError, ThrottledError):
+        session.login_failures += 1
+        raise
+    session.login_failures = 0
+
+
 async def _check_login(broker: Broker, session: Session, username: str, password: str) -> User:
     user = broker.catalogue.find_user(username)
     stored = None if user is None else user.password_hash
-    await broker.guard.check(broker.passwords, username, session.host, stored, password)
+    await _guard(broker, session, username, stored, password)
     if user is None or broker.catalogue.user_by_uid(user.uid) is None:
         raise InvalidCredentialsError("deleted meanwhile")
     if user.password_hash != stored:
