@@ -165,7 +165,11 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = 256 * MIB
     login_frame_bytes_max: Annotated[
-        int, Meta(ge=1024, description="Largest request of a connection that has not logged in.")
+        int,
+        Meta(
+            ge=8 * 1024,  # a pipeline's grant has up to 7 KiB
+            description="Largest request of a connection that has not logged in.",
+        ),
     ] = 8 * 1024
     login_idle_ms: Annotated[
         int, Meta(ge=100, description="Silence after which one that has not logged in is closed.")

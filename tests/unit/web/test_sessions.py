@@ -9,11 +9,14 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from headrace.errors import UnauthenticatedError
 from headrace.runtime import Clock
 from headrace.runtime.system import system_runtime
 from headrace.web import sessions
+from headrace.web.api import create_app
+from headrace.web.logins import Login
 from headrace.web.sessions import Credentials, Sessions
-from tests.unit.web.stage import MANAGER, READER, make
+from tests.unit.web.stage import MANAGER, READER, Broker, Cluster, Pipelines, make
 
 PAGE = {"x-headrace-page": "1"}
 PATH = "/api/v1/session"
@@ -109,3 +112,38 @@ async def test_a_login_is_not_asked_for_by_the_browser_itself() -> None:
         ours = await client.get("/api/pipelines", headers={"sec-fetch-site": "same-origin"})
         assert ours.status_code == 401
         assert "www-authenticate" not in ours.headers
+
+
+class Moody(Broker):
+    """Takes rights away between two requests."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.demoted = self.gone = False
+
+    async def login(self, credentials: Credentials) -> Login:
+        self.asked += 1
+        if self.gone:
+            raise UnauthenticatedError("unknown user or wrong password")
+        login = await super().login(credentials)
+        return replace(login, may_manage=False) if self.demoted else login
+
+
+@pytest.mark.parametrize("basic", [True, False])
+async def test_rights_that_were_taken_away_are_gone_with_the_next_request(*, basic: bool) -> None:
+    broker, pipelines = Moody(), Pipelines()
+    app = create_app(system_runtime(), pipelines, broker, Cluster(), {}).asgi
+    stop = "/api/pipelines/shop/stop"
+    async with client_of(app) as client:
+        auth: httpx.Auth = httpx.BasicAuth(*MANAGER) if basic else httpx.Auth()
+        if not basic:
+            await client.post(PATH, json=named(MANAGER), headers=PAGE)
+        for expected in (200, 403, 401):
+            answer = await client.post(stop, headers=PAGE, auth=auth)
+            assert answer.status_code == expected
+            broker.gone = broker.demoted
+            broker.demoted = True
+        assert len(pipelines.calls) == 1
+        asked = broker.asked
+        await client.get("/api/pipelines", auth=auth)
+        assert broker.asked == asked + basic, "a page does not go on with a session that ended"
