@@ -97,7 +97,7 @@ soak: $(DEV) $(IGGY) $(SPARKS) servers
 
 docs: $(DEV)
 	$(BIN)/python -m tests.generated_pages
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
