@@ -18,6 +18,7 @@ from headrace.pipeline.application import Application
 from headrace.pipeline.plans import to_plan
 from headrace.testing import LocalBroker
 from headrace.web.logins import Login
+from headrace.web.sessions import Credentials
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.userheaders import UserHeader, encode_headers
 from tests.unit.web.stage import Broker, Pipelines, make
@@ -58,7 +59,8 @@ class Shop:
 async def shop(
     headrace_broker: LocalBroker, headrace_stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Shop]:
-    async def login(_: Broker, username: str, password: str) -> Login:
+    async def login(_: Broker, credentials: Credentials) -> Login:
+        username, password = credentials.username, credentials.password
         return Login(username, may_manage=(username, password) == ("iggy", "iggy"))
 
     monkeypatch.setattr(Broker, "login", login)

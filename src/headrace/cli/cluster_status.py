@@ -65,9 +65,10 @@ def show(status: ClusterInfo, *, as_json: bool) -> None:
     print("Placement managers")
     print_rows(listed["placement_managers"], ("address", "state"), as_json=False)
     print("\nData nodes")
-    columns = ("id", "address", "host", "alive", "draining", "disk_free", "ranges", "open_ranges")
-    nodes = [{**one, "disk_free": _size(one["disk_free_bytes"])} for one in listed["data_nodes"]]
-    print_rows(nodes, columns, as_json=False)
+    columns = (
+        "id", "address", "host", "alive", "draining", "disk_free_bytes", "ranges", "open_ranges",
+    )  # fmt: skip
+    print_rows(listed["data_nodes"], columns, as_json=False)
     print("\nBrokers")
     print_rows(listed["brokers"], ("address", "role"), as_json=False)
     print(f"\n{status.streams} streams, {status.ranges} ranges: {_replication(status)}")
@@ -88,7 +89,3 @@ def _replication(status: ClusterInfo) -> str:
         if count
     ]
     return ", ".join(found) or "all replicated as wanted"
-
-
-def _size(value: object) -> str:
-    return f"{value / (1 << 30):.1f} GiB" if isinstance(value, int) else "-"

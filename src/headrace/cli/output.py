@@ -1,7 +1,7 @@
 """Results on stdout as a table for people or JSON for programs; messages on stderr.
 
-A table fits the terminal: columns of text are cut with an ellipsis, but never names, which people
-type into the next command. Into a pipe or a file it goes whole.
+A table fits the terminal: columns of text are wrapped, those of names last, since people copy them
+into the next command. Into a pipe or a file it goes in one line a row.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 from headrace.cli.human import heading, humanly
@@ -20,7 +21,7 @@ from headrace.observability.escaping import LINES, escape
 
 NAMES = ("id", "name", "container", "stream", "topic", "address", "member")
 _GAP = "  "
-_COLUMN_MIN = 8  # of text that is cut
+_COLUMN_MIN = 8  # of text that is wrapped
 
 
 def print_json(value: object) -> None:
@@ -54,29 +55,28 @@ def draw(
     _fit(widths, columns, right)
     bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     for number, row in enumerate([headings, *cells]):
-        padded = [
-            _pad(_cut(text, width), width, right=align)
-            for text, width, align in zip(row, widths, right, strict=True)
-        ]
-        line = _GAP.join(padded).rstrip()
-        yield f"\x1b[1m{line}\x1b[0m" if bold and number == 0 else line
+        wrapped = [_wrap(text, width) for text, width in zip(row, widths, strict=True)]
+        for lines in zip_longest(*wrapped, fillvalue=""):
+            padded = [
+                _pad(text, width, right=align)
+                for text, width, align in zip(lines, widths, right, strict=True)
+            ]
+            line = _GAP.join(padded).rstrip()
+            yield f"\x1b[1m{line}\x1b[0m" if bold and number == 0 else line
 
 
 def _fit(widths: list[int], columns: Sequence[str], right: Sequence[bool]) -> None:
-    """Make the widest columns of text narrower until the terminal has room for all."""
+    """Make the widest columns of text narrower until the terminal has room for all, those of names
+    last."""
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         return
     room = shutil.get_terminal_size().columns - len(_GAP) * (len(widths) - 1)
-    texts = [
-        number
-        for number, name in enumerate(columns)
-        if name not in NAMES and not right[number] and widths[number] > _COLUMN_MIN
-    ]
-    while sum(widths) > room and texts:
-        widest = max(texts, key=lambda number: widths[number])
-        if widths[widest] <= _COLUMN_MIN:
-            return
-        widths[widest] -= 1
+    numbers = range(len(widths))
+    texts = [one for one in numbers if not right[one] and columns[one] not in NAMES]
+    names = [one for one in numbers if columns[one] in NAMES]
+    for some in (texts, names):
+        while sum(widths) > room and any(widths[one] > _COLUMN_MIN for one in some):
+            widths[max(some, key=lambda one: widths[one])] -= 1
 
 
 def columns_of(text: str) -> int:
@@ -89,12 +89,25 @@ def columns_of(text: str) -> int:
     )
 
 
-def _cut(text: str, width: int) -> str:
-    if columns_of(text) <= width:
-        return text
-    while columns_of(text) > width - 1:
-        text = text[:-1]
-    return f"{text}…"
+def _wrap(text: str, width: int) -> list[str]:
+    """Lines of at most that many columns, broken between words where there are some."""
+    lines = [""]
+    for word in text.split(" ") if columns_of(text) > width else [text]:
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if columns_of(joined) <= width:
+            lines[-1] = joined
+            continue
+        if lines[-1]:
+            lines.append("")
+        while columns_of(word) > width:
+            fits = len(word)
+            while columns_of(word[:fits]) > width and fits > 1:
+                fits -= 1
+            lines[-1] = word[:fits]
+            word = word[fits:]
+            lines.append("")
+        lines[-1] = word
+    return lines
 
 
 def _pad(text: str, width: int, *, right: bool) -> str:

@@ -43,7 +43,25 @@ def test_a_table_fits_the_terminal_and_leaves_names_whole(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) == width
     assert any("a" * 60 in line for line in lines)
-    assert any(line.endswith("x…") for line in lines)
+    assert sum(line.count("x") for line in lines[1:]) == 301, "nothing is cut off"
+
+
+def test_words_are_wrapped_and_names_last_of_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "32")
+    row = {"name": "a" * 20, "reason": "it ended and is started again"}
+    output.print_rows([row], ("name", "reason"), as_json=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "name                  reason",
+        "aaaaaaaaaaaaaaaaaaaa  it ended",
+        "                      and is",
+        "                      started",
+        "                      again",
+    ]
+    monkeypatch.setenv("COLUMNS", "24")
+    output.print_rows([row], ("name", "reason"), as_json=False)
+    assert max(map(len, capsys.readouterr().out.splitlines())) == 24
 
 
 def test_wide_letters_take_two_columns(

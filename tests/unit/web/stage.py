@@ -73,7 +73,7 @@ class Pipelines:
 
     def show(self, name: str) -> dict[str, Any]:
         if name != "shop":
-            raise NotFoundError("no such application", name=name)
+            raise NotFoundError(f"there is no pipeline {name!r}")
         view = views.details(self.driver.application, self.driver.now)
         return self.observations.annotate(view, self.driver.now)
 

@@ -157,7 +157,7 @@ async def test_open_pages_are_fed_and_only_those() -> None:
 async def test_a_pipeline_that_vanishes_while_it_is_looked_at_is_left_out() -> None:
     class Vanishing(Pipelines):
         def glance(self, name: str) -> dict[str, Any]:
-            raise NotFoundError("no such application", name=name)
+            raise NotFoundError(f"there is no pipeline {name!r}")
 
         def history(self, name: str) -> dict[int, tuple[WindowPoint, ...]]:
             return {}
