@@ -17,6 +17,7 @@ from headrace.config.controller import ControllerSettings
 from headrace.config.settings import Settings
 from headrace.pipeline import operations
 from headrace.pipeline.application import Application
+from headrace.pipeline.broker_edges import BrokerEdges
 from headrace.pipeline.controller import Controller
 from headrace.runtime.system import system_runtime
 from headrace.web.people_api import ROLES
@@ -37,6 +38,13 @@ SETTINGS = ControllerSettings(
     restart_delay_ms_min=300,
     committed_interval_ms=200,
 )
+
+
+class EmulatedEdges(BrokerEdges):
+    """Emulated containers read nothing and store no positions: what waits is what they tell."""
+
+    async def readings(self, *_: Any) -> None:
+        return None
 
 
 class PipelinesStage(Stack):
@@ -76,7 +84,8 @@ class PipelinesStage(Stack):
         launcher = patch.object(control_plane, "LocalLauncher", lambda *_, **__: self.launcher)
         # Emulated containers take no memory, so as many as one likes fit into any machine.
         memory = patch.object(operations, "check_memory", lambda *_, **__: None)
-        with launcher, memory:
+        edges = patch.object(control_plane, "BrokerEdges", EmulatedEdges)
+        with launcher, memory, edges:
             await super()._serve()
 
     def _create_app(self, runtime: Any, controller: Any, *rest: Any) -> Any:
