@@ -223,6 +223,27 @@ def test_a_killed_primary_costs_no_wait_when_two_have_everything() -> None:
     play(script)
 
 
+async def restarted_primary(scene: Scene) -> None:
+    """Acknowledged on the primary, which is started again, and on a replica that is away."""
+    stream = await scene.create(replicas=3)
+    await scene.append(stream, 2)
+    primary, near, far = scene.hosts(stream)
+    scene.simulation.partition(primary, far)
+    end = await scene.append(stream, 3)
+    scene.cluster.crash(near)
+    scene.cluster.crash(primary, power_cut=False)
+    scene.simulation.heal()
+    await scene.cluster.start_node(primary)
+    await insist(lambda: scene.client.seal(stream, 0))
+    assert scene.ranges(stream)[0].end == end, "did not fail: the range ends too early"
+    await scene.cluster.start_node(near)
+    await scene.check_written(stream)
+
+
+def test_a_primary_that_was_started_again_does_not_say_what_it_acknowledged() -> None:
+    play(restarted_primary)
+
+
 async def torn(scene: Scene) -> int:
     """A range of which one disk had the end, and is lost; returns its stream. Three of its four
     records were acknowledged, and are on the secondary."""
