@@ -21,6 +21,7 @@ from headrace.storage.model import (
     CLEAN_STOP,
     DELETED,
     LOCK,
+    LOG_SUFFIX,
     RANGE_METADATA,
     STREAMS,
     Point,
@@ -87,7 +88,12 @@ def create_range_folder(
         remove_range(disk, folder, key)  # that failed half-way
     disk.make_folder(place)
     if disk.exists(f"{place}/{RANGE_METADATA}"):
-        raise AlreadyExistsError("range folder exists", path=place)
+        if any(name.endswith(LOG_SUFFIX) for name in disk.list(place)):
+            raise AlreadyExistsError("range folder exists", path=place)
+        # A creation whose last step failed, when the file was in its place already: the range was
+        # never known to anybody. Left there, it could not be made again before a restart.
+        remove_range(disk, folder, key)
+        disk.make_folder(place)
     if attachment:  # first: where there is metadata, it is whole
         disk.write_atomic(f"{place}/{ATTACHMENT}", encode_attachment(attachment))
     disk.write_atomic(f"{place}/{RANGE_METADATA}", encode_metadata(metadata))

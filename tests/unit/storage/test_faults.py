@@ -268,3 +268,32 @@ async def test_a_segment_that_a_failed_write_left_behind_goes_with_the_seal() ->
     assert (log.end_offset, await read_all(log)) == (1, written)
     assert not disk.exists(f"{folder}/{1:020d}.log")
     await store.close()
+
+
+@pytest.mark.parametrize("attachment", [None, b"producers"])
+async def test_a_range_whose_creation_failed_at_its_last_step_can_be_made_again(
+    attachment: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is in its place and the sync of its folder fails. It used to be in the way of the
+    range until the node was restarted: its stream could be neither written nor sealed."""
+    disk = simulated_disk()
+    store = await open_store(disk)
+    write = disk.write_atomic
+
+    def fail_late(path: str, data: bytes) -> None:
+        write(path, data)
+        if path.endswith("range.json"):
+            raise StorageError("the folder was not synced", path=path)
+
+    monkeypatch.setattr(disk, "write_atomic", fail_late)
+    with pytest.raises(StorageError):
+        await store.create_range(KEY, start_offset=40, attachment=attachment)
+    monkeypatch.undo()
+    log = await store.create_range(KEY, start_offset=50, attachment=attachment)
+    assert log.start_offset == 50, "as it is wanted now"
+    assert await log.attachment() == attachment
+    await append_many(log, 1)
+    await store.close()
+    store = await open_store(disk)
+    assert (store.range(KEY).start_offset, store.range(KEY).durable_offset) == (50, 51)
+    await store.close()
