@@ -9,7 +9,7 @@ DEV    := $(VENV)/.dev
 IGGY   := $(foreach version,0.5.0 0.6.0 0.7.0 0.8.0 0.9.0,$(VENV)/peers/iggy-$(version)/.done)
 SPARKS := $(VENV)/peers/spark-4.2/.done $(VENV)/peers/spark-client/.done
 
-.PHONY: demo test check format bench soak docs clean servers
+.PHONY: demo test check format bench soak docs release clean servers
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -98,6 +98,12 @@ soak: $(DEV) $(IGGY) $(SPARKS) servers
 docs: $(DEV)
 	$(BIN)/python -m tests.generated_pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The wheel and the sdist in dist/, tried in an empty environment for each of these.
+PYTHONS ?= 3.11 3.12 3.13 3.14
+
+release: $(DEV)
+	$(BIN)/python -m tests.release --pythons "$(PYTHONS)"
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,25 +12,22 @@ import pytest
 
 from tests import cli_page
 from tests.generated_pages import _setting_rows
-from tests.integration.server import Server, running
 from tests.page_commands import ROOT, commands, python_blocks, run_commands
 
 DOCS = ROOT / "docs"
 SECONDS = 230.0
 
-OURS = "tests/integration/server.py"  # the server that this test has started
 EXEMPT = {
     "README.md": {
         "make demo": "tests/integration/test_demo.py",
-        ".venv/bin/headrace up --dev": OURS,
-        "headrace up --dev &": OURS,
+        ".venv/bin/headrace up --dev": "tests/integration/server.py",
+        "pip install '.[spark]'": "tests/integration/test_release.py",
+        "make release": "tests/integration/test_release.py",
         "headrace cluster start --dev": "tests/integration/test_cluster.py",
         "headrace cluster status": "tests/integration/test_cluster.py",
     },
-    "docs/tutorial.md": {
-        "pip install 'headrace[spark]' pytest": "Makefile",
-        "headrace up --dev &": OURS,
-    },
+    "docs/tutorial.md": {"pip install '.[spark]' pytest": "tests/integration/test_release.py"},
+    "docs/how-to.md": {},
 }
 """Commands that are not run here, and the file that does it instead."""
 
@@ -42,13 +40,6 @@ def runnable(page: str) -> list[str]:
         assert command in plain, f"{page} no longer has: {command}"
         assert (ROOT / proof).is_file()
     return [each for each, short in zip(found, plain, strict=True) if short not in EXEMPT[page]]
-
-
-def environment_of(server: Server) -> dict[str, str]:
-    return {
-        "HEADRACE_ADDRESS": server.addresses["iggy"],
-        "HEADRACE_HTTP": server.addresses["http"],
-    }
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
@@ -149,9 +140,20 @@ def test_every_command_of_the_readme_runs(tmp_path: Path) -> None:
     client, pipeline, _ = python_blocks(text)
     (tmp_path / "shop.py").write_text(pipeline)
     (tmp_path / "client.py").write_text(client)
-    with running(tmp_path / "server") as server:
-        found = [*runnable("README.md"), "python client.py", "headrace pipeline stop shop"]
-        output = run_commands(found, tmp_path, environment_of(server), seconds=SECONDS)
-        assert '{"sku": "tea", "qty": 2, "price": 4.5, "at": "2026-01-01T12:00:00Z"}' in output
-        assert "{'sku': 'mug', 'qty': 1}" in output
+    found = runnable("README.md")
+    found.insert(found.index("headrace consume shop/orders") + 1, "python client.py")
+    output = run_commands(found, tmp_path, seconds=SECONDS)
+    assert '{"sku": "tea", "qty": 2, "price": 4.5, "at": "2026-01-01T12:00:00Z"}' in output
+    assert "{'sku': 'mug', 'qty': 1}" in output
+    assert '"sku":"tea","total":9}' in output, "what the pipeline computes"
     assert (tmp_path / "visits/test_pipeline.py").is_file()
+
+
+def test_every_command_of_the_how_to_guides_runs(tmp_path: Path) -> None:
+    _, pipeline, _ = python_blocks((ROOT / "README.md").read_text())
+    (tmp_path / "shop.py").write_text(pipeline)
+    order = '{"sku": "tea", "qty": 2, "price": 4.5, "at": "2026-01-02T12:00:00Z"}'
+    line = {"key": "tea", "headers": {"source": "web"}, "payload": order}
+    (tmp_path / "orders.jsonl").write_text(json.dumps(line) + "\n")
+    output = run_commands(runnable("docs/how-to.md"), tmp_path, seconds=SECONDS)
+    assert output.count("stored 1 message") == 2
