@@ -45,7 +45,7 @@ class ScriptRun:
         self._path = path
         self._checkpoints = checkpoints
         self._available_now = available_now
-        self._settings = {"spark.master": master, **settings_for(conf)}
+        self._settings = {"spark.master": master, **settings_for(conf, master)}
         self._address = address
         self._arguments = arguments
         self._lock = threading.Lock()

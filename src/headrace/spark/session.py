@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headrace.spark.cache import cached_file
-from headrace.spark.settings import RECOMMENDED, environment
+from headrace.spark.settings import PRIVATE, RECOMMENDED, environment
 from headrace.spark.worker_python import worker_python
 
 if TYPE_CHECKING:
@@ -37,14 +37,15 @@ def session(
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(app_name).master(master)
-    for name, value in settings_for(conf or {}).items():
+    for name, value in settings_for(conf or {}, master).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
-def settings_for(conf: Mapping[str, str]) -> dict[str, str]:
+def settings_for(conf: Mapping[str, str], master: str) -> dict[str, str]:
     """What a session is started with."""
-    settings = {**RECOMMENDED, **conf}
+    private = PRIVATE if master.startswith("local") else {}
+    settings = {**RECOMMENDED, **private, **conf}
     options = f"-Dlog4j2.configurationFile={_logging_file()}"
     key = "spark.driver.extraJavaOptions"
     settings[key] = f"{options} {settings.get(key, '')}".strip()

@@ -58,6 +58,14 @@ SETTINGS = (
     Setting("spark.ui.enabled", "false", "No web server in every driver; true to look inside."),
     Setting("spark.ui.showConsoleProgress", "false", "No progress bars among the logs."),
 )
+# A local session's own ports (driver, block manager) are for itself: on loopback, and only for who
+# has the secret that Spark makes for each session and keeps in memory, in no setting, environment
+# or command line. A cluster's nodes must agree on theirs, so there it is the cluster's to say.
+PRIVATE: Mapping[str, str] = {
+    "spark.authenticate": "true",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+}
 RECOMMENDED: Mapping[str, str] = {each.name: each.value for each in SETTINGS}
 
 
