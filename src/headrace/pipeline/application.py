@@ -28,6 +28,7 @@ from headrace.pipeline.declarations import (
     make_stage,
 )
 from headrace.pipeline.properties import Properties
+from headrace.pipeline.spark_conf import check_spark_conf
 from headrace.pipeline.stores import ROWS, Store, check_store
 from headrace.wire.umbilical import attributes as origin
 
@@ -50,7 +51,8 @@ class Application:
     `trigger` is how often Spark starts a micro-batch. `attributes` are the controller's (for
     example `HEARTBEAT_TIMEOUT_MILLIS=10_000`) and travel in the plan. Its containers may use the
     topics that it declares; `other_topics` are those ("stream/topic", with wildcards) that its
-    functions read or write by themselves.
+    functions read or write by themselves. `spark_conf` are Spark settings of its containers; they
+    win over the server's and travel in the plan, so they hold no secrets.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Application:
         *,
         trigger: str = "1 second",
         other_topics: Sequence[str] = (),
+        spark_conf: Mapping[str, Any] | None = None,
         **attributes: Any,
     ) -> None:
         if not re.match(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z", name):
@@ -70,6 +73,7 @@ class Application:
         check_attributes(f"application {name}", attributes, origin.DAG)
         self.name = name
         self.trigger = trigger
+        self.spark_conf = check_spark_conf(name, spark_conf or {})
         self.other_topics = tuple(other_topics)
         for topic in self.other_topics:
             check_topic(topic)

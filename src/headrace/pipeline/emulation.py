@@ -19,10 +19,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from headrace.errors import ConfigError
 from headrace.pipeline.application import Application
 from headrace.pipeline.declarations import Batch, TopicInput
+from headrace.pipeline.inspection import store_settings
 from headrace.pipeline.properties import Properties
 from headrace.pipeline.samples import read_windows, windows_of, write_window
 from headrace.pipeline.stages import Query, build_queries, give
 from headrace.pipeline.stores import Store
+from headrace.spark.queries import settings
 
 END_OF_INPUT = 999_999  # number of the empty window that lets a finished query run once more
 END_OF_TIME_MS = 253_402_300_799_000  # the last second of the year 9999
@@ -78,13 +80,14 @@ def _run(query: Query, checkpoint: Path) -> list[Row]:
         if query.stage is not None and not isinstance(query.stage.function, Store):
             give(query, frame, Batch(window_id=batch_id, batch_id=batch_id, replay=False))
 
-    running = (
-        query.frame.writeStream.outputMode(query.mode)
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .foreachBatch(on_batch)
-        .start()
-    )
+    with settings(query.frame.sparkSession, store_settings(query.frame)):
+        running = (
+            query.frame.writeStream.outputMode(query.mode)
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .foreachBatch(on_batch)
+            .start()
+        )
     if not running.awaitTermination(TIMEOUT_SECONDS):
         running.stop()
         raise ConfigError(f"{query.name} did not finish in {TIMEOUT_SECONDS} s")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import AnalysisException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import ConfigError
+from headrace.pipeline.failures import sentence
+from headrace.pipeline.spark_conf import PROVIDER, store_of
 
 if TYPE_CHECKING:
     from headrace.pipeline.queries import Query
@@ -59,6 +63,31 @@ def stateful_parts(nodes: Counter[str]) -> Counter[str]:
     """What a batch of its own cannot do as the stream would, a watermark among it."""
     kept = _STATEFUL | {JOIN, WATERMARK}
     return Counter({name: count for name, count in nodes.items() if name in kept})
+
+
+def store_settings(frame: DataFrame) -> dict[str, str]:
+    """Settings that a query needs beside its session's: a store that can do what it keeps."""
+    stated = frame.sparkSession.conf.get(PROVIDER, None)
+    needed = store_of(streaming_nodes(frame), stated)
+    return {} if needed == stated else {PROVIDER: needed}
+
+
+def plan_query(query: Query) -> None:
+    """Let Spark plan a micro-batch of it, as far as that goes without running one. ConfigError with
+    what Spark says."""
+    from headrace.spark.queries import settings
+
+    spark = query.frame.sparkSession
+    jvm: Any = spark.sparkContext._jvm
+    mode = jvm.org.apache.spark.sql.execution.ExplainMode.fromString("simple")
+    try:
+        with settings(spark, store_settings(query.frame)):
+            text = str(query.frame._jdf.queryExecution().explainString(mode))
+    except (PySparkException, Py4JJavaError) as error:
+        raise ConfigError(f"{query.name} cannot be planned: {sentence(str(error))}") from error
+    # Where a plan was to stand, Spark writes why there is none.
+    if found := re.search(r"^(?:[\w.]+\.)?\w*AnalysisException: (.*)", text, re.MULTILINE):
+        raise ConfigError(f"{query.name} cannot be planned: {found.group(1)}")
 
 
 def check_query(query: Query, spark: SparkSession) -> None:

@@ -31,12 +31,13 @@ from headrace.pipeline.declarations import (
 from headrace.pipeline.grants import OTHER_TOPICS
 from headrace.pipeline.letter_topics import LETTERS_SUFFIX
 from headrace.pipeline.plan import READ_TOPIC
+from headrace.pipeline.spark_conf import SPARK_CONF
 from headrace.pipeline.stores import Store, make_store, store_arguments
 
 TRIGGER = "TRIGGER"
 HOOKS = "COMMITTED_HOOKS"
 RENAMED_FROM = "RENAMED_FROM"
-_OWN_DAG = ("APPLICATION_NAME", TRIGGER, HOOKS, LETTERS_SUFFIX, OTHER_TOPICS)
+_OWN_DAG = ("APPLICATION_NAME", TRIGGER, HOOKS, LETTERS_SUFFIX, OTHER_TOPICS, SPARK_CONF)
 _OWN = {  # attribute: argument of the declaration
     "OUTPUT_TOPIC": "to",
     "OUTPUT_KEY": "key",
@@ -57,6 +58,8 @@ def to_plan(app: Application) -> dict[str, Any]:
         attributes[LETTERS_SUFFIX] = app.letters_suffix
     if app.other_topics:
         attributes[OTHER_TOPICS] = list(app.other_topics)
+    if app.spark_conf:
+        attributes[SPARK_CONF] = dict(app.spark_conf)
     if app.hooks:
         attributes[HOOKS] = [
             [f"{hook.function.__module__}:{hook.function.__qualname__}", hook.operator]
@@ -117,6 +120,7 @@ def _from_plan(plan: Mapping[str, Any], find: Callable[[str], Callable[..., Any]
         plan["name"],
         trigger=own.get(TRIGGER, "1 second"),
         other_topics=own.get(OTHER_TOPICS, ()),
+        spark_conf=own.get(SPARK_CONF, {}),
         **attributes,
     )
     app.letters_suffix = str(own.get(LETTERS_SUFFIX, ""))

@@ -116,7 +116,7 @@ def main(output: str) -> int:
 
     try:
         app = load_application(package, entry)
-        spark = session(app.name, master="local[1]")
+        spark = session(app.name, master="local[1]", conf=app.spark_conf)
         text = json.dumps(query_shapes(app, spark))
         spark.stop()
     except HeadraceError as error:

@@ -10,14 +10,16 @@ from typing import Any
 from headrace.config.controller import ControllerSettings
 from headrace.errors import ConfigError, NotFoundError
 from headrace.pipeline import packages, versions
+from headrace.pipeline.deploy import checkpoint_folder
 from headrace.pipeline.journal import ApplicationRecord
 from headrace.pipeline.launcher import Launcher, VersionedLauncher
 from headrace.pipeline.plan import LogicalPlan
 from headrace.pipeline.roster import plan_of
 from headrace.pipeline.scripts import RUN_SCRIPT
 from headrace.pipeline.shared_storage import is_local
+from headrace.pipeline.spark_conf import PROVIDER, SPARK_CONF, read_pinned, store_of
 from headrace.pipeline.windows import WindowGrid
-from headrace.runtime.interfaces import Executor, Runtime
+from headrace.runtime.interfaces import Disk, Executor, Runtime
 from headrace.wire.umbilical import messages as m
 
 SHAPES = ".shapes"  # beside a package: what checkpoints of its queries hold
@@ -74,6 +76,13 @@ class Submission:
                 data = json.dumps(old).encode()
                 await self._disk.run(self._runtime.disk.write_atomic, f"{deployed}{SHAPES}", data)
             new = await self._shapes(launcher, folder, package.entry, work_folder)
+        bound = await self._disk.run(bound_stores, self._runtime.disk, path, before)
+        old = {name: {**shape, "store": bound.get(name)} for name, shape in old.items()}
+        conf = {**self._settings.spark_conf, **plan.get("attributes", {}).get(SPARK_CONF, {})}
+        new = {
+            name: {**shape, "store": store_of(shape["state"], conf.get(PROVIDER))}
+            for name, shape in new.items()
+        }
         return versions.compare(before.plan, plan, old, new)
 
     async def _kept_shapes(self, deployed: str) -> dict[str, Any] | None:
@@ -121,6 +130,22 @@ class Submission:
                 f"{self._folder}/{ENVIRONMENTS}",
                 timeout=self._settings.requirements_timeout_ms / 1000,
             )
+
+
+def bound_stores(disk: Disk, path: str, record: ApplicationRecord) -> dict[str, str]:
+    """The state stores that checkpoints of an application are bound to, by query. Blocks."""
+    names = {str(one["name"]): versions.checkpoint_name(one) for one in record.plan["operators"]}
+    found = {}
+    for operator in plan_of(record).operators:
+        name = operator.logical.name
+        folder = checkpoint_folder(operator, record.generations.get(name, 0))
+        offsets = f"{path}/{folder}/{names.get(name, name)}/offsets"
+        batches = [int(one) for one in disk.list(offsets) if one.isdigit()]
+        if operator.query and batches:
+            conf = read_pinned(disk.read(f"{offsets}/{max(batches)}"))
+            if PROVIDER in conf:
+                found[name] = conf[PROVIDER]
+    return found
 
 
 def make_record(

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from headrace.errors import ConfigError, HeadraceError
 from headrace.pipeline.application import Application
 from headrace.pipeline.declarations import TopicInput
-from headrace.pipeline.inspection import check_query
+from headrace.pipeline.inspection import check_query, plan_query
 from headrace.pipeline.physical import make_physical_plan
 from headrace.pipeline.plan import LogicalPlan
 from headrace.pipeline.properties import Properties
@@ -88,7 +88,9 @@ def _check_terminals(app: Application, builder: Builder, spark: SparkSession) ->
         if feed not in builder.frames:
             continue  # what stands above it was told already
         try:
-            check_query(builder.query(stage), spark)
+            query = builder.query(stage)
+            check_query(query, spark)
+            plan_query(query)
         except HeadraceError as error:
             problems.append(str(error))
     return problems
@@ -106,7 +108,7 @@ def _session(app: Application, spark: SparkSession | None) -> Iterator[SparkSess
         return
     from headrace.spark.session import session
 
-    started = session(f"{app.name} (validation)", master="local[1]")
+    started = session(f"{app.name} (validation)", master="local[1]", conf=app.spark_conf)
     try:
         yield started
     finally:

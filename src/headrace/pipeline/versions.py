@@ -23,6 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 from headrace.errors import HeadraceError, InvalidArgumentError
 from headrace.pipeline.physical import PhysicalPlan, make_physical_plan
 from headrace.pipeline.plan import LogicalPlan
+from headrace.pipeline.spark_conf import short
 
 GENERATION = "~"  # between a checkpoint's name and its number; no operator's name has one
 CHECKPOINT_NAME = "CHECKPOINT_NAME"  # attribute of an operator
@@ -227,6 +228,8 @@ def _compared(
     if before.mode and before.mode != after.mode:
         change = f"output_mode is {after.mode}, it was {before.mode}"
         (notes if stateless else lost).append(change)
+    if shapes is not None and not stateless:
+        lost += _store_changes(*shapes)
     if before.instances != after.instances:
         lost.append(f"runs in {after.instances} instances, it did in {before.instances}")
     if before.target and before.target != after.target:
@@ -238,6 +241,13 @@ def _compared(
 def _state_changes(before: Collection[str], after: Collection[str]) -> Iterator[str]:
     if list(before) != list(after):
         yield f"keeps the state {_list(after)}, its checkpoint has {_list(before)}"
+
+
+def _store_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """`store` is what the checkpoint is bound to, and what the new version needs or asks for."""
+    bound, wanted = before.get("store"), after.get("store")
+    if bound and wanted and bound != wanted:
+        yield f"keeps its state in {short(wanted)}, its checkpoint is bound to {short(bound)}"
 
 
 def _added(name: str, gone: Collection[str]) -> OperatorChange:

@@ -195,6 +195,7 @@ class Workload:
     def _start(
         self, part: Part, query: Query, owner: OperatorDeployInfo, values: PropertyValues
     ) -> None:
+        from headrace.pipeline.inspection import store_settings
         from headrace.pipeline.salvage import make_salvage
         from headrace.spark.queries import start_query
 
@@ -228,6 +229,7 @@ class Workload:
             checkpoint=checkpoint,
             trigger=self._trigger(part, query),
             on_batch=run.on_batch,
+            conf=store_settings(query.frame),
         )
 
     def undeploy(self, operators: Sequence[int]) -> None:
@@ -382,7 +384,11 @@ class Workload:
             from headrace.spark.session import session
 
             app = self._load()
-            conf = {**code_for_executors(self._settings.master), **self._settings.spark_conf}
+            conf = {
+                **code_for_executors(self._settings.master),
+                **self._settings.spark_conf,
+                **app.spark_conf,
+            }
             self._spark = session(app.name, master=self._settings.master, conf=conf)
             self._rings = ProgressRings()
             self._spark.streams.addListener(self._rings)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
@@ -167,8 +168,10 @@ def start_query(
     checkpoint: str,
     trigger: str | None,
     on_batch: OnBatch,
+    conf: Mapping[str, str] | None = None,
 ) -> RunningQuery:
-    """Start a query whose batches go to `on_batch`; without a trigger it ends when it caught up."""
+    """Start a query whose batches go to `on_batch`; without a trigger it ends when it caught up.
+    `conf` are settings for it alone."""
     identity: Future[QueryIdentity] = Future()  # the first batch may come before `start` returns
 
     def call(batch: DataFrame, batch_id: int) -> None:
@@ -184,9 +187,26 @@ def start_query(
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=trigger)
-    query = writer.start()
+    with settings(frame.sparkSession, conf or {}):
+        query = writer.start()
     identity.set_result(QueryIdentity(str(query.id), str(query.runId)))
     return RunningQuery(query, rings, frame.sparkSession.sparkContext.statusTracker())
+
+
+@contextmanager
+def settings(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
+    """For queries that start meanwhile: each goes on with the settings of its start."""
+    before = {name: spark.conf.get(name, None) for name in conf}
+    for name, value in conf.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, was in before.items():
+            if was is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, was)
 
 
 def is_stopped(spark: SparkSession) -> bool:
