@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,6 +30,7 @@ FREE_BYTES_LOW = 1 << 30
 FILES_LOW = 4096
 MEMORY_LOW = 2 << 30
 CLOCK_SECONDS_MAX = 2.0
+CONTROL_SECONDS = 5.0
 
 
 class Level(StrEnum):
@@ -57,7 +58,7 @@ def doctor(
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         check_python, check_versions, check_java, check_files, check_memory,
         lambda: check_disk(Path(data_dir)), lambda: check_sync(Path(data_dir)), check_server,
-        lambda: check_cluster(data_dir),
+        lambda: check_cluster(data_dir), check_pipelines,
     )  # fmt: skip
     findings = [finding for check in checks for finding in check()]
     if as_json:
@@ -257,6 +258,33 @@ def check_cluster(data_dir: str) -> Iterator[Finding]:
         yield Finding("cluster", Level.BROKEN, text, fix or "headrace cluster status tells more.")
     if not found.problems:
         yield Finding("cluster", Level.OK, f"{found.ranges} ranges, replicated as wanted")
+
+
+def check_pipelines() -> Iterator[Finding]:
+    """What the control plane says is wrong with pipelines, where one answers."""
+    from headrace.errors import HeadraceError
+
+    try:
+        found = _ask_control()
+    except HeadraceError:
+        return  # a broker needs none, and the server's check tells of what does not answer
+    levels = {"critical": Level.BROKEN, "warning": Level.WARNING}
+    for problem in found["problems"]:
+        if problem["subject"] == "pipeline" and problem["severity"] in levels:
+            level = levels[problem["severity"]]
+            yield Finding("pipelines", level, problem["title"], problem["next_step"])
+    running = [one for one in found["pipelines"] if one["state"] == "RUNNING"]
+    if running and all(one["keeps_up"] for one in running):
+        yield Finding("pipelines", Level.OK, f"{len(running)} run and keep up")
+
+
+def _ask_control() -> dict[str, Any]:
+    from headrace.cli.control_api import Api
+
+    target = TARGET.get()
+    http = os.environ.get("HEADRACE_HTTP") or target.http
+    api = Api(http, target.username, target.password)
+    return dict(api.get("/problems", seconds=CONTROL_SECONDS))
 
 
 def check_ports() -> Iterator[Finding]:

@@ -102,3 +102,25 @@ def test_what_placement_managers_complain_of_is_told(
     text = "\n".join(each.text for each in found)
     assert "accept-metadata" in text
     assert "data node 4 keeps 2 ranges aside" in text
+
+
+def test_pipelines_that_do_not_keep_up_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    still = {
+        "subject": "pipeline",
+        "severity": "critical",
+        "title": "revenue of shop has finished no batch for 90 s, and 2 rows wait",
+        "next_step": "Look at its stack trace.",
+    }
+    group = {**still, "subject": "group"}
+    running = {"state": "RUNNING", "keeps_up": False}
+    said: dict[str, Any] = {"problems": [still, group], "pipelines": [running]}
+    monkeypatch.setattr(doctor, "_ask_control", lambda: said)
+    told = only(doctor.check_pipelines())
+    assert (told.level, told.text, told.fix) == (Level.BROKEN, still["title"], still["next_step"])
+    said |= {"problems": [], "pipelines": [{"state": "RUNNING", "keeps_up": True}]}
+    assert only(doctor.check_pipelines()).text == "1 run and keep up"
+
+
+def test_a_control_plane_that_is_not_there_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HTTP", "http://127.0.0.1:1")
+    assert list(doctor.check_pipelines()) == []
