@@ -7,8 +7,8 @@
 The controller makes the first scope with the cluster's secret: the topics of one application, for
 some hours. Whoever holds a grant can add a narrower scope to it without asking anybody, because the
 next key is the last one's HMAC, and can take none away. What a grant allows is what each of its
-scopes does, so a driver hands its tasks the right to stage rows for one topic, for an hour, and
-nothing else.
+scopes does, so a driver hands its tasks the right to stage rows for one topic, for some hours,
+and nothing else.
 
 Names are patterns of `fnmatch`, `stream/topic` for topics; `exactly` makes one of a name. Secrets
 of this kind are never logged.

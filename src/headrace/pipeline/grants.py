@@ -22,7 +22,7 @@ from headrace.pipeline.letter_topics import letter_topics, topic_inputs
 from headrace.pipeline.plan import LogicalPlan
 from headrace.pipeline.scripts import RUN_SCRIPT
 
-GRANT_MS = 4 * 3_600_000
+GRANT_MS = 12 * 3_600_000
 OTHER_TOPICS = "OTHER_TOPICS"  # attribute of an application: patterns of `stream/topic`
 OUTPUT_TOPIC = "OUTPUT_TOPIC"
 

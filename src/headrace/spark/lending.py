@@ -1,9 +1,9 @@
 """What a driver lends its tasks: the right to read these topics, or to stage rows for that one.
 
 A container of a pipeline holds a grant for all of its application's topics (`net/grants.py`). Its
-tasks, on whatever machine, get a narrower one with their work, which lasts an hour, and never the
-grant itself. Where the driver logs in with a user's password or token, tasks find theirs in their
-own environment, as ever.
+tasks, on whatever machine, get a narrower one with their work, which lasts some hours, and never
+the grant itself. Where the driver logs in with a user's password or token, tasks find theirs in
+their own environment, as ever.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from headrace.net.grants import Scope, exactly, is_grant, narrow_grant
 from headrace.runtime.system import system_runtime
 from headrace.spark.options import Credentials, Lent, SourceOptions, Target
 
-TASK_MS = 3_600_000
-"""A task that connects anew later than that fails, and is run again with another one."""
+TASK_MS = 8 * 3_600_000
+"""The tasks of a long batch, a backfill's say, begin hours after it was planned. It is less than
+what is left of a container's own."""
 
 
 def lend(
