@@ -142,6 +142,55 @@ async def test_following_sees_what_comes(client: Client, headrace_stream: str) -
     assert seen == ["old", "new", "newer"]
 
 
+async def test_whoever_follows_a_topic_sees_its_next_life_from_the_start(
+    client: Client, headrace_stream: str
+) -> None:
+    """An offset of a topic that was purged, or made again, means nothing in the new one."""
+    topic = f"{headrace_stream}/t"
+    await client.create_topic(topic)
+    await client.send_many(topic, ["a", "b", "c"])
+    read: list[str] = []
+    consumed: list[str] = []
+
+    async def follow() -> None:
+        async for message in client.read(topic, follow=True):
+            read.append(message.text)
+
+    async def consume() -> None:
+        async with client.consumer(topic, "g", auto_commit=False) as consumer:
+            async for message in consumer:
+                consumed.append(message.text)
+                await consumer.commit()
+
+    tasks = [asyncio.ensure_future(follow()), asyncio.ensure_future(consume())]
+
+    async def wait_for(*texts: str) -> None:
+        while not read == consumed == list(texts):
+            if done := [task for task in tasks if task.done()]:
+                await done[0]
+            await asyncio.sleep(0.02)
+
+    async with asyncio.timeout(30):
+        await wait_for("a", "b", "c")
+        await client.purge_topic(topic)
+        await client.send(topic, "d")
+        await wait_for("a", "b", "c", "d")
+        marks = await client.watermarks(topic, group="g")
+        assert [mark.lag for mark in marks] == [0]
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+    read.clear()
+    async with asyncio.timeout(30):
+        follower = aiter(client.batches(topic, follow=True))
+        assert [m.text for m in await anext(follower)] == ["d"]
+        await client.delete_topic(topic)
+        await client.create_topic(topic)
+        await client.send(topic, "e")
+        assert [m.text for m in await anext(follower)] == ["e"]
+
+
 async def test_tables_in_and_out(client: Client, headrace_stream: str) -> None:
     topic = f"{headrace_stream}/t"
     await client.create_topic(topic, partitions=2)

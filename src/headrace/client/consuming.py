@@ -53,6 +53,7 @@ class GroupConsumer:
         self._joined = -1  # the number of the connection that is a member
         self._asked = float("-inf")
         self._next: dict[int, int] = {}  # of the partitions that are ours
+        self._lives: dict[int, str] = {}
         self._done: dict[int, int] = {}  # the last message handed out and not committed
         self._turn = 0
 
@@ -138,13 +139,22 @@ class GroupConsumer:
                 await self._share()
             found = False
             for span in self._ours(await self._reading.spans(self._stream, self._topic)):
+                if self._lives.get(span.partition) != span.life:
+                    # Purged or made again: what we have read of it says nothing.
+                    self._done.pop(span.partition, None)
+                    await self._begin({span.partition})
                 at = self._next.get(span.partition)
                 if at is None or at >= span.high:
                     continue
-                areas, self._next[span.partition] = await self._reading.fetch(
-                    self._stream, self._topic, span.partition, start=at, end=span.high
-                )
                 found = True
+                try:
+                    areas, self._next[span.partition] = await self._reading.fetch(
+                        self._stream, self._topic, span, start=at, end=span.high
+                    )
+                except HeadraceError:
+                    if not await self._reading.renewed(self._stream, self._topic, span):
+                        raise
+                    break
                 if not areas:
                     continue  # lost, and given up: reading goes on behind it
                 parts = parts_of(span.partition, at, areas)
@@ -203,3 +213,4 @@ class GroupConsumer:
             )
             at = starts[partition] if stored is None else stored.stored_offset + 1
             self._next[partition] = min(max(at, span.low), span.high)
+            self._lives[partition] = span.life

@@ -45,7 +45,12 @@ from headrace.client.views import (
     stream_info,
     topic_info,
 )
-from headrace.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from headrace.errors import (
+    AlreadyExistsError,
+    HeadraceError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from headrace.runtime.interfaces import Runtime
 from headrace.wire.iggy.messages.messages import Message as WireMessage
 from headrace.wire.iggy.messages.messages import SendMessages, SentMessages, encode_send
@@ -363,10 +368,14 @@ class Client:
             limits = await resolve(self._reading, stream, topic, spans, end)
         elif not follow:
             limits = {span.partition: span.high for span in spans}
+        lives = {span.partition: span.life for span in spans}
         left = count
         while left is None or left > 0:
             found = False
             for span in spans:
+                if lives.setdefault(span.partition, span.life) != span.life:
+                    lives[span.partition] = span.life
+                    position[span.partition] = span.low  # purged or made again: all of it is new
                 at = position.setdefault(span.partition, span.low)
                 # One that was added while we read is beyond an end that was stated before.
                 limit = span.high if limits is None else limits.get(span.partition, 0)
@@ -374,9 +383,15 @@ class Client:
                 if at >= stop or (left is not None and left <= 0):
                     continue
                 stop = stop if left is None else min(stop, at + left)
-                areas, position[span.partition] = await self._reading.fetch(
-                    stream, topic, span.partition, start=at, end=stop
-                )
+                try:
+                    areas, position[span.partition] = await self._reading.fetch(
+                        stream, topic, span, start=at, end=stop
+                    )
+                except HeadraceError:
+                    if not follow or not await self._reading.renewed(stream, topic, span):
+                        raise
+                    found = True
+                    break
                 if not areas:
                     found = True
                     continue  # lost, and given up: reading goes on behind it

@@ -21,6 +21,7 @@ from headrace.errors import (
     LostRecordsError,
     NotFoundError,
     OffsetOutOfRangeError,
+    StateError,
     UnavailableError,
 )
 from headrace.wire.iggy.batch import gather_headers, locate
@@ -36,6 +37,12 @@ TICKET_SECONDS_LEFT_MIN = 30.0
 ASK_AGAIN_SECONDS = 0.05  # between two questions to a broker, which does not wait for messages
 
 
+class OtherLifeError(StateError):
+    """A partition is not the one that reading began with."""
+
+    retryable = False
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """What a partition holds: offsets [low, high)."""
@@ -43,6 +50,9 @@ class Span:
     partition: int
     low: int
     high: int
+    life: str = ""
+    """Another one since a purge, since the topic was deleted and made again, or in another cluster:
+    an offset means nothing in it."""
 
 
 class TopicReading:
@@ -53,6 +63,7 @@ class TopicReading:
         self._clock = link.runtime.clock
         self._reader = TicketReader(link.runtime, link.tls)
         self._access: dict[tuple[str, str], Access] = {}
+        self._lives: dict[tuple[str, str], dict[int, str]] = {}
         self._avoided_until = 0.0
 
     async def close(self) -> None:
@@ -63,13 +74,18 @@ class TopicReading:
         if await self._link.hello() is None:
             return await self._plain_spans(stream, topic)
         ticket = await self._ticket(stream, topic)
-        return tuple(Span(p.partition, p.start, p.next) for p in ticket.topics[0].partitions)
+        lives = _lives(ticket)
+        return tuple(
+            Span(p.partition, p.start, p.next, lives[p.partition])
+            for p in ticket.topics[0].partitions
+        )
 
     async def _ticket(self, stream: str, topic: str) -> Ticket:
         try:
             ticket = await self._link.call(lambda client: client.read_ticket([(stream, topic)]))
         except NotFoundError:
             raise NotFoundError(f"there is no topic {stream}/{topic}") from None
+        self._lives[stream, topic] = _lives(ticket)
         kept = self._access.get((stream, topic))
         streams = {("", p.partition): p.sbp_stream for p in ticket.topics[0].partitions}
         if (
@@ -90,7 +106,8 @@ class TopicReading:
         spans = []
         for each in details.partitions:
             high = each.current_offset + 1 if each.messages_count or each.current_offset else 0
-            spans.append(Span(each.id, max(0, high - each.messages_count), high))
+            low = max(0, high - each.messages_count)
+            spans.append(Span(each.id, low, high, str(details.topic.created_at_us)))
         return tuple(spans)
 
     async def offset_at(self, stream: str, topic: str, span: Span, timestamp_us: int) -> int:
@@ -111,12 +128,22 @@ class TopicReading:
         return span.high
 
     async def fetch(
-        self, stream: str, topic: str, partition: int, *, start: int, end: int
+        self, stream: str, topic: str, span: Span, *, start: int, end: int
     ) -> tuple[list[Area], int]:
         """Messages from `start` on, at most up to `end`, and the offset after them; none where some
-        were lost and given up."""
+        were lost and given up.
+
+        OtherLifeError when the partition is in another life by now.
+        """
+        partition = span.partition
         key = ("", partition)
         access = await self._current(stream, topic)
+        if access is not None and self._lives[stream, topic].get(partition) != span.life:
+            raise OtherLifeError(
+                f"partition {partition} of {stream}/{topic} was purged, or made again, while it "
+                "was read; read it again from the start",
+                offset=start,
+            )
         if access is not None and key in access.streams:
             try:
                 async with asyncio.timeout(FALLBACK_SECONDS):
@@ -131,6 +158,16 @@ class TopicReading:
             except (UnavailableError, DeadlineError, TimeoutError):
                 self._avoided_until = self._clock.monotonic() + AVOID_SECONDS
         return await self._poll(stream, topic, partition, start, end)
+
+    async def renewed(self, stream: str, topic: str, span: Span) -> bool:
+        """Whether the partition is in another life by now, or gone; NotFoundError with its topic.
+
+        For who follows it: fetching from a life that is over fails in one way or another.
+        """
+        return all(
+            (each.partition, each.life) != (span.partition, span.life)
+            for each in await self.spans(stream, topic)
+        )
 
     async def _current(self, stream: str, topic: str) -> Access | None:
         """None: ask the broker."""
@@ -189,6 +226,11 @@ class TopicReading:
         left = seconds - (self._clock.monotonic() - begun)
         if left > 0:
             await self._clock.sleep(min(left, ASK_AGAIN_SECONDS))
+
+
+def _lives(ticket: Ticket) -> dict[int, str]:
+    topic = ticket.topics[0]
+    return {p.partition: f"{ticket.cluster}/{topic.uid}/{p.generation}" for p in topic.partitions}
 
 
 def _first_offset(area: memoryview) -> int:
