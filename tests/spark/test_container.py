@@ -161,7 +161,9 @@ def published(address: str) -> dict[tuple[str, str], tuple[int, float]]:
         return {}
     found: dict[tuple[str, str], tuple[int, float]] = {}
     for place, topic, each in state.partitions():
-        span = Span(topic.topic, place, each.generation, each.start, each.end)
+        span = Span(
+            topic.topic, place, each.generation, each.start, each.end, cluster=state.cluster
+        )
         runs = server.iterate(reading.read(target, access, span))
         for area, _ in chain.from_iterable(runs):
             for message in decode_messages(area):

@@ -94,7 +94,9 @@ def payloads(target: Target) -> Counter[bytes]:
     state, access = server.run(reading.describe(target, Topics((target.topic,))))
     found: Counter[bytes] = Counter()
     for place, topic, each in state.partitions():
-        span = Span(topic.topic, place, each.generation, each.start, each.end)
+        span = Span(
+            topic.topic, place, each.generation, each.start, each.end, cluster=state.cluster
+        )
         runs = server.iterate(reading.read(target, access, span))
         for area, starts in chain.from_iterable(runs):
             found.update(payloads_of(area, np.asarray(starts)).to_pylist())

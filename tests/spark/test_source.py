@@ -290,6 +290,49 @@ def test_purged_recreated_and_deleted_topics(headrace: HeadraceServer) -> None:
         skipping.latestOffset(recreated, ALL)
 
 
+def test_a_planned_batch_is_of_the_topic_and_the_cluster_that_it_was_planned_in(
+    headrace: HeadraceServer,
+) -> None:
+    """Spark repeats a batch that stands in its offset log, whatever has happened since."""
+    target = made(headrace, "planned", partitions=1)
+    send(target, "old")
+    source = stream(headrace, "planned")
+    skipping = stream(headrace, "planned", onDataLoss="skip")
+    start = source.initialOffset()
+    end = source.latestOffset(start, ALL)
+    elsewhere = {**end, "c": "another"}
+    with pytest.raises(OtherTopicError, match=r"another cluster.*new checkpoint.*onDataLoss"):
+        source.partitions(start, elsewhere)
+    assert payloads(skipping, start, elsewhere) == []
+    later = skipping.latestOffset(elsewhere, ALL)
+    assert payloads(skipping, elsewhere, later) == ["old"], "once"
+
+    recreate(headrace, target)
+    send(target, "new")
+    with pytest.raises(OtherTopicError, match=r"created again.*new checkpoint.*onDataLoss"):
+        source.partitions(start, end)
+    assert payloads(skipping, start, end) == []
+    later = skipping.latestOffset(end, ALL)
+    assert payloads(skipping, end, later) == ["new"]
+    assert skipping.latestOffset(later, ALL) == later
+
+    ask(target, lambda c: c.delete_topic("s", "planned"))
+    for each in (source, skipping):
+        with pytest.raises(NotFoundError, match=r"no topic s/planned.*new checkpoint"):
+            each.partitions(start, end)
+
+
+def test_what_a_broker_gave_is_of_the_cluster_that_was_planned(headrace: HeadraceServer) -> None:
+    target = made(headrace, "polled", partitions=1)
+    send(target, "a")
+    reader = TopicReader(settings(headrace, "polled", readFrom="broker"), StructType())
+    (task,) = reader.partitions()
+    assert [row["payload"] for row in rows(reader, [task])] == [b"a"]
+    task.span = replace(task.span, cluster="another")
+    with pytest.raises(OtherTopicError, match="another cluster"):
+        rows(reader, [task])
+
+
 def test_available_now_ends_where_it_began(headrace: HeadraceServer) -> None:
     target = made(headrace, "now", partitions=1)
     send(target, "a", "b")
@@ -328,7 +371,9 @@ def read(target: Target, access: Access, span: Span, read_from: ReadFrom = "auto
 def span_of(target: Target) -> tuple[Span, Any]:
     state, access = describe(target)
     ((key, topic, each),) = state.partitions()
-    return Span(topic.topic, key, each.generation, each.start, each.end), access
+    return Span(
+        topic.topic, key, each.generation, each.start, each.end, cluster=state.cluster
+    ), access
 
 
 def test_data_nodes_out_of_reach_are_told_once_and_the_broker_asked(

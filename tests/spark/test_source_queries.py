@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -138,6 +139,38 @@ def test_what_happens_to_a_topic_under_a_running_query(
     ask(target, lambda client: client.delete_topic("s", "living"))
     with pytest.raises(StreamingQueryException, match="there is no topic s/living"):
         query.awaitTermination(60)
+
+
+def test_a_batch_in_the_offset_log_is_never_another_clusters(
+    spark: SparkSession, tmp_path: Path, checkpoint: str
+) -> None:
+    """Planned, not committed; meanwhile the directory was wiped, and the topic has the same uid."""
+    server = HeadraceServer(tmp_path / "first")
+    server.start()
+    try:
+        target = made(server, "uid", partitions=1)
+        send(target, "a0", "a1")
+        uid = describe(target)[0].topics[0].uid
+        seen, _ = run(follow(spark, target), checkpoint)
+        assert sorted(seen) == ["a0", "a1"]
+    finally:
+        server.stop()
+    for name in (f"{checkpoint}/commits/0", f"{checkpoint}/commits/.0.crc"):
+        Path(name).unlink(missing_ok=True)
+    server = HeadraceServer(tmp_path / "second")
+    server.start()
+    try:
+        target = made(server, "uid", partitions=1)
+        send(target, "b0", "b1", "b2")
+        assert describe(target)[0].topics[0].uid == uid
+        refused: list[str] = []
+        with pytest.raises(StreamingQueryException, match=r"another cluster.*onDataLoss=skip"):
+            run(follow(spark, target), checkpoint, refused)
+        assert refused == []
+        seen, _ = run(follow(spark, target, onDataLoss="skip"), checkpoint)
+        assert sorted(seen) == ["b0", "b1", "b2"], "each of them once, none as the old batch"
+    finally:
+        server.stop()
 
 
 def test_our_own_server_without_its_own_commands(

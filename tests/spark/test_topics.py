@@ -59,9 +59,11 @@ def numbered(spark: SparkSession, count: int, *, start: int = 0) -> DataFrame:
     )
 
 
-def run(stream: DataFrame, checkpoint: str) -> tuple[list[str], list[int]]:
+def run(
+    stream: DataFrame, checkpoint: str, seen: list[str] | None = None
+) -> tuple[list[str], list[int]]:
     """Run a stream until it caught up: its payloads, and how many rows each batch had."""
-    seen: list[str] = []
+    seen = [] if seen is None else seen
     sizes: list[int] = []
 
     def on_batch(frame: DataFrame, batch_id: int) -> None:

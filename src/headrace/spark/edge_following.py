@@ -87,8 +87,9 @@ class EdgeFollowing:
     async def plan(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[Span, Access]]:
         """What the tasks of a batch read."""
         begin, finish = EdgeOffset.from_json(start), EdgeOffset.from_json(end)
+        finish.check_topic(begin.cluster, begin.uid)  # a first batch's start is asked for anew
         target = self._options.target
-        pages = [page async for page in self._pages(begin, finish.window)]
+        pages = [page async for page in self._pages(begin, finish)]
         spans = spans_between(
             pages,
             target.topic,
@@ -112,15 +113,17 @@ class EdgeFollowing:
                 )
         return [(part, access.only(part.key)) for part in split(spans, state, PARTITION_BYTES)]
 
-    async def _pages(self, begin: EdgeOffset, end: int) -> AsyncIterator[WindowsListed]:
+    async def _pages(self, begin: EdgeOffset, end: EdgeOffset) -> AsyncIterator[WindowsListed]:
         after = begin.window
-        while after < end:
+        while after < end.window:
             listed = await self._list(self._options.target, after)
             begin.check(listed)
-            if listed.closed < end:
+            if listed.closed < end.window:
                 # Voided since the batch was planned: it can be read when it is published again.
                 raise UnavailableError(
-                    "a window of the batch is not closed any more", window=end, closed=listed.closed
+                    "a window of the batch is not closed any more",
+                    window=end.window,
+                    closed=listed.closed,
                 )
             yield listed
             after = listed.complete

@@ -12,7 +12,7 @@ Windows that hold no rows cost no batch: an end is only worth it when there is s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -20,6 +20,7 @@ import msgspec
 
 from headrace.errors import CorruptionError, OffsetOutOfRangeError
 from headrace.ids import WindowId
+from headrace.spark.losses import OtherTopicError
 from headrace.spark.splits import Span
 from headrace.wire.iggy.messages.extensions import ListedWindow, WindowsListed, WindowSpan
 from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
@@ -50,14 +51,19 @@ class EdgeOffset:
 
     def check(self, listed: WindowsListed) -> None:
         """Whether the topic is the one that was read before, and still holds what comes next."""
-        if (self.cluster, self.uid) != (listed.cluster, str(listed.uid)):
-            raise CorruptionError(
-                f"the checkpoint is of topic {self.uid} in cluster {self.cluster}; "
-                f"this is topic {listed.uid} in cluster {listed.cluster}"
-            )
+        self.check_topic(listed.cluster, str(listed.uid))
         if self.window < listed.purged:
             raise OffsetOutOfRangeError(
                 f"windows up to {listed.purged:x} are purged, the checkpoint is at {self.window:x}"
+            )
+
+    def check_topic(self, cluster: str, uid: str) -> None:
+        if (self.cluster, self.uid) != (cluster, uid):
+            raise OtherTopicError(
+                f"the checkpoint is of topic {self.uid} in cluster {self.cluster}; "
+                f"this is topic {uid} in cluster {cluster}. Its windows are not those that were "
+                "read before: connect to the cluster of the checkpoint, or remove the pipeline "
+                "(headrace pipeline remove) and start it anew"
             )
 
 
@@ -211,7 +217,14 @@ def spans_between(
     """
     first = max(start, skip_until)
     runs = sorted(
-        (str(page.uid), span.partition, span.generation, span.first, span.first + span.count)
+        (
+            page.cluster,
+            str(page.uid),
+            span.partition,
+            span.generation,
+            span.first,
+            span.first + span.count,
+        )
         for page in listed
         for publisher in page.publishers
         for window in publisher.windows
@@ -219,16 +232,16 @@ def spans_between(
         for span in _wanted(window, share)
     )
     spans: list[Span] = []
-    for uid, partition, generation, begin, finish in runs:
+    for cluster, uid, partition, generation, begin, finish in runs:
         last = spans[-1] if spans else None
         if last is not None and (last.key, last.generation, last.end) == (
             (uid, partition),
             generation,
             begin,
         ):
-            spans[-1] = Span(topic, last.key, generation, last.start, finish)
+            spans[-1] = replace(last, end=finish)
         else:
-            spans.append(Span(topic, (uid, partition), generation, begin, finish))
+            spans.append(Span(topic, (uid, partition), generation, begin, finish, cluster=cluster))
     return spans
 
 

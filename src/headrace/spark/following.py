@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headrace.client.tickets import Access
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, NotFoundError
 from headrace.runtime.interfaces import Clock
 from headrace.spark.groups import GroupOffsets
 from headrace.spark.idle import IdlePace
@@ -81,7 +81,7 @@ class Following:
         first = start == self._initial and not self._begun
         finished = not first
         while True:
-            state = await self._describe()
+            state = await self._describe_again()
             if finished:
                 finished = False
                 await self._group.on_finished(begin, state)
@@ -105,9 +105,10 @@ class Following:
     async def plan(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[Span, Access]]:
         """What the tasks of a batch read."""
         self._begun = True
-        state = await self._describe(sizes=True)
+        state = await self._describe_again(sizes=True)
         begin, finish = Offsets.from_json(start), Offsets.from_json(end)
-        spans = plan(begin, finish, state, self._options.on_data_loss)
+        by_name = not self._options.topics.pattern
+        spans = plan(begin, finish, state, self._options.on_data_loss, by_name=by_name)
         if self._backlog is not None:
             spans = list(after(spans, self._backlog))
         return tasks(spans, state, self._access, self._options)
@@ -124,6 +125,16 @@ class Following:
         if options.skip_backlog and self._backlog is None:
             self._backlog = {key: each.end for key, _, each in self._seen.partitions()}
         return self._seen
+
+    async def _describe_again(self, *, sizes: bool = False) -> SourceState:
+        """Where a batch begins or ends already."""
+        try:
+            return await self._describe(sizes=sizes)
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"{error}, which the checkpoint reads: create it again and set onDataLoss=skip to "
+                "go on with what is there, or start from a new checkpoint"
+            ) from None
 
     def _admit(self, begin: Offsets, state: SourceState, limits: Limits) -> Offsets:
         """`begin` itself when there is nothing new."""

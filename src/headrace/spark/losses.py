@@ -83,25 +83,35 @@ def find_losses(offsets: Offsets, state: SourceState, *, by_name: bool) -> list[
     With a pattern it was deleted, which is an error here and now.
     """
     if offsets.cluster != state.cluster:
-        detail = f"{offsets.cluster!r} then, {state.cluster!r} now"
-        return [
-            Loss("cluster replaced", f"cluster {offsets.cluster}", key, at, None, detail)
-            for key, (_, at) in sorted(offsets.positions.items())
-        ] or [Loss("cluster replaced", f"cluster {offsets.cluster}", ("", 0), 0, None, detail)]
+        return replaced(offsets, state)
     now = {key: (topic, each) for key, topic, each in state.partitions()}
-    topics = {topic.uid: topic for topic in state.topics}
-    losses = []
+    losses: list[Loss] = []
     for key, (generation, at) in sorted(offsets.positions.items()):
-        if key in now:
-            loss = _compare(key, *now[key], generation, at)
-        elif key[0] in topics:
-            what = f"partition {key[1]} of {topics[key[0]].name}"
-            loss = Loss("partition deleted", what, key, at, None)
-        else:
-            loss = _vanished(key, at, offsets, state, by_name=by_name)
-        if loss is not None:
+        if key not in now:
+            losses.append(missing(key, at, offsets, state, by_name=by_name))
+        elif loss := _compare(key, *now[key], generation, at):
             losses.append(loss)
     return losses
+
+
+def replaced(offsets: Offsets, state: SourceState) -> list[Loss]:
+    """Of offsets of another cluster, where the same uids are other topics: all of it."""
+    detail = f"{offsets.cluster!r} then, {state.cluster!r} now"
+    return [
+        Loss("cluster replaced", f"cluster {offsets.cluster}", key, at, None, detail)
+        for key, (_, at) in sorted(offsets.positions.items())
+    ] or [Loss("cluster replaced", f"cluster {offsets.cluster}", ("", 0), 0, None, detail)]
+
+
+def missing(key: Key, at: int, offsets: Offsets, state: SourceState, *, by_name: bool) -> Loss:
+    """Of a partition that is not there any more, alone or with its topic.
+
+    OtherTopicError for a topic in whose place there is no other.
+    """
+    for topic in state.topics:
+        if topic.uid == key[0]:
+            return Loss("partition deleted", f"partition {key[1]} of {topic.name}", key, at, None)
+    return _vanished(key, at, offsets, state, by_name=by_name)
 
 
 def _compare(

@@ -394,8 +394,10 @@ def plain_topic(stream: str, details: TopicDetails) -> TopicState:
 def _check_same(state: SourceState, span: Span) -> None:
     """Whether the name still means the partition that was planned."""
     for key, _, each in state.partitions():
-        if key == span.key and each.generation == span.generation:
+        found = (state.cluster, key, each.generation)
+        if found == (span.cluster, span.key, span.generation):
             return
     raise OtherTopicError(
-        f"partition {span.partition} of topic {span.topic} was deleted or purged while it was read"
+        f"partition {span.partition} of topic {span.topic} was deleted or purged while it was "
+        "read, or another cluster answers now; run the batch again to see what is left"
     )

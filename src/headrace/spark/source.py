@@ -126,7 +126,7 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark's classes 
         end = await resolve_position(
             reading, options, state, options.ending, rest="latest", clamp=clamp
         )
-        spans = plan(start, end, state, options.on_data_loss)
+        spans = plan(start, end, state, options.on_data_loss, by_name=True)
         return tasks(await self._narrowed(reading, state, spans), state, access, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -6,11 +6,10 @@ Ranges are half-open and never overlap; together they are exactly what the batch
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from headrace.errors import NotFoundError
-from headrace.spark.losses import Loss, OnDataLoss, decide
+from headrace.spark.losses import Loss, OnDataLoss, decide, missing, replaced
 from headrace.spark.offsets import Key, Offsets, PartitionState, SourceState, TopicState
 
 TASKS_PER_PARTITION_MAX = 1000
@@ -25,18 +24,27 @@ class Span:
     generation: int
     start: int
     end: int
+    cluster: str = field(kw_only=True)
+    """Whose they are: a uid means nothing without it. "" for a plain Iggy server."""
 
     @property
     def partition(self) -> int:
         return self.key[1]
 
 
-def plan(start: Offsets, end: Offsets, state: SourceState, on_loss: OnDataLoss) -> list[Span]:
+def plan(
+    start: Offsets, end: Offsets, state: SourceState, on_loss: OnDataLoss, *, by_name: bool
+) -> list[Span]:
     """What lies between two offsets.
 
-    Retention may have been there since the end was written. Then that is an error, or what is
-    still there is read: the offset cannot be changed any more.
+    Much may have happened since the end was written: retention, a purge, a topic that was deleted,
+    another cluster at this address. Then that is an error, or what is still there is read: the
+    offset cannot be changed any more. Rows of another life of a topic are never this batch's; the
+    next one begins with them.
     """
+    if end.cluster != state.cluster:
+        decide(replaced(end, state), on_loss)
+        return []
     now = {key: (topic, each) for key, topic, each in state.partitions()}
     spans = []
     for key, (generation, finish) in sorted(end.positions.items()):
@@ -44,12 +52,10 @@ def plan(start: Offsets, end: Offsets, state: SourceState, on_loss: OnDataLoss) 
         if begin >= finish:
             continue
         if key not in now:
-            raise NotFoundError(
-                f"partition {key[1]} of the topic with uid {key[0]} was deleted; the batch needs "
-                f"its messages {begin} to {finish}"
-            )
+            decide([missing(key, begin, end, state, by_name=by_name)], on_loss)
+            continue
         topic, each = now[key]
-        span = Span(topic.topic, key, generation, begin, finish)
+        span = Span(topic.topic, key, generation, begin, finish, cluster=state.cluster)
         kept = _kept(span, topic, each, on_loss)
         if kept.start < kept.end:
             spans.append(kept)

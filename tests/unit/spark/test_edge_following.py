@@ -15,6 +15,7 @@ from headrace.runtime.system import system_runtime
 from headrace.spark import edge_following
 from headrace.spark.edge_following import EdgeFollowing, quiet_through
 from headrace.spark.edge_options import EdgeOptions, parse_edge
+from headrace.spark.losses import OtherTopicError
 from headrace.spark.offsets import PartitionState, SourceState, TopicState
 from headrace.spark.remote import Remote
 from headrace.wire.iggy.messages.extensions import (
@@ -126,6 +127,14 @@ async def test_an_operator_with_timers_gets_an_empty_batch_now_and_then() -> Non
     remote.closed["a"] = 9
     assert await following(remote, timed).latest_offset(offset(1)) == offset(9)
     assert await following(remote, timed).latest_offset(offset(9)) == offset(9)
+
+
+async def test_a_first_batch_of_another_cluster_is_refused() -> None:
+    """Its start is asked for again when it is repeated, and is the cluster's that answers now."""
+    remote = FakeRemote(a=[3, 5])
+    for end in ({**offset(5), "c": "other"}, {"v": 1, "c": "c", "w": {"9": 5}}):
+        with pytest.raises(OtherTopicError, match="connect to the cluster of the checkpoint"):
+            await following(remote).plan(await following(remote).initial_offset(), end)
 
 
 async def test_a_query_of_two_edges_waits_for_the_slower_one() -> None:

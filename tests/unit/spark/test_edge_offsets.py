@@ -20,6 +20,7 @@ from headrace.spark.edge_offsets import (
     ended,
     spans_between,
 )
+from headrace.spark.losses import OtherTopicError
 from headrace.wire.iggy.messages.extensions import (
     ListedPublisher,
     ListedWindow,
@@ -156,7 +157,7 @@ def test_an_offset_names_the_cluster_the_topic_and_the_window() -> None:
                   {"v": 1, "c": "c", "p": {"7/0": [0, 5]}}):  # fmt: skip
         with pytest.raises(CorruptionError):
             EdgeOffset.from_json(wrong)
-    with pytest.raises(CorruptionError):
+    with pytest.raises(OtherTopicError, match="pipeline remove"):
         offset.check(listing(9, {}, uid=8))
     with pytest.raises(OffsetOutOfRangeError):
         offset.check(listing(9, {}, purged=6))

@@ -14,7 +14,7 @@ from headrace.spark.options import Credentials, Target
 from headrace.spark.reading import Reading
 from headrace.spark.splits import Span
 
-SPAN = Span("orders", ("7", 0), 0, 0, 10)
+SPAN = Span("orders", ("7", 0), 0, 0, 10, cluster="here")
 TARGET = Target("broker:8090", Credentials("iggy", "iggy"), "shop", "orders")
 ACCESS = Access(b"ticket", 1 << 60, "pm:1", {SPAN.key: 3})
 
