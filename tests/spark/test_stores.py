@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from deltalake import CommitProperties, DeltaTable
+from deltalake import CommitProperties, DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError
+from deltalake.schema import PrimitiveType
 from deltalake.transaction import Transaction
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from headrace import Application, Batch, Console, Delta, Parquet, Postgres
-from headrace.errors import UnavailableError
+from headrace.errors import ConfigError, UnavailableError
 from headrace.pipeline.stores import Store
 from tests.postgres import running_postgres
 
@@ -55,7 +57,7 @@ def test_parquet_windows_appear_whole_and_once(spark: SparkSession, tmp_path: Pa
     }
     assert list((path / "_staging").iterdir()) == []
 
-    broken = rows(spark, ("x", 1)).select(F.raise_error(F.lit("no")).alias("n"))
+    broken = rows(spark, ("x", 1)).select(F.raise_error(F.lit("no")).cast("int").alias("n"))
     with pytest.raises(Exception, match="no"):
         store(broken, batch(9))
     assert len(read_parquet(spark, path)) == 4, "what is being written is not seen"
@@ -91,6 +93,66 @@ def test_a_delta_window_is_one_commit(spark: SparkSession, tmp_path: Path) -> No
 
     assert store(rows(spark, ("d", 4)), batch(7, query="q2", mode="complete")) == 1
     assert [row["n"] for row in DeltaTable(path).to_pyarrow_table().to_pylist()] == [4]
+
+
+def test_delta_takes_what_fits_and_names_what_does_not(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "table")
+    store = Delta(path)
+    assert store(rows(spark, ("a", 1)), batch(1)) == 1
+    version = DeltaTable(path).version()
+    wide = rows(spark, ("b", 2)).withColumn("n", F.lit(5_000_000_000))
+    with pytest.raises(ConfigError, match="column n is bigint, the table has int"):
+        store(wide, batch(2))
+    with pytest.raises(ConfigError, match="has no column extra; add it to the table"):
+        store(rows(spark, ("b", 2)).withColumn("extra", F.lit(1)), batch(2))
+    with pytest.raises(ConfigError, match="column n is bigint"):
+        store(wide, batch(2, mode="complete"))
+    assert DeltaTable(path).version() == version
+    written = {str(each) for each in Path(path).glob("*.parquet")}
+    assert written == {uri.removeprefix("file://") for uri in DeltaTable(path).file_uris()}
+
+    # A narrower number is written as the table's, and a column that is left out is null.
+    narrow = rows(spark, ("c", 3)).select("sku", F.col("n").cast("smallint").alias("n"))
+    assert store(narrow, batch(2)) == 1
+    found = {row["sku"]: row for row in DeltaTable(path).to_pyarrow_table().to_pylist()}
+    assert (found["c"]["n"], found["c"]["at"]) == (3, None)
+    assert spark.read.parquet(*DeltaTable(path).file_uris()).schema["n"].dataType.typeName() == (
+        "integer"
+    )
+
+    with pytest.raises(ConfigError, match="column gap is interval"):
+        Delta(f"{path}2")(spark.sql("SELECT INTERVAL '1' DAY AS gap"), batch(1))
+    DeltaTable.create(
+        f"{path}3",
+        Schema(
+            [
+                Field("sku", PrimitiveType("string"), nullable=False),
+                Field("n", PrimitiveType("integer")),
+            ]
+        ),
+    )
+    strict = Delta(f"{path}3")
+    with pytest.raises(ConfigError, match="column sku may not be null"):
+        strict(rows(spark, ("a", 1)).select("n"), batch(1))
+    with pytest.raises(Exception, match="column sku may not be null, and a row has none"):
+        strict(rows(spark, ("a", 1)).select(F.expr("nullif(sku, 'a')").alias("sku")), batch(1))
+    DeltaTable.create(
+        f"{path}4", Schema([Field("sku", PrimitiveType("string"))]), partition_by=["sku"]
+    )
+    with pytest.raises(ConfigError, match="partitioned by sku"):
+        Delta(f"{path}4")(rows(spark, ("a", 1)).select("sku"), batch(1))
+
+
+def test_parquet_windows_have_one_type_for_a_column(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    store = Parquet(str(path))
+    store(rows(spark, ("a", 1)), batch(1))
+    with pytest.raises(ConfigError, match="column n is bigint, the table has int"):
+        store(rows(spark, ("b", 2)).withColumn("n", F.lit(5_000_000_000)), batch(2))
+    store(rows(spark, ("b", 2)).select("sku", F.col("n").cast("tinyint").alias("n")), batch(2))
+    assert sorted(row.n for row in read_parquet(spark, path)) == [1, 2]
+    with pytest.raises(ConfigError, match="column headrace_window"):
+        store(rows(spark, ("c", 3)).withColumnRenamed("sku", "headrace_window"), batch(3))
 
 
 def select(address: str, text: str) -> list[tuple[Any, ...]]:
@@ -135,6 +197,79 @@ def test_postgres_rows_replace_by_key_or_altogether(
     assert select(database, "SELECT sku, n FROM totals") == [("z", 26)]
     with pytest.raises(UnavailableError, match="cannot be reached"):
         Postgres("host=127.0.0.1 port=1 user=nobody", "t")(rows(spark, ("a", 1)), batch(1))
+
+
+def test_postgres_writes_what_was_meant(spark: SparkSession, database: str) -> None:
+    # The same key twice in a window: the last row counts.
+    store = Postgres(database, "latest", key=("sku",))
+    twice = spark.createDataFrame(
+        [("a", 1), ("b", 1), ("a", 2), ("a", 3), ("b", 2)], "sku string, n int"
+    ).coalesce(1)
+    assert store(twice, batch(1, query="latest")) == 5
+    assert select(database, "SELECT * FROM latest ORDER BY sku") == [("a", 3), ("b", 2)]
+    later = spark.createDataFrame([("a", 9), ("a", 8)], "sku string, n int").repartition(1)
+    store(later, batch(2, query="latest"))
+    assert select(database, "SELECT n FROM latest WHERE sku = 'a'") in ([(8,)], [(9,)])
+
+    # What has parts is JSON: a map an object, bytes base64, what is no number null.
+    parts = spark.sql(
+        "SELECT map('x', 1, 'y', 2) AS m, "
+        "named_struct('raw', X'00ff', 'bad', double('NaN'), 'far', double('inf'), "
+        "'at', timestamp '2026-01-01 12:00:00', 'price', 1.50BD, 'inner', map('k', X'01')) AS s, "
+        "array(named_struct('q', '\"')) AS l, CAST(NULL AS map<string,int>) AS nothing, "
+        "double('NaN') AS number, X'00ff' AS raw"
+    )
+    assert Postgres(database, "parts")(parts, batch(1, query="parts")) == 1
+    ((m, s, inner, nothing, number, raw),) = select(
+        database, "SELECT m, s, l, nothing, number, raw FROM parts"
+    )
+    assert m == {"x": 1, "y": 2}
+    assert s["raw"] == "AP8="
+    assert (s["bad"], s["far"]) == (None, None)
+    assert s["at"].startswith("2026-01-01T12:00:00")
+    assert (s["price"], s["inner"]) == (1.5, {"k": "AQ=="})
+    assert inner == [{"q": '"'}]
+    assert nothing is None
+    assert str(number) == "nan"
+    assert raw == b"\x00\xff"
+
+
+def test_postgres_takes_what_fits_and_names_what_does_not(
+    spark: SparkSession, database: str
+) -> None:
+    with psycopg.connect(database) as connection:
+        connection.execute(
+            "CREATE TABLE narrow (sku varchar(9) NOT NULL, n integer, at timestamptz, "
+            "total numeric(6,2), twice integer GENERATED ALWAYS AS (n * 2) STORED)"
+        )
+    store = Postgres(database, "narrow")
+    one = rows(spark, ("a", 1))
+    for frame, told in (
+        (one.withColumn("n", F.lit(5_000_000_000)), "column n is bigint, the table has integer"),
+        (one.withColumn("n", F.lit("1")), "column n is string, the table has integer"),
+        (one.withColumn("extra", F.lit(1)), "has no column extra; add it to the table"),
+        (one.withColumn("total", F.lit(1.5)), r"column total is double, .* numeric\(6,2\)"),
+        (one.withColumn("twice", F.lit(2)), "computes column twice itself"),
+        (one.withColumn("sku", F.array("sku")), r"column sku is array<string>"),
+        (one.select("n"), "column sku may not be null"),
+        (one.withColumn("gone", F.lit(None)), "column gone is void"),
+        (one.withColumn("m", F.expr("map(1, 2)")), "column m: the keys of a JSON object are text"),
+        (one.withColumn("headrace_part", F.lit(1)), "cannot be called headrace_part"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            store(frame, batch(1, query="narrow"))
+    with pytest.raises(ConfigError, match=r"no unique index on \(sku\)"):
+        Postgres(database, "narrow", key=("sku",))(one, batch(1, query="narrow"))
+    with pytest.raises(ConfigError, match="the key id is no column"):
+        Postgres(database, "narrow", key=("id",))(one, batch(1, query="narrow"))
+    with pytest.raises(Exception, match="column sku: a text holds the character 0"):
+        store(one.withColumn("sku", F.lit("a\0b")), batch(1, query="narrow"))
+    assert select(database, "SELECT count(*) FROM narrow") == [(0,)]
+    fits = one.withColumn("n", F.lit(7).cast("smallint"))
+    assert store(fits.withColumn("total", F.expr("1.25BD")), batch(1, query="narrow")) == 1
+    assert select(database, "SELECT sku, n, total, twice FROM narrow") == [
+        ("a", 7, Decimal("1.25"), 14)
+    ]
 
 
 def test_the_console_says_what_it_prints(

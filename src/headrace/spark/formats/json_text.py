@@ -44,6 +44,11 @@ def json_objects(batch: pa.RecordBatch) -> pa.Array:
     return _object(batch.schema.names, batch.columns).joined()
 
 
+def json_values(array: pa.Array) -> pa.Array:
+    """Each value as JSON, null where there is none."""
+    return pc.if_else(array.is_valid(), _texts(array).joined(), pa.scalar(None, pa.string()))
+
+
 def check_json(kind: pa.DataType, name: str) -> None:
     """ConfigError for a type that has no text here."""
     if pa.types.is_map(kind) and not pa.types.is_string(kind.key_type):

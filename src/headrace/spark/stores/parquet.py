@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from headrace.errors import ConfigError
+from headrace.spark.stores.columns import cast, fit, refuse_twins
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 COLUMN = "headrace_window"
 STAGING = "_staging"
 ATOMIC = ("", "file", "hdfs", "viewfs")
+LAST_WINDOWS = 20  # that are asked what columns there are
+
+_casts: dict[tuple[str, str], dict[str, str]] = {}
 
 
 def check_path(path: str) -> None:
@@ -38,6 +42,7 @@ def check_path(path: str) -> None:
 
 def write_window(frame: DataFrame, *, path: str, query: str, window: str) -> int:
     """Write the frame as the query's window unless that is there; -1: how many rows is unknown."""
+    _refuse_columns(frame, path)
     files = _files(frame.sparkSession, path)
     name = f"{window}.{query}"
     target = f"{path.rstrip('/')}/{COLUMN}={name}"
@@ -45,9 +50,47 @@ def write_window(frame: DataFrame, *, path: str, query: str, window: str) -> int
         return 0
     staging = f"{path.rstrip('/')}/{STAGING}/{name}.{uuid.uuid4().hex}"
     files.clear(f"{path.rstrip('/')}/{STAGING}", f"{name}.")
-    frame.write.parquet(staging)
+    _fitted(frame, path, files).write.parquet(staging)
     files.commit(staging, target)
     return -1
+
+
+def _refuse_columns(frame: DataFrame, path: str) -> None:
+    refuse_twins(frame.columns, f"Parquet files in {path}")
+    for name in frame.columns:
+        if name.lower() == COLUMN:
+            raise ConfigError(f"column {name}: readers find the window's name under it; rename it")
+
+
+def _fitted(frame: DataFrame, path: str, files: _LocalFiles | _HadoopFiles) -> DataFrame:
+    """As the last window has its columns: files of two types under one name cannot be read.
+
+    Looked up once in a process for every form that the rows have.
+    """
+    form = (path, frame.schema.json())
+    if form not in _casts:
+        _casts[form] = fit(
+            frame.schema.jsonValue()["fields"],
+            _last_fields(frame.sparkSession, path, files),
+            f"Parquet files in {path}",
+            growing=True,
+        )
+    return cast(frame, _casts[form])
+
+
+def _last_fields(
+    spark: SparkSession, path: str, files: _LocalFiles | _HadoopFiles
+) -> list[dict[str, Any]]:
+    from pyspark.errors import AnalysisException
+
+    names = sorted(name for name in files.names(path) if name.startswith(f"{COLUMN}="))
+    for name in reversed(names[-LAST_WINDOWS:]):
+        try:
+            fields = spark.read.parquet(f"{path.rstrip('/')}/{name}").schema.jsonValue()["fields"]
+            return list(fields)
+        except AnalysisException:
+            continue  # a window without rows has no file that could tell
+    return []
 
 
 def _files(spark: SparkSession, path: str) -> _LocalFiles | _HadoopFiles:
@@ -59,6 +102,9 @@ def _files(spark: SparkSession, path: str) -> _LocalFiles | _HadoopFiles:
 
 
 class _LocalFiles:
+    def names(self, folder: str) -> list[str]:
+        return [each.name for each in _local(folder).iterdir()] if self.exists(folder) else []
+
     def exists(self, path: str) -> bool:
         return _local(path).exists()
 
@@ -98,6 +144,12 @@ class _HadoopFiles:
 
     def exists(self, path: str) -> bool:
         return bool(self._context.util().exists(self._path(path)))
+
+    def names(self, folder: str) -> list[str]:
+        if not self.exists(folder):
+            return []
+        found = self._context.util().listStatus(self._path(folder))
+        return [str(status.getPath().getName()) for status in found]
 
     def clear(self, folder: str, prefix: str) -> None:
         if self.exists(folder):

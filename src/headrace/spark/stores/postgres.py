@@ -14,34 +14,28 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import ConfigError, UnavailableError
+from headrace.errors import ConfigError, InvalidArgumentError, UnavailableError
 from headrace.spark.options import resolve_reference
+from headrace.spark.stores.postgres_columns import (
+    PART,
+    ROW,
+    check_fit,
+    check_frame,
+    column_type,
+    table_columns,
+    unique_keys,
+)
 
 if TYPE_CHECKING:
     import psycopg
     import pyarrow as pa
     from psycopg.sql import Composed
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType
+    from pyspark.sql.types import StructType
 
 WINDOWS = "headrace_windows"
-PART = "headrace_part"
+STAGING_VERSION = 2
 CONNECT_SECONDS = 10
-
-_TYPES = {
-    "string": "text",
-    "tinyint": "smallint",
-    "smallint": "smallint",
-    "int": "integer",
-    "bigint": "bigint",
-    "float": "real",
-    "double": "double precision",
-    "boolean": "boolean",
-    "date": "date",
-    "timestamp": "timestamptz",
-    "timestamp_ntz": "timestamp",
-    "binary": "bytea",
-}
 
 
 def check_installed() -> None:
@@ -49,14 +43,6 @@ def check_installed() -> None:
         import psycopg  # noqa: F401 - is it there?
     except ImportError as error:
         raise ConfigError("PostgreSQL needs: pip install 'headrace[postgres]'") from error
-
-
-def column_type(kind: DataType) -> str:
-    """Of a column that is made for it; what has parts is kept as JSON."""
-    text = kind.simpleString()
-    if text.startswith("decimal"):
-        return f"numeric{text.removeprefix('decimal')}"
-    return _TYPES.get(text, "jsonb")
 
 
 def write_window(
@@ -69,8 +55,12 @@ def write_window(
     window: int,
     mode: str,
 ) -> int:
-    """Move the frame into the table as the query's window unless it is there; how many rows."""
+    """Move the frame into the table as the query's window unless it is there; how many rows.
+
+    ConfigError for a frame that does not fit the table, before anything is staged.
+    """
     check_installed()
+    check_frame(frame.schema, key, f"PostgreSQL table {table}")
     columns = list(frame.columns)
     with _connect(address) as connection:
         if _last_window(connection, query) >= window:
@@ -141,15 +131,36 @@ def _prepare(
     if key:
         make += sql.SQL(", PRIMARY KEY (") + _list(key) + sql.SQL(")")
     connection.execute(make + sql.SQL(")"))
+    columns = _checked(connection, frame.schema, table, key)
     # Other columns, another staging table: what an earlier version staged is of no use.
-    identity = json.dumps([query, table, [field.name for field in frame.schema.fields]])
+    identity = json.dumps([STAGING_VERSION, query, table, columns])
     staging = f"headrace_stage_{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     connection.execute(
-        _sql("CREATE UNLOGGED TABLE IF NOT EXISTS {} AS SELECT ''::text AS {}, ", staging, PART)
+        _sql(
+            "CREATE UNLOGGED TABLE IF NOT EXISTS {} AS SELECT ''::text AS {}, 0::bigint AS {}, ",
+            staging,
+            PART,
+            ROW,
+        )
         + _list(frame.columns)
         + _sql(" FROM {} WITH NO DATA", table)
     )
     return staging
+
+
+def _checked(
+    connection: psycopg.Connection[Any], schema: StructType, table: str, key: Sequence[str]
+) -> list[tuple[str, str]]:
+    """The table's columns that are written, with their types; ConfigError if they do not fit."""
+    place, name = f"PostgreSQL table {table}", _sql("{}", table).as_string(connection)
+    columns = table_columns(connection, name)
+    check_fit(schema, columns, place)
+    if key and set(key) not in unique_keys(connection, name):
+        raise ConfigError(
+            f"{place} has no unique index on ({', '.join(key)}), by which rows are to be replaced; "
+            "make one, or leave out the key"
+        )
+    return [(each.name, each.text) for each in columns if each.name in schema.names]
 
 
 def _stage(
@@ -177,25 +188,35 @@ def _copy(
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
         return
-    statement = _sql("COPY {} ({}, ", staging, PART) + _list(columns) + _sql(") FROM STDIN")
+    statement = (
+        _sql("COPY {} ({}, {}, ", staging, PART, ROW) + _list(columns) + _sql(") FROM STDIN")
+    )
     with (
         _connect(address) as connection,
         connection.cursor() as cursor,
         cursor.copy(statement) as copy,
     ):
         for batch in chain((first,), batches):
-            for row in zip(*(_values(column) for column in batch.columns), strict=True):
-                copy.write_row((part, *row))
+            values = [_values(*column) for column in zip(batch.columns, columns, strict=True)]
+            for number, row in enumerate(zip(*values, strict=True), start=count):
+                copy.write_row((part, number, *row))
             count += batch.num_rows
     yield part, count
 
 
-def _values(column: pa.Array) -> list[Any]:
+def _values(column: pa.Array, name: str) -> list[Any]:
     import pyarrow
+    import pyarrow.compute as pc
 
-    values: list[Any] = column.to_pylist()
+    from headrace.spark.formats.json_text import json_values
+
     if pyarrow.types.is_nested(column.type):
-        return [None if value is None else json.dumps(value, default=str) for value in values]
+        column = json_values(column)
+    elif pyarrow.types.is_string(column.type) and pc.any(pc.match_substring(column, "\0")).as_py():
+        raise InvalidArgumentError(
+            f"column {name}: a text holds the character 0, which PostgreSQL cannot keep"
+        )
+    values: list[Any] = column.to_pylist()
     return values
 
 
@@ -222,19 +243,20 @@ def _move(
         return 0  # somebody else wrote this window in the meantime
     if mode == "complete":
         connection.execute(_sql("DELETE FROM {}", table))
-    insert = (
-        _sql("INSERT INTO {} (", table)
-        + _list(columns)
-        + _sql(") SELECT ")
-        + _list(columns)
-        + _sql(" FROM {} WHERE {} = ANY(%s)", staging, PART)
-    )
+    insert = _sql("INSERT INTO {} (", table) + _list(columns) + _sql(") SELECT ")
+    rows = _sql(" FROM {} WHERE {} = ANY(%(parts)s)", staging, PART)
     if key:
+        # Of one key the window's last row counts: a statement replaces a row once.
+        insert += _sql("DISTINCT ON (") + _list(key) + _sql(") ") + _list(columns) + rows
+        insert += _sql(" ORDER BY ") + _list(key)
+        insert += _sql(", array_position(%(parts)s, {}) DESC, {} DESC", PART, ROW)
         others = [name for name in columns if name not in key]
         changes = _sql("UPDATE SET ") + _list(others, "{0} = excluded.{0}")
         insert += _sql(" ON CONFLICT (") + _list(key) + _sql(") DO ")
         insert += changes if others else _sql("NOTHING")
-    written = connection.execute(insert, ([part for part, _ in parts],)).rowcount
+    else:
+        insert += _list(columns) + rows
+    written = connection.execute(insert, {"parts": [part for part, _ in parts]}).rowcount
     expected = sum(rows for _, rows in parts)
     if not key and written != expected:
         raise UnavailableError(
