@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from headrace.spark.offsets import SourceState
 from headrace.spark.options import Target, parse_sink
 from headrace.spark.positions import Topics
 from headrace.spark.server import connect
+from headrace.wire.iggy.messages.extensions import PublishingFigures
 from tests.spark.conftest import AnyServer
 from tests.spark.headrace_server import HeadraceServer
 
@@ -145,6 +147,31 @@ def test_rows_without_a_payload_become_json(spark: SparkSession, server: AnyServ
     write(spark.createDataFrame([(1, "x", None)], "n int, s string, nothing string"), target)
     (row,) = reader(spark, target).load().collect()
     assert json.loads(row.payload) == {"n": 1, "s": "x", "nothing": None}
+
+
+def test_a_write_that_fails_leaves_nothing_behind(
+    spark: SparkSession, trimming: HeadraceServer
+) -> None:
+    target = made(trimming, "failed", partitions=1)
+    server = connect(target)
+
+    def figures() -> PublishingFigures:
+        return server.run(server.remote.call(lambda client: client.get_publishing()))
+
+    before = figures().publishers
+    last = 49_999
+    payload = F.when(F.col("id") == last, F.raise_error(F.lit("no"))).otherwise(
+        F.repeat(F.lit("x"), 500)
+    )
+    rows = spark.range(0, last + 1, numPartitions=1).select(payload.cast("string").alias("payload"))
+    with pytest.raises(PySparkException, match="no"):
+        write(rows, target)
+    assert figures().publishers == before
+    deadline = monotonic() + 60
+    while figures().staged_messages and monotonic() < deadline:
+        sleep(0.1)  # it is looked at now and then
+    assert figures().staged_messages == 0
+    assert reader(spark, target).load().count() == 0
 
 
 def test_json_payloads_become_typed_columns(spark: SparkSession, headrace: HeadraceServer) -> None:

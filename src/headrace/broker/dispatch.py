@@ -134,6 +134,7 @@ HANDLERS: dict[c.AnyCommand, Handler] = {
     c.RESET_AFTER: windows.reset_after,
     c.PURGE_TO: windows.purge_to,
     c.READ_TICKET: extensions.read_ticket,
+    c.GET_PUBLISHING: publishers.get_publishing,
     c.PRESENT_GRANT: users.present_grant,
     c.SPEAK_FOR: users.speak_for,
 }

@@ -8,6 +8,11 @@ after which the intent is carried out to its end: never back.
 A run that opens a publisher fences every earlier run of it, for good. Where somebody counts the
 runs, a number decides instead of who comes last.
 
+A publisher ends by its own word, with its last window. One that never closed a window and was not
+heard of for a long time is forgotten: nothing depends on it. One that did is kept, because a
+checkpoint may come back to it; only what it staged and never closed goes, and with it the run that
+staged it.
+
 What a publisher of a window topic (`window_topics.py`) closed is kept until it is purged; windows
 in which it published nothing leave no trace but the last one. Of other publishers only the newest
 windows are kept.
@@ -97,6 +102,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     window topic's and the other may write to that topic."""
     run: str
     epoch: int
+    at_ms: int = 0
 
 
 class StagingMade(msgspec.Struct, frozen=True, tag="staging"):
@@ -115,11 +121,17 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     last: bool = False
 
 
+class Expired(msgspec.Struct, frozen=True, tag="expired"):
+    """Nothing was heard of it for too long."""
+
+    uid: int
+
+
 class Reclaimed(msgspec.Struct, frozen=True, tag="reclaimed"):
     stream_ids: tuple[int, ...]
 
 
-Event: TypeAlias = Opened | StagingMade | Intended | Done | Reclaimed | w.Event
+Event: TypeAlias = Opened | StagingMade | Intended | Done | Expired | Reclaimed | w.Event
 
 
 class Publisher(msgspec.Struct):
@@ -139,6 +151,8 @@ class Publisher(msgspec.Struct):
     intent: Intent | None = None
     ended: bool = False
     """It closed its last window; remembered for a while, for whoever did not hear the answer."""
+    opened_ms: int = 0
+    """When its run came; 0 in the state of an earlier version."""
 
     def check_open(self, epoch: int) -> None:
         self.check_epoch(epoch)
@@ -231,6 +245,14 @@ class Publishers:
             return max(member.last for member in members if member is not None)
         return topic.closed(self.last)
 
+    def __iter__(self) -> Iterator[Publisher]:
+        return iter(self._by_uid.values())
+
+    @property
+    def open_count(self) -> int:
+        """Those that did not end; `publishers_max` is of them."""
+        return len(self._by_uid) - len(self._ended)
+
     def pending(self) -> list[Publisher]:
         return [publisher for publisher in self._by_uid.values() if publisher.intent is not None]
 
@@ -257,7 +279,14 @@ class Publishers:
             raise UnauthorizedError("the publisher belongs to another user", publisher=uid)
 
     def open(
-        self, name: str, run: str, owner: int, epoch: int = 0, *, heir_of: Container[int] = ()
+        self,
+        name: str,
+        run: str,
+        owner: int,
+        epoch: int = 0,
+        *,
+        heir_of: Container[int] = (),
+        now_ms: int = 0,
     ) -> Opened | None:
         """None: it is that run's already. A run that was superseded stays so.
 
@@ -272,11 +301,12 @@ class Publishers:
         if epoch and epoch < least:
             raise PublisherFencedError("later runs publish this topic", name=name, epoch=epoch)
         if known is None:
-            if len(self._by_uid) - len(self._ended) >= self._publishers_max:
+            if self.open_count >= self._publishers_max:
                 raise TooManyPublishersError(limit=self._publishers_max)
             if topic is None and self._owned(owner) >= self._owned_max:
                 raise TooManyPublishersError("of one user", limit=self._owned_max)
-            return Opened(uid=self._next_uid, name=name, owner=owner, run=run, epoch=epoch or least)
+            uid, first = self._next_uid, epoch or least
+            return Opened(uid=uid, name=name, owner=owner, run=run, epoch=first, at_ms=now_ms)
         if topic is None and known.owner != owner and known.owner not in heir_of:
             raise UnauthorizedError("the publisher belongs to another user", name=name)
         if known.run == run and epoch in (0, known.epoch) and known.epoch >= least:
@@ -284,7 +314,23 @@ class Publishers:
         if run in known.superseded or (epoch and not _follows(known, epoch)):
             raise PublisherFencedError("a later run of this publisher took over", name=name)
         following = epoch or max(known.epoch + 1, least)
-        return Opened(uid=known.uid, name=name, owner=owner, run=run, epoch=following)
+        return Opened(uid=known.uid, name=name, owner=owner, run=run, epoch=following, at_ms=now_ms)
+
+    def may_expire(self, publisher: Publisher) -> bool:
+        """Whether it is one that can be forgotten, or its run: those of window topics come and go
+        with the topic, and an unfinished window is finished first."""
+        return (
+            not publisher.ended
+            and publisher.intent is None
+            and self.topics.of(publisher.name) is None
+        )
+
+    def expire(self, uid: int, epoch: int, last: int) -> Expired | None:
+        """None when it was heard of after all."""
+        known = self._by_uid.get(uid)
+        if known is None or (known.epoch, known.last) != (epoch, last):
+            return None
+        return Expired(uid) if self.may_expire(known) else None
 
     def _owned(self, owner: int) -> int:
         return sum(
@@ -374,6 +420,8 @@ class Publishers:
                 self._opened(event)
             case StagingMade() | Intended() | Done():
                 self._went_on(event)
+            case Expired():
+                self._expired(event)
             case Reclaimed():
                 self.doomed.difference_update(event.stream_ids)
             case w.PublishersSet():
@@ -401,7 +449,10 @@ class Publishers:
             if isinstance(event, StagingMade):
                 self.doomed.add(event.stream_id)
         elif isinstance(event, StagingMade):
-            publisher.stream_id = event.stream_id
+            if publisher.ended and self.topics.of(publisher.name) is None:
+                self.doomed.add(event.stream_id)  # it ended while somebody still staged
+            else:
+                publisher.stream_id = event.stream_id
         elif isinstance(event, Intended):
             publisher.intent = event.intent
         else:
@@ -412,7 +463,9 @@ class Publishers:
     def _opened(self, event: Opened) -> None:
         known = self._by_uid.get(event.uid)
         if known is None:
-            self._add(Publisher(event.uid, event.name, event.owner, event.run, event.epoch))
+            made = Publisher(event.uid, event.name, event.owner, event.run, event.epoch)
+            made.opened_ms = event.at_ms
+            self._add(made)
             return
         topic = self.topics.of(known.name)
         if topic is not None and known.ended:  # such a one may go on after its end
@@ -420,6 +473,19 @@ class Publishers:
             known.ended = False
         _supersede(known)
         known.run, known.epoch, known.owner = event.run, event.epoch, event.owner
+        known.opened_ms = event.at_ms
+
+    def _expired(self, event: Expired) -> None:
+        publisher = self._by_uid.get(event.uid)
+        if publisher is None:
+            return
+        if publisher.last == NO_WINDOW:
+            self._dismiss([publisher.name])
+            return
+        _fence(publisher, publisher.epoch + 1)
+        if publisher.stream_id >= 0:
+            self.doomed.add(publisher.stream_id)
+        publisher.stream_id = -1
 
     def _add(self, publisher: Publisher) -> None:
         self._by_uid[publisher.uid] = publisher

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 
 import msgspec
 
 from headrace.broker import publishers as p
 from headrace.broker.errors import PublisherNotFoundError, StagedDataGoneError
+from headrace.broker.figures import describe
 from headrace.broker.offsets import Place
 from headrace.broker.partition import PartitionLog
-from headrace.broker.staging import Ownership, Staging
+from headrace.broker.staging import Ownership, Staging, StagingFigures, newest
 from headrace.broker.turns import Turns
 from headrace.broker.window_topics import TopicForgotten
 from headrace.client.sbp import SbpClient
@@ -77,6 +78,9 @@ class Publishing:
         self._rolling: set[int] = set()
         self._forgetting: set[int] = set()
         self._tasks = TaskSet("publishing")
+        self._seen_ms: dict[int, int] = {}  # publishers of which nobody knows when they came
+        self.figures = StagingFigures()
+        self.expired = 0
 
     async def start(self, ownership: Ownership) -> StateLog:
         """Replay, and carry out in the background what was interrupted."""
@@ -111,6 +115,15 @@ class Publishing:
         """Until the next event of any publisher."""
         await self._changed.wait()
 
+    def statistics(self) -> dict[str, int]:
+        return {
+            "publishers": self.state.open_count,
+            "staged_messages": self.figures.messages,
+            "staged_bytes": self.figures.bytes,
+            "staged_oldest_ms": self.figures.oldest_ms,
+            "publishers_expired": self.expired,
+        }
+
     # -- nothing under way
 
     @asynccontextmanager
@@ -144,6 +157,7 @@ class Publishing:
         """Let go of what dismissed publishers staged; a failure leaves it to the next one."""
         try:
             await self._staging.retain(self.state.knows)
+            self._seen_ms = {uid: at for uid, at in self._seen_ms.items() if self.state.knows(uid)}
             await self._reclaim()
         except HeadraceError as error:
             log.info("staging not cleaned up yet", reason=str(error))
@@ -153,11 +167,39 @@ class Publishing:
     async def open(
         self, name: str, run: str, owner: int, epoch: int = 0, *, heir_of: Container[int] = ()
     ) -> p.Publisher:
-        await self.decide([name], lambda: self.state.open(name, run, owner, epoch, heir_of=heir_of))
+        """Goes on without its caller."""
+        now_ms = self._runtime.clock.now_ms()
+
+        def decision() -> p.Opened | None:
+            return self.state.open(name, run, owner, epoch, heir_of=heir_of, now_ms=now_ms)
+
+        await asyncio.shield(self._tasks.start(self._open(name, decision), name="open"))
         opened = self.state.named(name)
         if opened is None:
             raise PublisherNotFoundError("dismissed meanwhile", name=name)
         return opened
+
+    async def _open(self, name: str, decision: Callable[[], p.Opened | None]) -> None:
+        async with self.still([name]):
+            # What earlier runs staged is of no use to the new one, nor to them: nobody can name it
+            # any more. Looked up before the new run can stage.
+            known, end = self.state.named(name), 0
+            if known is not None and known.stream_id >= 0 and decision() is not None:
+                with suppress(HeadraceError):
+                    end = await self._staging.end(known)
+            async with self._deciding:
+                event = decision()
+                if event is not None:
+                    await self._record(event)
+        if known is not None and event is not None and end:
+            self._tasks.start(self._drop(known, end), name="drop")
+
+    async def _drop(self, publisher: p.Publisher, end: int) -> None:
+        try:
+            if publisher.stream_id >= 0:
+                await self._staging.trim_to(publisher, end)
+        except HeadraceError as error:
+            log.info("staging not cleaned up yet", reason=str(error))
 
     async def stage(
         self,
@@ -325,6 +367,49 @@ class Publishing:
             log.info("a topic's publishers are not forgotten yet", reason=str(error))
         finally:
             self._forgetting.discard(uid)
+
+    # -- what nobody closes
+
+    async def sweep(self, silent_ms_max: int) -> None:
+        """Count what is staged, and let go of what nobody was heard of for so long."""
+        now_ms = self._runtime.clock.now_ms()
+        staging = {each.stream_id: each.uid for each in self.state if each.stream_id >= 0}
+        found = await describe(self._client, staging)
+        held = {staging[stream_id]: stored for stream_id, stored in found.items()}
+        self.figures = StagingFigures.of(held.values(), now_ms)
+        if self.state.doomed:
+            await self._tidy()
+        for publisher in [each for each in self.state if self.state.may_expire(each)]:
+            stored = held.get(publisher.uid)
+            if publisher.stream_id >= 0 and stored is None:
+                continue  # out of reach: nothing is known of it
+            heard_ms = publisher.opened_ms or self._seen_ms.setdefault(publisher.uid, now_ms)
+            newest_ms = 0 if stored is None else newest(stored)
+            if now_ms - max(heard_ms, newest_ms) >= silent_ms_max:
+                try:
+                    await self._expire(publisher)
+                except HeadraceError as error:
+                    log.info("staging not cleaned up yet", reason=str(error))
+
+    async def _expire(self, publisher: p.Publisher) -> None:
+        """One that closed windows only loses what it did not close."""
+        epoch, last = publisher.epoch, publisher.last
+        if last != p.NO_WINDOW:
+            if publisher.stream_id < 0:
+                return
+            await self._staging.trim(publisher)
+            start, end = await self._client.bounds(publisher.stream_id)
+            if start >= end:
+                return
+        await self._staging.forget(publisher.uid)
+        await self._decide([publisher.name], lambda: self.state.expire(publisher.uid, epoch, last))
+        if publisher.ended or publisher.epoch != epoch:
+            self.expired += 1
+            log.warning(
+                "what a publisher staged and never closed is removed",
+                publisher=publisher.name,
+                forgotten=publisher.ended,
+            )
 
     async def _lowered(self, publisher: p.Publisher, intent: p.Intent) -> p.Intent:
         """A power cut may have cost a `written` partition its end, and offsets before the recorded

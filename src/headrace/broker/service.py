@@ -294,6 +294,7 @@ class BrokerService:
             "clients": len(broker.sessions),
             "partitions_open": len(broker.open_logs()),
             "doomed_streams": len(broker.catalogue.doomed),
+            **broker.publishing.statistics(),
             **broker.counters,
             **({} if transports is None else transports.statistics()),
         }

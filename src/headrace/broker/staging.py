@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from headrace.broker import publishers as p
 from headrace.broker.errors import StagedDataGoneError
+from headrace.broker.figures import Stored
 from headrace.broker.turns import Turns
 from headrace.client.owned_stream import OwnedStream
 from headrace.client.sbp import SbpClient
@@ -35,6 +36,31 @@ class Ownership:
     clean: bool
     replicas: int
     on_fenced: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StagingFigures:
+    """Of what is staged and belongs to no closed window, when it was last looked at."""
+
+    messages: int = 0
+    bytes: int = 0
+    """On disk, of whole files."""
+    oldest_ms: int = 0
+    """How long the publisher that was silent longest has staged nothing."""
+
+    @classmethod
+    def of(cls, held: Iterable[Stored], now_ms: int) -> StagingFigures:
+        waiting = [stored for stored in held if stored.messages_count]
+        return cls(
+            sum(stored.messages_count for stored in waiting),
+            sum(stored.size_bytes for stored in waiting),
+            max((max(0, now_ms - newest(stored)) for stored in waiting), default=0),
+        )
+
+
+def newest(stored: Stored) -> int:
+    """When the last batch of a staging stream came, in milliseconds; 0 when there is none."""
+    return max((segment.max_timestamp for segment in stored.segments), default=0)
 
 
 class Staging:
@@ -146,9 +172,19 @@ class Staging:
             offset = kept[0].base_offset if kept else fetched.next_offset
             if kept or not headers:
                 break
+        if offset > start:
+            await self.trim_to(publisher, offset)
+
+    async def end(self, publisher: p.Publisher) -> int:
+        """Behind everything that is staged now."""
+        return (await self._client.bounds(publisher.stream_id))[1]
+
+    async def trim_to(self, publisher: p.Publisher, offset: int) -> None:
+        """Forget what was staged before this one, whatever for."""
+        known = self._known.get(publisher.uid, {})
         for staged in [staged for staged in known if staged < offset]:
             del known[staged]
-        if offset > start:
+        if offset > (await self._client.bounds(publisher.stream_id))[0]:
             await self._client.trim(publisher.stream_id, offset)
 
     async def forget(self, uid: int) -> None:

@@ -181,5 +181,6 @@ class Term:
             await self._runtime.clock.sleep(self._settings.retention_interval_ms / 1000)
             try:
                 await retention.enforce(self.broker)
+                await self.broker.publishing.sweep(self._settings.staged_ms_max)
             except HeadraceError as error:
                 log.warning("retention round failed", reason=str(error))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,9 @@ from headrace.cli.broker import TARGET, connects
 from headrace.cli.options import AsJson
 from headrace.cli.output import print_json
 from headrace.observability.escaping import escape
+
+if TYPE_CHECKING:
+    from headrace.wire.iggy.messages.extensions import PublishingFigures
 
 PORTS = {"iggy": 8090, "quic": 8080, "placement manager": 12378, "data node": 10911, "http": 3000}
 SYNCS = 15
@@ -31,6 +34,8 @@ FILES_LOW = 4096
 MEMORY_LOW = 2 << 30
 CLOCK_SECONDS_MAX = 2.0
 CONTROL_SECONDS = 5.0
+PUBLISHERS_SHARE_HIGH = 0.8
+STAGED_MS_HIGH = 3_600_000
 
 
 class Level(StrEnum):
@@ -212,14 +217,18 @@ def _ask_server(address: str) -> Iterator[Finding]:
 
     from headrace.cli.broker import with_broker
     from headrace.client.iggy import IggyClient
+    from headrace.wire.iggy import commands as c
     from headrace.wire.iggy.messages.system import Stats
 
-    async def work(client: IggyClient) -> tuple[float, Stats]:
+    async def work(client: IggyClient) -> tuple[float, Stats, PublishingFigures | None]:
         started = time.perf_counter()
         await client.ping()
-        return time.perf_counter() - started, await client.get_stats()
+        seconds, hello = time.perf_counter() - started, await client.hello()
+        known = hello is not None and c.GET_PUBLISHING.name in hello.features
+        figures = await client.get_publishing() if known else None
+        return seconds, await client.get_stats(), figures
 
-    seconds, stats = with_broker(work)
+    seconds, stats, publishing = with_broker(work)
     yield Finding(
         "server", Level.OK,
         f"{address} answers in {seconds * 1e3:.1f} ms: version {stats.server_version}, "
@@ -234,6 +243,8 @@ def _ask_server(address: str) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding("clock", Level.OK, "the server's clock agrees with this one")
+    if publishing is not None:
+        yield from _staged(publishing)
     if stats.free_disk_space and stats.free_disk_space < FREE_BYTES_LOW:
         yield Finding(
             "server", Level.BROKEN, f"only {stats.free_disk_space / 2**20:.0f} MiB free there",
@@ -285,6 +296,29 @@ def _ask_control() -> dict[str, Any]:
     http = os.environ.get("HEADRACE_HTTP") or target.http
     api = Api(http, target.username, target.password)
     return dict(api.get("/problems", seconds=CONTROL_SECONDS))
+
+
+def _staged(figures: PublishingFigures) -> Iterator[Finding]:
+    """What jobs and queries staged and did not close."""
+    share = figures.publishers / max(1, figures.publishers_max)
+    text = f"{figures.publishers} publishers of {figures.publishers_max}"
+    if share > PUBLISHERS_SHARE_HIGH:
+        yield Finding(
+            "publish", Level.WARNING, f"{text}: soon nobody can open one",
+            "Raise broker.publishers_max; a query keeps one as long as its checkpoint counts.",
+        )  # fmt: skip
+    else:
+        yield Finding("publish", Level.OK, text)
+    if figures.staged_messages:
+        old = figures.staged_oldest_ms > STAGED_MS_HIGH
+        size, hours = figures.staged_bytes / 2**20, figures.staged_oldest_ms / 3_600_000
+        yield Finding(
+            "staged", Level.WARNING if old else Level.OK,
+            f"{figures.staged_messages} messages ({size:.0f} MiB) are staged and not published"
+            + (f", some for {hours:.1f} h" if old else ""),
+            "A job died, or a query is stuck: end it or start it again. They are removed after "
+            f"{figures.staged_ms_max / 3_600_000:g} h (broker.staged_ms_max)." if old else "",
+        )  # fmt: skip
 
 
 def check_ports() -> Iterator[Finding]:

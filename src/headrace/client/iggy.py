@@ -43,6 +43,7 @@ from headrace.wire.iggy.messages.extensions import (
     OpenPublisher,
     PresentGrant,
     PublisherOpened,
+    PublishingFigures,
     PurgeTo,
     ReadTicket,
     ResetAfter,
@@ -527,6 +528,9 @@ class IggyClient:
     async def read_ticket(self, pairs: Iterable[tuple[Identifier, Identifier]]) -> Ticket:
         """A ticket to read these (stream, topic) pairs from the data nodes."""
         return await self.call(c.READ_TICKET, ReadTicket(topics=tuple(pairs)))
+
+    async def get_publishing(self) -> PublishingFigures:
+        return await self.call(c.GET_PUBLISHING, _NOTHING)
 
     async def open_publisher(self, name: str, run: str, *, epoch: int = 0) -> PublisherOpened:
         """Become the one run of the publisher that may write; earlier runs are fenced, and so is

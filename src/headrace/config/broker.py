@@ -234,6 +234,15 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     publishers_per_user_max: Annotated[
         int, Meta(ge=1, description="Of one user or pipeline, edges of pipelines not counted.")
     ] = 1_000
+    staged_ms_max: Annotated[
+        int,
+        Meta(
+            ge=1_000,
+            description="What a publisher staged and did not close is removed when nothing was "
+            "heard of it for so long, and the publisher is forgotten if it never closed a window. "
+            "More than any batch takes.",
+        ),
+    ] = 24 * 3600 * 1000
     windows_kept: Annotated[
         int, Meta(ge=1, description="Closed windows listed per publisher, newest first.")
     ] = 1_000

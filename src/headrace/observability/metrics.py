@@ -107,6 +107,21 @@ _section(
     ("broker_users", "gauge", (), "Users in the catalogue."),
     ("broker_groups", "gauge", (), "Consumer groups in the catalogue."),
     ("broker_streams_doomed", "gauge", (), "Deleted partitions whose data is not yet deleted."),
+    ("broker_publishers", "gauge", (), "Publishers of windows that did not end."),
+    ("broker_staged_messages", "gauge", (), "Messages staged for windows that are not closed."),
+    ("broker_staged_bytes", "gauge", (), "Files that hold such messages."),
+    (
+        "broker_staged_oldest_seconds",
+        "gauge",
+        (),
+        "How long the publisher of such messages that was silent longest has staged nothing.",
+    ),
+    (
+        "broker_publishers_expired_total",
+        "counter",
+        (),
+        "Publishers whose staged messages were removed, because nobody closed them.",
+    ),
     (
         "broker_topic_messages_total",
         "counter",

@@ -10,6 +10,7 @@ when the batch commits (`windows.py`). A plain Iggy server gets every row at lea
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from pyspark.sql.types import StructType
 
 from headrace.client.arrow import to_area
 from headrace.client.placing import Homes, by_partition
-from headrace.errors import ConfigError, UnavailableError
+from headrace.errors import ConfigError, HeadraceError, UnavailableError
 from headrace.net.grants import exactly
 from headrace.spark.formats.encoding import RowEncoder
 from headrace.spark.lending import lend_writing, topic_of
@@ -35,11 +36,20 @@ from headrace.spark.options import SinkOptions, Target, parse_sink
 from headrace.spark.remote import Remote
 from headrace.spark.server import connect
 from headrace.spark.settled import settle
-from headrace.spark.windows import Delivered, Delivering, Piece, Window, close, publishes_windows
+from headrace.spark.windows import (
+    Delivered,
+    Delivering,
+    Piece,
+    Window,
+    abandon,
+    close,
+    publishes_windows,
+)
 from headrace.wire.iggy.batch import split
 
 # Of one request; more rows become several. A broker receives up to 2 MiB straight into their place.
 SEND_BYTES_MAX = 7 << 18
+ABORT_SECONDS = 10.0  # a write that failed has waited long enough
 SINK_COLUMNS = ("payload", "key", "partition", "headers")
 _TYPES = {
     "payload": ("string", "binary"),
@@ -78,7 +88,15 @@ class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark's cla
         commit(self._options, _all(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What was staged is never published; what was sent at least once cannot be taken back."""
+        """What was staged is given up; what was sent at least once cannot be taken back.
+
+        A server that is out of reach now removes it by itself, later.
+        """
+        try:
+            server = connect(self._options.target)
+            server.run(_abandon(server.remote, self._options, self._window))
+        except (HeadraceError, TimeoutError) as error:
+            log.warning("what the failed write staged is not removed yet: %s", error)
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark's classes are untyped
@@ -98,7 +116,13 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # p
         commit(self._options, _all(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """As above."""
+        """What was staged is removed when the next run of the query opens its publisher."""
+
+
+async def _abandon(remote: Remote, options: SinkOptions, window: Window) -> None:
+    async with asyncio.timeout(ABORT_SECONDS):
+        if await publishes_windows(remote, options.target, options.delivery):
+            await abandon(remote, window)
 
 
 def _lent(options: SinkOptions, publisher: str) -> SinkOptions:
@@ -172,6 +196,7 @@ def _tell_at_least_once(target: Target) -> None:
 def check_schema(schema: StructType, options: SinkOptions | None = None) -> None:
     """ConfigError for a frame that cannot be written, before any row is."""
     types = {each.name: each.dataType.simpleString() for each in schema.fields}
+    value_format = None if options is None else options.value_format
     for name, found in types.items():
         if name not in _TYPES:
             if "payload" not in types:
@@ -182,7 +207,6 @@ def check_schema(schema: StructType, options: SinkOptions | None = None) -> None
             )
         if found not in _TYPES[name]:
             raise ConfigError(f"column {name} is {found}, it must be {' or '.join(_TYPES[name])}")
-    value_format = None if options is None else options.value_format
     if "payload" not in types:
         avro_schema = "" if options is None else options.avro_schema
         RowEncoder(value_format or "json", to_arrow_schema(schema, timezone="UTC"), avro_schema)

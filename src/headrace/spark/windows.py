@@ -119,6 +119,15 @@ class Delivering:
             self._spans.append(done)
 
 
+async def abandon(remote: Remote, window: Window) -> None:
+    """Let go of what was staged for the only window of a publisher.
+
+    It is closed without a row: tasks that are still at work are refused, and so is a close that is
+    late. One that came before stands.
+    """
+    await remote.close_window(window, (), b"")
+
+
 async def close(remote: Remote, delivered: Sequence[Delivered], index: bytes = b"") -> bool:
     """Publish what the tasks staged, in their order; False if the window was closed before.
 

@@ -32,6 +32,9 @@ _CATALOGUE = {
     "groups": "broker_groups",
     "partitions_open": "broker_partitions_open",
     "doomed_streams": "broker_streams_doomed",
+    "publishers": "broker_publishers",
+    "staged_messages": "broker_staged_messages",
+    "staged_bytes": "broker_staged_bytes",
 }
 _COUNTERS = {
     "sent_messages": "broker_messages_received_total",
@@ -39,6 +42,7 @@ _COUNTERS = {
     "polled_messages": "broker_messages_delivered_total",
     "polled_bytes": "broker_messages_delivered_bytes_total",
     "repeated_requests": "broker_requests_repeated_total",
+    "publishers_expired": "broker_publishers_expired_total",
 }
 # What TCP calls a figure, and QUIC.
 _TRANSPORT = {
@@ -88,6 +92,7 @@ async def families(service: BrokerService, labels_max: int) -> AsyncIterator[Fam
     for names in (_CATALOGUE, _COUNTERS):
         for key, name in names.items():
             yield _single(name, _int(figures, key))
+    yield _single("broker_staged_oldest_seconds", _int(figures, "staged_oldest_ms") / 1000)
     for name, keys in _TRANSPORT.items():
         made = family(name)
         for transport, key in zip(("tcp", "quic"), keys, strict=True):

@@ -73,6 +73,7 @@ PROOFS: dict[str, str] = {
     "PURGE_TO": f"{_BY_HAND}test_request[PURGE_TO]",
     "PRESENT_GRANT": f"{_BY_HAND}test_request[PRESENT_GRANT]",
     "SPEAK_FOR": f"{_BY_HAND}test_request[SPEAK_FOR]",
+    "GET_PUBLISHING": f"{_BY_HAND}test_request[GET_PUBLISHING]",
     "READ_TICKET": f"{_BY_HAND}test_request[READ_TICKET]",
 }
 """By command name; every served command has one."""

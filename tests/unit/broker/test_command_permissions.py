@@ -155,6 +155,7 @@ def rows(stream: str, topic: str) -> dict[c.AnyCommand, Row]:
             CHANGE_TOPIC, x.ResetAfter(stream=stream, topic=topic, window=0, epoch=1)
         ),
         c.PURGE_TO: Row(CHANGE_TOPIC, x.PurgeTo(stream=stream, topic=topic, window=0)),
+        c.GET_PUBLISHING: Row(SERVERS),
         c.READ_TICKET: Row(POLL, x.ReadTicket(topics=(here,))),
     }
 

@@ -13,6 +13,7 @@ from headrace.cli import doctor
 from headrace.cli.broker import TARGET, Target
 from headrace.cli.doctor import Finding, Level
 from headrace.web import broker_types as t
+from headrace.wire.iggy.messages.extensions import PublishingFigures
 from headrace.wire.sbp import messages as m
 
 
@@ -64,6 +65,27 @@ def test_a_taken_port_is_named_with_the_option(monkeypatch: pytest.MonkeyPatch) 
         found = only(doctor.check_ports())
         assert (found.level, "--node-port 0" in found.fix) == (Level.WARNING, True)
     assert only(doctor.check_ports()).level is Level.OK
+
+
+def test_what_is_staged_and_not_published_is_told() -> None:
+    fine, staged = doctor._staged(
+        PublishingFigures(publishers=3, publishers_max=10, staged_messages=7, staged_bytes=1 << 20)
+    )
+    assert (fine.level, fine.text) == (Level.OK, "3 publishers of 10")
+    assert (staged.level, staged.fix) == (Level.OK, "")
+    many, old = doctor._staged(
+        PublishingFigures(
+            publishers=9,
+            publishers_max=10,
+            staged_messages=7,
+            staged_oldest_ms=5_400_000,
+            staged_ms_max=86_400_000,
+        )
+    )
+    assert (many.level, "publishers_max" in many.fix) == (Level.WARNING, True)
+    assert old.level is Level.WARNING
+    assert "for 1.5 h" in old.text
+    assert "after 24 h" in old.fix
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ CASES: dict[str, tuple[AnyCommand, object, bytes]] = {
         x.SpeakFor(host="10.0.0.1", token="t"),
         msgspec.msgpack.encode({"host": "10.0.0.1", "token": "t"}),
     ),
+    "GET_PUBLISHING": (c.GET_PUBLISHING, Empty(), b""),
     "READ_TICKET": (
         c.READ_TICKET,
         x.ReadTicket(topics=(("s1", "t1"), (0, "t2"))),

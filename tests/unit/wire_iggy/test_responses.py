@@ -170,6 +170,21 @@ CASES: list[tuple[AnyCommand, object, bytes]] = [
         ),
     ),
     (
+        c.GET_PUBLISHING,
+        x.PublishingFigures(publishers=2, staged_messages=7),
+        msgspec.msgpack.encode(
+            {
+                "publishers": 2,
+                "publishers_max": 0,
+                "staged_messages": 7,
+                "staged_bytes": 0,
+                "staged_oldest_ms": 0,
+                "staged_ms_max": 0,
+                "publishers_expired": 0,
+            }
+        ),
+    ),
+    (
         c.OPEN_PUBLISHER,
         x.PublisherOpened(publisher=3, epoch=2, last_window=5),
         msgspec.msgpack.encode({"publisher": 3, "epoch": 2, "last_window": 5}),

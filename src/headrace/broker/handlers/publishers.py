@@ -1,4 +1,4 @@
-"""Publishing windows: commands 9001 to 9003."""
+"""Publishing windows: commands 9001 to 9003, and 9011."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from headrace.broker.sessions import Session
 from headrace.errors import InvalidArgumentError, UnauthorizedError
 from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.messages import extensions as m
+from headrace.wire.iggy.messages.system import Empty
 
 PIPELINE_PREFIX = "pipeline/"
 """Of the publishers of edges between containers."""
@@ -79,6 +80,14 @@ async def close_window(broker: Broker, session: Session, request: m.CloseWindow)
         last_window=broker.publishing.state.get(request.publisher).last,
         already=already,
         runs=tuple(m.PublishedRun(*run.place, run.first, run.count) for run in closed.runs),
+    )
+
+
+async def get_publishing(broker: Broker, session: Session, request: Empty) -> m.PublishingFigures:
+    return m.PublishingFigures(
+        publishers_max=broker.settings.publishers_max,
+        staged_ms_max=broker.settings.staged_ms_max,
+        **broker.publishing.statistics(),
     )
 
 

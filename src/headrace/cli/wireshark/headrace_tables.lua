@@ -765,6 +765,7 @@ return {
       [9007] = {name = "PURGE_TO", request = {}, response = {}},
       [9009] = {name = "PRESENT_GRANT", request = {}, response = {}},
       [9010] = {name = "SPEAK_FOR", request = {}, response = {}},
+      [9011] = {name = "GET_PUBLISHING", request = {}, response = {}},
       [9008] = {name = "READ_TICKET", request = {}, response = {}},
     },
     status = {

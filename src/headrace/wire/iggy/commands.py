@@ -339,6 +339,9 @@ RESET_AFTER = _row(9006, "RESET_AFTER", extensions.ResetAfter, Empty, Permission
 PURGE_TO = _row(9007, "PURGE_TO", extensions.PurgeTo, Empty, Permission.MANAGE_TOPIC)
 PRESENT_GRANT = _row(9009, "PRESENT_GRANT", extensions.PresentGrant, Empty, authenticated=False)
 SPEAK_FOR = _row(9010, "SPEAK_FOR", extensions.SpeakFor, Empty, authenticated=False)
+GET_PUBLISHING = _row(
+    9011, "GET_PUBLISHING", Empty, extensions.PublishingFigures, Permission.READ_SERVERS
+)
 READ_TICKET = _row(9008, "READ_TICKET", extensions.ReadTicket, extensions.Ticket, Permission.POLL)
 
 SERVED: dict[int, AnyCommand] = {code: row for code, row in TABLE.items() if row.served}

@@ -47,6 +47,24 @@ class ServerHello(Extension, frozen=True, kw_only=True):
     features: tuple[str, ...] = ()
 
 
+class PublishingFigures(Extension, frozen=True, kw_only=True):
+    """Of all publishers, and of what they staged and did not close; staging is looked at now and
+    then, not for the question."""
+
+    publishers: int = 0
+    """Those that did not end."""
+    publishers_max: int = 0
+    staged_messages: int = 0
+    staged_bytes: int = 0
+    """Of the files that hold them."""
+    staged_oldest_ms: int = 0
+    """How long the publisher that was silent longest has staged nothing."""
+    staged_ms_max: int = 0
+    """When it is removed."""
+    publishers_expired: int = 0
+    """Since this broker leads."""
+
+
 class ReadTicket(Extension, frozen=True, kw_only=True):
     """Ask for direct reads of these (stream, topic) pairs from the data nodes."""
 
