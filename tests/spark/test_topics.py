@@ -149,6 +149,20 @@ def test_rows_without_a_payload_become_json(spark: SparkSession, server: AnyServ
     assert json.loads(row.payload) == {"n": 1, "s": "x", "nothing": None}
 
 
+def test_a_frame_for_kafkas_sink_is_written_as_that_sink_would(
+    spark: SparkSession, server: AnyServer
+) -> None:
+    target = made(server, "from-kafka", partitions=1)
+    rows = spark.sql(
+        "SELECT X'6b' AS key, X'00ff' AS value, "
+        "array(named_struct('key', 'h', 'value', X'01')) AS headers"
+    )
+    write(rows, target)
+    (row,) = reader(spark, target, columnStyle="kafka").load().collect()
+    assert (row.key, row.value) == (b"k", b"\x00\xff")
+    assert [tuple(each) for each in row.headers] == [("h", b"\x01")]
+
+
 def test_a_write_that_fails_leaves_nothing_behind(
     spark: SparkSession, trimming: HeadraceServer
 ) -> None:

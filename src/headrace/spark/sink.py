@@ -1,7 +1,8 @@
 """Writing to a topic with Spark: Arrow batches become SEND_MESSAGES requests, whole at a time.
 
 Columns: `payload` (string or binary), `key`, `partition` (int), `headers` (map<string,binary>). The
-other columns of a frame without `payload` are its payload, as JSON, Avro or Arrow (`formats`).
+other columns of a frame without `payload` are its payload, as JSON, Avro or Arrow (`formats`); but
+for a frame as Spark's Kafka sink takes it, whose `value` is the payload (`kafka_style`).
 Rows with a key go to the partition that any Iggy client would choose for it.
 
 Delivery is exactly once into Headrace: what the tasks of a batch staged is published as one window
@@ -31,6 +32,7 @@ from headrace.client.placing import Homes, by_partition
 from headrace.errors import ConfigError, HeadraceError, UnavailableError
 from headrace.net.grants import exactly
 from headrace.spark.formats.encoding import RowEncoder
+from headrace.spark.kafka_style import SINK_TYPES, from_kafka, is_message
 from headrace.spark.lending import lend_writing, topic_of
 from headrace.spark.options import SinkOptions, Target, parse_sink
 from headrace.spark.remote import Remote
@@ -197,16 +199,20 @@ def check_schema(schema: StructType, options: SinkOptions | None = None) -> None
     """ConfigError for a frame that cannot be written, before any row is."""
     types = {each.name: each.dataType.simpleString() for each in schema.fields}
     value_format = None if options is None else options.value_format
+    kafka = "payload" not in types and value_format is None and is_message(types)
+    known = SINK_TYPES if kafka else _TYPES
     for name, found in types.items():
-        if name not in _TYPES:
+        if name not in known:
             if "payload" not in types:
                 continue  # a part of the payload
             raise ConfigError(
                 f"column {name} has no place in a message; a topic takes {', '.join(SINK_COLUMNS)} "
                 "(or no payload column: then the others are written as one JSON object)"
             )
-        if found not in _TYPES[name]:
-            raise ConfigError(f"column {name} is {found}, it must be {' or '.join(_TYPES[name])}")
+        if found not in known[name]:
+            raise ConfigError(f"column {name} is {found}, it must be {' or '.join(known[name])}")
+    if kafka:
+        return
     if "payload" not in types:
         avro_schema = "" if options is None else options.avro_schema
         RowEncoder(value_format or "json", to_arrow_schema(schema, timezone="UTC"), avro_schema)
@@ -225,6 +231,8 @@ def pieces(
     for batch in batches:
         if not batch.num_rows:
             continue
+        if options.value_format is None and _is_kafka(batch.schema):
+            batch = from_kafka(batch)
         if encoder is None and "payload" not in batch.schema.names:
             encoder = RowEncoder(options.value_format or "json", batch.schema, options.avro_schema)
         if encoder is not None and not encoder.joins_rows:
@@ -236,6 +244,15 @@ def pieces(
             area, starts = to_area(columns["payload"], columns.get("key"), columns.get("headers"))
             for piece, positions in split(area, starts, SEND_BYTES_MAX):
                 yield partition, piece, positions
+
+
+def _is_kafka(schema: pa.Schema) -> bool:
+    """As `check_schema` has found it, of the same columns in Arrow."""
+    if "payload" in schema.names or "value" not in schema.names:
+        return False
+    value = schema.field("value").type
+    message = set(schema.names) <= SINK_TYPES.keys()
+    return message and (pa.types.is_string(value) or pa.types.is_binary(value))
 
 
 def _all(messages: list[WriterCommitMessage | None]) -> list[Delivered]:
