@@ -88,7 +88,7 @@ class PayloadDecoder:
         from headrace.spark.formats.typed import TypedRows
 
         rows = TypedRows("json", FormatOptions(), self.fields, stream="", topic="", partition=0)
-        decoded = rows.read(*to_area(batch.column(CORRUPT), None, None))
+        (decoded,) = rows.read(*to_area(batch.column(CORRUPT), None, None))
         own = [batch.column(name) for name in self.columns]
         return pa.RecordBatch.from_arrays(
             [*own, *decoded.columns], names=[*self.columns, *decoded.schema.names]

@@ -289,7 +289,7 @@ def record_batches(
     for areas in _gathered(options, span, runs):
         area, starts = join(areas)
         if typed is not None:
-            yield typed.read(area, starts)
+            yield from typed.read(area, starts)
             continue
         batch = to_record_batch(
             area,

@@ -45,7 +45,7 @@ def decode(
         topic="orders",
         partition=3,
     )
-    found = typed.read(*area_of(payloads))
+    found = pa.Table.from_batches(typed.read(*area_of(payloads))).combine_chunks()
     assert found.schema.equals(schema)
     found.validate(full=True)
     rows: list[dict[str, Any]] = found.to_pylist()

@@ -76,13 +76,14 @@ def test_bad_payloads_go_where_they_are_sent() -> None:
         partition=3,
         dead_letters=lambda area, starts, bad: sent.append(bad),
     )
-    rows = typed.read(*area_of([b'{"n": 1}', b"oops", b'{"n": 3}'])).to_pylist()
+    (batch,) = typed.read(*area_of([b'{"n": 1}', b"oops", b'{"n": 3}']))
+    rows = batch.to_pylist()
     assert rows == [{"offset": 100, "n": 1}, {"offset": 102, "n": 3}]
     ((bad,),) = sent
     assert bad.row == 1
     assert "malformed" in bad.reason
-    assert typed.read(*area_of([b"{}"])).num_rows == 1
-    assert typed.read(*area_of([b"", b""])).num_rows == 0
+    assert [each.num_rows for each in typed.read(*area_of([b"{}"]))] == [1]
+    assert [each.num_rows for each in typed.read(*area_of([b"", b""]))] == [0]
     assert len(sent) == 2
 
 
@@ -214,6 +215,6 @@ def test_reasons_are_short_and_on_one_line() -> None:
         partition=0,
         dead_letters=lambda area, starts, bad: sent.extend(bad),
     )
-    typed.read(*area_of([json.dumps({"n": 10**300}).encode(), b'{"n":\n}']))
+    list(typed.read(*area_of([json.dumps({"n": 10**300}).encode(), b'{"n":\n}'])))
     assert len(sent) == 2
     assert all(0 < len(each.reason) <= 200 and "\n" not in each.reason for each in sent)

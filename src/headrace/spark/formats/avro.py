@@ -22,6 +22,7 @@ Read: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
 Write: TypeAlias = Callable[[bytearray, Any], None]
 
 DEPTH_MAX = 64
+DECIMAL_BYTES_MAX = 48  # more than a hundred digits; Python takes minutes for a million
 _VARINT_BITS_MAX = 63
 _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
 
@@ -345,6 +346,8 @@ def _decimal(node: Node, scale: Any) -> Node:
 
     def read(data: bytes, at: int) -> tuple[Decimal, int]:
         raw, at = node.read(data, at)
+        if len(raw) > DECIMAL_BYTES_MAX:
+            raise ValueError("a decimal of too many digits")
         sign, digits, _ = Decimal(int.from_bytes(raw, "big", signed=True)).as_tuple()
         return Decimal((sign, digits, -scale)), at
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from headrace.errors import ConfigError
+from headrace.spark.formats.decimals import check_decimals
 from headrace.spark.formats.decoding import Decoded, UnreadableError, halve
 
 _FRAME = "\0"  # a column of ours beside those of the schema
@@ -32,7 +33,10 @@ class CsvDecoder:
         self._delimiter = delimiter
         self._parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
         self._convert = pyarrow.csv.ConvertOptions(
-            column_types={**{each.name: each.type for each in schema}, _FRAME: pa.int64()},
+            column_types={
+                **{each.name: _read_as(each.type) for each in schema},
+                _FRAME: pa.int64(),
+            },
             null_values=[""],
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
@@ -62,7 +66,20 @@ class CsvDecoder:
             raise UnreadableError(_without_frame(str(error))) from None
         if not table.column(_FRAME).combine_chunks().equals(pa.array(frames)):
             raise UnreadableError("not exactly one record")
-        return table.select(self._schema.names)
+        return self._converted(table.select(self._schema.names))
+
+    def _converted(self, table: pa.Table) -> pa.Table:
+        for each in self._schema:
+            if pa.types.is_decimal(each.type):
+                check_decimals(table.column(each.name), each.name)
+        try:
+            return table.cast(self._schema)
+        except pa.ArrowInvalid as error:
+            raise UnreadableError(str(error)) from None
+
+
+def _read_as(kind: pa.DataType) -> pa.DataType:
+    return pa.string() if pa.types.is_decimal(kind) else kind
 
 
 def _without_frame(text: str) -> str:

@@ -39,6 +39,8 @@ class Decoded:
     rows: NDArray[np.int64] | None
     """The payload that each row came from; None when there is one row for each payload."""
     bad: list[Bad]
+    taken: int | None = None
+    """How many payloads these are of; None: of all. The others are to be decoded by themselves."""
 
 
 class Decoder(Protocol):

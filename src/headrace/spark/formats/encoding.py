@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import ConfigError
+from headrace.spark.formats.arrow_limits import rows_max
 from headrace.spark.formats.options import ValueFormat
 
 OWN_COLUMNS = ("key", "partition", "headers")
@@ -64,7 +65,7 @@ class RowEncoder:
 
 
 def arrow_messages(batch: pa.RecordBatch, bytes_max: int = ARROW_BYTES) -> pa.Array:
-    """The rows as IPC streams of about this size at most.
+    """The rows as IPC streams of about this size at most, and of no more rows than are read back.
 
     They are written one after the other into the buffer that then holds the array.
     """
@@ -73,7 +74,8 @@ def arrow_messages(batch: pa.RecordBatch, bytes_max: int = ARROW_BYTES) -> pa.Ar
     ends = [0]
     while waiting:
         part = waiting.pop()
-        if part.num_rows > 1 and part.nbytes > bytes_max:
+        many = part.num_rows > 1 and part.num_rows > rows_max(part.nbytes)
+        if many or (part.num_rows > 1 and part.nbytes > bytes_max):
             half = part.num_rows // 2
             waiting += [part.slice(half), part.slice(0, half)]
             continue

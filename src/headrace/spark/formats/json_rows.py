@@ -13,14 +13,17 @@ Arrow (`json_flat`).
 
 from __future__ import annotations
 
+from decimal import Decimal
 from secrets import randbits
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 
 from headrace.errors import ConfigError
+from headrace.spark.formats.decimals import DIGITS_MAX, parse_decimal
 from headrace.spark.formats.decoding import REST, Decoded, UnreadableError, halve
 from headrace.spark.formats.json_flat import FlatDecoder, is_flat, joined
 from headrace.spark.formats.values import Converter, converter, to_array
@@ -33,6 +36,8 @@ class _Object(msgspec.Struct):
 
 
 _FRAMED = msgspec.json.Decoder(list[_Object | int])
+_FAR_OFF = rf"[0-9.][eE][+-]?[0-9]{{3,}}|[0-9]{{{DIGITS_MAX},}}"
+_NUMBERS = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)
 _FIELDS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
 
@@ -48,6 +53,7 @@ class JsonDecoder:
         quick = [each for each in fields if not _needs_rows(each.type)]
         self._quick = pa.schema(quick)
         self._read_as = pa.schema([each.with_type(_read_as(each.type)) for each in quick])
+        self._decimals = {each.name: each.type for each in fields if _has_decimals(each.type)}
         self._converters: list[Converter] = [converter(each.type) for each in self._slow]
         self._rows = _row_decoder(self._slow)
         flat = bool(fields) and not self._with_rest and all(is_flat(each.type) for each in fields)
@@ -62,6 +68,8 @@ class JsonDecoder:
         except pa.ArrowInvalid:
             raise UnreadableError("not UTF-8 text") from None
         _check_framing(payloads)
+        if self._decimals:
+            _check_decimals(payloads, self._decimals)
         lines = joined(payloads, b"\n")
         columns: dict[str, Any] = {}
         if self._with_rest:
@@ -139,6 +147,39 @@ def _check_framing(payloads: pa.BinaryArray) -> None:
         raise UnreadableError("not exactly one object")
     if set(map(type, found[::2])) != {_Object}:
         raise UnreadableError("not an object")
+
+
+def _check_decimals(payloads: pa.BinaryArray, kinds: dict[str, pa.DataType]) -> None:
+    """Whether Arrow may be asked to convert them; few texts look as if not, and those are read."""
+    suspects = pc.match_substring_regex(payloads, _FAR_OFF)
+    if not pc.any(suspects).as_py():
+        return
+    for payload in payloads.filter(suspects).to_pylist():
+        try:
+            row = _NUMBERS.decode(payload)
+            for name, kind in kinds.items():
+                _check_decimal(row.get(name), kind)
+        except (msgspec.DecodeError, RecursionError, ValueError, ArithmeticError) as error:
+            raise UnreadableError(str(error)) from None
+
+
+def _check_decimal(value: Any, kind: pa.DataType) -> None:
+    """What does not fit the type is found elsewhere."""
+    if pa.types.is_decimal(kind):
+        if isinstance(value, str | int | Decimal) and not isinstance(value, bool):
+            parse_decimal(value)
+    elif pa.types.is_struct(kind) and isinstance(value, dict):
+        for each in kind:
+            _check_decimal(value.get(each.name), each.type)
+    elif pa.types.is_list(kind) and isinstance(value, list):
+        for item in value:
+            _check_decimal(item, kind.value_type)
+
+
+def _has_decimals(kind: pa.DataType) -> bool:
+    return pa.types.is_decimal(kind) or any(
+        _has_decimals(kind.field(i).type) for i in range(kind.num_fields)
+    )
 
 
 def _array(payloads: pa.BinaryArray, separator: bytes) -> bytes:

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from headrace.client.areas import cut
 from headrace.client.arrow import payloads_of, to_record_batch
 from headrace.errors import ConfigError, InvalidArgumentError
-from headrace.spark.formats.decoding import CORRUPT, REST, Bad, Decoder
+from headrace.spark.formats.decoding import CORRUPT, REST, Bad, Decoded, Decoder
 from headrace.spark.formats.options import FormatOptions
 from headrace.wire.iggy.columns import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -56,9 +57,21 @@ class TypedRows:
             pa.schema([each for each in schema if each.name not in skipped]),
         )
 
-    def read(self, area: memoryview, starts: Positions) -> pa.RecordBatch:
+    def read(self, area: memoryview, starts: Positions) -> Iterator[pa.RecordBatch]:
+        """The rows of these messages; in several batches where they take a lot of memory."""
         payloads = payloads_of(area, starts)
-        decoded = self._decode(payloads)
+        at = 0
+        while at < len(payloads) or not at:
+            decoded = self._decode(payloads.slice(at))
+            taken = len(payloads) - at if decoded.taken is None else decoded.taken
+            whole = taken == len(payloads)
+            part = (area, starts) if whole else cut(area, starts, at, at + taken)
+            yield self._rows(*part, payloads.slice(at, taken), decoded)
+            at += max(1, taken)
+
+    def _rows(
+        self, area: memoryview, starts: Positions, payloads: pa.BinaryArray, decoded: Decoded
+    ) -> pa.RecordBatch:
         table, rows = decoded.table, decoded.rows
         if decoded.bad and CORRUPT not in self._schema.names:
             if self._dead_letters is None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
-from decimal import Decimal
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from headrace.errors import ConfigError
+from headrace.spark.formats.decimals import parse_decimal
 from headrace.spark.formats.decoding import UnreadableError
 
 Converter: TypeAlias = Callable[[Any], Any]
@@ -80,7 +80,7 @@ _LEAVES: tuple[tuple[Callable[[pa.DataType], bool], Converter], ...] = (
     (pa.types.is_boolean, lambda value: _a(bool, value)),
     (pa.types.is_integer, lambda value: _a(int, value)),
     (pa.types.is_floating, lambda value: float(_a((int, float), value))),
-    (pa.types.is_decimal, lambda value: Decimal(str(_a((int, float, str), value)))),
+    (pa.types.is_decimal, lambda value: parse_decimal(_a((int, float, str), value))),
     (pa.types.is_timestamp, _timestamp),
     (pa.types.is_date, lambda value: date.fromisoformat(_a(str, value))),
 )
