@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import platform
 from collections.abc import Iterator, Sequence
 
 import uvicorn
 from starlette.applications import Starlette
 
+from headrace.assembly.http_limits import Admission, HttpLimits, WebProtocol, sweep
 from headrace.errors import ConfigError
 from headrace.web.hosts import OwnHost, OwnNames
 
@@ -23,15 +25,26 @@ class _Server(uvicorn.Server):
         """The process decides what a signal means, not its web server."""
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second. No timer is set per request: what takes long is seen here."""
+        sweep(self.server_state.connections, asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
+
 
 class WebServer:
     def __init__(
-        self, app: Starlette, *, option: str = "--http-port", names: Sequence[str] = ()
+        self,
+        app: Starlette,
+        *,
+        option: str = "--http-port",
+        names: Sequence[str] = (),
+        limits: HttpLimits | None = None,
     ) -> None:
         """`option` is the one that chooses the port, for whoever finds it taken; `names` are those
         that it goes by beside its address and the machine's own."""
         self._app = app
         self._names = names
+        self._limits = limits or HttpLimits()
         self._option = option
         self._task: asyncio.Task[None] | None = None
         self._server: _Server | None = None
@@ -57,14 +70,17 @@ class WebServer:
 
     async def _start(self, host: str, port: int, certificate: tuple[str, str] | None) -> None:
         chain, key = certificate or (None, None)
+        limits = self._limits
+        own = OwnHost(self._app, OwnNames(host, self._names, platform.node()))
         config = uvicorn.Config(
-            OwnHost(self._app, OwnNames(host, self._names, platform.node())),
+            Admission(own, limits.requests_max),
             host=host,
             port=port,
             log_config=None,
             access_log=False,
             lifespan="off",
-            limit_concurrency=256,
+            http=type("_Protocol", (WebProtocol,), {"limits": limits}),
+            timeout_keep_alive=math.ceil(limits.idle_seconds),
             timeout_graceful_shutdown=2,
             ws="none",
             ssl_certfile=chain,
