@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
+from headrace.assembly.descriptors import connections_max
 from headrace.assembly.encryption import Tls
 from headrace.assembly.links import reach
 from headrace.assembly.role import Role
@@ -37,8 +40,12 @@ class BrokerRole(Role):
         on_root: Callable[[RootCredentials], None] | None = None,
         figures: Callable[[], ProcessFigures] = ProcessFigures,
         diagnostics: Diagnostics | None = None,
+        files: int = 0,
+        descriptors: float = 1.0,
     ) -> None:
-        """`placement_address` is told to readers; several are separated by commas."""
+        """`placement_address` is told to readers; several are separated by commas. `files` are
+        those that others in the process open; `descriptors` is its part of what is left for
+        connections."""
         super().__init__()
         self._runtime = runtime
         self._settings = settings
@@ -52,6 +59,8 @@ class BrokerRole(Role):
         self._on_root = on_root
         self._figures = figures
         self._diagnostics = diagnostics
+        self._files = files
+        self._descriptors = descriptors
         self._made: BrokerService | None = None
 
     async def _start(self) -> None:
@@ -65,9 +74,16 @@ class BrokerRole(Role):
             settings=settings.client,
         )
         self._closers.append(client.close)
+        connections = connections_max(
+            runtime.disk,
+            "iggy",
+            settings.broker.connections_max,
+            files=self._files,
+            share=self._descriptors,
+        )
         self.service = BrokerService(
             runtime,
-            settings.broker,
+            msgspec.structs.replace(settings.broker, connections_max=connections),
             client,
             secret=self._secret,
             cluster_uuid=self._cluster_uuid,

@@ -15,6 +15,7 @@ from headrace.assembly.certificates import (
     load_trust,
 )
 from headrace.assembly.cluster_state import ClusterState
+from headrace.assembly.descriptors import http_limits
 from headrace.assembly.links import node_connect, placement_links
 from headrace.assembly.secrets import http_token_path, load_http_token, load_secret
 from headrace.assembly.web_server import WebServer
@@ -185,7 +186,7 @@ class ControlPlane:
         roles = self.observed()
         code_token = await self._files.run(self._load_code_token)
         web = create_app(runtime, self._controller, broker, cluster, assets, roles, code_token)
-        self._web = WebServer(web.asgi, names=settings.http_names)
+        self._web = WebServer(web.asgi, names=settings.http_names, limits=http_limits(runtime.disk))
         files_of = None if trust is None else (certificate.chain_path, certificate.key_path)
         await self._web.start(
             settings.host,

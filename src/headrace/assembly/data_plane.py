@@ -33,6 +33,9 @@ from headrace.web.node_metrics import ObservedNode
 from headrace.web.placement_metrics import ObservedPlacement
 from headrace.wire.sbp.messages import ClientRole
 
+_SBP_PART = 0.2
+"""Of what the process has for connections: of the placement manager's and the data node's port."""
+
 
 class LogPlane(Role):
     """A placement manager and a data node in one process: a log that nobody leads yet."""
@@ -64,6 +67,8 @@ class LogPlane(Role):
             tls=self._tls.acceptor,
             plain_streams=plain_streams,
             open_store=self._open_store,
+            files=settings.storage.open_files_max,
+            descriptors=_SBP_PART,
         )
         await self._run(placement)
         self.placement = placement.service
@@ -75,6 +80,7 @@ class LogPlane(Role):
             placement=self.placement.connect,
             tls=self._tls.acceptor,
             plain_streams=plain_streams,
+            descriptors=_SBP_PART,
         )
         self.node = node.service
         await self._run(node)
@@ -160,6 +166,8 @@ class DataPlane(LogPlane):
             on_root=self._on_root,
             figures=self._figures,
             diagnostics=self._diagnostics,
+            files=self._settings.storage.open_files_max,
+            descriptors=1.0 - 2 * _SBP_PART,
         )
         await self._run(broker)
         self.broker = broker.service

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from headrace.assembly.descriptors import sbp_limits
 from headrace.assembly.disk_reserve import keep_reserve
 from headrace.assembly.role import Role
 from headrace.client.channels import Connect
@@ -27,9 +28,12 @@ class NodeRole(Role):
         peers: Callable[[str], Connect] | None = None,
         tls: TlsAcceptor | None = None,
         plain_streams: bool = False,
+        descriptors: float = 1.0,
     ) -> None:
+        """`descriptors` is its part of what the process has for connections."""
         super().__init__()
         self._runtime = runtime
+        self._descriptors = descriptors
         self._settings = settings
         self._tls = tls
         self.service = DataNodeService(
@@ -47,7 +51,16 @@ class NodeRole(Role):
         settings = self._settings
         await keep_reserve(self._runtime, settings.data_dir)
         await self.service.start(
-            settings.host, settings.node_port, advertise=settings.advertise, tls=self._tls
+            settings.host,
+            settings.node_port,
+            advertise=settings.advertise,
+            tls=self._tls,
+            limits=sbp_limits(
+                self._runtime.disk,
+                "data node",
+                files=settings.storage.open_files_max,
+                share=self._descriptors,
+            ),
         )
         self._closers.append(self.service.close)
 

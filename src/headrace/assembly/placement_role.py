@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from headrace.assembly.descriptors import sbp_limits
 from headrace.assembly.disk_reserve import keep_reserve
 from headrace.assembly.role import Role
 from headrace.client.channels import Connect
@@ -36,7 +37,11 @@ class PlacementRole(Role):
         etcd_password: str = "",
         plain_streams: bool = False,
         open_store: OpenStore = SqliteStore.open,
+        files: int = 0,
+        descriptors: float = 1.0,
     ) -> None:
+        """`files` are those that others in the process open; `descriptors` is its part of what is
+        left for connections."""
         super().__init__()
         self._runtime = runtime
         self._settings = settings
@@ -46,6 +51,8 @@ class PlacementRole(Role):
         self._etcd_password = etcd_password
         self._plain_streams = plain_streams
         self._open_store = open_store
+        self._files = files
+        self._descriptors = descriptors
         self._made: PlacementService | None = None
         self.address = ""
         """Where others reach it."""
@@ -78,7 +85,14 @@ class PlacementRole(Role):
         self._made = self.service
         await self.service.start()
         self._closers.append(self.service.close)
-        listened = await self.service.listen(settings.host, settings.placement_port, tls=self._tls)
+        listened = await self.service.listen(
+            settings.host,
+            settings.placement_port,
+            tls=self._tls,
+            limits=sbp_limits(
+                self._runtime.disk, "placement", files=self._files, share=self._descriptors
+            ),
+        )
         self.address = advertised(settings.advertise, listened)
 
     async def _open_sqlite(self, folder: str) -> Store:

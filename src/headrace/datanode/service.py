@@ -47,7 +47,7 @@ from headrace.net.addresses import advertised
 from headrace.net.credentials import node_credential
 from headrace.net.sbp_access import Access
 from headrace.net.sbp_channel import Channel, InProcessChannel
-from headrace.net.sbp_server import Peer, Routes, SbpServer, build_routes
+from headrace.net.sbp_server import Peer, Routes, SbpServer, ServerLimits, build_routes
 from headrace.net.tls import TlsAcceptor
 from headrace.runtime.interfaces import Executor, Runtime
 from headrace.storage.model import RangeKey
@@ -156,6 +156,7 @@ class DataNodeService:
         *,
         advertise: str = "",
         tls: TlsAcceptor | None = None,
+        limits: ServerLimits | None = None,
     ) -> None:
         """Recover, listen if a host is given, register under `advertise` (else where it listens).
 
@@ -178,6 +179,7 @@ class DataNodeService:
                     authorize=self.access.authorize,
                     standing=self.access.standing,
                     secret=self._secret,
+                    limits=limits,
                     pressure=lambda: self.store.fullness,
                     tls=tls,
                 )

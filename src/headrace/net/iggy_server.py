@@ -25,7 +25,7 @@ from headrace.errors import HeadraceError, RemoteProtocolError, UnavailableError
 from headrace.net.addresses import format_address
 from headrace.net.fairness import REQUESTS_MAX, SECONDS_MAX, WAITED_SECONDS, Fairness
 from headrace.net.held_bytes import Held, HeldBytes, Phase
-from headrace.net.slots import pick
+from headrace.net.slots import NowAndThen, pick
 from headrace.net.tls import TlsAcceptor
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer, Connection, DirectConnection, Listener, Runtime
@@ -148,6 +148,7 @@ class IggyServer(Generic[S]):
         self._limits = limits or IggyLimits()
         self._held = HeldBytes(self._limits.held_bytes_max)
         self._fairness = Fairness()
+        self._slots = NowAndThen()
         self._pool = FramePool()
         self._keeps_frames = keeps_frames
         self._monotonic = runtime.clock.monotonic
@@ -207,9 +208,10 @@ class IggyServer(Generic[S]):
         """Serve one connection until it is over. `start` does this for every accepted one."""
         if self._closing or not self._make_room():
             self._refused += 1
-            log.warning(
-                "iggy connection refused", peer=connection.peer, open=len(self._connections)
-            )
+            if self._slots.is_due(self._monotonic()):
+                log.warning(
+                    "iggy connection refused", peer=connection.peer, open=len(self._connections)
+                )
             return
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep())
@@ -247,7 +249,7 @@ class IggyServer(Generic[S]):
         gone = pick(strangers)
         if gone is None:
             return False
-        self._cut(gone, "all connections are taken")
+        self._cut(gone, "all connections are taken", tell=self._slots.is_due(self._monotonic()))
         return True
 
     async def _serve(self, served: _Open[S]) -> None:
@@ -355,14 +357,15 @@ class IggyServer(Generic[S]):
         for held in self._held.slowest(by_held, now, self._limits.pressure_seconds):
             self._cut(by_held[held], "memory is short")
 
-    def _cut(self, served: _Open[S], reason: str) -> None:
+    def _cut(self, served: _Open[S], reason: str, *, tell: bool = True) -> None:
         self._cut_off += 1
-        log.warning(
-            "iggy connection cut off",
-            peer=served.connection.peer,
-            reason=reason,
-            held_bytes=served.held.bytes,
-        )
+        if tell:
+            log.warning(
+                "iggy connection cut off",
+                peer=served.connection.peer,
+                reason=reason,
+                held_bytes=served.held.bytes,
+            )
         served.connection.abort()
         self._held.give_up(served.held)
 

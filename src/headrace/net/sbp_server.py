@@ -52,7 +52,7 @@ from headrace.net.sbp_routes import (
     closing,
     identify,
 )
-from headrace.net.slots import pick
+from headrace.net.slots import NowAndThen, pick
 from headrace.net.throttle import (
     CONNECTION_PAUSE_MS_MAX,
     ROLE_PAUSE_MS_MAX,
@@ -159,6 +159,7 @@ class SbpServer:
         self.pressure = pressure
         self.tls = tls
         self.fairness = Fairness()
+        self._slots = NowAndThen()
         self._throttled = 0
         self._listener: Listener | None = None
         self._reaper: asyncio.Task[None] | None = None
@@ -231,12 +232,13 @@ class SbpServer:
         gone = pick(each for each in self._serving if each.standing in unproven and not each.cut)
         if gone is None:
             return False
-        self.cut_off(gone, "all connections are taken")
+        due = self._slots.is_due(self.runtime.clock.monotonic())
+        self.cut_off(gone, "all connections are taken", tell=due)
         return True
 
-    def cut_off(self, serving: _Serving, reason: str) -> None:
+    def cut_off(self, serving: _Serving, reason: str, *, tell: bool = True) -> None:
         self._cut_off += 1
-        serving.cut_off(reason)
+        serving.cut_off(reason, tell=tell)
 
     async def _reap(self) -> None:
         """Retire connections that fell silent, end those that stand in others' way."""
@@ -413,14 +415,15 @@ class _Serving:
                 before.drop(held)
                 self.pool.set(held, count)
 
-    def cut_off(self, reason: str) -> None:
+    def cut_off(self, reason: str, *, tell: bool) -> None:
         self.cut = True
-        log.warning(
-            "sbp connection cut off",
-            peer=self.address,
-            reason=reason,
-            held_bytes=self.partial.bytes + self.flight.bytes,
-        )
+        if tell:
+            log.warning(
+                "sbp connection cut off",
+                peer=self.address,
+                reason=reason,
+                held_bytes=self.partial.bytes + self.flight.bytes,
+            )
         self._connection.abort()
         self.pool.give_up(self.partial)
 

@@ -38,3 +38,17 @@ def pick(unproven: Iterable[T]) -> T | None:
         return None
     fullest, _ = Counter(host for host, _ in hosts).most_common(1)[0]
     return next(each for host, each in hosts if host == fullest)
+
+
+class NowAndThen:
+    """Whether to say something again that a peer can make true as often as it likes."""
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self._seconds = seconds
+        self._said = float("-inf")
+
+    def is_due(self, now: float) -> bool:
+        if now - self._said < self._seconds:
+            return False
+        self._said = now
+        return True

@@ -20,7 +20,7 @@ from headrace.errors import (
 )
 from headrace.net.sbp_access import Access
 from headrace.net.sbp_channel import Channel, InProcessChannel
-from headrace.net.sbp_server import Peer, Routes, SbpServer, build_routes
+from headrace.net.sbp_server import Peer, Routes, SbpServer, ServerLimits, build_routes
 from headrace.net.tls import TlsAcceptor
 from headrace.placement.adopting import Adoption
 from headrace.placement.changes import Changes
@@ -195,7 +195,14 @@ class PlacementService:
         self._ready = False
         self.changes.ledger.end_term()
 
-    async def listen(self, host: str, port: int, *, tls: TlsAcceptor | None = None) -> str:
+    async def listen(
+        self,
+        host: str,
+        port: int,
+        *,
+        tls: TlsAcceptor | None = None,
+        limits: ServerLimits | None = None,
+    ) -> str:
         """Serve on TCP, and TLS on the same port; returns the address."""
         server = SbpServer(
             self.runtime,
@@ -203,6 +210,7 @@ class PlacementService:
             authorize=self.access.authorize,
             standing=self.access.standing,
             secret=self._secret,
+            limits=limits,
             on_goaway=self._on_goaway,
             tls=tls,
         )
