@@ -6,8 +6,10 @@ Decoding is done away from the event loop, and of Arrow tables away from this pr
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast, get_args
@@ -34,6 +36,9 @@ TOPIC = "/api/v1/streams/{stream}/topics/{topic}"
 MESSAGES_MAX = 500
 SCANNED_MAX = 10_000
 POLLED_BYTES_MAX = 4 * 1024 * 1024
+PAGE_BYTES_MAX = 8 * 1024 * 1024  # of the messages in an answer; one that is larger comes alone
+SCANNED_BYTES_MAX = 64 * 1024 * 1024
+BROWSED_AT_ONCE_MAX = 4
 _WORDS_MAX = 200
 
 
@@ -59,18 +64,31 @@ class Search:
             return Strategy.timestamp(self.time_ms * 1000)
         if self.offset is not None:
             return Strategy.offset(self.offset)
-        back = SCANNED_MAX if self.words else self.limit
-        return Strategy.offset(max(0, self.end - back))
+        if self.words:
+            back = min(SCANNED_MAX, SCANNED_BYTES_MAX // self._size)
+        else:
+            back = min(self.limit, PAGE_BYTES_MAX // self._size)
+        return Strategy.offset(max(0, self.end - max(1, back)))
+
+    @property
+    def _size(self) -> int:
+        """Of a message, on the whole."""
+        return self.partition.size_bytes // max(1, self.partition.messages_count) + 64
 
     def batch(self) -> int:
         """How many to poll at once, so that an answer stays small."""
-        size = self.partition.size_bytes // max(1, self.partition.messages_count) + 64
         most = SCANNED_MAX if self.words else self.limit
-        return max(1, min(1000, most, POLLED_BYTES_MAX // size))
+        return max(1, min(1000, most, POLLED_BYTES_MAX // self._size))
 
 
 def routes(add: AddRoute, broker: Broker, executor: Executor, arrow: ArrowReader) -> list[Route]:
+    browsing = asyncio.Semaphore(BROWSED_AT_ONCE_MAX)
+
     async def browse(request: Request) -> Response:
+        async with browsing:
+            return await answer(request)
+
+    async def answer(request: Request) -> Response:
         async with broker.as_user(request.state.credentials) as client:
             search = await _search(client, request)
             found, scanned, next_offset = await _collect(client, search)
@@ -133,12 +151,13 @@ async def _search(client: IggyClient, request: Request) -> Search:
 async def _collect(client: IggyClient, search: Search) -> tuple[list[Message], int, int]:
     """Messages that match, how many were looked at, and the offset to go on from.
 
-    From a point on: the first ones. The newest: the last ones before the end.
+    From a point on: the first ones. The newest: the last ones before the end. Either way as many as
+    fit a page, and one at least.
     """
-    newest = search.offset is None and search.time_ms is None
-    found: list[Message] = []
-    scanned, position, strategy = 0, search.offset or 0, search.strategy()
-    while scanned < SCANNED_MAX and (newest or len(found) < search.limit):
+    page = _Page(search)
+    scanned = scanned_bytes = 0
+    position, strategy = search.offset or 0, search.strategy()
+    while scanned < SCANNED_MAX and scanned_bytes < SCANNED_BYTES_MAX and not page.is_full:
         polled = await client.poll(
             search.stream,
             search.topic,
@@ -148,16 +167,41 @@ async def _collect(client: IggyClient, search: Search) -> tuple[list[Message], i
         )
         messages = polled.messages()
         for message in messages:
-            if not newest and len(found) >= search.limit:
+            matching = not search.words or matches(message.payload, message, search.words)
+            if matching and not page.put(message):
                 break
             scanned += 1
+            scanned_bytes += len(message.payload)
             position = message.offset + 1
-            if not search.words or matches(message.payload, message, search.words):
-                found.append(message)
         if not messages or position >= search.end:
             break
         strategy = Strategy.offset(position)
-    return found[-search.limit :], scanned, position
+    return list(page.found), scanned, position
+
+
+class _Page:
+    def __init__(self, search: Search) -> None:
+        self.found: deque[Message] = deque()
+        self.is_full = False
+        self._limit = search.limit
+        self._newest = search.offset is None and search.time_ms is None
+        self._bytes = 0
+
+    def put(self, message: Message) -> bool:
+        """False when there is no room; for the newest what came first makes it."""
+        size = len(message.payload) + len(message.headers)
+        while self.found and (
+            len(self.found) >= self._limit or self._bytes + size > PAGE_BYTES_MAX
+        ):
+            if not self._newest:
+                self.is_full = True
+                return False
+            oldest = self.found.popleft()
+            self._bytes -= len(oldest.payload) + len(oldest.headers)
+        self.found.append(message)
+        self._bytes += size
+        self.is_full = not self._newest and len(self.found) >= self._limit
+        return True
 
 
 def _rows(
