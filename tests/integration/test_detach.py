@@ -37,8 +37,9 @@ def data(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_it_returns_when_clients_are_served_and_down_ends_it(data: Path) -> None:
+    """A first password is shown to who starts it, and not logged."""
     ready = data.parent / "ready.json"
-    up = ["up", "--dev", *PORTS, f"--data-dir={data}"]
+    up = ["up", *PORTS, f"--data-dir={data}"]
     first = headrace(*up, "--detach", f"--ready-file={ready}")
     assert first.returncode == 0, first.stderr
     addresses = json.loads(ready.read_text())
@@ -49,7 +50,10 @@ def test_it_returns_when_clients_are_served_and_down_ends_it(data: Path) -> None
     log = data / "up.log"
     assert str(log) in first.stderr
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
-    made = headrace("stream", "create", "next-line", HEADRACE_ADDRESS=addresses["iggy"])
+    password = re.search(r"^  password (\S+)$", first.stderr, re.M)
+    assert password is not None
+    server = {"HEADRACE_ADDRESS": addresses["iggy"], "HEADRACE_PASSWORD": password[1]}
+    made = headrace("stream", "create", "next-line", **server)
     assert made.returncode == 0, made.stderr
     there = read_note(str(data))
     assert there is not None
@@ -63,17 +67,9 @@ def test_it_returns_when_clients_are_served_and_down_ends_it(data: Path) -> None
     assert (down.returncode, "has stopped" in down.stderr) == (0, True)
     assert wait_until_gone([there.pid], 0) == []
     assert "stopping" in log.read_text()
+    assert password[1] not in log.read_text()
     gone = headrace("down", f"--data-dir={data}")
     assert (gone.returncode, "no `headrace up` runs on" in gone.stderr) == (1, True)
-
-
-def test_a_first_password_is_shown_and_not_logged(data: Path) -> None:
-    first = headrace("up", "--detach", *PORTS, f"--data-dir={data}")
-    assert first.returncode == 0, first.stderr
-    found = re.search(r"^  password (\S+)$", first.stderr, re.M)
-    assert found is not None
-    assert found[1] not in (data / "up.log").read_text()
-    assert headrace("down", f"--data-dir={data}").returncode == 0
 
 
 def test_what_keeps_it_from_starting_is_read_at_once(data: Path) -> None:

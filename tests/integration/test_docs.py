@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -88,12 +89,18 @@ NAMED = re.compile(r"headrace ((?:--)?[a-z][a-z-]*)(?: ([a-z][a-z-]*))?([^`\"\n]
 AT_THE_ROOT = {"--help", "--version", "--install-completion"}
 
 
-def misnamed(text: str) -> list[str]:
-    """What the text calls a command, or an option of one, and is none."""
-    known = {
+@functools.cache
+def known_options() -> dict[str, set[str]]:
+    """Of each command."""
+    return {
         name.removeprefix("headrace "): {word for one in command.params for word in one.opts}
         for name, command in cli_page.commands()
     }
+
+
+def misnamed(text: str) -> list[str]:
+    """What the text calls a command, or an option of one, and is none."""
+    known = known_options()
     nouns = {name.split()[0] for name in known}
     wrong = []
     for found in NAMED.finditer(text):
