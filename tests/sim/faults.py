@@ -197,7 +197,7 @@ class Faults:
         """One operation fails; a failed sync loses what it should have kept."""
         host = self._choose(self.cluster.nodes)
         if host is not None:
-            operation = ("sync", "write", "write_atomic")[self.random.below(3)]
+            operation = ("sync", "write", "write_atomic", "sync_atomic")[self.random.below(4)]
             with suppress(StorageError):
                 self.cluster.simulation.disk(host).fail_next(operation)
 

@@ -13,6 +13,7 @@ from headrace.errors import (
     SealedError,
     StateError,
 )
+from headrace.runtime.simulated import SimulatedRandom
 from headrace.wire.sbp.errors import QuorumError
 from tests.log_cluster import batch
 from tests.sim.ending import insist
@@ -341,3 +342,29 @@ def test_f29_primary_crashes_before_its_own_sync(seed: int) -> None:
         await scene.check_written(stream)
 
     play(script, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_writes_go_on_when_two_failing_disks_of_three_are_well_again(seed: int) -> None:
+    """What failed half-way is in nobody's way: it used to keep a partition from being written until
+    the node was restarted."""
+
+    async def script(scene: Scene) -> None:
+        stream = await scene.create(replicas=3)
+        await scene.append(stream, 2)
+        random = SimulatedRandom(f"{seed}/disks")
+        for _ in range(40):
+            for host in scene.cluster.nodes[:2]:
+                for operation in ("sync", "sync_atomic"):
+                    if random.below(2):
+                        scene.simulation.disk(host).fail_next(operation)
+            await asyncio.gather(scene.append(stream, 1, timeout=0.3), return_exceptions=True)
+        for host in scene.cluster.nodes[:2]:
+            scene.simulation.disk(host).forget_plans()
+        well = scene.simulation.time()
+        await insist(lambda: scene.append(stream, 1))
+        assert scene.simulation.time() - well < 5
+        await scene.until_replicated(stream)
+        await scene.check_written(stream)
+
+    play(script, nodes=3, seed=seed)

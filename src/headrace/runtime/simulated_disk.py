@@ -141,7 +141,8 @@ class SimulatedDisk:
     def fail_next(self, operation: str, error: type[StorageError] = StorageError) -> None:
         """Let the next operation of that name (as in `operations`) fail.
 
-        It changes nothing, but a failed sync loses what it should have made durable.
+        It changes nothing, but a failed sync loses what it should have made durable; that of an
+        atomic write, `sync_atomic`, leaves the new file in its place, not durable.
         """
         self._failures.append((operation, error))
 
@@ -186,6 +187,9 @@ class SimulatedDisk:
             # All bytes are in the temporary file; whether the rename made it, nobody knows.
             folder.set(name, content)
             self._cut()
+        if (error := self._planned("sync_atomic", path)) is not None:
+            folder.set(name, content)  # seen by everybody, and gone with the power
+            raise error
         folder.set_durable(name, content)
 
     def exists(self, path: str) -> bool:
@@ -349,11 +353,16 @@ class SimulatedDisk:
             if self._operations_left == 0:
                 self._cut()
             self._operations_left -= 1
+        if (error := self._planned(operation, path)) is not None:
+            raise error
+        self._note(operation, path)
+
+    def _planned(self, operation: str, path: str) -> StorageError | None:
         for planned in self._failures:
             if planned[0] == operation:
                 self._failures.remove(planned)
-                raise planned[1]("planned failure", path=path)
-        self._note(operation, path)
+                return planned[1]("planned failure", path=path)
+        return None
 
     def _note(self, operation: str, path: str) -> None:
         self.operations.append((operation, path))
