@@ -26,7 +26,7 @@ def connections_max(
     """Of `wanted` connections on that port, as many as fit beside `files` open files."""
     limit = disk.open_files_max()
     room = limit - min(files, limit // 2) - min(_FOR_THE_REST, limit // 8)
-    allowed = max(_MIN, min(wanted, int(room * share)))
+    allowed = min(wanted, max(_MIN, int(room * share)))
     if allowed < wanted:
         log.warning(
             "fewer connections than set: the process may open too few files; raise the hard limit"

@@ -35,4 +35,5 @@ def test_connections_leave_the_log_half_of_the_files(caplog: pytest.LogCaptureFi
 def test_where_there_are_enough_nobody_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert allowed(65_536, 4096, share=0.6) == 4096
+        assert allowed(1024, 10, share=0.2) == 10
     assert caplog.text == ""
