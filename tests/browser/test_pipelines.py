@@ -100,7 +100,9 @@ def test_the_front_page_opens_on_what_is_wrong(page: Page, stage: PipelinesStage
     row = page.locator("tr", has_text="clicks")
     expect(row).to_contain_text("never")
     expect(row).to_contain_text(stage.show("clicks")["package"][:8])
-    expect(page.locator('[data-nav="now"] .count')).not_to_be_empty()
+    counted = re.match(r"\d+", page.locator(".hero h1").inner_text())
+    assert counted is not None
+    expect(page.locator('[data-nav="now"] .count')).to_have_text(counted[0])
     picture(page, "pipelines-front")
 
 
@@ -241,6 +243,8 @@ def test_stop_and_resume(page: Page, stage: PipelinesStage) -> None:
     told(page, "Stopping calm: it drains and ends")
     expect(page.locator(".page-head")).to_contain_text("Stopped; resume it")
     assert stage.show("calm")["state"] == "STOPPED"
+    expect(page.locator(".dag-node.resting").first).to_be_visible()
+    expect(page.locator(".dag-node.failing")).to_have_count(0)
     press(page, "Resume")
     agree(page, "Resume")
     told(page, "Resuming calm: from its checkpoints")
@@ -260,6 +264,17 @@ def test_a_killed_container_is_replaced(page: Page, stage: PipelinesStage) -> No
     expect(row).to_contain_text("active")
     expect(page.locator("tr", has_text=killed)).to_have_count(0)
     assert stage.show("shop")["restarts"] == 1
+
+
+def test_the_buttons_of_containers_are_in_sight(stage: PipelinesStage, opens: Opens) -> None:
+    for width in (1400, 1280, 1024):
+        page = opens("#/pipelines/shop?tab=containers", size=(width, 900), base=stage)
+        buttons = page.locator(".row-actions")
+        expect(buttons).to_have_count(len(stage.show("shop")["containers"]))
+        for number in range(buttons.count()):
+            box = buttons.nth(number).bounding_box()
+            assert box is not None
+            assert box["x"] + box["width"] <= width, f"cut off at {width}"
 
 
 def test_a_stack_trace_is_asked_of_the_container(page: Page, stage: PipelinesStage) -> None:

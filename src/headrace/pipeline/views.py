@@ -117,6 +117,7 @@ def _operator(application: Application, operator: Operator, now_ms: int) -> dict
         "state": operator.state.value,
         "run": operator.run,
         "failures": operator.failures,
+        "failures_lost": operator.lost,  # of these, with its container
         "last_error": operator.last_error or None,
         "instance": physical.instance,
         "inputs": [

@@ -43,6 +43,12 @@ def error_of(event: Mapping[str, Any]) -> LastError:
     )
 
 
+def named_operator(text: str) -> str:
+    """The operator that an error names as its place; empty if it names none."""
+    told = _RECORD.search(text)
+    return told["operator"] if told else ""
+
+
 def with_log(error: LastError, before: str) -> LastError:
     """`before` is what stands in the log up to the error's place."""
     lines = before.rstrip("\n").splitlines()[-LINES_BESIDE:]

@@ -14,7 +14,8 @@ import msgspec
 from headrace.pipeline.history import WindowPoint
 from headrace.web.pipeline_errors import errors
 from headrace.web.pipeline_stages import Stage, bottleneck, stages_of, watermark_ms
-from headrace.web.problems_findings import ENDED, LAG_SECONDS_NOTICE, LATELY_MS, findings
+from headrace.web.problems_failures import LATELY_MS
+from headrace.web.problems_findings import ENDED, LAG_SECONDS_NOTICE, findings
 from headrace.web.problems_types import (
     SEVERITIES,
     CatchUp,
@@ -85,7 +86,8 @@ def health(view: View, history: History, now_ms: int) -> PipelineHealth:
     measured = view.get("lag_seconds")  # by the log itself, whoever runs
     late = _late(told, measured, works)
     waits = (late or 0.0) >= LAG_SECONDS_NOTICE
-    limiting = bottleneck(stages)
+    over = view["state"] in (*ENDED, "FAILED")  # nothing of it runs: what was, limits nothing
+    limiting = None if over else bottleneck(stages)
     failures = errors(view["events"])
     draft = PipelineHealth(
         name=view["name"],
@@ -99,8 +101,8 @@ def health(view: View, history: History, now_ms: int) -> PipelineHealth:
         keeps_up=works and not waits,
         catch_up=_catch_up(stages, waits=waits) if works else "unknown",
         catch_up_seconds=_catch_up_seconds(stages, waits=waits) if works else None,
-        arrival_per_second=sum(one.trend.arrival_per_second for one in stages if one.source),
-        rows_per_second=sum(one.trend.rows_per_second for one in stages if one.source),
+        arrival_per_second=_sum_of_sources(stages, "arrival_per_second", over),
+        rows_per_second=_sum_of_sources(stages, "rows_per_second", over),
         bottleneck=limiting,
         watermark_delay_seconds=_watermark_delay(history, now_ms),
         rows_late=view["rows_late"],
@@ -127,6 +129,10 @@ def health(view: View, history: History, now_ms: int) -> PipelineHealth:
         sentence=found[0].title if found else _calm(draft),
         next_step=found[0].next_step if found else "",
     )
+
+
+def _sum_of_sources(stages: Sequence[Stage], figure: str, over: bool) -> float:
+    return 0.0 if over else sum(getattr(one.trend, figure) for one in stages if one.source)
 
 
 def _works(view: View) -> bool:

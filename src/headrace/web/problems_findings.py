@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.web.pipeline_stages import BUSY_SOME, Stage
+from headrace.web.problems_failures import failing_containers, failures, first_line
 from headrace.web.problems_types import Bottleneck, PipelineHealth, Problem, Severity
 
 View = Mapping[str, Any]  # what `Controller.show` gives
@@ -21,8 +22,6 @@ SILENT_MS = 60_000  # no batch for so long although rows wait
 HEARTBEAT_MS = 15_000
 WATERMARK_SECONDS = 3600.0
 STATE_BYTES_LARGE = 1 << 30
-RESTARTS_MANY = 3  # of a container, lately
-LATELY_MS = 600_000
 ENDED = ("STOPPED", "FINISHED")
 
 
@@ -35,8 +34,8 @@ def findings(
     if health.state == "FAILED":
         yield _failed(health)
         return
-    yield from _of_containers(view, now_ms)
-    yield from _of_operators(view)
+    yield from failures(view, now_ms)
+    yield from _of_containers(view)
     yield from _of_lag(view, health, stages)
     yield from _of_rows(health)
     yield from _of_state(health)
@@ -67,32 +66,18 @@ def _failed(health: PipelineHealth) -> Problem:
         f"{health.name} failed and is not tried again",
         "Read the error and its log line. Deploy the fix, or resume if the cause is gone:"
         " it goes on from its checkpoints.",
-        detail=_first_line(error.text) if error else "",
+        detail=first_line(error.text) if error else "",
         actions=("errors", "resume", "logs"),
         operator=error.operator if error else "",
     )
 
 
-def _of_containers(view: View, now_ms: int) -> Iterator[Problem]:
-    name = view["name"]
+def _of_containers(view: View) -> Iterator[Problem]:
+    """Those that start for the first time, and those that run and say nothing."""
+    name, failing = view["name"], failing_containers(view)
     for one in view["containers"]:
         number = one["index"] + 1
-        if one["state"] == "KILLED":
-            wait = max(0, (one["restart_at_ms"] or now_ms) - now_ms) / 1000
-            lately = _restarts_lately(view, one, now_ms)
-            severity: Severity = "critical" if lately >= RESTARTS_MANY else "warning"
-            yield _problem(
-                name,
-                "container down",
-                severity,
-                f"Container {number} of {name} is down, starts again in {wait:.0f} s",
-                "It goes on from its checkpoint by itself. If it comes down again, its log says"
-                " why.",
-                detail=f"exit status {one['exit_status']}, {lately} times in ten minutes",
-                actions=("logs", "errors"),
-                container=one["id"],
-            )
-        elif one["state"] in ("NEW", "ALLOCATED"):
+        if one["state"] in ("NEW", "ALLOCATED") and one["id"] not in failing:
             yield _problem(
                 name,
                 "container starting",
@@ -101,7 +86,7 @@ def _of_containers(view: View, now_ms: int) -> Iterator[Problem]:
                 "Nothing to do: Spark needs some seconds.",
                 container=one["id"],
             )
-        elif (one["heartbeat_age_ms"] or 0) > HEARTBEAT_MS:
+        elif one["state"] == "ACTIVE" and (one["heartbeat_age_ms"] or 0) > HEARTBEAT_MS:
             yield _problem(
                 name,
                 "container silent",
@@ -115,44 +100,20 @@ def _of_containers(view: View, now_ms: int) -> Iterator[Problem]:
             )
 
 
-def _of_operators(view: View) -> Iterator[Problem]:
-    down = {one["id"] for one in view["containers"] if one["state"] != "ACTIVE"}
-    seen = set()
-    for one in view["operators"]:
-        # All operators of a container that is down have failed with it: that is one problem.
-        if one["failures"] and one["name"] not in seen and one["container"] not in down:
-            seen.add(one["name"])
-            again = one["failures"] > 1
-            yield _problem(
-                view["name"],
-                "operator fails",
-                "critical" if again else "warning",
-                f"{one['name']} of {view['name']} fails again and again"
-                if again
-                else f"{one['name']} of {view['name']} failed and is tried again",
-                "Read the error beside its log line; the same rows are tried until it is fixed"
-                " or its attempts are used up.",
-                detail=_first_line(one["last_error"] or ""),
-                actions=("errors", "logs"),
-                operator=one["name"],
-                container=one["container"],
-            )
-
-
 def _of_lag(view: View, health: PipelineHealth, stages: Sequence[Stage]) -> Iterator[Problem]:
-    told = set()
+    failing = failing_containers(view)  # what waits for them is of the same cause
+    told = set(failing)
     for one in stages:
         silent_ms: float = one.trend.silent_ms or 0
-        if one.trend.lag_rows and silent_ms > SILENT_MS:
+        if one.trend.lag_rows and silent_ms > SILENT_MS and one.container not in failing:
             told.add(one.container)
             yield _still(health.name, one.operator, one.container, silent_ms, one.trend.lag_rows)
     for each in view["operators"]:  # as the log itself has it
         silent_ms = min(each.get("still_ms") or 0, 1000 * (each.get("lag_seconds") or 0.0))
-        known = each["container"] in told or each["failures"]
-        if each["lag"] and silent_ms > SILENT_MS and not known:
+        if each["lag"] and silent_ms > SILENT_MS and each["container"] not in told:
             yield _still(health.name, each["name"], each["container"], silent_ms, each["lag"])
     late = health.lag_seconds or 0.0
-    if late < LAG_SECONDS_NOTICE or not health.lag_rows:
+    if late < LAG_SECONDS_NOTICE or not health.lag_rows or failing:
         return
     limiting = health.bottleneck
     rates = (
@@ -249,13 +210,16 @@ def _of_rows(health: PipelineHealth) -> Iterator[Problem]:
 
 def _of_state(health: PipelineHealth) -> Iterator[Problem]:
     delay = health.watermark_delay_seconds or 0.0
-    if delay > WATERMARK_SECONDS and health.catch_up == "caught up":
+    # Where nothing arrives the watermark stands, as it should.
+    arrives = health.arrival_per_second > 0 and health.catch_up == "caught up"
+    if delay > WATERMARK_SECONDS and arrives:
         yield _problem(
             health.name,
             "watermark behind",
             "notice",
-            f"The watermark of {health.name} is {span(delay)} behind",
-            "No newer rows came: windows stay open until they do. See whether a producer stopped.",
+            f"The watermark of {health.name} is {span(delay)} behind, although rows arrive",
+            "Windows stay open until newer rows come. See which producer sends old ones, or whose"
+            " clock is wrong.",
         )
     if health.state_bytes > STATE_BYTES_LARGE:
         yield _problem(
@@ -278,17 +242,3 @@ def span(seconds: float) -> str:
 
 def _in_all(count: int, lately: int) -> str:
     return f"{count:,} in all" if count > lately else ""
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:300]
-
-
-def _restarts_lately(view: View, container: View, now_ms: int) -> int:
-    prefix = container["id"].rpartition(".")[0]
-    return sum(
-        one["type"] == "StopContainer"
-        and now_ms - one["time_ms"] <= LATELY_MS
-        and str(one.get("container", "")).rpartition(".")[0] == prefix
-        for one in view["events"]
-    )

@@ -121,7 +121,8 @@ def test_a_container_that_is_down_is_named_with_its_wait() -> None:
     found = judged(driver)
     assert kinds(found) == ["container down"]
     assert found.problems[0].container == CONTAINER
-    assert "Container 1 of shop is down" in found.sentence
+    assert "Container 1 of shop went down and is started again" in found.sentence
+    assert "starts again in" in found.problems[0].detail
     assert (found.severity, found.containers_active) == ("warning", 0)
 
 
@@ -135,6 +136,60 @@ def test_one_that_comes_down_again_and_again_is_critical() -> None:
     found = judged(driver)
     assert (found.severity, kinds(found)) == ("critical", ["container down"])
     assert "3 times" in found.problems[0].detail
+
+
+def test_the_advice_stays_the_same_through_a_restart() -> None:
+    """Down, starting, running and not yet where it was: one problem, and it says one thing."""
+    driver = running()
+    seen: list[tuple[str, str, str, str]] = []
+    details = []
+
+    def look() -> None:
+        (problem,) = judged(driver).problems
+        seen.append((problem.id, problem.severity, problem.title, problem.next_step))
+        details.append(problem.detail)
+
+    driver.exit(CONTAINER, 1)
+    look()
+    driver.tick(60_000)
+    look()
+    driver.beat("shop.1.2")
+    look()
+    driver.beat("shop.1.2", m.OperatorHeartbeat(1, m.DeployState.ACTIVE))
+    look()
+    assert len(set(seen)) == 1, seen
+    assert "starts again in" in details[0]
+    assert "is starting" in details[1]
+    assert "runs again" in details[-1]
+
+
+def test_one_cause_is_one_problem_however_many_it_takes_down() -> None:
+    driver = running()
+    error = "ValueError: no price for 17\nTraceback"
+    request = m.ReportErrorRequest(CONTAINER, (1, 2), error, m.LogFileInfo("logs/x.log", 12))
+    driver.perform(driver.application.on_error(request, driver.now))
+    for operator in driver.application.operators.values():
+        operator.failures = 2
+    view = views.details(driver.application, driver.now)
+    history = {1: points([5] * 10), 2: points([5] * 10)}  # and rows wait for it
+    shift = driver.now - NOW
+    moved = {
+        id_: [one._replace(at_ms=one.at_ms + shift - 90_000) for one in rows]
+        for id_, rows in history.items()
+    }
+    (problem,) = health(view, moved, driver.now).problems
+    assert problem.title == "orders and revenue of shop fail together again and again"
+    assert problem.detail == "ValueError: no price for 17"
+    # The operator that an error names is the one; another number makes no other cause.
+    for number, one in enumerate(view["operators"]):
+        place = f"shop/orders partition 0 offset {number}"
+        one["last_error"] = f"revenue failed on {place} in window 6553f10000000001: no price"
+    (problem,) = health(view, moved, driver.now).problems
+    assert problem.title == "revenue of shop fails again and again"
+    assert problem.operator == "revenue"
+    # Two causes are two.
+    view["operators"][0]["last_error"] = "KeyError: sku"
+    assert kinds(health(view, moved, driver.now)) == ["operator fails", "operator fails"]
 
 
 def test_a_failed_pipeline_shows_its_error() -> None:
@@ -206,6 +261,10 @@ def test_state_and_watermark() -> None:
     assert (found.state_rows, found.state_bytes) == (9, 2 << 30)
     assert sorted(kinds(found)) == ["large state", "watermark behind"]
     assert "2 h behind" in "".join(one.title for one in found.problems)
+    quiet = [one._replace(rows_in=0, rows_out=0, state_bytes=0) for one in behind]
+    found = health(views.details(driver.application, NOW) | {"containers": []}, {1: quiet}, NOW)
+    assert found.watermark_delay_seconds == pytest.approx(7_200)
+    assert found.problems == (), "nobody sends, and that is no problem of the pipeline's"
 
 
 def test_one_that_was_stopped_is_no_problem() -> None:
@@ -218,6 +277,9 @@ def test_one_that_was_stopped_is_no_problem() -> None:
     assert found.sentence.startswith("Stopped; resume it")
     stopped = judged(driver, {1: points([0] * 10)})
     assert (stopped.catch_up, stopped.lag_seconds) == ("unknown", None), "nobody looks any more"
+    busy = points([5] * 10, duration_ms=1_000)
+    rested = judged(driver, {1: busy, 2: busy})
+    assert (rested.bottleneck, rested.rows_per_second, rested.arrival_per_second) == (None, 0, 0)
 
 
 def named(name: str, severity: Any, lag: float = 0.0, state: str = "RUNNING") -> PipelineHealth:

@@ -6,25 +6,27 @@ import * as f from "../format.js";
 import { link } from "../router.js";
 import { makeTable } from "../table.js";
 import * as act from "./actions.js";
+import { RESTING } from "./words.js";
 
 const STATES = { ACTIVE: "good", ALLOCATED: "busy", NEW: "busy", KILLED: "bad" };
 
 export function containersTab({ ctx, name, live }) {
   const running = () => live().health.state === "RUNNING";
+  const resting = () => RESTING.has(live().health.state);
   const table = makeTable({
     label: "Containers",
     key: (one) => one.index,
     sort: "id",
     columns: [
       { id: "id", title: "Container", text: (one) => one.id || `${one.index + 1}`, node: (one) => h("span", { class: "mono strong" }, one.id || `container ${one.index + 1}`) },
-      { id: "state", title: "State", text: (one) => one.state, node: (one) => badge(one.state.toLowerCase(), STATES[one.state]) },
+      { id: "state", title: "State", text: (one) => one.state, sign: (one) => `${one.state} ${resting()}`, node: (one) => (one.state === "KILLED" && resting() ? badge("stopped", "quiet") : badge(one.state.toLowerCase(), STATES[one.state])) },
       { id: "operators", title: "Operators", wide: true, text: (one) => one.operators.join(", ") },
-      { id: "pid", title: "Process", number: true, wide: true, text: (one) => (one.pid ? `${one.pid}` : "–") },
+      { id: "pid", class: "roomy", title: "Process", number: true, wide: true, text: (one) => (one.pid ? `${one.pid}` : "–") },
       { id: "heartbeat", title: "Heartbeat", number: true, wide: true, text: (one) => (one.heartbeat_age_ms === null ? "–" : f.duration(Math.round(one.heartbeat_age_ms / 100) * 100)), sort: (one) => one.heartbeat_age_ms },
       { id: "memory", title: "Free heap", number: true, wide: true, text: (one) => (one.memory_mb_free === null ? "–" : f.bytes(one.memory_mb_free * 1024 * 1024)), sort: (one) => one.memory_mb_free },
-      { id: "gc", title: "Garbage collection", number: true, wide: true, text: (one) => (one.gc_collection_time === null ? "–" : f.duration(one.gc_collection_time)), sort: (one) => one.gc_collection_time },
+      { id: "gc", class: "roomy", title: "Garbage collection", number: true, wide: true, text: (one) => (one.gc_collection_time === null ? "–" : f.duration(one.gc_collection_time)), sort: (one) => one.gc_collection_time },
       { id: "restarts", title: "Restarts", number: true, wide: true, text: (one) => f.number(one.restarts), sort: (one) => one.restarts },
-      { id: "recovery", title: "Last recovery", number: true, wide: true, text: (one) => (one.recovery_ms ? f.duration(one.recovery_ms) : "–"), sort: (one) => one.recovery_ms },
+      { id: "recovery", class: "roomy", title: "Last recovery", number: true, wide: true, text: (one) => (one.recovery_ms ? f.duration(one.recovery_ms) : "–"), sort: (one) => one.recovery_ms },
       { id: "actions", title: "", sort: false, class: "actions-cell", text: () => "", sign: (one) => `${one.id} ${one.state} ${running()}`, node: (one) => buttons(one) },
     ],
   });

@@ -50,8 +50,10 @@ export function makeGraph({ onSelect, grouped = false }) {
     nodes,
   );
   let selected = null;
+  let ended = false; // it was stopped, or is done: nothing of it runs, and nothing of it fails
 
-  function update(graph) {
+  function update(graph, over = false) {
+    ended = over;
     const width = 2 * MARGIN + graph.layers * NODE.width + Math.max(0, graph.layers - 1) * GAP.x;
     const height = 2 * MARGIN + graph.rows * NODE.height + Math.max(0, graph.rows - 1) * GAP.y;
     // A graph that is a little too wide is drawn smaller; a wider one is scrolled.
@@ -157,10 +159,10 @@ export function makeGraph({ onSelect, grouped = false }) {
 
   function drawNode(element, node, at) {
     const [title, , , name, copies, topic, flow, lag, , busy] = element.children;
-    const trouble = node.failures > 0 || node.state === "INACTIVE";
+    const trouble = !ended && (node.failures > 0 || node.state === "INACTIVE");
     set(element, {
       transform: `translate(${at.x} ${at.y})`,
-      class: `dag-node pressure-${node.pressure}${trouble ? " failing" : ""}${
+      class: `dag-node pressure-${node.pressure}${trouble ? " failing" : ""}${ended ? " resting" : ""}${
         node.operator === selected ? " selected" : ""
       }`,
       "aria-label": `${node.label}, ${rate(node.rows_per_second)}, busy ${Math.round(100 * node.busy)} percent, ${count(node.lag)} rows wait`,

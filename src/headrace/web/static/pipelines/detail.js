@@ -75,7 +75,7 @@ function makeFigures() {
     node,
     update(live) {
       const health = live.health;
-      made.lag.set(lag(health), `${f.compact(health.lag_rows)} rows wait`);
+      made.lag.set(lag(health), `${f.compact(health.lag_rows)} ${health.lag_rows === 1 ? "row waits" : "rows wait"}`);
       made.catchUp.set(catchUp(health), health.catch_up === "never" ? "more arrives than it takes" : "");
       made.rate.set(rows(health.rows_per_second), `${rows(health.arrival_per_second)} arrive`);
       made.bottleneck.set(health.bottleneck?.operator ?? "none", health.bottleneck ? `${percent(health.bottleneck.busy)} busy, ${f.duration(health.bottleneck.batch_ms)} a batch` : "nothing limits it");

@@ -6,7 +6,7 @@ import * as f from "../format.js";
 import { listen } from "../live.js";
 import { nav, setCount } from "../nav.js";
 import { route } from "../router.js";
-import { makeHealthTable } from "./health_table.js";
+import { NONE, makeHealthTable } from "./health_table.js";
 import { makeProblems } from "./problems.js";
 import { severityClass, severityIcon } from "./words.js";
 
@@ -14,8 +14,7 @@ nav({ id: "now", label: "What is wrong", icon: "alert", href: "#/", key: "h", or
 
 // On every page: how much needs somebody.
 listen("alerts", (alerts) => {
-  const urgent = alerts.critical + alerts.warning;
-  setCount("now", urgent || "", alerts.critical > 0);
+  setCount("now", alerts.critical || alerts.warning || "", alerts.critical > 0); // as the headline counts
   setCount("pipelines", alerts.pipelines || "", alerts.failed > 0);
 });
 
@@ -30,10 +29,10 @@ function headline({ problems, severity }) {
   return "Nothing is wrong";
 }
 
-function below(situation) {
+function below(situation, session) {
   const running = situation.pipelines.filter((one) => one.state === "RUNNING");
   const behind = running.filter((one) => !one.keeps_up).length;
-  if (!situation.pipelines.length) return "No pipeline was submitted yet.";
+  if (!situation.pipelines.length) return NONE[session.may_manage];
   const keeping = behind ? `${f.number(running.length - behind)} of ${f.number(running.length)} running pipelines keep up` : running.length ? `${f.plural(running.length, "running pipeline keeps", "running pipelines keep")} up` : "No pipeline runs";
   const other = situation.pipelines.length - running.length;
   return `${keeping}${other ? ` · ${f.number(other)} not running` : ""} · looked at ${f.clock(situation.now_ms)}`;
@@ -49,7 +48,7 @@ route("/", "What is wrong", async (ctx) => {
   head.replaceChildren();
   head.hidden = true;
   const problems = makeProblems(ctx.session, { most: NOTICES_MAX });
-  const table = makeHealthTable({ sort: "rank" });
+  const table = makeHealthTable(ctx.session, { sort: "rank" });
   const messages = figure("Messages in"), stored = figure("Stored"), topics = figure("Topics"), clients = figure("Clients");
   replace(ctx.main, hero, problems.node,
     h("section", { class: "card flush" }, h("div", { class: "card-head" }, h("h2", {}, "Pipelines, worst first"), table.count), table.node),
@@ -61,7 +60,7 @@ route("/", "What is wrong", async (ctx) => {
     const text = headline(situation);
     document.title = `${text} · Headrace`;
     setText(title, text);
-    setText(lead, below(situation));
+    setText(lead, below(situation, ctx.session));
     hero.className = `hero ${severityClass(situation.severity)}`;
     replace(mark, severityIcon(situation.severity));
     problems.update(situation.problems);
@@ -73,8 +72,9 @@ route("/", "What is wrong", async (ctx) => {
   ctx.live("problems", draw);
   ctx.live("overview", ({ totals, rates }) => {
     messages.set(f.rate(rates.messages_in), `${f.compact(totals.messages)} in all`);
-    stored.set(f.bytes(totals.bytes), f.plural(totals.segments, "segment"));
+    stored.set(f.bytes(totals.bytes), totals.segments == null ? "" : f.plural(totals.segments, "segment"));
     topics.set(f.number(totals.topics), f.plural(totals.streams, "stream"));
-    clients.set(f.number(totals.clients), f.plural(totals.groups, "consumer group"));
+    if (totals.clients == null) clients.node.hidden = true; // not for who may not read the server's state
+    else clients.set(f.number(totals.clients), f.plural(totals.groups, "consumer group"));
   });
 }, { nav: "now" });

@@ -7,7 +7,7 @@ import { setQuery } from "../router.js";
 import * as act from "./actions.js";
 import { makeGraph } from "./dag.js";
 import { makeTimeline } from "./timeline.js";
-import { fact, percent, plain, rows, windowText } from "./words.js";
+import { RESTING, fact, percent, plain, rows, windowText } from "./words.js";
 
 export function graphTab({ ctx, name, live }) {
   let view = ctx.query.get("view") === "physical" ? "physical" : "logical";
@@ -47,7 +47,7 @@ export function graphTab({ ctx, name, live }) {
     for (const one of switches) one.setAttribute("aria-pressed", String(one.dataset.view === view));
     const graph = graphs[view];
     if (scroller.firstChild !== graph.element) scroller.replaceChildren(graph.element);
-    graph.update(value.graphs[view]);
+    graph.update(value.graphs[view], RESTING.has(value.health.state));
     graph.select(operator);
     timeline.update(value, value.windows);
     drawPanel(value);

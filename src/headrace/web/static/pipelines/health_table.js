@@ -8,12 +8,15 @@ import { SEVERITIES, catchUp, firstLine, healthIcon, lag, percent, seconds, shor
 
 const rank = (one) => `${SEVERITIES.indexOf(one.severity)}${["STOPPED", "FINISHED"].includes(one.state) ? 1 : 0}${one.name}`;
 
-export function makeHealthTable(options = {}) {
+/** Why there is none: who may not manage the server sees the pipelines of topics that they may read. */
+export const NONE = { true: "No pipeline was submitted yet.", false: "There is no pipeline that you may see." };
+
+export function makeHealthTable(session, options = {}) {
   return makeTable({
     label: "Pipelines",
     key: (one) => one.name,
     sort: "rank",
-    empty: empty("No pipeline was submitted yet.", "headrace pipeline run FILE.py"),
+    empty: session.may_manage ? empty(NONE.true, "headrace pipeline run FILE.py") : empty(NONE.false),
     ...options,
     columns: [
       { id: "rank", title: "", class: "tight", text: (one) => one.severity, sort: rank, sign: (one) => `${one.severity}${one.state}`, node: healthIcon },

@@ -8,8 +8,12 @@ import { makeTable } from "../table.js";
 import * as act from "./actions.js";
 import { fact, firstLine } from "./words.js";
 
-export function lettersTab({ ctx, name }) {
+const COUNT_MS = 15_000; // at least between two looks at how many wait: each asks the broker
+
+export function lettersTab({ ctx, name, live }) {
   let boxes = [];
+  let waiting = 0; // letters, as the broker has them
+  let counted = -1, askedAt = -Infinity; // bad rows when they were counted last, and when that was
   let chosen = ctx.query.get("letters") ?? "";
   let all = ctx.query.get("redriven") === "1";
   const picked = new Set();
@@ -91,6 +95,11 @@ export function lettersTab({ ctx, name }) {
     rest.disabled = !from.waiting;
   }
 
+  const sum = (found) => found.reduce((all, one) => all + one.waiting, 0);
+  const none = (bad) => (bad
+    ? empty(`${f.plural(bad, "bad row was", "bad rows were")} dropped, and none set aside.`, "Set on_bad_row to \"dead_letter\" to keep them.")
+    : empty("No row was ever set aside."));
+
   async function load() {
     let found;
     try {
@@ -100,8 +109,9 @@ export function lettersTab({ ctx, name }) {
       return;
     }
     boxes = found.operators;
+    waiting = sum(boxes);
     nothing.hidden = boxes.length > 0;
-    if (!boxes.length) replace(nothing, empty("No row was ever set aside."));
+    if (!boxes.length) replace(nothing, none(live().health.rows_dead));
     replace(strip, boxes.map((one) => {
       const made = h("button", { type: "button", class: "letter-box", "aria-pressed": String(one === box()), dataset: { topic: one.topic }, on: { click: () => { chosen = one.topic; setQuery({ letters: chosen }); picked.clear(); load(); } } },
         h("strong", {}, one.operator), h("span", {}, `${f.number(one.waiting)} wait`), h("span", { class: "soft" }, `${f.number(one.letters)} in ${one.topic}${one.newest_ms ? `, newest ${f.ago(one.newest_ms)}` : ""}`));
@@ -116,6 +126,13 @@ export function lettersTab({ ctx, name }) {
     node,
     update() {},
     show: load,
-    count: (value) => (value.health.rows_dead ? f.compact(value.health.rows_dead) : ""),
+    count(value) {
+      if (value.health.rows_dead !== counted && performance.now() - askedAt > COUNT_MS) {
+        counted = value.health.rows_dead;
+        askedAt = performance.now();
+        get(path`/api/pipelines/${name}/dead-letters`, { signal: ctx.signal }).then((found) => { waiting = sum(found.operators); }, () => {});
+      }
+      return waiting ? f.compact(waiting) : "";
+    },
   };
 }

@@ -11,7 +11,7 @@ nav({ id: "pipelines", label: "Pipelines", icon: "pipelines", href: "#/pipelines
 
 route("/pipelines", "Pipelines", async (ctx) => {
   ctx.head({ title: "Pipelines", lead: "Worst first. A pipeline's page has its graph, its windows, its logs." });
-  const table = makeHealthTable({
+  const table = makeHealthTable(ctx.session, {
     sort: ctx.query.get("sort") ?? "rank",
     descending: ctx.query.get("down") === "1",
     filter: ctx.query.get("filter") ?? "",

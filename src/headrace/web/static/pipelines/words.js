@@ -8,6 +8,9 @@ const KINDS = { critical: "bad", warning: "warn", notice: "busy", ok: "good" };
 const ICONS = { critical: "alert", warning: "alert", notice: "pulse", ok: "check" };
 const STATES = { RUNNING: "good", STOPPING: "busy", STOPPED: "quiet", FINISHED: "quiet", FAILED: "bad", UNREADABLE: "bad" };
 
+/** Told to end, or done: what is down then is down by wish. */
+export const RESTING = new Set(["STOPPING", "STOPPED", "FINISHED"]);
+
 /** What runs no more has a sign of its own. */
 export const healthIcon = (one) => (one.severity === "ok" && one.state !== "RUNNING" ? icon("stop", { class: "icon faint" }) : severityIcon(one.severity));
 export const severityIcon = (severity) => icon(ICONS[severity], { class: `icon severity-${severity}` });
