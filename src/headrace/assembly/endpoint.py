@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from headrace.assembly.web_server import WebServer
-from headrace.config.settings import Settings
+from headrace.config.settings import LOOPBACK, Settings
 from headrace.net.addresses import format_address
 from headrace.runtime import Runtime
 from headrace.web.checks import Observed
+from headrace.web.hosts import ANY
 from headrace.web.probes import Probes
 from headrace.web.process_metrics import ObservedProcess, ProcessReading
 
@@ -40,11 +41,13 @@ class Endpoint:
             return
         self._process.start()
         probes = Probes(self._process, self._roles, token=self._token)
-        self._web = WebServer(
-            probes.app(), option="--metrics-port", names=self._settings.http_names
-        )
+        host = self._settings.observability.metrics_host
+        # Beyond loopback a token protects it, or the network does; scrapers have names of their own
+        # for us there (a service's, a container's).
+        names = self._settings.http_names if host in LOOPBACK else (ANY,)
+        self._web = WebServer(probes.app(), option="--metrics-port", names=names)
         try:
-            await self._web.start(self._settings.observability.metrics_host, port)
+            await self._web.start(host, port)
         except BaseException:
             await self._process.close()
             raise

@@ -60,9 +60,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     http_names: Annotated[
         tuple[str, ...],
         Meta(
-            description="Names by which browsers and programs reach the HTTP and metrics ports,"
-            " beside their address, localhost and, beyond loopback, the machine's own name: a"
-            " request for another `Host` is refused."
+            description="Names by which browsers and programs reach the HTTP port (and the metrics"
+            " port on loopback), beside its address, localhost and, beyond loopback, the machine's"
+            " own name: a request for another `Host` is refused. `*` allows any."
         ),
     ] = ()
     metrics_port: Annotated[

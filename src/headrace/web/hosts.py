@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 _READING = ("GET", "HEAD", "OPTIONS")
 _HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:@/\[\]]+))(?::[0-9]{1,5})?")
 _LOCAL_NAME = "localhost"
+ANY = "*"  # among an operator's names: whatever leads here may
 
 
 def host_name(header: str) -> str:
@@ -43,7 +44,7 @@ class OwnNames:
 
     def has(self, header: str) -> bool:
         name = host_name(header)
-        if not name or name in self._names:
+        if not name or name in self._names or ANY in self._others:
             return bool(name)
         try:
             return ip_address(name).is_loopback if self._local else bool(ip_address(name))

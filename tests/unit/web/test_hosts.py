@@ -61,6 +61,9 @@ def test_beyond_loopback_addresses_and_the_machines_name_are_ours_too() -> None:
         assert names.has(good), good
     assert not names.has("evil.example:3000")
     assert OwnNames("mill.example", []).has("mill.example:3000")
+    anything = OwnNames("0.0.0.0", ["*"])
+    assert anything.has("headrace.default.svc:3000")
+    assert not anything.is_own_page("http://evil.example", "headrace.default.svc:3000")
 
 
 async def _answer(_request: Request) -> Response:
