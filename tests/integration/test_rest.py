@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from headrace.web.people_api import ROLES
 from headrace.wire.iggy.messages.messages import Message
 from tests.dashboard_stack import ROOT, Stack
 from tests.unit.web.stage import CONTAINER, Pipelines
+from tests.unit.web.test_arrow_reader import nulls
 
 READER, NOBODY = ("reader", "reader"), ("nobody", "nobody")
 CHECKS = [
@@ -175,3 +177,17 @@ def test_every_change_needs_its_right(user: tuple[str, str]) -> None:
                 assert client.get(path).status_code == 403, path
             assert client.get("/api/v1/topics").json() == {"topics": [], "total": 0}
             assert client.get("/api/overview").json()["topics"] == []
+
+
+def test_a_message_that_was_made_to_harm_who_looks_at_it_harms_nobody() -> None:
+    """Arrow, one row: a list of 20 million nulls, in 336 bytes."""
+    topic = "/api/v1/streams/shop/topics/orders/messages"
+    sent = {"value": base64.b64encode(nulls(20_000_000)).decode(), "encoding": "base64"}
+    with Stack() as stack, httpx.Client(trust_env=False, base_url=stack.url, auth=ROOT) as client:
+        stack.call(_fill)
+        assert client.post(topic, json=sent).status_code == 201
+        with stack.watched() as longest:
+            rows = client.get(topic, timeout=60).json()["messages"]
+        assert [one["format"] for one in rows] == ["json", "arrow"]
+        assert rows[1]["table"]["count"] == 1
+        assert longest["busy"] < 1.0, "the loop had nothing of it"
