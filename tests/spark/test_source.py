@@ -9,11 +9,13 @@ from dataclasses import replace
 from time import monotonic, sleep, time
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from headrace.client.areas import Area
+from headrace.client.arrow import to_area
 from headrace.client.iggy import IggyClient
 from headrace.client.tickets import Access
 from headrace.errors import NotFoundError, OffsetOutOfRangeError, UnavailableError
@@ -25,6 +27,8 @@ from headrace.spark.reading import Reading
 from headrace.spark.server import connect
 from headrace.spark.source import TopicReader, TopicStreamReader
 from headrace.spark.splits import Span
+from headrace.spark.windows import Window
+from headrace.wire.iggy.messages.extensions import PublisherOpened
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Consumer, Partitioning
 from tests.spark.conftest import AnyServer
@@ -331,6 +335,22 @@ def test_what_a_broker_gave_is_of_the_cluster_that_was_planned(headrace: Headrac
     task.span = replace(task.span, cluster="another")
     with pytest.raises(OtherTopicError, match="another cluster"):
         rows(reader, [task])
+
+
+def test_a_publisher_that_was_forgotten_is_opened_again(headrace: HeadraceServer) -> None:
+    """A query that had nothing to write for longer than the server remembers it."""
+    target = made(headrace, "forgotten", partitions=1)
+    server = connect(target)
+    window = Window("spark/forgotten", "run", 0)
+    gone = PublisherOpened(publisher=10**9, epoch=1, last_window=-1)
+    server.remote._publishers[window.publisher, window.run] = gone
+    area, starts = to_area(pa.array([b"a"]), None, None)
+    span = server.run(server.remote.stage(target, window, 0, area, starts))
+    assert server.run(server.remote.close_window(window, [span], b""))
+    assert read_all(TopicReader(settings(headrace, "forgotten"), StructType())) == ["a"]
+    nowhere = replace(target, topic="nowhere")
+    with pytest.raises(NotFoundError):
+        server.run(server.remote.stage(nowhere, window, 0, area, starts))
 
 
 def test_available_now_ends_where_it_began(headrace: HeadraceServer) -> None:

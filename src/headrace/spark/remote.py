@@ -135,6 +135,18 @@ class Remote:
     ) -> StagedSpan:
         """A repeated request stages twice; only what the driver names is published."""
         request = _request(target, partition, area, starts)
+        try:
+            return await self._stage(window, request)
+        except NotFoundError as error:
+            from headrace.wire.iggy.errors import Status, status_of
+
+            if status_of(error) != Status.PUBLISHER_NOT_FOUND:
+                raise
+        # It was opened so long ago that it was forgotten, and nothing was staged since.
+        self._publishers.pop((window.publisher, window.run), None)
+        return await self._stage(window, request)
+
+    async def _stage(self, window: Window, request: SendMessages) -> StagedSpan:
         opened = await self._opened(window)
         # What is staged has no order before the driver names it: one is sent while another syncs.
         self._staged += 1
