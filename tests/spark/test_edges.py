@@ -91,7 +91,7 @@ def test_rows_pass_an_edge_window_by_window(
     publish_window(rows(spark, 20, 99), right, window=at(1), previous=NO_WINDOW)  # run again
     publish_window(rows(spark, 30, 7), left, window=at(5), previous=at(2))
     publish_window(rows(spark, 0, 0), right, window=at(6), previous=at(1))
-    with pytest.raises(HeadraceError, match="window_out_of_order"):
+    with pytest.raises(HeadraceError, match="window out of order"):
         advance(left, window=at(9), previous=at(2))
     taken_over = EdgeSink(target, edge.publisher(0), 0, epoch=4, key=("sku",))
     assert last_closed(taken_over) == at(5)
