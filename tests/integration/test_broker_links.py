@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -43,6 +44,18 @@ async def test_calls_are_the_users_own(links: BrokerLinks) -> None:
     with pytest.raises(UnauthenticatedError):
         async with links.as_service():
             pass
+
+
+async def test_who_goes_away_while_asking_takes_nobody_with_them(links: BrokerLinks) -> None:
+    """As a page that is left while its events are looked at: the connection ends with its call."""
+    await links.login(ROOT)
+    for turns in range(1, 6):
+        first, *others = (asyncio.create_task(links.login(ROOT)) for _ in range(4))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        first.cancel()
+        assert [one.username for one in await asyncio.gather(*others)] == ["iggy"] * 3
+        await asyncio.gather(first, return_exceptions=True)
 
 
 async def test_an_old_password_is_noticed(links: BrokerLinks) -> None:

@@ -70,6 +70,8 @@ class BrokerLinks:
         except UnauthenticatedError:
             if not kept:
                 raise
+        except UnavailableError:
+            pass  # another who asked on it went away in the middle, and the connection with them
         return await self._ask(credentials, key)
 
     async def _ask(self, credentials: Credentials, key: bytes) -> Login:
