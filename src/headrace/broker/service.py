@@ -282,8 +282,8 @@ class BrokerService:
             "epoch": -1 if self.term is None else self.term.leadership.epoch,
             **({} if self._door is None else self._door.statistics()),
         }
-        if self.term is None or not self.leads:
-            return figures
+        if self.term is None or self.term.transports is None or not self.leads:
+            return figures  # nobody, or one that has yet to replay its logs
         broker, transports = self.term.broker, self.term.transports
         return {
             **figures,
@@ -296,5 +296,5 @@ class BrokerService:
             "doomed_streams": len(broker.catalogue.doomed),
             **broker.publishing.statistics(),
             **broker.counters,
-            **({} if transports is None else transports.statistics()),
+            **transports.statistics(),
         }
