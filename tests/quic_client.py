@@ -58,7 +58,9 @@ class QuicClient:
             cadata=authority or None,
         )
         client = cls(runtime, configuration)
-        client._listener = await runtime.transport.listen_datagrams("", 0, client._on_datagram)
+        client._listener = await runtime.transport.listen_datagrams(
+            "0.0.0.0", 0, client._on_datagram
+        )
         client.quic.connect(address, client._now())
         client._task = asyncio.create_task(client._drive())
         client._wake.set()
