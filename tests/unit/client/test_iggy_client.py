@@ -164,6 +164,7 @@ CALLS: list[tuple[int, Callable[[IggyClient], Awaitable[object]], object]] = [
     (9006, lambda c: c.reset_after("s", "t", window=3, epoch=2), None),
     (9007, lambda c: c.purge_to("s", "t", window=3), None),
     (9008, lambda c: c.read_ticket([("s", "t"), (0, 1)]), REPLIES[9008]),
+    (9011, lambda c: c.get_publishing(), REPLIES[9011]),
 ]
 
 
