@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,24 @@ def test_a_command_that_is_named_anywhere_exists() -> None:
 
 def _without_python(text: str) -> str:
     return re.sub(r"^(from|import) .*", "", text, flags=re.M)
+
+
+def test_samples_of_tables_have_the_columns_of_their_commands() -> None:
+    from headrace.cli.pipeline_deploy import VERDICTS
+    from headrace.cli.pipeline_inspect import EVENTS
+
+    columns = {"headrace event list": EVENTS, "headrace pipeline diff": VERDICTS}
+    seen = set()
+    for path in sorted(DOCS.rglob("*.md")):
+        for block in re.findall(r"^```console\n(.*?)^```", path.read_text(), re.M | re.S):
+            lines = block.splitlines()
+            for line, shown in pairwise(lines):
+                name = " ".join(line.removeprefix("$ ").split()[:3])
+                if name in columns and not shown.startswith("$ "):
+                    header = next(each for each in lines if each.split()[0] == columns[name][0])
+                    assert tuple(header.split()) == columns[name], f"{path.name}: {header}"
+                    seen.add(name)
+    assert seen == set(columns)
 
 
 def test_every_command_of_the_readme_runs(tmp_path: Path) -> None:

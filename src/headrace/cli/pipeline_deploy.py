@@ -30,6 +30,8 @@ Project = Annotated[
     ),
 ]
 
+VERDICTS = ("name", "verdict", "reasons")
+
 
 def check_script(script: Path) -> None:
     """ConfigError when it is no file that can be a pipeline."""
@@ -123,7 +125,7 @@ def diff(
         same = " (the same code)" if answer["package"] == answer["deployed"] else ""
         note(f"{answer['name']}: {answer['deployed'][:12]} -> {answer['package'][:12]}{same}")
         rows = [one | {"reasons": "; ".join(one["reasons"])} for one in answer["operators"]]
-        print_rows(rows, ("name", "verdict", "reasons"), as_json=False)
+        print_rows(rows, VERDICTS, as_json=False)
         note(answer["verdict"])
     if answer["verdict"] != "COMPATIBLE":
         raise typer.Exit(1)
