@@ -121,7 +121,7 @@ def iggy() -> dict[str, Any]:
     from headrace.wire.iggy import vsr
     from headrace.wire.iggy.commands import TABLE
     from headrace.wire.iggy.detection import _CONSUMER_COMMANDS, _NAMED
-    from headrace.wire.iggy.dialects import _CRATES
+    from headrace.wire.iggy.dialects import _CRATES, _RELEASES
     from headrace.wire.iggy.errors import Status
     from headrace.wire.iggy.primitives import ConsumerKind, PartitioningKind, StrategyKind
 
@@ -137,6 +137,7 @@ def iggy() -> dict[str, Any]:
         "commands": commands,
         "status": _named(Status),
         "versions": {version: dialect.name for version, dialect in _CRATES.items()},
+        "releases": {version: dialect.name for version, dialect in _RELEASES.items()},
         "consumer_tails": _CONSUMER_COMMANDS,
         "named": _NAMED,
         "operations": vsr.OPERATIONS,

@@ -93,6 +93,8 @@ class Wire:
         return command.decode_response(body, self.dialect)
 
     async def login(self) -> users.Identity:
+        """As the SDKs of that dialect do: a PING first."""
+        await self.call(c.PING, Empty())
         request = users.LoginUser("iggy", "iggy", CRATES[self.dialect])
         return await self.call(c.LOGIN_USER, request)
 

@@ -49,7 +49,7 @@ SCENARIOS: dict[int, tuple[str, ...]] = {
     12: (f"{SIM}replication.py::test_f12_crash_after_the_write_before_the_acknowledgement",),
     13: (
         f"{RECOVERY}::test_a_torn_tail_is_cut_off",
-        f"{RECOVERY}::test_the_last_group_is_tail_until_something_says_it_was_synced",
+        f"{RECOVERY}::test_a_flipped_bit_in_the_last_group_after_kill_is_corruption",
         "tests/property/test_storage_power_cut.py::"
         "test_nothing_acknowledged_is_lost_and_nothing_is_invented",
     ),

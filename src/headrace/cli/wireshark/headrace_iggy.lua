@@ -9,7 +9,8 @@ local HEAD_BYTES, C_HEAD_BYTES, C_SIZE_END = 8, 256, 64
 local FRAME_BYTES_MAX, RESPONSE_BYTES_MAX = 64 * 1024 * 1024, 256 * 1024 * 1024
 local REQUEST, REPLY, EVICTION = 5, 8, 13 -- commands of dialect C's header
 local REGISTER, READ = 1, 2 -- operations of it
-local SEND, POLL = 101, 100
+local SEND, POLL, PING = 101, 100, 1
+local FIRST_REQUESTS = 4 -- among which a PING came soon: a capture may have no clock to go by
 local LOGINS = { [1] = true, [38] = true, [44] = true } -- what a connection usually begins with
 local MESSAGES_MAX = 1000 -- shown of one frame
 local INDEX_BYTES = 16
@@ -418,9 +419,31 @@ local function settle(connection)
   end
 end
 
+-- The Rust crate sends a PING when it is connected, other SDKs first after five seconds; a version
+-- means one thing in the crate's mouth and another in theirs.
+local function on_ping(connection)
+  if connection.requests <= FIRST_REQUESTS then
+    connection.pinged = true
+    if connection.release and #connection.possible > 1 then
+      connection.dialect, connection.possible = connection.crate, { connection.crate }
+    end
+  end
+end
+
+local function on_poll(connection)
+  if connection.release and #connection.possible > 1 then
+    connection.dialect, connection.possible = connection.release, { connection.release }
+  end
+end
+
 local function notice(connection, code, body)
   connection.dialect = connection.dialect or DIALECTS[proto.prefs.dialect]
   connection.possible = connection.possible or { "A", "B1", "B2" }
+  connection.requests = (connection.requests or 0) + 1
+  if code == PING then
+    on_ping(connection)
+    return
+  end
   local shown_by, usual = candidates(code, body), hint(code)
   if shown_by then
     local both = common_to(connection.possible, shown_by)
@@ -430,12 +453,22 @@ local function notice(connection, code, body)
     connection.possible = #both > 0 and both or connection.possible
   end
   settle(connection)
+  if code == POLL then
+    on_poll(connection)
+  end
 end
 
 local function on_version(connection, version)
-  local dialect = tables.versions[version:match("^%d+%.%d+") or ""]
-  if dialect then
-    connection.dialect, connection.possible = dialect, { dialect }
+  local minor = version:match("^%d+%.%d+") or ""
+  local crate, release = tables.versions[minor], tables.releases[minor]
+  local dialect = crate or release
+  if dialect == nil then
+    return
+  end
+  connection.dialect, connection.possible, connection.release = dialect, { dialect }, nil
+  if crate and release and crate ~= release and not connection.pinged then
+    connection.crate, connection.release = crate, release
+    connection.possible = { crate, release }
   end
 end
 
