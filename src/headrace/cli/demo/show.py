@@ -36,6 +36,7 @@ PIPELINE = "shop"
 SEED = 7
 PARTITIONS = 2
 START_SECONDS = 60.0
+LAG_SECONDS = 10.0
 STALL_SECONDS = 90.0  # no progress at all for this long: give up and show the log
 KILL_AT = 0.4  # of the orders processed
 TICK_SECONDS = 0.25
@@ -223,6 +224,7 @@ class Show:
         moved = time.monotonic()
         seen = (-1, -1, "")
         wanted = 0
+        complete = 0.0
         with Live(console=self.console, refresh_per_second=4, transient=False) as live:
             while True:
                 view = api.get(f"/pipelines/{PIPELINE}")
@@ -233,7 +235,10 @@ class Show:
                 if self._closed and times.first_batch is not None:
                     wanted = wanted or self._expected_results()
                     if self._results_count() >= wanted:
-                        return times
+                        complete = complete or time.monotonic()
+                        # How far it read is told a moment after the results are there.
+                        if not view["lag"] or time.monotonic() - complete > LAG_SECONDS:
+                            return times
                 now = (self._sent, rows, view["state"])
                 if now != seen:
                     seen, moved = now, time.monotonic()
