@@ -39,7 +39,7 @@ class ControlLogs:
         self._client = client
 
     async def conditions(self) -> list[Condition]:
-        """Of every log that there is. Changes nothing."""
+        """Of every log. No event of theirs is changed; one that was never made is, empty."""
         found: list[Condition] = []
         for name in LEASES:
             made = await self._client.create_stream(name=name)

@@ -156,7 +156,7 @@ def _apply_if_it_fits(apply: Apply, event: tuple[int, str, Any], offset: int) ->
     """Behind accepted losses: what an event changes may be part of what was lost."""
     try:
         apply(*event)
-    except Exception:
+    except Exception:  # whatever a state without the lost events makes of it; it is named below
         _log.exception("event %r at %d no longer fits, and is left out", event[1], offset)
 
 
