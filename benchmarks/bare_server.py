@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable
 from typing import cast
 
-from headrace.wire.iggy.vsr import READ, Head, encode_reply
+from headrace.wire.iggy.vsr.frames import READ, Head, encode_reply
 
 RESPONSE = struct.Struct("<II")
 OK = RESPONSE.pack(0, 0)

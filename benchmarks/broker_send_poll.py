@@ -36,17 +36,17 @@ import msgspec
 
 from benchmarks.bare_server import NAMES, RESPONSE
 from benchmarks.bare_server import serve as serve_bare
-from headrace.cli.up import SWITCH_INTERVAL_SECONDS
+from headrace.cli.server.up import SWITCH_INTERVAL_SECONDS
 from headrace.runtime.system import run as run_loop
 from headrace.wire.iggy import commands as c
-from headrace.wire.iggy import vsr
+from headrace.wire.iggy.classic_frames import encode_request
 from headrace.wire.iggy.dialects import Dialect
-from headrace.wire.iggy.frames import encode_request
 from headrace.wire.iggy.messages.messages import Message, PollMessages, encode_send
 from headrace.wire.iggy.messages.streams import CreateStream
 from headrace.wire.iggy.messages.topics import Compression, CreateTopic, DeleteTopic
 from headrace.wire.iggy.messages.users import LoginRegister, LoginUser
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
+from headrace.wire.iggy.vsr import frames as vsr
 
 SECONDS = 0.25
 ROUNDS = 24  # of ours; the bare servers take part in every other one
@@ -118,7 +118,7 @@ async def serve_broker(folder: str, level: str) -> None:
 
     settings = msgspec.structs.replace(DEVELOPMENT, durability=level)
     stack = await Stack(folder, settings).start()
-    gc.freeze()  # as `cli/control.py`
+    gc.freeze()  # as `cli/server/control.py`
     print(stack.port, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await stack.stop()

@@ -20,19 +20,19 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from benchmarks.bare_log import HEAD, LENGTH
-from headrace.cli.up import SWITCH_INTERVAL_SECONDS
-from headrace.client.channels import Connect, tcp_connect
-from headrace.client.placement_links import PlacementLinks
-from headrace.client.sbp import SbpClient
+from headrace.cli.server.up import SWITCH_INTERVAL_SECONDS
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
 from headrace.config.storage import StorageSettings
 from headrace.datanode.service import DataNodeService
 from headrace.net.credentials import node_credential
+from headrace.placement.metadata.store import MemoryStore
 from headrace.placement.service import PlacementService
-from headrace.placement.store import MemoryStore
 from headrace.runtime.system import run as run_loop
 from headrace.runtime.system import system_runtime
+from headrace.sbp_client.channels import Connect, tcp_connect
+from headrace.sbp_client.client import SbpClient
+from headrace.sbp_client.placement_links import PlacementLinks
 from headrace.wire.sbp.flat import decode, encode
 from headrace.wire.sbp.frames import SYSTEM_ERROR, Frame, encode_frame
 from headrace.wire.sbp.messages import (
@@ -107,7 +107,7 @@ async def serve_node(folder: str, placement: str, tail_cache_bytes: int) -> None
         plain_streams=False,
     )  # fmt: skip
     await node.start("127.0.0.1", 0)
-    gc.freeze()  # as `cli/role_serving.py`
+    gc.freeze()  # as `cli/server/role_serving.py`
     print(node.address, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await node.abort()  # the bytes go away anyway

@@ -75,7 +75,7 @@ def _fill(address: str) -> None:
 
     from headrace.spark.options import parse_sink
     from headrace.spark.server import connect
-    from headrace.spark.session import session
+    from headrace.spark.session.session import session
 
     spark = session("fill", master=MASTER)
     for topic in ["numbers", *(f"{kind}{n}" for kind in _KINDS for n in range(ROUNDS))]:
@@ -105,7 +105,7 @@ def _by_hand(address: str, folder: Path, number: int) -> float:
 
 
 def _supervised(address: str, folder: Path, number: int) -> float:
-    from headrace.pipeline.loading import load_application
+    from headrace.pipeline.plan.loading import load_application
     from headrace.wire.umbilical import messages as m
     from tests.spark.scripted_controller import ScriptedController, deploy_infos
 
@@ -127,7 +127,7 @@ def _supervised(address: str, folder: Path, number: int) -> float:
     }
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.pipeline.container"],
+            [sys.executable, "-m", "headrace.pipeline.container.container"],
             env=environment,
             stdout=log,
             stderr=log,

@@ -68,7 +68,7 @@ class MemorySource(DataSource):  # type: ignore[misc]  # as above
         return "benchmark_memory"
 
     def schema(self) -> str:
-        from headrace.spark.source import raw_schema
+        from headrace.spark.source.source import raw_schema
 
         return raw_schema(columns_option(self.options["columns"]) | {"topic": "s/t"})
 
@@ -200,7 +200,7 @@ class Bench:
 @contextmanager
 def bench() -> Iterator[Bench]:
     """A server and a session, for as long as the block lasts."""
-    from headrace.spark.session import session
+    from headrace.spark.session.session import session
     from tests.spark.headrace_server import HeadraceServer
 
     os.environ["HEADRACE_USERNAME"], os.environ["HEADRACE_PASSWORD"] = "iggy", "secret"

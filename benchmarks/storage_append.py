@@ -28,7 +28,7 @@ from statistics import median
 from headrace.runtime import Buffer
 from headrace.runtime.system import run as run_loop
 from headrace.runtime.system import system_runtime
-from headrace.runtime.system_disk import SystemDisk, SystemFile
+from headrace.runtime.system.disk import SystemDisk, SystemFile
 from headrace.storage import LogStore, RangeKey, RangeLog, StorageSettings
 from headrace.wire.sbp.messages import Durability
 from headrace.wire.sbp.records import HEADER_BYTES, encode_header, patch_base_offset

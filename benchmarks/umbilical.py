@@ -16,11 +16,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from headrace.client.umbilical import UmbilicalClient
 from headrace.config.controller import ControllerSettings
-from headrace.pipeline.controller import Controller
-from headrace.pipeline.launcher import LaunchRequest
-from headrace.pipeline.packages import PackageSpec
+from headrace.pipeline.container.umbilical import UmbilicalClient
+from headrace.pipeline.controller.controller import Controller
+from headrace.pipeline.controller.processes import LaunchRequest
+from headrace.pipeline.plan.packages import PackageSpec
 from headrace.pipeline.windows import WindowGrid
 from headrace.runtime.interfaces import Process
 from headrace.runtime.system import run as run_loop

@@ -13,7 +13,7 @@ from typing import Self
 
 import dpkt
 
-from headrace.cli.explaining import Side
+from headrace.cli.decode.explaining import Side
 from tests import proxies
 
 _CHUNK_BYTES = 1 << 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from headrace.cli.broker import OPTIONS as CONNECTION
+from headrace.cli.command_table import COMMANDS
+from headrace.cli.connection import OPTIONS as CONNECTION
 from headrace.cli.control_api import OPTIONS as CONTROL
-from headrace.cli.table import COMMANDS
 from headrace.cli.tree import load
 
 

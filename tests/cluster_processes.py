@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.cli.cluster_status import look
+from headrace.cli.cluster.cluster_status import look
 from headrace.client.iggy import IggyClient
 from headrace.errors import HeadraceError
 from headrace.net.addresses import parse_address
 from headrace.runtime.system import system_runtime
-from headrace.web.broker_types import ClusterInfo
+from headrace.web.broker_api.types import ClusterInfo
 
 T = TypeVar("T")
 

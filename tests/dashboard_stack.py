@@ -18,14 +18,14 @@ from unittest.mock import patch
 import httpx
 import msgspec
 
-from headrace.assembly import control_plane
-from headrace.assembly.control_plane import ControlPlane
-from headrace.assembly.data_plane import DataPlane
 from headrace.client.iggy import IggyClient
 from headrace.config.settings import Settings
 from headrace.net.addresses import parse_address
+from headrace.process import control_plane
+from headrace.process.control_plane import ControlPlane
+from headrace.process.data_plane import DataPlane
 from headrace.runtime.system import system_runtime
-from headrace.web.api import Pipelines, create_app
+from headrace.web.app import Pipelines, create_app
 
 T = TypeVar("T")
 

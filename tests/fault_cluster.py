@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from headrace.assembly.links import node_connect, placement_links
-from headrace.cli.etcd import etcd_arguments, find_etcd
-from headrace.client.sbp import SbpClient
+from headrace.cli.cluster.etcd import etcd_arguments, find_etcd
 from headrace.config.client import ClientSettings
+from headrace.process.links import node_connect, placement_links
 from headrace.runtime.interfaces import Process, Runtime
 from headrace.runtime.system import system_runtime
+from headrace.sbp_client.client import SbpClient
 from tests.fault_proxy import FaultProxy
 from tests.ports import free_port
 

@@ -187,7 +187,7 @@ def metrics_tables() -> dict[str, str]:
 
 def rest_tables() -> dict[str, str]:
     from headrace.web.openapi import document
-    from tests.unit.web.test_stram import all_routes
+    from tests.unit.web.stram.test_stram import all_routes
 
     rows = []
     for path, operations in document(all_routes(), "")["paths"].items():

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from headrace.client.channels import Connect, tcp_connect
-from headrace.client.placement_links import PlacementLinks
-from headrace.client.sbp import SbpClient
 from headrace.config.client import ClientSettings
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
@@ -17,12 +14,15 @@ from headrace.errors import UnavailableError
 from headrace.net.addresses import parse_address
 from headrace.net.credentials import node_credential
 from headrace.net.sbp_channel import Channel
-from headrace.placement.memory_metadata import MemoryMetadata
+from headrace.placement.metadata.store import MemoryStore, SqliteStore, Store
 from headrace.placement.service import PlacementService
-from headrace.placement.store import MemoryStore, SqliteStore, Store
 from headrace.runtime.interfaces import Buffer, Runtime
+from headrace.sbp_client.channels import Connect, tcp_connect
+from headrace.sbp_client.client import SbpClient
+from headrace.sbp_client.placement_links import PlacementLinks
 from headrace.wire.sbp.messages import ClientRole
 from headrace.wire.sbp.records import encode_header, split
+from tests.simulator.shared_metadata import MemoryMetadata
 
 SECRET = b"s" * 32
 STORAGE = StorageSettings(commit_threads=2, read_threads=2, min_free_bytes=0)

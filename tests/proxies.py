@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from headrace.runtime.system_network import stop_accepting
+from headrace.runtime.system.network import stop_accepting
 
 _TURNS = 5  # of the loop, from accepting a connection to its task's first step
 

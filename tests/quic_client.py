@@ -16,7 +16,7 @@ from qh3.quic.connection import QuicConnection, QuicConnectionError
 
 from headrace.errors import UnavailableError
 from headrace.runtime.interfaces import Address, Buffer, DatagramListener, Runtime
-from headrace.wire.iggy.frames import ResponseDecoder, encode_request
+from headrace.wire.iggy.classic_frames import ResponseDecoder, encode_request
 
 
 class StreamRefused(Exception):

@@ -118,12 +118,12 @@ def _layout_of(kind: type, names: Mapping[int, str]) -> Iterator[list[str]]:
 
 
 def iggy() -> dict[str, Any]:
-    from headrace.wire.iggy import vsr
     from headrace.wire.iggy.commands import TABLE
     from headrace.wire.iggy.detection import _CONSUMER_COMMANDS, _NAMED
     from headrace.wire.iggy.dialects import _CRATES, _RELEASES
     from headrace.wire.iggy.errors import Status
     from headrace.wire.iggy.primitives import ConsumerKind, PartitioningKind, StrategyKind
+    from headrace.wire.iggy.vsr import frames
 
     names = _codec_names()
     commands: dict[int, Any] = {}
@@ -140,9 +140,9 @@ def iggy() -> dict[str, Any]:
         "releases": {version: dialect.name for version, dialect in _RELEASES.items()},
         "consumer_tails": _CONSUMER_COMMANDS,
         "named": _NAMED,
-        "operations": vsr.OPERATIONS,
-        "results": dict.fromkeys(sorted(vsr.RESULTS), True),
-        "evictions": _named(vsr.Eviction),
+        "operations": frames.OPERATIONS,
+        "results": dict.fromkeys(sorted(frames.RESULTS), True),
+        "evictions": _named(frames.Eviction),
         "consumers": _named(ConsumerKind),
         "partitionings": _named(PartitioningKind),
         "strategies": _named(StrategyKind),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.pipeline.application import Application, Batch
-    from headrace.pipeline.dag import Dag
-    from headrace.pipeline.per_row import per_row
-    from headrace.pipeline.stores import Console, Delta, Parquet, Postgres
+    from headrace.pipeline.declare.application import Application, Batch
+    from headrace.pipeline.declare.dag import Dag
+    from headrace.pipeline.declare.per_row import per_row
+    from headrace.pipeline.declare.stores import Console, Delta, Parquet, Postgres
 
 __all__ = [
     "Application",
@@ -22,14 +22,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Application": "application",
-    "Batch": "application",
-    "Console": "stores",
-    "Dag": "dag",
-    "Delta": "stores",
-    "Parquet": "stores",
-    "Postgres": "stores",
-    "per_row": "per_row",
+    "Application": "declare.application",
+    "Batch": "declare.application",
+    "Console": "declare.stores",
+    "Dag": "declare.dag",
+    "Delta": "declare.stores",
+    "Parquet": "declare.stores",
+    "Postgres": "declare.stores",
+    "per_row": "declare.per_row",
 }
 
 

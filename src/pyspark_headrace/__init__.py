@@ -30,38 +30,38 @@ class DefaultSource(DataSource):  # type: ignore[misc]  # pyspark's classes are 
         return "headrace"
 
     def schema(self) -> StructType | str:
-        from headrace.spark.edge_options import reads_windows
+        from headrace.spark.edges.options import reads_windows
 
         if reads_windows(self.options):
-            from headrace.spark.edge_source import edge_schema
+            from headrace.spark.edges.source import edge_schema
 
             return edge_schema(self.options)
-        from headrace.spark.source import raw_schema
+        from headrace.spark.source.source import raw_schema
 
         return raw_schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from headrace.spark.source import topic_reader
+        from headrace.spark.source.source import topic_reader
 
         return topic_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from headrace.spark.edge_options import reads_windows
+        from headrace.spark.edges.options import reads_windows
 
         if reads_windows(self.options):
-            from headrace.spark.edge_source import EdgeStreamReader
+            from headrace.spark.edges.source import EdgeStreamReader
 
             return EdgeStreamReader(self.options, schema)
-        from headrace.spark.source import TopicStreamReader
+        from headrace.spark.source.source import TopicStreamReader
 
         return TopicStreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from headrace.spark.sink import TopicWriter
+        from headrace.spark.sink.sink import TopicWriter
 
         return TopicWriter(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from headrace.spark.sink import TopicStreamWriter
+        from headrace.spark.sink.sink import TopicStreamWriter
 
         return TopicStreamWriter(self.options, schema)

@@ -8,10 +8,10 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from headrace.client.iggy import IggyClient
-from headrace.web.people_api import ROLES
+from headrace.web.broker_api.people_api import ROLES
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning
-from headrace.wire.iggy.userheaders import UserHeader, encode_headers, key_header
+from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header
 from tests.browser.pictures import lively
 from tests.browser.pipelines_stage import PipelinesStage, fill_letters, submit_all
 from tests.dashboard_stack import ROOT, Stack

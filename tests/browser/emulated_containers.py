@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from headrace.client.umbilical import UmbilicalClient, load_token
 from headrace.ids import WindowId
-from headrace.pipeline.application import Application
-from headrace.pipeline.deploy import UNTIL
-from headrace.pipeline.launcher import LaunchRequest
-from headrace.pipeline.packages import PackageSpec
-from headrace.pipeline.plans import to_plan
-from headrace.pipeline.reports import Place, operator_stats, read_progress, with_bad_rows
-from headrace.pipeline.vitals import Vitals
-from headrace.pipeline.windowlog import BatchWindow
+from headrace.pipeline.container.heartbeat import Vitals
+from headrace.pipeline.container.reports import Place, operator_stats, read_progress, with_bad_rows
+from headrace.pipeline.container.umbilical import UmbilicalClient, load_token
+from headrace.pipeline.container.window_log import BatchWindow
+from headrace.pipeline.controller.processes import LaunchRequest
+from headrace.pipeline.declare.application import Application
+from headrace.pipeline.plan.deploy import UNTIL
+from headrace.pipeline.plan.logical_json import to_plan
+from headrace.pipeline.plan.packages import PackageSpec
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid, format_window
 from headrace.runtime.interfaces import Process, Runtime
 from headrace.wire.umbilical import messages as m

@@ -20,7 +20,7 @@ from playwright.sync_api import Page, expect
 from headrace.client.iggy import IggyClient
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Consumer, Partitioning
-from headrace.wire.iggy.userheaders import UserHeader, encode_headers, key_header
+from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header
 from tests.dashboard_stack import Stack
 
 WANTED = os.environ.get("HEADRACE_SCREENSHOTS") == "1"

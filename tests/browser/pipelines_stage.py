@@ -11,19 +11,19 @@ from unittest.mock import patch
 
 import msgspec
 
-from headrace.assembly import control_plane
 from headrace.client.iggy import IggyClient
 from headrace.config.controller import ControllerSettings
 from headrace.config.settings import Settings
-from headrace.pipeline import operations
-from headrace.pipeline.application import Application
-from headrace.pipeline.broker_edges import BrokerEdges
-from headrace.pipeline.controller import Controller
+from headrace.pipeline.controller import operations
+from headrace.pipeline.controller.broker_edges import BrokerEdges
+from headrace.pipeline.controller.controller import Controller
+from headrace.pipeline.declare.application import Application
+from headrace.process import control_plane
 from headrace.runtime.system import system_runtime
-from headrace.web.people_api import ROLES
+from headrace.web.broker_api.people_api import ROLES
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning
-from headrace.wire.iggy.userheaders import UserHeader, encode_headers, key_header
+from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header
 from tests.browser.emulated_containers import Behaviour, EmulatedLauncher, package, shop, small
 from tests.dashboard_stack import Stack
 

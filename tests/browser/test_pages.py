@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from headrace.web import live
+from headrace.web.server import live
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Consumer
 from tests.browser import pictures

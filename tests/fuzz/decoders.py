@@ -16,15 +16,18 @@ import xxhash
 
 with atheris.instrument_imports(include=["headrace"]):
     from headrace.errors import RemoteProtocolError, UnauthenticatedError
-    from headrace.wire.iggy import batch, vsr, vsr_batch, vsr_reply
-    from headrace.wire.iggy import frames as iggy_frames
+    from headrace.wire.iggy import batch
+    from headrace.wire.iggy import classic_frames as iggy_frames
     from headrace.wire.iggy.commands import TABLE as COMMANDS
     from headrace.wire.iggy.dialects import CLASSIC, Dialect
     from headrace.wire.iggy.messages.messages import decode_messages
     from headrace.wire.iggy.options import decode_options
     from headrace.wire.iggy.request_stream import RequestStream
-    from headrace.wire.iggy.userheaders import decode_headers
-    from headrace.wire.iggy.vsr_client import VsrReplyDecoder
+    from headrace.wire.iggy.user_headers import decode_headers
+    from headrace.wire.iggy.vsr import batch as vsr_batch
+    from headrace.wire.iggy.vsr import frames as vsr
+    from headrace.wire.iggy.vsr import reply as vsr_reply
+    from headrace.wire.iggy.vsr.client import VsrReplyDecoder
     from headrace.wire.sbp import era, flat, records
     from headrace.wire.sbp import frames as sbp_frames
     from headrace.wire.sbp.opcodes import TABLE as OPCODES

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 
 from headrace.broker.service import BrokerService, RootCredentials
 from headrace.client.iggy import IggyClient
-from headrace.client.sbp import SbpClient
 from headrace.config.broker import BrokerSettings
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
 from headrace.config.storage import StorageSettings
 from headrace.datanode.service import DataNodeService
 from headrace.net.sbp_channel import Channel
+from headrace.placement.metadata.store import SqliteStore, Store
 from headrace.placement.service import PlacementService
-from headrace.placement.store import SqliteStore, Store
 from headrace.runtime.interfaces import Runtime
 from headrace.runtime.system import system_runtime
+from headrace.sbp_client.client import SbpClient
 
 SECRET = b"\x07" * 32
 DEVELOPMENT = BrokerSettings(root_username="iggy", root_password="iggy", lease_ms=9000)

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from headrace.client.umbilical import BlockingUmbilicalClient, load_token
+from headrace.pipeline.container.umbilical import BlockingUmbilicalClient, load_token
 from headrace.pipeline.windows import WindowGrid
 from headrace.runtime.system import system_runtime
 from headrace.wire.umbilical import messages as m

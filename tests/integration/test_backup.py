@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from headrace.cli.backups import taking
-from headrace.cli.backups.manifest import MANIFEST
-from headrace.cli.backups.metadata import FILE
+from headrace.cli.backup import taking
+from headrace.cli.backup.manifest import MANIFEST
+from headrace.cli.backup.metadata import FILE
 from headrace.cli.main import app
 from headrace.client.iggy import IggyClient
 from headrace.client.sync import SyncIggyClient
 from headrace.config.settings import Settings, parse_settings
 from headrace.errors import ConfigError, CorruptionError, FormatError, LockedError
-from headrace.storage.metadata import decode_metadata, encode_metadata
+from headrace.storage.range.metadata import decode_metadata, encode_metadata
 from headrace.testing import LocalBroker
 from headrace.wire.iggy.messages.messages import Message, encode_send
 from headrace.wire.iggy.primitives import Partitioning, Strategy

@@ -12,9 +12,9 @@ from headrace.errors import UnauthenticatedError, UnauthorizedError
 from headrace.net.addresses import parse_address
 from headrace.runtime.system import system_runtime
 from headrace.testing.broker import LocalBroker
-from headrace.web import broker_links
-from headrace.web.broker_links import BrokerLinks
-from headrace.web.sessions import Credentials
+from headrace.web.broker_api import links as broker_links
+from headrace.web.broker_api.links import BrokerLinks
+from headrace.web.server.sessions import Credentials
 from headrace.wire.iggy.messages.users import GlobalPermissions, Permissions, UserStatus
 
 ROOT, GUEST = Credentials("iggy", "iggy"), Credentials("guest", "guest")

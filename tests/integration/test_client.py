@@ -15,7 +15,7 @@ import pytest
 
 import headrace.client
 from headrace.client import Client, Record, SyncClient, Watermark
-from headrace.client.link import Link, Sender
+from headrace.client.connection import Link, Sender
 from headrace.client.schema import COLUMNS
 from headrace.client.url import parse_url
 from headrace.errors import (
@@ -27,7 +27,7 @@ from headrace.errors import (
 )
 from headrace.runtime.system import system_runtime
 from headrace.testing import LocalBroker
-from headrace.wire.iggy.frames import RequestFrame
+from headrace.wire.iggy.classic_frames import RequestFrame
 from headrace.wire.iggy.messages.messages import Message as WireMessage
 from headrace.wire.iggy.messages.messages import encode_send
 from headrace.wire.iggy.primitives import Partitioning

@@ -19,15 +19,15 @@ from statistics import median
 
 import pytest
 
-from headrace.assembly.links import node_connect
-from headrace.broker.roster import LEADER_LEASE
-from headrace.client.channels import Link
+from headrace.broker.term.broker_registry import LEADER_LEASE
 from headrace.client.iggy import IggyClient
-from headrace.client.producer import Producer
-from headrace.client.ranges import primary_address
-from headrace.client.sbp import SbpClient
 from headrace.errors import HeadraceError
 from headrace.net.addresses import parse_address
+from headrace.process.links import node_connect
+from headrace.sbp_client.channels import Link
+from headrace.sbp_client.client import SbpClient
+from headrace.sbp_client.producer import Producer
+from headrace.sbp_client.ranges import primary_address
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning, Strategy
 from headrace.wire.sbp import messages as m

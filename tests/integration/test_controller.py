@@ -16,15 +16,15 @@ import pytest
 
 from headrace.config.controller import ControllerSettings
 from headrace.errors import DeadlineError, InvalidArgumentError
-from headrace.pipeline.controller import Controller
-from headrace.pipeline.launcher import LaunchRequest, LocalLauncher
-from headrace.pipeline.packages import PackageSpec
-from headrace.pipeline.resources import Resources
+from headrace.pipeline.controller.controller import Controller
+from headrace.pipeline.controller.processes import LaunchRequest, LocalLauncher
+from headrace.pipeline.plan.packages import PackageSpec
+from headrace.pipeline.plan.resources import Resources
 from headrace.runtime.system import system_runtime
-from tests.unit.pipeline.test_controller import MemoryLog
+from tests.unit.pipeline.controller.test_controller import MemoryLog
 
 SCRIPT = b"""
-from headrace.pipeline.application import Application
+from headrace.pipeline.declare.application import Application
 
 app = Application("shop")
 app.topic("orders", "shop/orders")

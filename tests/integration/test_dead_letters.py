@@ -10,16 +10,16 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli.main import app
-from headrace.client import dead_letters as d
-from headrace.client.delivery import Delivery
 from headrace.client.iggy import IggyClient
-from headrace.client.redriving import Redriven, Redriving
 from headrace.client.sync import SyncIggyClient
 from headrace.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from headrace.testing import LocalBroker
+from headrace.transfer import dead_letters as d
+from headrace.transfer.delivery import Delivery
+from headrace.transfer.redriving import Redriven, Redriving
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning, Strategy
-from headrace.wire.iggy.userheaders import UserHeader, encode_headers, key_header
+from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header
 
 LETTERS = "orders.dead_letter"
 
@@ -162,7 +162,7 @@ def test_a_run_that_is_cut_off_sends_nothing_twice(
 
 def test_a_second_failure_is_traced_to_the_first_place() -> None:
     first = d.parse_letter(letter("s", 5), 0)
-    from headrace.client.redriving import to_message
+    from headrace.transfer.redriving import to_message
 
     sent = to_message(first)
     again = [UserHeader.of("headrace.stream", b"s"), UserHeader.of("headrace.topic", b"orders")]

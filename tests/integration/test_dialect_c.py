@@ -19,13 +19,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from headrace.broker.partition import PartitionLog, Slice
+from headrace.broker.partitions.partition import PartitionLog, Slice
 from headrace.client.iggy import IggyClient
 from headrace.errors import UnavailableError
 from headrace.wire.iggy import commands as c
-from headrace.wire.iggy import vsr
+from headrace.wire.iggy.classic_frames import RequestFrame
 from headrace.wire.iggy.dialects import Dialect
-from headrace.wire.iggy.frames import RequestFrame
 from headrace.wire.iggy.messages import streams, topics, users
 from headrace.wire.iggy.messages.messages import (
     Message,
@@ -36,7 +35,8 @@ from headrace.wire.iggy.messages.messages import (
 from headrace.wire.iggy.messages.topics import Compression, CreateTopic
 from headrace.wire.iggy.primitives import Consumer, Partitioning, PartitioningKind, Strategy
 from headrace.wire.iggy.request_stream import RequestStream
-from headrace.wire.iggy.vsr_client import Conversation
+from headrace.wire.iggy.vsr import frames
+from headrace.wire.iggy.vsr.client import Conversation
 from tests import proxies
 from tests.integration.broker_stack import Stack
 from tests.integration.real_clients import SECONDS, interpreter, run_peer
@@ -88,8 +88,8 @@ class Cutter:
                 for event in decoder.feed(data):
                     assert isinstance(event, RequestFrame)
                     self.requests.append(event)
-                    header = await up_reader.readexactly(vsr.HEADER_BYTES)
-                    rest = vsr.frame_bytes(header) - vsr.HEADER_BYTES
+                    header = await up_reader.readexactly(frames.HEADER_BYTES)
+                    rest = frames.frame_bytes(header) - frames.HEADER_BYTES
                     answer = header + await up_reader.readexactly(rest)
                     if self._should_cut(event):
                         self.cuts += 1
@@ -148,7 +148,7 @@ async def test_every_answer_lost_once_and_everything_applied_once(stack: Stack) 
     def first_time(frame: RequestFrame) -> bool:
         assert frame.head is not None
         key = (frame.head.operation, frame.head.number)
-        is_new = frame.head.operation > vsr.LOGOUT and key not in seen
+        is_new = frame.head.operation > frames.LOGOUT and key not in seen
         seen.add(key)
         return is_new
 
@@ -405,7 +405,7 @@ class Slow:
         host, port = address.rsplit(":", 1)
         self._socket.connect((host, int(port)))
         self._talk = Conversation(name.ljust(16, b"."))
-        login = users.LoginRegister(vsr.VERSION, "test", "1", "iggy", "iggy")
+        login = users.LoginRegister(frames.VERSION, "test", "1", "iggy", "iggy")
         registered: users.Registered = self.call(c.LOGIN_REGISTER, login)
         self._talk.on_registered(registered.session)
 
@@ -414,8 +414,10 @@ class Slow:
         self._socket.sendall(b"".join(self._talk.encode(command.code, pieces)))
 
     def answer(self, command: c.Command[Q, R]) -> R:
-        header = self._read(vsr.HEADER_BYTES)
-        reply = vsr.decode_reply(header + self._read(vsr.frame_bytes(header) - vsr.HEADER_BYTES))
+        header = self._read(frames.HEADER_BYTES)
+        reply = frames.decode_reply(
+            header + self._read(frames.frame_bytes(header) - frames.HEADER_BYTES)
+        )
         assert reply.status == 0
         return command.decode_response(reply.payload, Dialect.C)
 

@@ -144,8 +144,8 @@ def _without_python(text: str) -> str:
 
 
 def test_samples_of_tables_have_the_columns_of_their_commands() -> None:
-    from headrace.cli.pipeline_deploy import VERDICTS
-    from headrace.cli.pipeline_inspect import EVENTS
+    from headrace.cli.pipeline.deploy import VERDICTS
+    from headrace.cli.pipeline.inspect import EVENTS
 
     columns = {"headrace event list": EVENTS, "headrace pipeline diff": VERDICTS}
     seen = set()

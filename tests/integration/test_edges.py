@@ -11,7 +11,7 @@ from headrace.client.iggy import IggyClient
 from headrace.config.storage import StorageSettings
 from headrace.errors import FencedError, HeadraceError, InvalidArgumentError
 from headrace.ids import WindowId
-from headrace.pipeline.edges import (
+from headrace.pipeline.plan.edges import (
     Edge,
     edges_of,
     last_closed,
@@ -21,8 +21,8 @@ from headrace.pipeline.edges import (
     remove_edges,
     reset_edge,
 )
-from headrace.pipeline.physical import make_physical_plan
-from headrace.pipeline.plan import Endpoint, LogicalPlan, Operator, Port, Stream
+from headrace.pipeline.plan.logical import Endpoint, LogicalPlan, Operator, Port, Stream
+from headrace.pipeline.plan.physical import make_physical_plan
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid
 from headrace.wire.iggy.messages.extensions import WindowsListed
 from headrace.wire.iggy.messages.messages import Message, encode_send

@@ -13,18 +13,18 @@ from google.protobuf import text_format
 from py4j.protocol import Py4JJavaError
 from pyspark.java_gateway import launch_gateway
 
-from headrace.client.umbilical import (
+from headrace.errors import NotFoundError, UnauthenticatedError
+from headrace.net.hadoop_rpc import HadoopRpcServer, RpcRemoteError
+from headrace.pipeline.container.umbilical import (
     BlockingUmbilicalClient,
     HeartbeatUri,
     UmbilicalClient,
     format_heartbeat_uri,
     heartbeat_uri_path,
 )
-from headrace.errors import NotFoundError, UnauthenticatedError
-from headrace.net.hadoop_rpc import HadoopRpcServer, RpcRemoteError
-from headrace.pipeline.tokens import ContainerTokens
+from headrace.pipeline.controller.tokens import ContainerTokens
 from headrace.runtime.system import system_runtime
-from headrace.spark.java import java_home
+from headrace.spark.session.java import java_home
 from headrace.wire.umbilical import calls, codec, rpc
 from headrace.wire.umbilical import messages as m
 from headrace.wire.umbilical._generated import umbilical_pb2

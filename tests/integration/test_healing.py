@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from headrace.client.sbp import SbpClient
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
 from headrace.placement.service import PlacementService
 from headrace.runtime.system import system_runtime
-from headrace.storage.model import RangeKey
+from headrace.sbp_client.client import SbpClient
+from headrace.storage.layout import RangeKey
 from headrace.wire.sbp import messages as m
 from tests.log_cluster import Cluster, batch, eventually, read_all
 

@@ -19,8 +19,8 @@ from headrace.errors import HeadraceError
 from headrace.net.addresses import parse_address
 from headrace.runtime.system import system_runtime
 from headrace.wire.iggy import commands as c
+from headrace.wire.iggy.classic_frames import encode_request
 from headrace.wire.iggy.errors import IggyError, Status
-from headrace.wire.iggy.frames import encode_request
 from headrace.wire.iggy.messages.messages import Message, PollMessages
 from headrace.wire.iggy.messages.users import LoginUser
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy

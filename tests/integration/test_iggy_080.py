@@ -15,10 +15,10 @@ import pytest
 
 from headrace.broker.service import BrokerService
 from headrace.client.iggy import IggyClient
-from headrace.client.sbp import SbpClient
 from headrace.config.broker import BrokerSettings
 from headrace.config.storage import StorageSettings
 from headrace.errors import HeadraceError, UnavailableError
+from headrace.sbp_client.client import SbpClient
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
 from tests.integration.broker_stack import DEVELOPMENT, SECRET, Stack

@@ -16,19 +16,19 @@ import msgspec
 import pytest
 import xxhash
 
-from headrace.broker import rules
+from headrace.broker.sessions import dialect_rules
 from headrace.client.iggy import IggyClient
 from headrace.wire.iggy import commands as c
+from headrace.wire.iggy.classic_frames import ResponseDecoder, encode_request
 from headrace.wire.iggy.commands import TABLE, Command, Encodable
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import error_of
-from headrace.wire.iggy.frames import ResponseDecoder, encode_request
-from headrace.wire.iggy.messages import groups, streams, topics, users
+from headrace.wire.iggy.messages import consumers, streams, topics, users
 from headrace.wire.iggy.messages.messages import Message, PollMessages, encode_send
 from headrace.wire.iggy.messages.system import Empty
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
-from headrace.wire.iggy.userheaders import UserHeader, encode_headers, key_header
-from headrace.wire.iggy.vsr_client import Conversation
+from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header
+from headrace.wire.iggy.vsr.client import Conversation
 from tests.conformance.iggy.test_frames import dialect_of, frame_bytes, frame_of
 from tests.integration.broker_stack import DEVELOPMENT, Stack
 from tests.integration.real_clients import (
@@ -312,8 +312,8 @@ async def test_clients_skip_what_stands_behind_the_user_id(
     stack: Stack, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dialect A's reply has an access token there; no client of any generation minds."""
-    for dialect, row in rules.RULES.items():
-        monkeypatch.setitem(rules.RULES, dialect, replace(row, login_token=True))
+    for dialect, row in dialect_rules.RULES.items():
+        monkeypatch.setitem(dialect_rules.RULES, dialect, replace(row, login_token=True))
     async with Wire(stack, DIALECTS[version]) as wire:
         assert (await wire.login()).token
     await finish(await spawn(version, "exchange.py", stack.address, "s", "t", "1"))
@@ -483,13 +483,13 @@ async def test_all_of_node_at_once(stack: Stack) -> None:
                 assert {m.headers for m in found} == {HEADERS[0]}
             listed = await wire.call(c.GET_STREAMS, Empty())
             assert [stream.id for stream in listed.streams] == [0, 1, 2]
-            group = groups.CreateGroup("A", "t", wire.dialect.value)
+            group = consumers.CreateGroup("A", "t", wire.dialect.value)
             assert (await wire.call(c.CREATE_CONSUMER_GROUP, group)).group.id in (0, 1, 2)
 
 
 async def test_the_published_forms_on_a_live_port(stack: Stack) -> None:
     """CREATE_TOPIC and index entries as the protocol's published description draws them."""
-    from tests.unit.wire_iggy.test_detection import published, published_index
+    from tests.unit.wire.iggy.test_detection import published, published_index
 
     client = await stack.connect()
     await client.create_stream("s")

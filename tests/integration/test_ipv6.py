@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from headrace.assembly.data_plane import DataPlane
 from headrace.client.iggy import IggyClient
-from headrace.client.ranges import replica_addresses
 from headrace.client.tickets import Access, TicketReader
 from headrace.config.broker import BrokerSettings
+from headrace.config.process import TlsSettings
 from headrace.config.settings import Settings
-from headrace.config.tls import TlsSettings
 from headrace.datanode.service import DataNodeService
 from headrace.net.addresses import parse_address
 from headrace.net.tls import ClientTls
+from headrace.process.data_plane import DataPlane
 from headrace.runtime.system import system_runtime
-from headrace.runtime.system_tls import client_context_of
+from headrace.runtime.system.tls import client_context_of
+from headrace.sbp_client.ranges import replica_addresses
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning
 from tests.log_cluster import SECRET, Cluster, batch, read_all

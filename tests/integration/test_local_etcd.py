@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headrace.cli.etcd import etcd_arguments, protect
+from headrace.cli.cluster.etcd import etcd_arguments, protect
 from headrace.config.etcd import EtcdSettings
 from headrace.errors import HeadraceError, UnavailableError
-from headrace.placement.coordination import Transaction
-from headrace.placement.etcd import EtcdCoordinator
+from headrace.placement.metadata.coordination import Transaction
+from headrace.placement.metadata.etcd import EtcdCoordinator
 from tests.etcd import START_SECONDS, binary
 from tests.ports import free_ports
 

@@ -14,10 +14,7 @@ import pyarrow as pa
 import pytest
 import pytest_asyncio
 
-from headrace.client import local_reads
 from headrace.client.arrow import payloads_of, to_area
-from headrace.client.fetched import Want
-from headrace.client.sbp import SbpClient
 from headrace.client.tickets import Access, TicketReader
 from headrace.config.client import ClientSettings
 from headrace.config.datanode import DataNodeSettings
@@ -35,7 +32,10 @@ from headrace.net.addresses import parse_address
 from headrace.net.credentials import make_ticket
 from headrace.net.sbp_channel import TcpChannel
 from headrace.runtime.system import system_runtime
-from headrace.runtime.system_disk import SystemDisk, SystemFile
+from headrace.runtime.system.disk import SystemDisk, SystemFile
+from headrace.sbp_client import local_reads
+from headrace.sbp_client.client import SbpClient
+from headrace.sbp_client.fetched import Want
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import RECORDS_IGGY, encode_header

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from headrace.client.owned_stream import OwnedStream
-from headrace.client.sbp import SbpClient
 from headrace.config.client import ClientSettings
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
@@ -31,9 +29,11 @@ from headrace.errors import (
     UnexpectedOffsetError,
 )
 from headrace.net.credentials import make_ticket
-from headrace.placement.store import SqliteStore
+from headrace.placement.metadata.store import SqliteStore
 from headrace.runtime.interfaces import Buffer
 from headrace.runtime.system import system_runtime
+from headrace.sbp_client.client import SbpClient
+from headrace.sbp_client.owned_stream import OwnedStream
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import PRODUCER

@@ -19,9 +19,9 @@ import pytest
 from confluent_kafka import Producer
 from typer.testing import CliRunner
 
-from headrace.cli import exporting_formats
 from headrace.cli.main import app
-from headrace.cli.records import from_line, to_line
+from headrace.cli.messages.records import from_line, to_line
+from headrace.cli.transfer import exporting_formats
 from headrace.client.schema import COLUMNS
 from headrace.client.sync import SyncIggyClient
 from headrace.config.broker import BrokerSettings
@@ -30,7 +30,7 @@ from headrace.errors import HeadraceError, InvalidArgumentError
 from headrace.testing import LocalBroker
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning, Strategy
-from headrace.wire.iggy.userheaders import UserHeader, encode_headers, key_header
+from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header
 
 MESSAGES = 600
 KILLED_AFTER = 150

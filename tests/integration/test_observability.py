@@ -16,10 +16,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.assembly.data_plane import DataPlane
-from headrace.assembly.endpoint import Endpoint
-from headrace.assembly.role import Role
-from headrace.cli.role_serving import make_role
+from headrace.cli.server.role_serving import make_role
 from headrace.client.iggy import IggyClient
 from headrace.config.broker import BrokerSettings
 from headrace.config.observability import ObservabilitySettings
@@ -28,6 +25,9 @@ from headrace.errors import ConfigError, HeadraceError, StorageError
 from headrace.net.addresses import parse_address
 from headrace.observability.logging import configure_logging
 from headrace.observability.metrics import TABLE
+from headrace.process.data_plane import DataPlane
+from headrace.process.endpoint import Endpoint
+from headrace.process.roles import Role
 from headrace.runtime.system import system_runtime
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy

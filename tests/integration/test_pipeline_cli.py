@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.client.channels import tcp_connect
 from headrace.errors import UnauthenticatedError
 from headrace.runtime.system import system_runtime
+from headrace.sbp_client.channels import tcp_connect
 from tests.integration.server import Server, running
 
 SCRIPT = """

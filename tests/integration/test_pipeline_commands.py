@@ -13,13 +13,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headrace.assembly.web_server import WebServer
 from headrace.cli import completion
 from headrace.cli.advice import advice
 from headrace.cli.main import app as commands
 from headrace.errors import HeadraceError, NotFoundError
-from headrace.pipeline.events import EventType
-from tests.unit.pipeline.test_state import START
+from headrace.pipeline.controller.application.events import EventType
+from headrace.process.http_server import WebServer
+from tests.unit.pipeline.controller.application.test_state import START
 from tests.unit.web.stage import CONTAINER, MANAGER, READER, Pipelines, make
 
 

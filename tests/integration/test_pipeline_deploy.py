@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.integration.server import Server, running
-from tests.unit.pipeline.test_environments import WHEEL, make_wheel
+from tests.unit.pipeline.plan.test_environments import WHEEL, make_wheel
 
 SCRIPT = """
 import pyspark.sql.functions as F

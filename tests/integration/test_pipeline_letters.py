@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from headrace.assembly.web_server import WebServer
 from headrace.cli.main import app as commands
 from headrace.errors import HeadraceError, NotFoundError, UnavailableError
-from headrace.pipeline.application import Application
-from headrace.pipeline.plans import to_plan
+from headrace.pipeline.declare.application import Application
+from headrace.pipeline.plan.logical_json import to_plan
+from headrace.process.http_server import WebServer
 from headrace.testing import LocalBroker
-from headrace.web.logins import Login
-from headrace.web.sessions import Credentials
+from headrace.web.server.logins import Login
+from headrace.web.server.sessions import Credentials
 from headrace.wire.iggy.messages.messages import Message
-from headrace.wire.iggy.userheaders import UserHeader, encode_headers
+from headrace.wire.iggy.user_headers import UserHeader, encode_headers
 from tests.unit.web.stage import Broker, Pipelines, make
 
 

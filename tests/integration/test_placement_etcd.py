@@ -12,24 +12,23 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.assembly.certificates import load_certificate
 from headrace.config.etcd import EtcdSettings
 from headrace.config.placement import PlacementSettings
-from headrace.config.tls import TlsSettings
+from headrace.config.process import TlsSettings
 from headrace.errors import ConfigError, HeadraceError, NotLeaderError, UnavailableError
 from headrace.net.sbp_channel import Channel
 from headrace.net.sbp_server import Payload, Peer, Reply
-from headrace.placement.coordination import (
+from headrace.placement.metadata.coordination import (
     Coordinator,
     CreatedAt,
     RefusedError,
     Transaction,
     ValueIs,
 )
-from headrace.placement.etcd import EtcdCoordinator, EtcdMetadata
-from headrace.placement.memory_metadata import MemoryCoordinator, MemoryMetadata
-from headrace.placement.records import OPERATIONS_MAX, Put, StreamRecord
+from headrace.placement.metadata.etcd import EtcdCoordinator, EtcdMetadata
+from headrace.placement.metadata.records import OPERATIONS_MAX, Put, StreamRecord
 from headrace.placement.service import PlacementService
+from headrace.process.certificates import load_certificate
 from headrace.runtime.interfaces import Runtime
 from headrace.runtime.system import system_runtime
 from headrace.wire.sbp import messages as m
@@ -37,6 +36,7 @@ from headrace.wire.sbp.errors import raise_for_status
 from headrace.wire.sbp.messages import Message
 from headrace.wire.sbp.opcodes import Code
 from tests.etcd import EtcdCluster, ask, running_etcd
+from tests.simulator.shared_metadata import MemoryCoordinator, MemoryMetadata
 from tests.unit.placement.world import FakeNode
 
 TTL_MS = 2_000  # what etcd takes at least

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from headrace.cli import replay_jobs
 from headrace.cli.main import app
-from headrace.client.copying import Pace, route
-from headrace.client.delivery import Delivery
+from headrace.cli.transfer import replay_jobs
 from headrace.client.sync import SyncIggyClient
 from headrace.errors import UnavailableError
 from headrace.testing import LocalBroker
+from headrace.transfer.copying import Pace, route
+from headrace.transfer.delivery import Delivery
 from headrace.wire.iggy.messages.messages import Message, encode_send
 from headrace.wire.iggy.primitives import Partitioning, Strategy
-from headrace.wire.iggy.userheaders import UserHeader, encode_headers, key_header
+from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header
 
 
 def message(number: int) -> Message:

@@ -14,12 +14,10 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.client.owned_stream import OwnedStream
-from headrace.client.sbp import SbpClient
 from headrace.config.client import ClientSettings
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
-from headrace.datanode.appending import Accepted, accept_replica
+from headrace.datanode.append.requests import Accepted, accept_replica
 from headrace.datanode.service import DataNodeService
 from headrace.datanode.state import NodeState
 from headrace.errors import (
@@ -31,11 +29,13 @@ from headrace.errors import (
 from headrace.net.addresses import parse_address
 from headrace.net.credentials import make_ticket, node_credential
 from headrace.net.sbp_channel import Channel, TcpChannel
-from headrace.placement.records import Put
+from headrace.placement.metadata.records import Put
 from headrace.runtime.interfaces import Buffer
 from headrace.runtime.system import system_runtime
-from headrace.storage.model import RangeKey
-from headrace.storage.rangelog import RangeLog
+from headrace.sbp_client.client import SbpClient
+from headrace.sbp_client.owned_stream import OwnedStream
+from headrace.storage.layout import RangeKey
+from headrace.storage.range.log import RangeLog
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import PRODUCER, split
@@ -193,7 +193,7 @@ def refusing(
         return accept_replica(state, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.datanode.append_calls.accept_replica", accept)
+        patch.setattr("headrace.datanode.append.append_calls.accept_replica", accept)
         yield
 
 
@@ -480,7 +480,7 @@ async def test_f29_a_primary_never_goes_on_in_a_range_it_led_before_a_restart(
     stream = await client.create_stream(replica_nums=3)
     await client.append(stream.stream_id, batch(b"a"))
     primary, _ = places(cluster, stream.stream_id)
-    monkeypatch.setattr("headrace.datanode.contact._SEAL_PAUSE_MIN", 1e6)
+    monkeypatch.setattr("headrace.datanode.control.placement_contact._SEAL_PAUSE_MIN", 1e6)
     for stop in (cluster.kill_node, cluster.stop_node):
         # A clean stop too: what it has sent may be on others and not on its own disk.
         if stop == cluster.stop_node:

@@ -22,11 +22,11 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from headrace.client.iggy import IggyClient
-from headrace.web.people_api import ROLES
+from headrace.web.broker_api.people_api import ROLES
 from headrace.wire.iggy.messages.messages import Message
 from tests.dashboard_stack import ROOT, Stack
+from tests.unit.web.broker_api.test_arrow_reader import nulls
 from tests.unit.web.stage import CONTAINER, Pipelines
-from tests.unit.web.test_arrow_reader import nulls
 
 READER, NOBODY = ("reader", "reader"), ("nobody", "nobody")
 CHECKS = [

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from headrace.client.iggy import IggyClient
-from headrace.web.people_api import ROLES
+from headrace.web.broker_api.people_api import ROLES
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.messages.users import (
     GlobalPermissions,

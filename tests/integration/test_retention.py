@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.broker.offsets import Offsets
-from headrace.broker.state import Catalogue
+from headrace.broker.catalogue.state import Catalogue
+from headrace.broker.partitions.offsets import Offsets
 from headrace.client.iggy import IggyClient
 from headrace.config.storage import StorageSettings
 from headrace.wire.iggy.errors import IggyError

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.client.owned_stream import OwnedStream
-from headrace.client.producer import Producer
-from headrace.client.sbp import SbpClient
-from headrace.client.statelog import StateLog
 from headrace.config.client import ClientSettings
 from headrace.errors import FencedError
 from headrace.runtime.system import system_runtime
+from headrace.sbp_client.client import SbpClient
+from headrace.sbp_client.owned_stream import OwnedStream
+from headrace.sbp_client.producer import Producer
+from headrace.sbp_client.state_log import StateLog
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
 from tests.integration.test_sbp_client import put, records_of

@@ -21,10 +21,6 @@ from typing import Any
 
 import pytest
 
-from headrace.assembly.data_plane import DataPlane
-from headrace.client.channels import tcp_connect
-from headrace.client.owned_stream import OwnedStream
-from headrace.client.sbp import SbpClient
 from headrace.config.placement import PlacementSettings
 from headrace.config.settings import Settings
 from headrace.errors import (
@@ -38,7 +34,11 @@ from headrace.net.addresses import parse_address
 from headrace.net.credentials import make_ticket, node_credential
 from headrace.net.sbp_channel import TcpChannel
 from headrace.placement.handlers import RANGES_LISTED_MAX
+from headrace.process.data_plane import DataPlane
 from headrace.runtime.system import system_runtime
+from headrace.sbp_client.channels import tcp_connect
+from headrace.sbp_client.client import SbpClient
+from headrace.sbp_client.owned_stream import OwnedStream
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import is_success, status_of
 from headrace.wire.sbp.flat import encode

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.door import Door
 from headrace.broker.service import BrokerService
+from headrace.broker.term.standby_listener import Door
 from headrace.client.iggy import IggyClient
-from headrace.client.sbp import SbpClient
 from headrace.config.broker import BrokerSettings
 from headrace.errors import ConfigError, HeadraceError, UnavailableError
 from headrace.net.addresses import parse_address
 from headrace.runtime.interfaces import Connection
 from headrace.runtime.system import system_runtime
+from headrace.sbp_client.client import SbpClient
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.messages.system import Empty, NodeRole
 from headrace.wire.iggy.primitives import Partitioning, Strategy
-from headrace.wire.iggy.vsr_client import Conversation
+from headrace.wire.iggy.vsr.client import Conversation
 from tests.integration.broker_stack import DEVELOPMENT, SECRET, Stack
 from tests.integration.server import PEERS, ROOT
 

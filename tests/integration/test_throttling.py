@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headrace.runtime.system import system_runtime
-from headrace.runtime.system_disk import SystemFile
+from headrace.runtime.system.disk import SystemFile
 from tests.log_cluster import STORAGE, Cluster, batch, read_all
 
 KIB = 1024

@@ -21,12 +21,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from headrace.client.channels import tcp_connect
 from headrace.errors import RemoteProtocolError, UnauthenticatedError
 from headrace.net.addresses import parse_address
 from headrace.net.tls import ClientTls
 from headrace.runtime.system import system_runtime
-from headrace.runtime.system_tls import client_context_of
+from headrace.runtime.system.tls import client_context_of
+from headrace.sbp_client.channels import tcp_connect
 from tests.integration.server import running
 
 HEADRACE = (sys.executable, "-m", "headrace.cli.main")

@@ -21,18 +21,18 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
-from headrace.assembly.data_plane import DataPlane
 from headrace.client.iggy import IggyClient
 from headrace.config.broker import BrokerSettings
+from headrace.config.process import TlsSettings
 from headrace.config.quic import QuicSettings
 from headrace.config.settings import Settings
-from headrace.config.tls import TlsSettings
 from headrace.errors import ConfigError, UnavailableError
 from headrace.net.addresses import parse_address
 from headrace.net.tls import ClientTls
+from headrace.process.data_plane import DataPlane
 from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.runtime.system import system_runtime
-from headrace.runtime.system_tls import client_context
+from headrace.runtime.system.tls import client_context
 from headrace.wire.iggy.commands import Command, Encodable
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import Status, error_of

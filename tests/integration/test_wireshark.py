@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from headrace.cli.explaining import Conversation, Side
+from headrace.cli.decode.explaining import Conversation, Side
 from headrace.cli.main import app
 from headrace.cli.wireshark import scripts
-from headrace.client.channels import tcp_connect
 from headrace.client.iggy import IggyClient
-from headrace.client.sbp import SbpClient
 from headrace.client.tls_options import TlsOptions
 from headrace.config.settings import Settings
 from headrace.errors import NotFoundError
 from headrace.net.addresses import parse_address
 from headrace.runtime.system import system_runtime
+from headrace.sbp_client.channels import tcp_connect
+from headrace.sbp_client.client import SbpClient
 from headrace.testing import LocalBroker
-from headrace.wire.iggy import vsr
-from headrace.wire.iggy.frames import encode_response
+from headrace.wire.iggy.classic_frames import encode_response
 from headrace.wire.iggy.messages.messages import Message
+from headrace.wire.iggy.vsr import frames as vsr
 from headrace.wire.sbp.records import encode_header
 from headrace.wire.umbilical.calls import PROTOCOL_NAME, PROTOCOL_VERSION, TABLE
 from headrace.wire.umbilical.codec import encode as encode_message
@@ -42,7 +42,7 @@ from headrace.wire.umbilical.rpc import (
 )
 from tests.captures import Recorded, RecordingProxy, write_pcap
 from tests.conformance.umbilical import samples
-from tests.unit.cli.test_decode import FRAMES, hexed
+from tests.unit.cli.decode.test_decode import FRAMES, hexed
 
 UMBILICAL_PORT = 45_678
 OTHER_PORT = 45_679

@@ -15,10 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.broker import decisions, events
-from headrace.broker.groups import Membership
-from headrace.broker.offsets import EVENT, VERSION, Entry, Kind, Offsets, Place, Reader
-from headrace.broker.state import Catalogue
+from headrace.broker.catalogue import decisions, events
+from headrace.broker.catalogue.groups import Membership
+from headrace.broker.catalogue.state import Catalogue
+from headrace.broker.partitions.offsets import EVENT, VERSION, Entry, Kind, Offsets, Place, Reader
 from headrace.errors import RequestError
 
 NAMES = st.sampled_from(["a", "b", "c"])

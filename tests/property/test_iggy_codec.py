@@ -17,12 +17,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import RemoteProtocolError
 from headrace.wire.iggy import batch
-from headrace.wire.iggy.columns import build_area, columns, key_headers, keys, narrow, widen
-from headrace.wire.iggy.commands import TABLE, AnyCommand
-from headrace.wire.iggy.detection import candidates
-from headrace.wire.iggy.dialects import CLASSIC, Dialect
-from headrace.wire.iggy.fields import Body
-from headrace.wire.iggy.frames import (
+from headrace.wire.iggy.classic_frames import (
     RequestDecoder,
     RequestEvent,
     RequestFrame,
@@ -30,7 +25,12 @@ from headrace.wire.iggy.frames import (
     encode_request,
     encode_response,
 )
-from headrace.wire.iggy.messages import groups, system, topics, users
+from headrace.wire.iggy.columns import build_area, columns, key_headers, keys, narrow, widen
+from headrace.wire.iggy.commands import TABLE, AnyCommand
+from headrace.wire.iggy.detection import candidates
+from headrace.wire.iggy.dialects import CLASSIC, Dialect
+from headrace.wire.iggy.fields import Body
+from headrace.wire.iggy.messages import consumers, system, topics, users
 from headrace.wire.iggy.messages.messages import (
     Message,
     Placed,
@@ -42,7 +42,7 @@ from headrace.wire.iggy.messages.messages import (
 )
 from headrace.wire.iggy.primitives import Consumer, ConsumerKind, Partitioning, Strategy
 from headrace.wire.iggy.primitives import StrategyKind as Kind
-from headrace.wire.iggy.userheaders import (
+from headrace.wire.iggy.user_headers import (
     HeaderKind,
     UserHeader,
     convert_headers,
@@ -191,7 +191,7 @@ def _client_details(members: list[system.ClientGroup]) -> st.SearchStrategy[Any]
 
 _NESTED: dict[str, type[Body]] = {
     cls.__name__: cls
-    for module in (system, users, topics, groups)
+    for module in (system, users, topics, consumers)
     for cls in vars(module).values()
     if isinstance(cls, type) and issubclass(cls, Body)
 }

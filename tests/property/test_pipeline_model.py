@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from headrace.config.controller import ControllerSettings
 from headrace.errors import InvalidArgumentError, UnavailableError
 from headrace.ids import OperatorId, WindowId
-from headrace.pipeline.checkpoints import Checkpoints
-from headrace.pipeline.journal import ApplicationRecord, Journal
-from headrace.pipeline.lifecycle import (
+from headrace.pipeline.controller.application.application import Application
+from headrace.pipeline.controller.application.checkpoints import Checkpoints
+from headrace.pipeline.controller.application.lifecycle import (
     Action,
     ContainerState,
     Kill,
@@ -27,9 +27,9 @@ from headrace.pipeline.lifecycle import (
     Record,
     ResetEdges,
 )
-from headrace.pipeline.physical import PhysicalPlan, make_physical_plan
-from headrace.pipeline.plan import Endpoint, LogicalPlan, Operator, Port, Stream
-from headrace.pipeline.state import Application
+from headrace.pipeline.controller.journal import ApplicationRecord, Journal
+from headrace.pipeline.plan.logical import Endpoint, LogicalPlan, Operator, Port, Stream
+from headrace.pipeline.plan.physical import PhysicalPlan, make_physical_plan
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid, format_window, parse_window
 from headrace.wire.umbilical import messages as m
 

@@ -16,8 +16,8 @@ from itertools import pairwise
 import pytest
 
 from headrace.errors import HeadraceError
-from headrace.placement.guarded_store import RECORDS
-from headrace.placement.records import (
+from headrace.placement.metadata.guarded_store import RECORDS
+from headrace.placement.metadata.records import (
     CounterRecord,
     RangeRecord,
     StreamRecord,

@@ -23,8 +23,7 @@ from hypothesis.stateful import (
 )
 
 from headrace.errors import FencedError, InvalidArgumentError, NotFoundError
-from headrace.placement.nodes import Nodes
-from headrace.placement.records import (
+from headrace.placement.metadata.records import (
     OPERATIONS_MAX,
     Operations,
     Put,
@@ -33,6 +32,7 @@ from headrace.placement.records import (
     decode_record,
     encode_record,
 )
+from headrace.placement.nodes import Nodes
 from headrace.placement.state import Counter, PlacementState, Seal, Writable
 from headrace.wire.sbp.messages import Stream
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.pipeline.checkpoints import Checkpoints
-from headrace.pipeline.edges import purge_window
+from headrace.pipeline.controller.application.checkpoints import Checkpoints
+from headrace.pipeline.plan.edges import purge_window
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid
 from tests.property.test_pipeline_model import plans
 

@@ -12,7 +12,7 @@ from qh3.quic.configuration import QuicConfiguration
 from qh3.quic.connection import QuicConnection
 
 from headrace.net.quic import QuicEndpoint, QuicLink
-from headrace.runtime.simulated import Simulation
+from tests.simulator.runtime import Simulation
 from tests.unit.net.certificates import development
 
 HOST, PORT = "10.0.0.1", 8080

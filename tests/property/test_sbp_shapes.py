@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import RemoteProtocolError
-from headrace.wire.sbp import flat, messages, shapes
+from headrace.wire.sbp import flat, header_cache, messages
 from headrace.wire.sbp.flat import Message, decode, encode
 from headrace.wire.sbp.templates import encode_replicated
 from tests.property.test_sbp_codec import messages_of
@@ -90,29 +90,29 @@ def test_a_header_of_another_shape_replaces_the_last_of_its_length() -> None:
 def test_what_is_learned_from_peers_is_bounded() -> None:
     plan = flat._plan(messages.AppendRequest)
     one, other = append(1000, writer_epoch=3), append(1000, expected_offset=3)
-    for _ in range(shapes.LEARNED_MAX):
+    for _ in range(header_cache.LEARNED_MAX):
         decode(messages.AppendRequest, one)
         decode(messages.AppendRequest, other)
-    assert plan.learned == shapes.LEARNED_MAX
-    for count in range(1, 2 * shapes.SHAPES_MAX):
+    assert plan.learned == header_cache.LEARNED_MAX
+    for count in range(1, 2 * header_cache.SHAPES_MAX):
         plan.learned = 0
         infos = (messages.FetchInfo(stream_id=3),) * count
         decode(messages.FetchRequest, encode(messages.FetchRequest(fetch_requests=infos)))
     lengths = list(flat._plan(messages.FetchRequest).shapes)
-    assert 1 < len(lengths) <= shapes.SHAPES_MAX
-    assert max(lengths) <= shapes.HEADER_BYTES_MAX
+    assert 1 < len(lengths) <= header_cache.SHAPES_MAX
+    assert max(lengths) <= header_cache.HEADER_BYTES_MAX
     assert all(a < b for a, b in pairwise(lengths))
 
 
 def test_scalars_that_are_structure_too_teach_nothing() -> None:
     """A crafted header: a scalar of the table lies on the vtable that says where it lies."""
-    scalar = shapes.Scalar(4, "q", 8)
-    table = shapes.Table(messages.FetchRequest, [scalar])
+    scalar = header_cache.Scalar(4, "q", 8)
+    table = header_cache.Table(messages.FetchRequest, [scalar])
     with pytest.raises(ValueError):
-        shapes.Shape(table, [(0, 4), (8, 12)], bytes(16))
+        header_cache.Shape(table, [(0, 4), (8, 12)], bytes(16))
     with pytest.raises(ValueError):
-        shapes.Shape(
-            shapes.Table(messages.FetchRequest, [scalar, shapes.Scalar(6, "i", 4)]),
+        header_cache.Shape(
+            header_cache.Table(messages.FetchRequest, [scalar, header_cache.Scalar(6, "i", 4)]),
             [(0, 4)],
             bytes(16),
         )

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.runtime.simulated_disk import PowerCut, SimulatedDisk
-from headrace.runtime.simulated_random import SimulatedRandom
+from tests.simulator.disk import PowerCut, SimulatedDisk
+from tests.simulator.random import SimulatedRandom
 
 FILE_BYTES_MAX = 3 * 4096
 

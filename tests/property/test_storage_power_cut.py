@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptionError, StateError, UnavailableError
-from headrace.runtime.simulated import SimulatedDisk, Simulation
-from headrace.runtime.simulated_disk import SimulatedFile
 from headrace.storage import LogStore, RangeKey, RangeLog, RangeState, StorageSettings
-from headrace.storage.marks import MARK_BYTES
+from headrace.storage.segments.marks import MARK_BYTES
 from headrace.wire.sbp.messages import Durability
 from headrace.wire.sbp.records import split
+from tests.simulator.disk import SimulatedFile
+from tests.simulator.runtime import SimulatedDisk, Simulation
 from tests.unit.storage.support import joined, make_batch, read_all
 
 HOST = "node"

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptionError, UnavailableError
-from headrace.runtime.simulated import SimulatedDisk, Simulation
 from headrace.storage import LogStore, RangeKey, RangeLog, StorageSettings
 from headrace.wire.sbp.records import split
+from tests.simulator.runtime import SimulatedDisk, Simulation
 from tests.unit.storage.support import joined, make_batch, read_all
 
 HOST = "node"

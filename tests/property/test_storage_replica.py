@@ -30,13 +30,13 @@ from headrace.errors import (
     StateError,
     UnavailableError,
 )
-from headrace.runtime.simulated import Simulation
-from headrace.runtime.simulated_disk import SimulatedFile
 from headrace.storage import LogStore, RangeKey, RangeLog, RangeState, StorageSettings
-from headrace.storage.metadata import RangeMetadata
-from headrace.storage.writer import RangeWriter
+from headrace.storage.range.metadata import RangeMetadata
+from headrace.storage.range.writer import RangeWriter
 from headrace.wire.sbp.messages import Durability
 from headrace.wire.sbp.records import HEADER_BYTES, split
+from tests.simulator.disk import SimulatedFile
+from tests.simulator.runtime import Simulation
 from tests.unit.storage.support import joined, make_batch, turns
 
 HOST = "node"

@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from headrace.broker import publishers as p
-from headrace.broker import window_topics as w
 from headrace.broker.errors import PublisherFencedError, WindowOrderError
-from headrace.broker.offsets import Place
+from headrace.broker.partitions.offsets import Place
+from headrace.broker.windows import publishers as p
+from headrace.broker.windows import window_topics as w
 from headrace.errors import HeadraceError
 
 TOPIC = 9

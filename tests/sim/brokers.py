@@ -19,13 +19,13 @@ from headrace.broker.service import BrokerService
 from headrace.client.iggy import IggyClient
 from headrace.config.broker import BrokerSettings
 from headrace.errors import AlreadyExistsError, HeadraceError
-from headrace.runtime.simulated import SimulatedRandom
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages.messages import Message, encode_send
 from headrace.wire.iggy.primitives import Partitioning, Strategy
-from headrace.wire.iggy.vsr_client import Conversation
+from headrace.wire.iggy.vsr.client import Conversation
 from tests.sim.cluster import SECRET, Cluster
 from tests.sim.ending import insist, mend
+from tests.simulator.runtime import SimulatedRandom
 
 BROKERS = ("broker0", "broker1")
 PORT = 8090

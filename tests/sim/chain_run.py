@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from headrace.runtime.simulated import SimulatedRandom
 from tests.sim.chain_world import CONTROLLER, ChainPlan, ChainWorld, run_chain
+from tests.simulator.runtime import SimulatedRandom
 
 BATCHES = 6
 BATCH = 6

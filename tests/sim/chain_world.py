@@ -23,12 +23,12 @@ import pyarrow.compute as pc
 
 from headrace.errors import FencedError, HeadraceError, UnavailableError
 from headrace.ids import WindowId
-from headrace.pipeline.edges import Edge, make_edge, purge_edge, purge_window, reset_edge
-from headrace.pipeline.windowlog import WindowLog
+from headrace.pipeline.container.window_log import WindowLog
+from headrace.pipeline.plan.edges import Edge, make_edge, purge_edge, purge_window, reset_edge
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid
-from headrace.spark.edge_offsets import EdgeLimits, Share
-from headrace.spark.edge_options import EdgeOptions
-from headrace.spark.edge_sink import EdgeSink
+from headrace.spark.edges.offsets import EdgeLimits, Share
+from headrace.spark.edges.options import EdgeOptions
+from headrace.spark.edges.sink import EdgeSink
 from headrace.spark.options import Target
 from headrace.wire.iggy.messages.messages import Message
 from tests.sim.chain_engine import SCHEMA, Part, Run, edge_target, hashed

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from headrace.errors import DeadlineError
-from headrace.placement.records import RangeRecord
+from headrace.placement.metadata.records import RangeRecord
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import SUCCESS
 from headrace.wire.sbp.messages import ClientRole

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from headrace.placement.records import RangeRecord, StreamRecord
+from headrace.placement.metadata.records import RangeRecord, StreamRecord
 from headrace.wire.sbp.records import PRODUCER
 from tests.sim.history import History, RangeId, Stored, without_offset
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from headrace.placement.records import RangeRecord, StreamRecord, Table
+from headrace.placement.metadata.records import RangeRecord, StreamRecord, Table
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
 from tests.sim.history import Call, History, RangeId, Transaction, succeeded

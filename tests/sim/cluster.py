@@ -11,9 +11,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from headrace.client.channels import Connect, tcp_connect
-from headrace.client.placement_links import PlacementLinks
-from headrace.client.sbp import SbpClient
 from headrace.config.client import ClientSettings
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
@@ -21,19 +18,22 @@ from headrace.config.storage import StorageSettings
 from headrace.datanode.service import DataNodeService
 from headrace.net.credentials import node_credential
 from headrace.net.sbp_channel import Channel
-from headrace.placement.coordination import Entry
-from headrace.placement.coordination import Outcome as MetadataOutcome
-from headrace.placement.coordination import Transaction as MetadataTransaction
-from headrace.placement.election import LEADER_KEY, Candidate
-from headrace.placement.guarded_store import RECORDS, decode_entry
-from headrace.placement.memory_metadata import MemoryMetadata
-from headrace.placement.records import RangeRecord, Record, Table
+from headrace.placement.metadata.coordination import Entry
+from headrace.placement.metadata.coordination import Outcome as MetadataOutcome
+from headrace.placement.metadata.coordination import Transaction as MetadataTransaction
+from headrace.placement.metadata.election import LEADER_KEY, Candidate
+from headrace.placement.metadata.guarded_store import RECORDS, decode_entry
+from headrace.placement.metadata.records import RangeRecord, Record, Table
 from headrace.placement.service import PlacementService
 from headrace.runtime.interfaces import Runtime
-from headrace.runtime.simulated import SimulatedRandom, Simulation
-from headrace.storage.model import RangeKey
+from headrace.sbp_client.channels import Connect, tcp_connect
+from headrace.sbp_client.client import SbpClient
+from headrace.sbp_client.placement_links import PlacementLinks
+from headrace.storage.layout import RangeKey
 from headrace.wire.sbp.messages import ClientRole
 from tests.sim.history import History, Transaction
+from tests.simulator.runtime import SimulatedRandom, Simulation
+from tests.simulator.shared_metadata import MemoryMetadata
 
 SECRET = b"k" * 32
 CREDENTIAL = node_credential(SECRET)

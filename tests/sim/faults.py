@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import HeadraceError, StorageError
-from headrace.placement.records import NodeRecord, RangeRecord
-from headrace.runtime.simulated import SimulatedRandom
+from headrace.placement.metadata.records import NodeRecord, RangeRecord
 from tests.sim.cluster import Cluster
 from tests.sim.ending import come_back
+from tests.simulator.runtime import SimulatedRandom
 
 
 @dataclass(slots=True)

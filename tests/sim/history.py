@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.client.channels import Connect
 from headrace.errors import HeadraceError
 from headrace.net.sbp_channel import Channel
 from headrace.net.sbp_routes import Payload, Reply
-from headrace.placement.records import Record, Table
+from headrace.placement.metadata.records import Record, Table
+from headrace.sbp_client.channels import Connect
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import SUCCESS
 from headrace.wire.sbp.messages import ClientRole, Message

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from headrace.client.channels import Connect, tcp_connect
-from headrace.client.sbp import SbpClient
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
 from headrace.config.storage import StorageSettings
 from headrace.datanode.service import DataNodeService
 from headrace.net.credentials import node_credential
+from headrace.placement.metadata.store import MemoryStore
 from headrace.placement.service import PlacementService
-from headrace.placement.store import MemoryStore
 from headrace.runtime.interfaces import Runtime
-from headrace.runtime.simulated import Simulation
+from headrace.sbp_client.channels import Connect, tcp_connect
+from headrace.sbp_client.client import SbpClient
 from headrace.wire.sbp.messages import ClientRole
+from tests.simulator.runtime import Simulation
 
 SECRET = b"k" * 32
 PLACEMENT = "pm:12378"

@@ -15,26 +15,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.client.owned_stream import OwnedStream
-from headrace.datanode import appending, handlers, service
-from headrace.datanode.earlier import EarlierRanges
-from headrace.datanode.fences import Fences
-from headrace.datanode.identity import Identity
-from headrace.datanode.producers import Producers
-from headrace.datanode.ranges import Ranges
-from headrace.datanode.replication import Commitment
+from headrace.datanode import handlers, service
+from headrace.datanode.append import requests
+from headrace.datanode.append.earlier import EarlierRanges
+from headrace.datanode.append.producers import Producers
+from headrace.datanode.control.fences import Fences
+from headrace.datanode.control.identity import Identity
+from headrace.datanode.control.ranges import Ranges
+from headrace.datanode.replication.commitment import Commitment
 from headrace.datanode.service import DataNodeService
 from headrace.datanode.state import NodeState
 from headrace.placement import sealing
-from headrace.placement.coordination import Transaction
-from headrace.placement.election import LeaseElection
-from headrace.placement.guarded_store import GuardedStore
+from headrace.placement.metadata.coordination import Transaction
+from headrace.placement.metadata.election import LeaseElection
+from headrace.placement.metadata.guarded_store import GuardedStore
+from headrace.placement.metadata.records import NodeRecord, Operation, Operations, Put
 from headrace.placement.nodes import Nodes
-from headrace.placement.records import NodeRecord, Operation, Operations, Put
 from headrace.placement.state import PlacementState
 from headrace.runtime.interfaces import Disk
-from headrace.storage.rangelog import RangeLog
-from headrace.storage.writer import NO_LIMIT, RangeWriter
+from headrace.sbp_client.owned_stream import OwnedStream
+from headrace.storage.range.log import RangeLog
+from headrace.storage.range.writer import NO_LIMIT, RangeWriter
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import AlreadyDurableError
 from tests.sim.run import Plan, run
@@ -212,7 +213,7 @@ def replica_compares_no_checksum(patch: Patch) -> None:
     async def trusting(log: RangeLog, header: Any) -> None:
         raise AlreadyDurableError(offset=header.base_offset)
 
-    patch.setattr(appending, "_compare", trusting)
+    patch.setattr(requests, "_compare", trusting)
 
 
 def node_forgets_its_seal(patch: Patch) -> None:

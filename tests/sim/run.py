@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from headrace.errors import HeadraceError
-from headrace.runtime.simulated import SimulatedRandom
 from tests.sim.check_ending import Final
 from tests.sim.checker import check
 from tests.sim.cluster import Cluster
 from tests.sim.ending import cut_power, finish, mend
 from tests.sim.faults import Faults
 from tests.sim.workload import Workload
+from tests.simulator.runtime import SimulatedRandom
 
 _SECONDS_MAX = 1000.0
 ALL_FAULTS = (

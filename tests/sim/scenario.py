@@ -12,7 +12,7 @@ import sys
 
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.runtime import Connection, Runtime
-from headrace.runtime.simulated import Simulation
+from tests.simulator.runtime import Simulation
 
 HOSTS = ("n1", "n2", "n3")
 PORT = 9000

@@ -18,11 +18,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from headrace.client.sbp import SbpClient
 from headrace.config.datanode import DataNodeSettings
 from headrace.errors import HeadraceError
 from headrace.net.sbp_channel import Channel
-from headrace.placement.records import RangeRecord, StreamRecord
+from headrace.placement.metadata.records import RangeRecord, StreamRecord
+from headrace.sbp_client.client import SbpClient
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status
 from headrace.wire.sbp.opcodes import Code

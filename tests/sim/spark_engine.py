@@ -23,14 +23,14 @@ from dataclasses import dataclass
 
 from pyspark.sql.types import StructType
 
-from headrace.client.retrying import TRANSIENT
 from headrace.client.tickets import Access
+from headrace.concurrency.retrying import TRANSIENT
 from headrace.errors import FencedError, HeadraceError, UnavailableError
-from headrace.spark.following import Following, Limits
-from headrace.spark.sink import begin, pieces, window_of
-from headrace.spark.source import record_batches
-from headrace.spark.splits import Span
-from headrace.spark.windows import Delivered, Window, close
+from headrace.spark.sink.sink import begin, pieces, window_of
+from headrace.spark.sink.windows import Delivered, Window, close
+from headrace.spark.source.following import Following, Limits
+from headrace.spark.source.source import record_batches
+from headrace.spark.source.splits import Span
 from tests.sim.spark_world import DRIVER, EXECUTORS, RUNS_MAX, World, transformed
 
 ATTEMPTS_MAX = 4

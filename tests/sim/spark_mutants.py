@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from headrace.broker import publishers as p
-from headrace.broker import staging
-from headrace.broker.publishing import Publishing
-from headrace.spark import following
-from headrace.spark.following import Following
-from headrace.spark.offsets import Offsets, resolve
+from headrace.broker.windows import publishers as p
+from headrace.broker.windows import staging
+from headrace.broker.windows.publishing import Publishing
+from headrace.spark.source import following
+from headrace.spark.source.following import Following
+from headrace.spark.source.offsets import Offsets, resolve
 from headrace.wire.sbp.messages import Durability
 from tests.sim.spark_engine import drive
 from tests.sim.spark_world import Plan, World

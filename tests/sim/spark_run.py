@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 
-from headrace.runtime.simulated import SimulatedRandom
 from tests.sim.spark_engine import drive
 from tests.sim.spark_world import VICTIMS, Plan, World, run
+from tests.simulator.runtime import SimulatedRandom
 
 BATCHES = 5
 BATCH = 12

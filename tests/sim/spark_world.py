@@ -24,24 +24,24 @@ import pyarrow as pa
 import pytest
 from argon2 import PasswordHasher
 
-from headrace.broker import passwords
-from headrace.broker.partition import PartitionLog
-from headrace.broker.publishing import Publishing
+from headrace.broker.catalogue import passwords
+from headrace.broker.partitions.partition import PartitionLog
 from headrace.broker.service import BrokerService
-from headrace.broker.staging import Staging
+from headrace.broker.windows.publishing import Publishing
+from headrace.broker.windows.staging import Staging
 from headrace.client.iggy import IggyClient
 from headrace.config.broker import BrokerSettings
 from headrace.errors import HeadraceError
-from headrace.runtime.simulated import SimulatedRandom
-from headrace.spark.offsets import Offsets
 from headrace.spark.options import SinkOptions, SourceOptions, parse_sink, parse_source
 from headrace.spark.remote import Remote
+from headrace.spark.source.offsets import Offsets
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.messages.offsets import ConsumerOffset
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
-from headrace.wire.iggy.userheaders import key_header
+from headrace.wire.iggy.user_headers import key_header
 from tests.sim.cluster import PLACEMENT_PORT, SECRET, Cluster
 from tests.sim.ending import come_back, insist
+from tests.simulator.runtime import SimulatedRandom
 
 DRIVER, BROKER = "driver", "broker"
 EXECUTORS = ("exec0", "exec1")

@@ -14,9 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.broker.service import BrokerService
-from headrace.client.channels import Connect, tcp_connect
 from headrace.client.iggy import IggyClient
-from headrace.client.sbp import SbpClient
 from headrace.config.broker import BrokerSettings
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
@@ -24,13 +22,15 @@ from headrace.config.storage import StorageSettings
 from headrace.datanode.service import DataNodeService
 from headrace.errors import HeadraceError
 from headrace.net.credentials import node_credential
+from headrace.placement.metadata.store import MemoryStore
 from headrace.placement.service import PlacementService
-from headrace.placement.store import MemoryStore
 from headrace.runtime import Runtime
-from headrace.runtime.simulated import Simulation
+from headrace.sbp_client.channels import Connect, tcp_connect
+from headrace.sbp_client.client import SbpClient
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning, Strategy
 from headrace.wire.sbp.messages import ClientRole
+from tests.simulator.runtime import Simulation
 
 SECRET = b"simulated-secret"
 PLACEMENT, NODE, BROKER, CLIENT = "pm", "dn", "broker", "client"

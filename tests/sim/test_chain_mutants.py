@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from headrace.broker import publishers as p
-from headrace.broker import window_topics as w
-from headrace.broker.publishing import Publishing
+from headrace.broker.windows import publishers as p
+from headrace.broker.windows import window_topics as w
+from headrace.broker.windows.publishing import Publishing
 from headrace.ids import WindowId
-from headrace.pipeline.windowlog import BatchWindow, WindowLog
-from headrace.spark import edge_following
-from headrace.spark.edge_offsets import Share, spans_between
+from headrace.pipeline.container.window_log import BatchWindow, WindowLog
+from headrace.spark.edges import edge_following
+from headrace.spark.edges.offsets import Share, spans_between
 from tests.sim import chain_world
 from tests.sim.chain_world import ChainPlan, run_chain
 

@@ -17,7 +17,7 @@ SIM = "tests/sim/test_scenarios_"
 RULES = "tests/unit/net/test_sbp_rules.py"
 PLACEMENT = "tests/unit/placement/test_"
 REPLICATION = "tests/integration/test_replication.py"
-RECOVERY = "tests/unit/storage/test_recovery.py"
+RECOVERY = "tests/unit/storage/range/test_recovery.py"
 
 SCENARIOS: dict[int, tuple[str, ...]] = {
     1: (f"{SIM}replication.py::test_f01_primary_dies_with_appends_in_flight",),
@@ -74,7 +74,7 @@ SCENARIOS: dict[int, tuple[str, ...]] = {
     23: (f"{SIM}clients.py::test_f23_goaway_in_a_window_of_64",),
     24: (
         f"{SIM}clients.py::test_f24_a_fetch_of_many_streams_is_told_apart",
-        "tests/unit/wire_sbp/test_multipart.py::test_fetch_answers_of_any_shape",
+        "tests/unit/wire/sbp/test_multipart.py::test_fetch_answers_of_any_shape",
     ),
     25: (
         "tests/integration/test_sbp_malformed.py::test_malformed_frames_cost_nobody_else_anything",
@@ -93,9 +93,9 @@ SCENARIOS: dict[int, tuple[str, ...]] = {
 
 DEFECTS: dict[int, tuple[str, ...]] = {
     1: (f"{RULES}::test_defect_1_two_frames_in_one_buffer_are_both_served",),
-    2: ("tests/unit/wire_sbp/test_records.py::test_base_offset_is_patched_at_byte_1_big_endian",),
+    2: ("tests/unit/wire/sbp/test_records.py::test_base_offset_is_patched_at_byte_1_big_endian",),
     3: (
-        "tests/unit/datanode/test_replication.py::"
+        "tests/unit/datanode/replication/test_replication.py::"
         "test_commits_of_batches_with_many_records_do_not_get_stuck",
     ),
     4: (f"{REPLICATION}::test_f6_f29_all_restart_and_nothing_is_forgotten_or_reused",),
@@ -124,7 +124,7 @@ DEFECTS: dict[int, tuple[str, ...]] = {
     14: (f"{RULES}::test_defect_14_a_header_longer_than_the_frame_harms_nobody",),
     15: (f"{REPLICATION}::test_f7_a_wiped_disk_does_not_answer_for_the_old_one",),
     16: (
-        "tests/unit/client/test_producer.py::"
+        "tests/unit/sbp_client/test_producer.py::"
         "test_upstream_defect_16_already_durable_counts_as_success",
         f"{REPLICATION}::test_replicas_that_differ_stop_the_range",
     ),

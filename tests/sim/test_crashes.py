@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import LockedError, UnavailableError
 from headrace.runtime import Connection
-from headrace.runtime.simulated import Crashed, PowerCut, Simulation
+from tests.simulator.runtime import Crashed, PowerCut, Simulation
 
 pytestmark = pytest.mark.parametrize("seed", range(5))
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from headrace.runtime.simulated import Simulation
 from tests.sim import scenario
+from tests.simulator.runtime import Simulation
 
 
 def trace_of(seed: int, hash_seed: int, *flags: str) -> str:

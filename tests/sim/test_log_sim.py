@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from headrace.client.owned_stream import OwnedStream
-from headrace.client.statelog import StateLog
 from headrace.errors import FencedError, HeadraceError
 from headrace.runtime.interfaces import Buffer
+from headrace.sbp_client.owned_stream import OwnedStream
+from headrace.sbp_client.state_log import StateLog
 from tests.log_cluster import batch, read_all
 from tests.sim.log_world import World
 

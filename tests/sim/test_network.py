@@ -6,7 +6,7 @@ import pytest
 
 from headrace.errors import ConfigError, UnavailableError
 from headrace.runtime import Connection
-from headrace.runtime.simulated import Simulation
+from tests.simulator.runtime import Simulation
 
 pytestmark = pytest.mark.parametrize("seed", range(5))
 

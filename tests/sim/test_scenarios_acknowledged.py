@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headrace.client.owned_stream import OwnedStream
-from headrace.client.producer import Producer
 from headrace.errors import (
     HeadraceError,
     InvalidArgumentError,
@@ -16,6 +14,8 @@ from headrace.errors import (
     MissingRecordsError,
     RangeNotFoundError,
 )
+from headrace.sbp_client.owned_stream import OwnedStream
+from headrace.sbp_client.producer import Producer
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.records import encode_index
 from tests.log_cluster import batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.placement.records import NodeRecord, RangeRecord
+from headrace.placement.metadata.records import NodeRecord, RangeRecord
 from tests.sim.ending import insist
 from tests.sim.scene import Scene, play
 

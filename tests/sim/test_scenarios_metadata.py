@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.client.owned_stream import OwnedStream
 from headrace.errors import NotFoundError
-from headrace.placement.guarded_store import RECORDS
-from headrace.placement.records import CounterRecord, encode_record
-from headrace.storage.model import RangeKey
+from headrace.placement.metadata.guarded_store import RECORDS
+from headrace.placement.metadata.records import CounterRecord, encode_record
+from headrace.sbp_client.owned_stream import OwnedStream
+from headrace.storage.layout import RangeKey
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import OutdatedMetadataError
 from headrace.wire.sbp.opcodes import Code

@@ -13,11 +13,11 @@ from headrace.errors import (
     SealedError,
     StateError,
 )
-from headrace.runtime.simulated import SimulatedRandom
 from headrace.wire.sbp.errors import QuorumError
 from tests.log_cluster import batch
 from tests.sim.ending import insist
 from tests.sim.scene import Scene, failing, play
+from tests.simulator.runtime import SimulatedRandom
 
 
 def test_f01_primary_dies_with_appends_in_flight() -> None:

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from headrace.errors import HeadraceError
-from headrace.runtime.simulated_disk import SimulatedFile
 from tests.sim import spine
+from tests.simulator.disk import SimulatedFile
 
 
 def check(done: spine.Spine) -> None:

@@ -11,11 +11,11 @@ from headrace.client.iggy import IggyClient
 from headrace.client.tickets import Access, TicketReader
 from headrace.config.broker import BrokerSettings
 from headrace.errors import LostRecordsError, MissingRecordsError
-from headrace.placement.records import StreamRecord
+from headrace.placement.metadata.records import StreamRecord
 from headrace.wire.iggy.errors import IggyError, Status
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning, Strategy
-from headrace.wire.iggy.vsr_client import Conversation
+from headrace.wire.iggy.vsr.client import Conversation
 from tests.sim.cluster import PLACEMENT_PORT, SECRET
 from tests.sim.ending import insist
 from tests.sim.scene import Scene, failing, play

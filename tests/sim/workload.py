@@ -16,10 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from headrace.client.owned_stream import OwnedStream
-from headrace.client.producer import Producer
-from headrace.client.sbp import SbpClient
-from headrace.client.statelog import StateLog
 from headrace.errors import (
     DeadlineError,
     HeadraceError,
@@ -31,13 +27,17 @@ from headrace.errors import (
     StorageError,
     UnavailableError,
 )
-from headrace.runtime.simulated import SimulatedRandom
+from headrace.sbp_client.client import SbpClient
+from headrace.sbp_client.owned_stream import OwnedStream
+from headrace.sbp_client.producer import Producer
+from headrace.sbp_client.state_log import StateLog
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import PRODUCER
 from tests.log_cluster import batch
 from tests.sim.cluster import Cluster
 from tests.sim.ending import insist
+from tests.simulator.runtime import SimulatedRandom
 
 FETCH_BYTES = 4096
 LONG = 1000.0

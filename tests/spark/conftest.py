@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.spark.session import session
+from headrace.spark.session.session import session
 from tests.spark.headrace_server import HeadraceServer
 from tests.spark.plain_server import PlainServer
 

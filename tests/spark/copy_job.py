@@ -13,7 +13,7 @@ from time import sleep
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from headrace.spark.session import session
+from headrace.spark.session.session import session
 
 BATCH_MESSAGES = 400
 TASK_SECONDS = 0.05  # so that what strikes at any moment mostly strikes a task

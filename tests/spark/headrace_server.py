@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.assembly.data_plane import DataPlane
 from headrace.config.settings import Settings
+from headrace.process.data_plane import DataPlane
 from headrace.runtime.system import run, system_runtime
 from tests.ports import free_port
 

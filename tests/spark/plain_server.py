@@ -19,7 +19,8 @@ from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.batch import locate, stamp
 from headrace.wire.iggy.columns import columns
 from headrace.wire.iggy.errors import Status
-from headrace.wire.iggy.messages import groups, offsets, streams, topics, users
+from headrace.wire.iggy.messages import consumers as groups
+from headrace.wire.iggy.messages import offsets, streams, topics, users
 from headrace.wire.iggy.messages.messages import PolledMessages, PollMessages, SendMessages
 from headrace.wire.iggy.messages.topics import Compression, PartitionInfo, Topic, TopicDetails
 from headrace.wire.iggy.primitives import PartitioningKind, StrategyKind

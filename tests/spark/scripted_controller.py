@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace.client.umbilical import HeartbeatUri, format_heartbeat_uri
 from headrace.net.hadoop_rpc import HadoopRpcServer
-from headrace.pipeline.application import Application
+from headrace.pipeline.container.umbilical import HeartbeatUri, format_heartbeat_uri
+from headrace.pipeline.declare.application import Application
 from headrace.runtime.system import system_runtime
 from headrace.wire.umbilical import calls, codec
 from headrace.wire.umbilical import messages as m

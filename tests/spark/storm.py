@@ -26,7 +26,7 @@ from headrace.client.iggy import IggyClient
 from headrace.errors import HeadraceError
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning, Strategy
-from headrace.wire.iggy.userheaders import key_header
+from headrace.wire.iggy.user_headers import key_header
 from tests.cluster_processes import ClusterProcesses, running_cluster, wait_for
 from tests.spark.copy_job import BATCH_MESSAGES
 

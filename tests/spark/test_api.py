@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace import Application
 from headrace.errors import ConfigError
-from headrace.pipeline import describe
-from headrace.pipeline.application import Payload
-from headrace.pipeline.properties import PropertyValues
-from headrace.pipeline.stages import build_queries
-from headrace.pipeline.validation import empty_streams
+from headrace.pipeline.declare.application import Payload
+from headrace.pipeline.declare.properties import PropertyValues
+from headrace.pipeline.declare.stages import build_queries
+from headrace.pipeline.declare.validation import empty_streams
+from headrace.pipeline.plan import describe
 
 
 def counted(**options: Any) -> Application:

@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace import Application, Batch
 from headrace.errors import ConfigError
-from headrace.pipeline.application import Payload
-from headrace.pipeline.physical import make_physical_plan
-from headrace.pipeline.plan import LogicalPlan
+from headrace.pipeline.declare.application import Payload
+from headrace.pipeline.plan.logical import LogicalPlan
+from headrace.pipeline.plan.physical import make_physical_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

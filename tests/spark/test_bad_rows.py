@@ -14,17 +14,17 @@ from pyspark.sql import functions as F
 
 from headrace import Application, per_row
 from headrace.errors import ConfigError
-from headrace.pipeline.container import ContainerSettings
-from headrace.pipeline.loading import load_application
-from headrace.pipeline.runs import RUN_FILE, Run, format_run
-from headrace.pipeline.workload import Workload
+from headrace.pipeline.container.container import ContainerSettings
+from headrace.pipeline.container.workload import Workload
+from headrace.pipeline.plan.loading import load_application
+from headrace.pipeline.plan.runs import RUN_FILE, Run, format_run
 from headrace.runtime.system import system_runtime
 from headrace.spark.options import Target
-from headrace.spark.queries import ProgressRings
 from headrace.spark.server import connect
+from headrace.spark.session.queries import ProgressRings
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning
-from headrace.wire.iggy.userheaders import UserHeader, encode_headers
+from headrace.wire.iggy.user_headers import UserHeader, encode_headers
 from headrace.wire.umbilical import messages as m
 from tests.spark.headrace_server import HeadraceServer
 from tests.spark.listeners import wait_heard

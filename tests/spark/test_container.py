@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import NotFoundError
-from headrace.pipeline.loading import load_application
+from headrace.pipeline.plan.loading import load_application
 from headrace.pipeline.windows import WindowGrid
 from headrace.spark.options import Target, parse_sink
-from headrace.spark.positions import Topics
 from headrace.spark.server import connect
-from headrace.spark.splits import Span
+from headrace.spark.source.positions import Topics
+from headrace.spark.source.splits import Span
 from headrace.wire.iggy.messages.messages import Message, decode_messages
 from headrace.wire.iggy.primitives import Partitioning
 from headrace.wire.umbilical import messages as m
@@ -60,7 +60,7 @@ def container(
     log = controller.path / "container.log"
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.pipeline.container"],
+            [sys.executable, "-m", "headrace.pipeline.container.container"],
             env=environment,
             stdout=output,
             stderr=output,

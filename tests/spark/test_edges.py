@@ -15,12 +15,12 @@ from headrace.client.sync import SyncIggyClient
 from headrace.errors import FencedError, HeadraceError
 from headrace.ids import WindowId
 from headrace.net.addresses import parse_address
-from headrace.pipeline.edges import Edge, make_edge
-from headrace.pipeline.idle_windows import end_streams, pass_idle_windows
-from headrace.pipeline.windowlog import WindowLog
+from headrace.pipeline.container.idle_windows import end_streams, pass_idle_windows
+from headrace.pipeline.container.window_log import WindowLog
+from headrace.pipeline.plan.edges import Edge, make_edge
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid
 from headrace.runtime.system import system_runtime
-from headrace.spark.edge_sink import EdgeSink, advance, last_closed, publish_window
+from headrace.spark.edges.sink import EdgeSink, advance, last_closed, publish_window
 from headrace.spark.options import Target, parse_sink
 from tests.spark.headrace_server import HeadraceServer
 

@@ -11,13 +11,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.errors import LockedError
-from headrace.pipeline.container import ContainerSettings
-from headrace.pipeline.describe import describe
-from headrace.pipeline.script_workload import ScriptWorkload
-from headrace.pipeline.workloads import make_workload
+from headrace.pipeline.container.container import ContainerSettings
+from headrace.pipeline.container.script_workload import ScriptWorkload
+from headrace.pipeline.container.workloads import make_workload
+from headrace.pipeline.plan.describe import describe
 from headrace.runtime.system import system_runtime
 from headrace.spark.options import Target
-from headrace.spark.script import CHECKPOINTS
+from headrace.spark.session.script import CHECKPOINTS
 from headrace.wire.umbilical import messages as m
 from tests.spark.headrace_server import HeadraceServer
 from tests.spark.listeners import wait_heard

@@ -8,8 +8,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace import Application
-from headrace.pipeline.shapes import query_shapes
-from headrace.pipeline.versions import compare
+from headrace.pipeline.plan.checkpoint_contents import query_shapes
+from headrace.pipeline.plan.versions import compare
 
 Aggregate = Callable[[DataFrame], DataFrame]
 

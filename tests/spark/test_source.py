@@ -14,20 +14,20 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from headrace.client.areas import Area
 from headrace.client.arrow import to_area
 from headrace.client.iggy import IggyClient
+from headrace.client.raw_messages import Area
 from headrace.client.tickets import Access
 from headrace.errors import NotFoundError, OffsetOutOfRangeError, UnavailableError
-from headrace.spark import groups
-from headrace.spark import reading as reading_module
-from headrace.spark.losses import DataLossError, OtherTopicError
 from headrace.spark.options import ReadFrom, Target
-from headrace.spark.reading import Reading
 from headrace.spark.server import connect
-from headrace.spark.source import TopicReader, TopicStreamReader
-from headrace.spark.splits import Span
-from headrace.spark.windows import Window
+from headrace.spark.sink.windows import Window
+from headrace.spark.source import groups
+from headrace.spark.source import reading as reading_module
+from headrace.spark.source.losses import DataLossError, OtherTopicError
+from headrace.spark.source.reading import Reading
+from headrace.spark.source.source import TopicReader, TopicStreamReader
+from headrace.spark.source.splits import Span
 from headrace.wire.iggy.messages.extensions import PublisherOpened
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Consumer, Partitioning
@@ -414,7 +414,7 @@ def test_data_nodes_out_of_reach_are_told_once_and_the_broker_asked(
         for _ in range(3):
             ((_, starts),) = read(target, away, span)
             assert len(starts) == 3
-    assert [record.name for record in caplog.records] == ["headrace.spark.reading"]
+    assert [record.name for record in caplog.records] == ["headrace.spark.source.reading"]
     assert caplog.records[0].getMessage().startswith("data nodes are out of reach")
     closed = replace(away, placement="127.0.0.1:1", ticket=access.ticket + b"y")
     with pytest.raises(UnavailableError):

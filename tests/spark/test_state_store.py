@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from headrace import Application
-from headrace.pipeline.spark_conf import PROVIDER, ROCKSDB, read_pinned
+from headrace.pipeline.plan.spark_conf import PROVIDER, ROCKSDB, read_pinned
 
 
 class Counter(StatefulProcessor):  # type: ignore[misc]  # pyspark's classes are untyped
@@ -50,8 +50,8 @@ def test_a_transform_with_state_runs_as_it_is_and_is_validated(
 
 def test_a_checkpoint_says_which_store_it_is_bound_to(spark: SparkSession, tmp_path: Path) -> None:
     """As `diff` reads it."""
-    from headrace.pipeline.inspection import store_settings
-    from headrace.spark.queries import settings
+    from headrace.pipeline.declare.inspection import store_settings
+    from headrace.spark.session.queries import settings
 
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.json").write_text('{"kind": "a"}\n')

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from headrace import Application, Batch, Console, Delta, Parquet, Postgres
 from headrace.errors import ConfigError, UnavailableError
-from headrace.pipeline.stores import Store
+from headrace.pipeline.declare.stores import Store
 from tests.postgres import running_postgres
 
 

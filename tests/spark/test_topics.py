@@ -16,10 +16,10 @@ from pyspark.sql import functions as F
 
 from headrace.client.iggy import IggyClient
 from headrace.client.tickets import Access
-from headrace.spark.offsets import SourceState
 from headrace.spark.options import Target, parse_sink
-from headrace.spark.positions import Topics
 from headrace.spark.server import connect
+from headrace.spark.source.offsets import SourceState
+from headrace.spark.source.positions import Topics
 from headrace.wire.iggy.messages.extensions import PublishingFigures
 from tests.spark.conftest import AnyServer
 from tests.spark.headrace_server import HeadraceServer

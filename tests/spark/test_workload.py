@@ -16,13 +16,13 @@ from pyspark.sql import SparkSession
 from headrace.client.sync import SyncIggyClient
 from headrace.errors import LockedError
 from headrace.net.addresses import parse_address
-from headrace.pipeline.container import ContainerSettings
-from headrace.pipeline.deploy import CHECKPOINT_LOST, ROLL_BACK_TO
-from headrace.pipeline.loading import load_application
-from headrace.pipeline.runs import RUN_FILE, Run, format_run
-from headrace.pipeline.workload import Workload
+from headrace.pipeline.container.container import ContainerSettings
+from headrace.pipeline.container.workload import Workload
+from headrace.pipeline.plan.deploy import CHECKPOINT_LOST, ROLL_BACK_TO
+from headrace.pipeline.plan.loading import load_application
+from headrace.pipeline.plan.runs import RUN_FILE, Run, format_run
 from headrace.runtime.system import system_runtime
-from headrace.spark.queries import ProgressRings
+from headrace.spark.session.queries import ProgressRings
 from headrace.wire.iggy.primitives import Consumer
 from headrace.wire.umbilical import messages as m
 from tests.spark.headrace_server import HeadraceServer

@@ -7,32 +7,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from headrace.broker import events
-from headrace.broker.applied import REQUEST, Answers, Effect, Request
-from headrace.broker.converted import Converted
-from headrace.broker.groups import Membership
-from headrace.broker.offsets import Kind, Offsets, OffsetWriter, Place, Reader
-from headrace.broker.partition import PartitionLog
-from headrace.broker.partitions import Partitions
-from headrace.broker.passwords import Guard, Passwords
-from headrace.broker.principals import OUTSIDE_UID
-from headrace.broker.publishing import Publishing
-from headrace.broker.replication import keep_log_replicas, log_replicas
-from headrace.broker.resources import NEVER, SERVER_DEFAULT, UNLIMITED, Topic
-from headrace.broker.roster import Roster
-from headrace.broker.sessions import Session, Sessions
-from headrace.broker.snapshot import Diagnostics, Snapshots
-from headrace.broker.staging import Ownership
-from headrace.broker.state import Catalogue
+from headrace.broker.catalogue import events
+from headrace.broker.catalogue.groups import Membership
+from headrace.broker.catalogue.passwords import Guard, Passwords
+from headrace.broker.catalogue.principals import OUTSIDE_UID
+from headrace.broker.catalogue.resources import NEVER, SERVER_DEFAULT, UNLIMITED, Topic
+from headrace.broker.catalogue.state import Catalogue
+from headrace.broker.partitions.offsets import Kind, Offsets, OffsetWriter, Place, Reader
+from headrace.broker.partitions.open_partitions import Partitions
+from headrace.broker.partitions.partition import PartitionLog
+from headrace.broker.partitions.replication import keep_log_replicas, log_replicas
+from headrace.broker.poll.poll_cache import Converted
+from headrace.broker.sessions.request_dedup import REQUEST, Answers, Effect, Request
+from headrace.broker.sessions.sessions import Session, Sessions
+from headrace.broker.term.broker_registry import Roster
+from headrace.broker.term.snapshot import Diagnostics, Snapshots
 from headrace.broker.traffic import Traffic
-from headrace.broker.turns import Turns
-from headrace.client.sbp import SbpClient
-from headrace.client.statelog import StateLog
-from headrace.client.tasks import TaskSet
+from headrace.broker.windows.publishing import Publishing
+from headrace.broker.windows.staging import Ownership
+from headrace.concurrency.keyed_lock import Turns
+from headrace.concurrency.tasks import TaskSet
 from headrace.config.broker import BrokerSettings
 from headrace.errors import HeadraceError
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Runtime
+from headrace.sbp_client.client import SbpClient
+from headrace.sbp_client.state_log import StateLog
 from headrace.wire.iggy.dialects import Dialect
 
 log = get_logger(__name__)

@@ -7,9 +7,6 @@ from typing import Any, Protocol, TypeAlias
 
 import xxhash
 
-from headrace.broker import audit
-from headrace.broker.applied import REQUEST, Applying, Request
-from headrace.broker.authorization import authorize
 from headrace.broker.core import Broker
 from headrace.broker.errors import (
     FeatureUnavailableError,
@@ -18,8 +15,8 @@ from headrace.broker.errors import (
     StaleSessionError,
 )
 from headrace.broker.handlers import (
+    consumers,
     extensions,
-    groups,
     messages,
     offsets,
     publishers,
@@ -30,9 +27,12 @@ from headrace.broker.handlers import (
     windows,
 )
 from headrace.broker.handlers.repeated import repeat_answer
-from headrace.broker.repeated_poll import answer_at_once
-from headrace.broker.sessions import Session
-from headrace.broker.status import status_of
+from headrace.broker.poll.repeated_poll import answer_at_once
+from headrace.broker.sessions import audit
+from headrace.broker.sessions.authorization import authorize
+from headrace.broker.sessions.request_dedup import REQUEST, Applying, Request
+from headrace.broker.sessions.sessions import Session
+from headrace.broker.sessions.status import status_of
 from headrace.broker.traces import TRACED, traced
 from headrace.errors import (
     HeadraceError,
@@ -54,8 +54,8 @@ from headrace.wire.iggy.messages.messages import (
     SendMessages,
     decode_send,
 )
-from headrace.wire.iggy.vsr import READ, REGISTER, Head
-from headrace.wire.iggy.vsr_batch import identity_of_send
+from headrace.wire.iggy.vsr.batch import identity_of_send
+from headrace.wire.iggy.vsr.frames import READ, REGISTER, Head
 
 log = get_logger(__name__)
 
@@ -118,13 +118,13 @@ HANDLERS: dict[c.AnyCommand, Handler] = {
     c.CREATE_PARTITIONS: topics.create_partitions,
     c.DELETE_PARTITIONS: topics.delete_partitions,
     c.DELETE_SEGMENTS: topics.delete_segments,
-    c.GET_CONSUMER_GROUP: groups.get_group,
-    c.GET_CONSUMER_GROUPS: groups.get_groups,
-    c.CREATE_CONSUMER_GROUP: groups.create_group,
-    c.DELETE_CONSUMER_GROUP: groups.delete_group,
-    c.JOIN_CONSUMER_GROUP: groups.join_group,
-    c.LEAVE_CONSUMER_GROUP: groups.leave_group,
-    c.SYNC_CONSUMER_GROUP: groups.sync_group,
+    c.GET_CONSUMER_GROUP: consumers.get_group,
+    c.GET_CONSUMER_GROUPS: consumers.get_groups,
+    c.CREATE_CONSUMER_GROUP: consumers.create_group,
+    c.DELETE_CONSUMER_GROUP: consumers.delete_group,
+    c.JOIN_CONSUMER_GROUP: consumers.join_group,
+    c.LEAVE_CONSUMER_GROUP: consumers.leave_group,
+    c.SYNC_CONSUMER_GROUP: consumers.sync_group,
     c.HELLO: extensions.hello,
     c.OPEN_PUBLISHER: publishers.open_publisher,
     c.STAGE: publishers.stage,

@@ -13,14 +13,12 @@ import asyncio
 from collections.abc import Callable
 
 from headrace.broker.core import Broker, Identity, ProcessFigures
-from headrace.broker.door import Door
-from headrace.broker.roster import LEADER_LEASE, Place, stay_listed
-from headrace.broker.snapshot import Diagnostics
-from headrace.broker.term import RootCredentials, Setup, Term
-from headrace.broker.transports import Encryption
-from headrace.client.leadership import HolderFile
-from headrace.client.sbp import SbpClient
-from headrace.client.tasks import TaskSet
+from headrace.broker.term.broker_registry import LEADER_LEASE, Place, stay_listed
+from headrace.broker.term.snapshot import Diagnostics
+from headrace.broker.term.standby_listener import Door
+from headrace.broker.term.term import RootCredentials, Setup, Term
+from headrace.broker.term.transports import Encryption
+from headrace.concurrency.tasks import TaskSet
 from headrace.config.broker import BrokerSettings
 from headrace.errors import (
     ConfigError,
@@ -32,6 +30,8 @@ from headrace.errors import (
 from headrace.net.addresses import advertised, format_address, parse_address
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Runtime
+from headrace.sbp_client.client import SbpClient
+from headrace.sbp_client.leadership import HolderFile
 from headrace.wire.sbp.messages import LeaseResponse
 
 __all__ = ["BrokerService", "RootCredentials"]

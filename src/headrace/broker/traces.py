@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from headrace.broker.core import Broker
-from headrace.broker.sessions import Session
+from headrace.broker.sessions.sessions import Session
 from headrace.errors import HeadraceError
 from headrace.observability import tracing
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.batch import user_headers_at
 from headrace.wire.iggy.messages import messages as m
-from headrace.wire.iggy.userheaders import decode_headers
+from headrace.wire.iggy.user_headers import decode_headers
 
 _TRACEPARENT = tracing.TRACEPARENT.encode()
 

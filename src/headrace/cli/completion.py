@@ -68,22 +68,22 @@ def _from_broker(
 ) -> list[str]:
     import asyncio
 
-    from headrace.cli import broker
+    from headrace.cli import connection
 
-    target, tls = broker.resolve({name: ctx.params.get(name) for name in broker.OPTIONS})
+    target, tls = connection.resolve({name: ctx.params.get(name) for name in connection.OPTIONS})
 
     async def in_time(client: IggyClient) -> list[str]:
         async with asyncio.timeout(SECONDS):
             return await names(client)
 
     with _chosen(target=target, tls=tls):
-        return broker.with_broker(in_time)
+        return connection.with_broker(in_time)
 
 
 @contextmanager
 def _chosen(*, target: Any, tls: Any) -> Iterator[None]:
     """What the options before the cursor say, for as long as names are looked up."""
-    from headrace.cli.broker import TARGET
+    from headrace.cli.connection import TARGET
     from headrace.cli.options import TLS
 
     chosen = TLS.set(tls), TARGET.set(TARGET.get() if target is None else target)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli import completion
-from headrace.cli.broker import client_tls, resolve
+from headrace.cli.connection import client_tls, resolve
 from headrace.cli.options import (
     HTTP,
     PASSWORD,

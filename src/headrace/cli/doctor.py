@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.broker import TARGET, connects
+from headrace.cli.connection import TARGET, connects
 from headrace.cli.options import AsJson
 from headrace.cli.output import print_json
 from headrace.observability.escaping import escape
@@ -113,7 +113,7 @@ def check_versions() -> Iterator[Finding]:
 
 def check_java() -> Iterator[Finding]:
     from headrace.errors import ConfigError
-    from headrace.spark.java import java_home, java_version
+    from headrace.spark.session.java import java_home, java_version
 
     try:
         home = java_home()
@@ -215,7 +215,7 @@ def check_server() -> Iterator[Finding]:
 def _ask_server(address: str) -> Iterator[Finding]:
     import time
 
-    from headrace.cli.broker import with_broker
+    from headrace.cli.connection import with_broker
     from headrace.client.iggy import IggyClient
     from headrace.wire.iggy import commands as c
     from headrace.wire.iggy.messages.system import Stats
@@ -258,7 +258,7 @@ def check_cluster(data_dir: str) -> Iterator[Finding]:
 
     if not Path(data_dir).is_dir():
         return
-    from headrace.cli.cluster_status import look
+    from headrace.cli.cluster.cluster_status import look
 
     try:
         found = look(data_dir, None, "")

@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 from headrace.cli import plain_values
-from headrace.cli.table import COMMANDS, SECTIONS
+from headrace.cli.command_table import COMMANDS, SECTIONS
 
 HELP_COLUMNS_MAX = 100
 

@@ -26,17 +26,12 @@ from headrace.wire.iggy.columns import (
     keys,
     message_headers,
 )
-from headrace.wire.iggy.userheaders import (
-    KEY_PREFIX_BYTES,
-    UserHeader,
-    encode_headers,
-    split_key,
-)
+from headrace.wire.iggy.user_headers import KEY_PREFIX_BYTES, UserHeader, encode_headers, split_key
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headrace.client.areas import Area
+    from headrace.client.raw_messages import Area
     from headrace.wire.iggy.batch import Positions, Records
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")

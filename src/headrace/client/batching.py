@@ -20,7 +20,7 @@ from typing import Any, Self
 import xxhash
 
 from headrace.client.records import HeaderValue, Key, Payload, Receipt, Record
-from headrace.client.tasks import TaskSet
+from headrace.concurrency.tasks import TaskSet
 from headrace.errors import HeadraceError, InvalidArgumentError, UnavailableError
 from headrace.runtime.interfaces import Clock
 from headrace.wire.iggy.messages.messages import Message as WireMessage

@@ -29,9 +29,9 @@ from headrace.client.schema import COLUMNS
 from headrace.client.session import RETRY_SECONDS, TAIL_MESSAGES, Client
 from headrace.client.url import ServerUrl
 from headrace.client.views import StreamInfo, Table, TopicInfo, Watermark
+from headrace.concurrency.loop_thread import LoopThread
 from headrace.errors import UnavailableError
 from headrace.runtime.system import system_runtime
-from headrace.runtime.system_loop import LoopThread
 
 if TYPE_CHECKING:
     import pyarrow as pa

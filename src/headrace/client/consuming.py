@@ -12,10 +12,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from headrace.client.link import Link
+from headrace.client.connection import Link
 from headrace.client.positions import Position, resolve
 from headrace.client.records import Message, MessageBatch, parts_of
-from headrace.client.topic_reading import Span, TopicReading
+from headrace.client.topic_reader import Span, TopicReading
 from headrace.errors import AlreadyExistsError, HeadraceError, NotFoundError
 from headrace.wire.iggy.primitives import Consumer as Reader
 

@@ -26,17 +26,16 @@ from headrace.net.grants import grant_bytes, is_grant
 from headrace.net.tls import ClientTls, secure
 from headrace.runtime.interfaces import Buffer, Connection, Runtime
 from headrace.wire.iggy import commands as c
-from headrace.wire.iggy import vsr
-from headrace.wire.iggy.commands import Command, Encodable
-from headrace.wire.iggy.dialects import Dialect
-from headrace.wire.iggy.errors import IggyError, Status
-from headrace.wire.iggy.frames import (
+from headrace.wire.iggy.classic_frames import (
     RESPONSE_BYTES_MAX,
     ResponseDecoder,
     ResponseFrame,
     encode_request,
 )
-from headrace.wire.iggy.messages import groups, offsets, streams, system, topics, users
+from headrace.wire.iggy.commands import Command, Encodable
+from headrace.wire.iggy.dialects import Dialect
+from headrace.wire.iggy.errors import IggyError, Status
+from headrace.wire.iggy.messages import consumers, offsets, streams, system, topics, users
 from headrace.wire.iggy.messages.extensions import (
     CloseWindow,
     ListWindows,
@@ -69,7 +68,8 @@ from headrace.wire.iggy.messages.system import Empty
 from headrace.wire.iggy.messages.topics import SERVER_DEFAULT, Compression
 from headrace.wire.iggy.messages.users import Permissions, UserStatus
 from headrace.wire.iggy.primitives import Consumer, Identifier, Partitioning, Strategy
-from headrace.wire.iggy.vsr_client import Conversation, VsrReplyDecoder
+from headrace.wire.iggy.vsr import frames as vsr
+from headrace.wire.iggy.vsr.client import Conversation, VsrReplyDecoder
 
 Q = TypeVar("Q", bound=Encodable)
 R = TypeVar("R")
@@ -494,25 +494,27 @@ class IggyClient:
 
     async def get_group(
         self, stream: Identifier, topic: Identifier, group: Identifier
-    ) -> groups.GroupDetails | None:
-        return await self.call(c.GET_CONSUMER_GROUP, groups.GetGroup(stream, topic, group))
+    ) -> consumers.GroupDetails | None:
+        return await self.call(c.GET_CONSUMER_GROUP, consumers.GetGroup(stream, topic, group))
 
-    async def get_groups(self, stream: Identifier, topic: Identifier) -> tuple[groups.Group, ...]:
-        return (await self.call(c.GET_CONSUMER_GROUPS, groups.GetGroups(stream, topic))).groups
+    async def get_groups(
+        self, stream: Identifier, topic: Identifier
+    ) -> tuple[consumers.Group, ...]:
+        return (await self.call(c.GET_CONSUMER_GROUPS, consumers.GetGroups(stream, topic))).groups
 
     async def create_group(
         self, stream: Identifier, topic: Identifier, name: str
-    ) -> groups.GroupDetails:
-        return await self.call(c.CREATE_CONSUMER_GROUP, groups.CreateGroup(stream, topic, name))
+    ) -> consumers.GroupDetails:
+        return await self.call(c.CREATE_CONSUMER_GROUP, consumers.CreateGroup(stream, topic, name))
 
     async def delete_group(self, stream: Identifier, topic: Identifier, group: Identifier) -> None:
-        await self.call(c.DELETE_CONSUMER_GROUP, groups.DeleteGroup(stream, topic, group))
+        await self.call(c.DELETE_CONSUMER_GROUP, consumers.DeleteGroup(stream, topic, group))
 
     async def join_group(self, stream: Identifier, topic: Identifier, group: Identifier) -> None:
-        await self.call(c.JOIN_CONSUMER_GROUP, groups.JoinGroup(stream, topic, group))
+        await self.call(c.JOIN_CONSUMER_GROUP, consumers.JoinGroup(stream, topic, group))
 
     async def leave_group(self, stream: Identifier, topic: Identifier, group: Identifier) -> None:
-        await self.call(c.LEAVE_CONSUMER_GROUP, groups.LeaveGroup(stream, topic, group))
+        await self.call(c.LEAVE_CONSUMER_GROUP, consumers.LeaveGroup(stream, topic, group))
 
     # --- Headrace's extensions --------------------------------------------------------------------
 

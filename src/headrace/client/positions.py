@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeAlias
 
-from headrace.client.topic_reading import Span, TopicReading
+from headrace.client.topic_reader import Span, TopicReading
 from headrace.errors import InvalidArgumentError, NotFoundError
 
 Position: TypeAlias = int | str | datetime | Mapping[int, int]

@@ -10,11 +10,11 @@ from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
-from headrace.client.areas import Area, cut
+from headrace.client.raw_messages import Area, cut
 from headrace.client.schema import COLUMNS
 from headrace.errors import InvalidArgumentError
 from headrace.wire.iggy.messages import messages as wire
-from headrace.wire.iggy.userheaders import UserHeader, encode_headers, key_header, split_key
+from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header, split_key
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from headrace.wire.iggy.batch import PAYLOAD_BYTES_MAX
 from headrace.wire.iggy.errors import IggyError, Status, error_of, name_of
 from headrace.wire.iggy.primitives import Consumer, ConsumerKind, Partitioning, PartitioningKind
-from headrace.wire.iggy.userheaders import USER_HEADERS_BYTES_MAX
+from headrace.wire.iggy.user_headers import USER_HEADERS_BYTES_MAX
 
 _A_TOPIC = "the topic"
 

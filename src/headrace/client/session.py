@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Self
 
 from headrace.client import batching
 from headrace.client.batching import Producer, home_of, receipt_of
+from headrace.client.connection import Link, Sender
 from headrace.client.consuming import GroupConsumer
-from headrace.client.link import Link, Sender
 from headrace.client.positions import Position, chosen, resolve
 from headrace.client.records import (
     HeaderValue,
@@ -35,7 +35,7 @@ from headrace.client.records import (
     parts_of,
 )
 from headrace.client.schema import COLUMNS
-from headrace.client.topic_reading import TopicReading
+from headrace.client.topic_reader import TopicReading
 from headrace.client.url import ServerUrl
 from headrace.client.views import (
     StreamInfo,

@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from headrace.client.areas import Area, unpack
-from headrace.client.placement_links import PlacementLinks
-from headrace.client.sbp import Fetched, SbpClient, Want
+from headrace.client.raw_messages import Area, unpack
 from headrace.errors import HeadraceError, NotFoundError, OffsetOverflowError
 from headrace.net.addresses import parse_address
 from headrace.net.sbp_channel import Channel, TcpChannel
 from headrace.net.tls import ClientTls
 from headrace.runtime.interfaces import Runtime
+from headrace.sbp_client.client import Fetched, SbpClient, Want
+from headrace.sbp_client.placement_links import PlacementLinks
 from headrace.wire.sbp.messages import ClientRole
 
 if TYPE_CHECKING:
-    from headrace.client.channels import Connect
+    from headrace.sbp_client.channels import Connect
 
 FETCH_BYTES_MAX = 8 << 20  # per request; a frame has at most 16 MiB
 Key: TypeAlias = tuple[str, int]

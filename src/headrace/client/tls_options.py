@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from headrace.errors import ConfigError
 from headrace.net.tls import ClientTls
-from headrace.runtime.system_tls import client_context_of
+from headrace.runtime.system.tls import client_context_of
 
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off", "")

@@ -17,9 +17,9 @@ from headrace.config.controller import ControllerSettings
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.observability import ObservabilitySettings
 from headrace.config.placement import PlacementSettings
+from headrace.config.process import TlsSettings
 from headrace.config.quic import QuicSettings
 from headrace.config.storage import StorageSettings
-from headrace.config.tls import TlsSettings
 from headrace.errors import ConfigError
 
 Port = Annotated[int, Meta(ge=0, le=65535)]

@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.datanode import fetching
-from headrace.datanode.append_calls import append
+from headrace.datanode import fetch as fetching
+from headrace.datanode.append.append_calls import append
 from headrace.errors import HeadraceError, TooLargeError
 from headrace.net.sbp_server import Handler, Payload, Peer, Reply
 from headrace.observability import tracing
-from headrace.storage.model import RangeKey
-from headrace.storage.rangelog import RangeLog
+from headrace.storage.layout import RangeKey
+from headrace.storage.range.log import RangeLog
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import status_of
 from headrace.wire.sbp.messages import OK

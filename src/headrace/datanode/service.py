@@ -11,32 +11,30 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from headrace.client.channels import Connect, tcp_connect
-from headrace.client.placement_links import PlacementLinks
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.storage import StorageSettings
-from headrace.datanode.contact import Contact
-from headrace.datanode.copying import Copier, Peers
-from headrace.datanode.earlier import EarlierRanges
-from headrace.datanode.fences import FenceFile, Fences
-from headrace.datanode.handlers import handlers
-from headrace.datanode.identity import (
+from headrace.datanode.append.disk_share import PlainShare
+from headrace.datanode.append.earlier import EarlierRanges
+from headrace.datanode.append.in_process import Local
+from headrace.datanode.append.tables import Tables
+from headrace.datanode.control.fences import FenceFile, Fences
+from headrace.datanode.control.identity import (
     Identity,
     load_identity,
     load_interrupted,
     save_identity,
     save_interrupted,
 )
+from headrace.datanode.control.placement_contact import Contact
+from headrace.datanode.control.quarantine import MetadataSeen, Quarantine
+from headrace.datanode.control.ranges import Ranges
+from headrace.datanode.handlers import handlers
 from headrace.datanode.io_figures import IoFigures, metered
-from headrace.datanode.leading import Leading
-from headrace.datanode.local import Local
 from headrace.datanode.metrics import Counters, Load
-from headrace.datanode.plain_share import PlainShare
-from headrace.datanode.quarantine import MetadataSeen, Quarantine
-from headrace.datanode.ranges import Ranges
-from headrace.datanode.repairing import Repairer
+from headrace.datanode.replication.copying import Copier, Peers
+from headrace.datanode.replication.leader import Leading
+from headrace.datanode.replication.repairing import Repairer
 from headrace.datanode.state import NodeState
-from headrace.datanode.tables import Tables
 from headrace.errors import (
     DiskFullError,
     HeadraceError,
@@ -50,8 +48,10 @@ from headrace.net.sbp_channel import Channel, InProcessChannel
 from headrace.net.sbp_server import Peer, Routes, SbpServer, ServerLimits, build_routes
 from headrace.net.tls import TlsAcceptor
 from headrace.runtime.interfaces import Executor, Runtime
-from headrace.storage.model import RangeKey
-from headrace.storage.rangelog import RangeLog
+from headrace.sbp_client.channels import Connect, tcp_connect
+from headrace.sbp_client.placement_links import PlacementLinks
+from headrace.storage.layout import RangeKey
+from headrace.storage.range.log import RangeLog
 from headrace.storage.store import LogStore
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import AlreadyDurableError, AppendGapError, AppendPendingError

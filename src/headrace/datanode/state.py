@@ -23,7 +23,7 @@ from headrace.errors import (
     UnavailableError,
     UnexpectedOffsetError,
 )
-from headrace.storage.model import RangeKey
+from headrace.storage.layout import RangeKey
 from headrace.wire.sbp.errors import AppendGapError, AppendPendingError, NotPrimaryError
 from headrace.wire.sbp.messages import Range
 

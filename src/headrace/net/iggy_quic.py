@@ -31,8 +31,7 @@ from headrace.net.quic import QuicEndpoint, QuicLimits, QuicLink
 from headrace.net.slots import pick
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer, Runtime
-from headrace.wire.iggy.errors import Status, status_of
-from headrace.wire.iggy.frames import (
+from headrace.wire.iggy.classic_frames import (
     BadLength,
     OtherFraming,
     RequestEvent,
@@ -40,8 +39,9 @@ from headrace.wire.iggy.frames import (
     TooLarge,
     encode_answer,
 )
+from headrace.wire.iggy.errors import Status, status_of
 from headrace.wire.iggy.request_stream import RequestStream
-from headrace.wire.iggy.vsr import Head
+from headrace.wire.iggy.vsr.frames import Head
 
 log = get_logger(__name__)
 

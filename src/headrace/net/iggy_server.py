@@ -23,14 +23,13 @@ from typing import Generic, TypeAlias, TypeVar
 
 from headrace.errors import HeadraceError, RemoteProtocolError, UnavailableError
 from headrace.net.addresses import format_address
+from headrace.net.admission import Held, HeldBytes, Phase
 from headrace.net.fairness import REQUESTS_MAX, SECONDS_MAX, WAITED_SECONDS, Fairness
-from headrace.net.held_bytes import Held, HeldBytes, Phase
 from headrace.net.slots import NowAndThen, pick
 from headrace.net.tls import TlsAcceptor
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer, Connection, DirectConnection, Listener, Runtime
-from headrace.wire.iggy.errors import Status, status_of
-from headrace.wire.iggy.frames import (
+from headrace.wire.iggy.classic_frames import (
     CODE_BYTES,
     FRAME_BYTES_MAX,
     HEAD_BYTES,
@@ -43,10 +42,11 @@ from headrace.wire.iggy.frames import (
     decode_head,
     encode_answer,
 )
+from headrace.wire.iggy.errors import Status, status_of
 from headrace.wire.iggy.request_stream import FramePool, RequestStream
-from headrace.wire.iggy.vsr import HEADER_BYTES as VSR_HEADER_BYTES
-from headrace.wire.iggy.vsr import Head, decode_header, is_read
-from headrace.wire.iggy.vsr import frame_bytes as vsr_frame_bytes
+from headrace.wire.iggy.vsr.frames import HEADER_BYTES as VSR_HEADER_BYTES
+from headrace.wire.iggy.vsr.frames import Head, decode_header, is_read
+from headrace.wire.iggy.vsr.frames import frame_bytes as vsr_frame_bytes
 
 log = get_logger(__name__)
 

@@ -37,9 +37,9 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.net.addresses import format_address
+from headrace.net.admission import Held, HeldBytes, Phase
 from headrace.net.fairness import REQUESTS_MAX, WAITED_SECONDS, Fairness
 from headrace.net.flow import Gate
-from headrace.net.held_bytes import Held, HeldBytes, Phase
 from headrace.net.sbp_routes import (
     READS,
     Handler,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.ids import WindowId
 from headrace.observability import tracing
-from headrace.pipeline.reports import BatchReport, positions
+from headrace.pipeline.container.reports import BatchReport, positions
 from headrace.pipeline.windows import NO_WINDOW, format_window
 
 if TYPE_CHECKING:
-    from headrace.pipeline.state import Application
+    from headrace.pipeline.controller.application.application import Application
 
 _NS = 1_000_000  # in a millisecond
 

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from headrace.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from headrace.placement.changes import Changes
-from headrace.placement.node_calls import NodeCalls
-from headrace.placement.records import (
+from headrace.placement.metadata.records import (
     CounterRecord,
     LeaseRecord,
     Operation,
@@ -25,6 +24,7 @@ from headrace.placement.records import (
     Remove,
     StreamRecord,
 )
+from headrace.placement.node_calls import NodeCalls
 from headrace.placement.state import PlacementState
 from headrace.wire.sbp import messages as m
 

@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Iterable
 
 from headrace.errors import HeadraceError, InvalidArgumentError, UnavailableError
-from headrace.placement.ledger import Ledger
+from headrace.placement.metadata.records import Operations, RangeRecord, StreamRecord
+from headrace.placement.metadata.transactions import Ledger
 from headrace.placement.node_calls import NodeCalls
-from headrace.placement.records import Operations, RangeRecord, StreamRecord
+from headrace.placement.node_notices import Telling
 from headrace.placement.sealing import Sealing
-from headrace.placement.telling import Telling
 from headrace.wire.sbp import messages as m
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from headrace.placement.healing import wanted_copies, whole_copies
-from headrace.placement.records import RangeRecord
+from headrace.placement.metadata.records import RangeRecord
 from headrace.placement.state import PlacementState
 from headrace.wire.sbp import messages as m
 

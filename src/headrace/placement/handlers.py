@@ -22,7 +22,7 @@ from headrace.errors import (
 )
 from headrace.net.sbp_server import Handler, Payload, Peer, Reply
 from headrace.placement.description import describe
-from headrace.placement.records import RangeRecord, StreamRecord
+from headrace.placement.metadata.records import RangeRecord, StreamRecord
 from headrace.placement.state import OWNED_PREFIXES
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import status_of

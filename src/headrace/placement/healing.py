@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
-from headrace.placement.records import RangeRecord
+from headrace.placement.metadata.records import RangeRecord
 from headrace.placement.state import PlacementState, ack_quorum, held_end
 
 

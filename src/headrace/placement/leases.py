@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.errors import InvalidArgumentError
-from headrace.placement.records import LeaseRecord, Operation, Put
+from headrace.placement.metadata.records import LeaseRecord, Operation, Put
 
 DURATION_MS_MAX = 3_600_000
 NAME_CHARACTERS_MAX = 255

@@ -12,7 +12,7 @@ import msgspec
 from headrace.errors import HeadraceError
 from headrace.placement import healing
 from headrace.placement.changes import Changes
-from headrace.placement.records import Put, RangeRecord
+from headrace.placement.metadata.records import Put, RangeRecord
 
 SEALS_PER_ROUND = 32
 JOINS_PER_ROUND = 64

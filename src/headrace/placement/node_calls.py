@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from headrace.client.channels import Connect, Links
 from headrace.errors import DeadlineError, HeadraceError, RemoteProtocolError
+from headrace.sbp_client.channels import Connect, Links
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import error_of, is_success, raise_for_status
 from headrace.wire.sbp.opcodes import Code

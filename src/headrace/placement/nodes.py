@@ -19,7 +19,7 @@ from math import inf
 from msgspec.structs import replace
 
 from headrace.errors import AlreadyExistsError, NotEnoughNodesError
-from headrace.placement.records import NodeRecord, Operation, Put
+from headrace.placement.metadata.records import NodeRecord, Operation, Put
 from headrace.wire.sbp.messages import ReportMetricsRequest
 
 _MB = 1 << 20

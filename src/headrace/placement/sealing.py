@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from headrace.client.tasks import TaskSet
+from headrace.concurrency.tasks import TaskSet
 from headrace.errors import (
     DeadlineError,
     HeadraceError,
@@ -28,11 +28,11 @@ from headrace.errors import (
     StorageError,
     UnavailableError,
 )
-from headrace.placement.ledger import Ledger
+from headrace.placement.metadata.records import RangeRecord
+from headrace.placement.metadata.transactions import Ledger
 from headrace.placement.node_calls import NodeCalls
-from headrace.placement.records import RangeRecord
+from headrace.placement.node_notices import Telling, producers_below
 from headrace.placement.state import Seal, Writable, ack_quorum, held_end, sealed_end
-from headrace.placement.telling import Telling, producers_below
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import SealUnansweredError
 

@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from headrace.client.channels import Connect
-from headrace.client.tasks import TaskSet
+from headrace.concurrency.tasks import TaskSet
 from headrace.config.placement import PlacementSettings
 from headrace.errors import (
     HeadraceError,
@@ -25,16 +24,17 @@ from headrace.net.tls import TlsAcceptor
 from headrace.placement.adopting import Adoption
 from headrace.placement.changes import Changes
 from headrace.placement.description import count_ranges, metrics_of
-from headrace.placement.election import Election
 from headrace.placement.handlers import handlers
-from headrace.placement.ledger import KeyedMutex, Ledger
 from headrace.placement.mending import Mending
+from headrace.placement.metadata.election import Election
+from headrace.placement.metadata.records import StreamRecord
+from headrace.placement.metadata.store import Store
+from headrace.placement.metadata.transactions import KeyedMutex, Ledger
 from headrace.placement.node_calls import NodeCalls
 from headrace.placement.nodes import Liveness, Nodes
-from headrace.placement.records import StreamRecord
 from headrace.placement.state import Counter, PlacementState
-from headrace.placement.store import Store
 from headrace.runtime.interfaces import Runtime
+from headrace.sbp_client.channels import Connect
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import OutdatedMetadataError
 from headrace.wire.sbp.messages import OK

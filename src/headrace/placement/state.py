@@ -25,8 +25,7 @@ from headrace.errors import (
     RangeNotFoundError,
 )
 from headrace.placement.leases import Leases
-from headrace.placement.nodes import Nodes
-from headrace.placement.records import (
+from headrace.placement.metadata.records import (
     CounterRecord,
     LeaseRecord,
     NodeRecord,
@@ -38,6 +37,7 @@ from headrace.placement.records import (
     Remove,
     StreamRecord,
 )
+from headrace.placement.nodes import Nodes
 from headrace.wire.sbp.messages import Stream
 
 OWNED_PREFIXES = ("p/", "s/")

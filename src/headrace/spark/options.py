@@ -28,8 +28,8 @@ from headrace.spark.formats.options import (
     parse_format,
     parse_value_schema,
 )
-from headrace.spark.losses import OnDataLoss
-from headrace.spark.positions import Position, Topics, parse_position, parse_topics
+from headrace.spark.source.losses import OnDataLoss
+from headrace.spark.source.positions import Position, Topics, parse_position, parse_topics
 
 ReadFrom = Literal["auto", "data-nodes", "broker"]
 ColumnStyle = Literal["headrace", "kafka"]

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from headrace.client.retrying import TRANSIENT, retry
 from headrace.client.tls_options import TlsOptions
+from headrace.concurrency.retrying import TRANSIENT, retry
 from headrace.errors import (
     AlreadyExistsError,
     NotFoundError,
@@ -23,11 +23,11 @@ from headrace.errors import (
 from headrace.net.addresses import parse_address
 from headrace.runtime.interfaces import Runtime
 from headrace.spark.options import Credentials, Target
-from headrace.spark.reading import Reading
+from headrace.spark.source.reading import Reading
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
-    from headrace.spark.windows import Window
+    from headrace.spark.sink.windows import Window
     from headrace.wire.iggy.batch import Positions
     from headrace.wire.iggy.messages.extensions import PublisherOpened, StagedSpan
     from headrace.wire.iggy.messages.messages import SendMessages

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from headrace.client.tls_options import TlsOptions
 from headrace.errors import DeadlineError
 from headrace.runtime.system import new_event_loop, system_runtime
-from headrace.runtime.system_memory import keep_freed_memory
+from headrace.runtime.system.memory import keep_freed_memory
 from headrace.spark.options import Credentials, Target
 from headrace.spark.remote import Remote
 

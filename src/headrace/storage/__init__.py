@@ -1,8 +1,8 @@
 """The log on a data node's disk: segments, index, recovery, group commit."""
 
 from headrace.config.storage import StorageSettings
-from headrace.storage.model import CorruptSpan, RangeKey, RangeState, SegmentInfo
-from headrace.storage.rangelog import RangeLog
+from headrace.storage.layout import CorruptSpan, RangeKey, RangeState, SegmentInfo
+from headrace.storage.range.log import RangeLog
 from headrace.storage.store import LogStore
 
 __all__ = [

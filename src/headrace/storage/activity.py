@@ -13,7 +13,7 @@ from headrace.config.storage import StorageSettings
 from headrace.wire.sbp.messages import Durability
 
 if TYPE_CHECKING:
-    from headrace.storage.writer import RangeWriter
+    from headrace.storage.range.writer import RangeWriter
 
 
 class ActiveRanges:

@@ -15,8 +15,7 @@ from headrace.errors import AlreadyExistsError, CorruptionError
 from headrace.observability.logging import get_logger
 from headrace.runtime import Disk, Executor, Lock, Random
 from headrace.storage.format import FORMAT_FILE, open_format
-from headrace.storage.metadata import RangeMetadata, encode_attachment, encode_metadata
-from headrace.storage.model import (
+from headrace.storage.layout import (
     ATTACHMENT,
     CLEAN_STOP,
     DELETED,
@@ -29,7 +28,8 @@ from headrace.storage.model import (
     range_folder,
     stream_folder,
 )
-from headrace.storage.recovery import RecoveredRange, recover_range
+from headrace.storage.range.metadata import RangeMetadata, encode_attachment, encode_metadata
+from headrace.storage.range.recovery import RecoveredRange, recover_range
 
 log = get_logger(__name__)
 

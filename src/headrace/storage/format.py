@@ -16,7 +16,7 @@ import msgspec
 
 from headrace.errors import FormatError
 from headrace.runtime import Disk, Random
-from headrace.storage.model import STREAMS
+from headrace.storage.layout import STREAMS
 
 FORMAT_VERSION = 2
 FORMAT_FILE = "format.json"

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
+from headrace.concurrency.store_tasks import TaskSet
 from headrace.config.storage import StorageSettings
 from headrace.errors import ThrottledError
 from headrace.runtime import Disk, Executor
 from headrace.storage.activity import ActiveRanges
-from headrace.storage.cache import TailCache
-from headrace.storage.committer import Committer
-from headrace.storage.files import FilePool
-from headrace.storage.journal import Journal
-from headrace.storage.pages import WrittenPages
-from headrace.storage.tasks import TaskSet
+from headrace.storage.group_commit import Committer
+from headrace.storage.journal.writer import Journal
+from headrace.storage.range.tail_cache import TailCache
+from headrace.storage.segments.open_files import FilePool
+from headrace.storage.segments.pages import WrittenPages
 from headrace.wire.sbp.messages import Durability
 
 

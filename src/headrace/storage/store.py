@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
+from headrace.concurrency.store_tasks import TaskSet
 from headrace.config.storage import StorageSettings
 from headrace.errors import (
     CorruptionError,
@@ -21,9 +22,6 @@ from headrace.errors import (
 from headrace.observability.logging import get_logger
 from headrace.runtime import Lock, Runtime
 from headrace.storage.activity import ActiveRanges
-from headrace.storage.cache import TailCache
-from headrace.storage.committer import Committer, GroupNumbers
-from headrace.storage.files import FilePool
 from headrace.storage.folder import (
     OpenedFolder,
     create_range_folder,
@@ -32,22 +30,18 @@ from headrace.storage.folder import (
     remove_range,
     remove_stream,
 )
-from headrace.storage.journal import Journal
-from headrace.storage.journal_replay import replay
-from headrace.storage.metadata import RangeMetadata
-from headrace.storage.model import (
-    CLEAN_STOP,
-    CorruptSpan,
-    RangeKey,
-    RangeState,
-    range_folder,
-)
-from headrace.storage.pages import WrittenPages
-from headrace.storage.rangelog import RangeLog
-from headrace.storage.recovery import RecoveredRange
+from headrace.storage.group_commit import Committer, GroupNumbers
+from headrace.storage.journal.replay import replay
+from headrace.storage.journal.writer import Journal
+from headrace.storage.layout import CLEAN_STOP, CorruptSpan, RangeKey, RangeState, range_folder
+from headrace.storage.range.log import RangeLog
+from headrace.storage.range.metadata import RangeMetadata
+from headrace.storage.range.recovery import RecoveredRange
+from headrace.storage.range.tail_cache import TailCache
+from headrace.storage.range.writer import RangeWriter
+from headrace.storage.segments.open_files import FilePool
+from headrace.storage.segments.pages import WrittenPages
 from headrace.storage.shared import Shared
-from headrace.storage.tasks import TaskSet
-from headrace.storage.writer import RangeWriter
 from headrace.wire.sbp.messages import Durability
 
 _log = get_logger(__name__)

@@ -13,13 +13,13 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from headrace.assembly.data_plane import DataPlane
 from headrace.client.blocking import SyncClient
 from headrace.client.sync import SyncIggyClient
 from headrace.client.url import parse_url
 from headrace.config.broker import BrokerSettings
 from headrace.config.settings import Settings
 from headrace.net.addresses import parse_address
+from headrace.process.data_plane import DataPlane
 from headrace.runtime.system import system_runtime
 
 USERNAME = PASSWORD = "iggy"

@@ -38,7 +38,7 @@ def headrace_stream(headrace_broker: LocalBroker) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def headrace_spark() -> Iterator[SparkSession]:
-    from headrace.spark.session import session
+    from headrace.spark.session.session import session
 
     started = session("headrace tests", master="local[2]")
     yield started

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 from starlette.routing import Route
 
-from headrace.web import stram_types as t
-from headrace.web.openapi_broker import BROKER_DETAILS, Detail, Parameter
-from headrace.web.packages import SubmittedPackage
-from headrace.web.pipeline_letters import LETTERS
+from headrace.web.openapi_rows import BROKER_DETAILS, Detail, Parameter
+from headrace.web.pipeline_api.letters import LETTERS
+from headrace.web.pipeline_api.packages import SubmittedPackage
 from headrace.web.pipeline_openapi import PIPELINE_DETAILS
-from headrace.web.stram import BASE
+from headrace.web.stram import types as t
+from headrace.web.stram.routes import BASE
 
 VERSION = "3.1.0"
 _PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.web import pipeline_api as p
-from headrace.web import pipeline_letters as d
-from headrace.web.openapi_broker import Detail, Parameter
-from headrace.web.problems_types import Situation
+from headrace.web.diagnosis.types import Situation
+from headrace.web.openapi_rows import Detail, Parameter
+from headrace.web.pipeline_api import api as p
+from headrace.web.pipeline_api import letters as d
 
 PIPELINE_DETAILS: Mapping[tuple[str, str], Detail] = {
     ("GET", "/api/problems"): Detail(

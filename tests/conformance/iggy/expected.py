@@ -4,7 +4,7 @@ Keys are file names without the client: `create-topic` for Python's, `node/creat
 Where clients differ, the version stands in front. SEND_MESSAGES is checked by itself.
 """
 
-from headrace.wire.iggy.messages.groups import CreateGroup, GetGroup, GetGroups, JoinGroup
+from headrace.wire.iggy.messages.consumers import CreateGroup, GetGroup, GetGroups, JoinGroup
 from headrace.wire.iggy.messages.messages import PollMessages
 from headrace.wire.iggy.messages.offsets import DeleteConsumerOffset, StoreConsumerOffset
 from headrace.wire.iggy.messages.streams import (

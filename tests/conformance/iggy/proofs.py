@@ -1,13 +1,13 @@
 """Which test proves the codec of which command; the protocol page shows it beside the command.
 
 Requests are proved by recordings where one exists, else by bytes laid out by hand; replies
-always by hand, in `tests/unit/wire_iggy/test_responses.py::test_response`.
+always by hand, in `tests/unit/wire/iggy/test_responses.py::test_response`.
 """
 
 _FRAMES = "tests/conformance/iggy/test_frames.py::"
 _BODIES = "tests/conformance/iggy/test_bodies.py::"
 _FRAMES_C = "tests/conformance/iggy/test_frames_c.py::"
-_BY_HAND = "tests/unit/wire_iggy/test_requests.py::"
+_BY_HAND = "tests/unit/wire/iggy/test_requests.py::"
 
 PROOFS: dict[str, str] = {
     "PING": f"{_FRAMES}test_body[0.8.0-ping]",

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.commands import AnyCommand
-from headrace.wire.iggy.messages.groups import DeleteGroup, LeaveGroup
+from headrace.wire.iggy.messages.consumers import DeleteGroup, LeaveGroup
 from headrace.wire.iggy.messages.messages import FlushUnsavedBuffer
 from headrace.wire.iggy.messages.users import (
     ChangePassword,

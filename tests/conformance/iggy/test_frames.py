@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from headrace.wire.iggy.classic_frames import RequestDecoder, RequestFrame, encode_request
 from headrace.wire.iggy.commands import TABLE
 from headrace.wire.iggy.detection import candidates
 from headrace.wire.iggy.dialects import CLASSIC, Dialect, of_version
-from headrace.wire.iggy.frames import RequestDecoder, RequestFrame, encode_request
 from headrace.wire.iggy.messages.messages import SendMessages, decode_messages, decode_send
 from headrace.wire.iggy.messages.users import LoginUser
 from headrace.wire.iggy.primitives import Partitioning
-from headrace.wire.iggy.userheaders import UserHeader
+from headrace.wire.iggy.user_headers import UserHeader
 from tests.conformance.iggy.expected import EXPECTED
 
 FOLDER = Path(__file__).parent / "frames"

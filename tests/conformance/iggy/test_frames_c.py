@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from headrace.wire.iggy import vsr, vsr_batch
+from headrace.wire.iggy.classic_frames import RequestFrame
 from headrace.wire.iggy.commands import TABLE
 from headrace.wire.iggy.dialects import Dialect
-from headrace.wire.iggy.frames import RequestFrame
-from headrace.wire.iggy.messages import groups, offsets, streams, system, topics, users
+from headrace.wire.iggy.messages import consumers, offsets, streams, system, topics, users
 from headrace.wire.iggy.messages.messages import (
     FlushUnsavedBuffer,
     PollMessages,
@@ -22,7 +21,9 @@ from headrace.wire.iggy.messages.system import Empty
 from headrace.wire.iggy.messages.topics import Compression, CreateTopic, UpdateTopic
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
 from headrace.wire.iggy.request_stream import RequestStream
-from headrace.wire.iggy.userheaders import HeaderKind, UserHeader
+from headrace.wire.iggy.user_headers import HeaderKind, UserHeader
+from headrace.wire.iggy.vsr import batch as vsr_batch
+from headrace.wire.iggy.vsr import frames
 from tests.conformance.iggy.test_bodies import EXPECTED as UNCHANGED
 
 FOLDER = Path(__file__).parent / "frames_c"
@@ -43,7 +44,7 @@ DURABLE = (text("consumer_offset_durability", "replicated"), text("durability", 
 PLACE = ("s1", "t1")
 EXPECTED: dict[str, object] = {
     **{name: request for name, (_, request) in UNCHANGED.items()},
-    "create-consumer-group": groups.CreateGroup(*PLACE, "g1"),
+    "create-consumer-group": consumers.CreateGroup(*PLACE, "g1"),
     "create-partitions": topics.CreatePartitions(*PLACE, 3),
     "create-personal-access-token-raw": users.CreatePersonalAccessToken("tok", 0),
     "create-stream": streams.CreateStream("s1"),
@@ -73,8 +74,8 @@ EXPECTED: dict[str, object] = {
     "flush-unsaved-buffer-raw": FlushUnsavedBuffer(*PLACE, 0),
     "get-clients-raw": Empty(),
     "get-cluster-metadata": Empty(),
-    "get-consumer-group": groups.GetGroup(*PLACE, "g1"),
-    "get-consumer-groups": groups.GetGroups(*PLACE),
+    "get-consumer-group": consumers.GetGroup(*PLACE, "g1"),
+    "get-consumer-groups": consumers.GetGroups(*PLACE),
     "get-me-raw": Empty(),
     "get-personal-access-tokens-raw": Empty(),
     "get-stats": Empty(),
@@ -84,8 +85,8 @@ EXPECTED: dict[str, object] = {
     "get-topics": topics.GetTopics("s1"),
     "get-user": users.GetUser("iggy"),
     "get-users": Empty(),
-    "join-consumer-group": groups.JoinGroup(*PLACE, "g1"),
-    "login-register": users.LoginRegister(vsr.VERSION, "rust-sdk", "0.11.0", "iggy", "iggy"),
+    "join-consumer-group": consumers.JoinGroup(*PLACE, "g1"),
+    "login-register": users.LoginRegister(frames.VERSION, "rust-sdk", "0.11.0", "iggy", "iggy"),
     "logout-user": Empty(),
     "ping": Empty(),
     "poll-messages-consumer-next-part0": PollMessages(
@@ -100,7 +101,7 @@ EXPECTED: dict[str, object] = {
     "purge-stream": streams.PurgeStream("s1"),
     "purge-topic": topics.PurgeTopic(*PLACE),
     "store-consumer-offset-part0": offsets.StoreConsumerOffset(Consumer.group("g1"), *PLACE, 0, 2),
-    "sync-consumer-group": groups.SyncGroup(*PLACE, "g1"),
+    "sync-consumer-group": consumers.SyncGroup(*PLACE, "g1"),
     "update-stream": streams.UpdateStream("s1", "s2"),
     "update-topic": UpdateTopic(*PLACE, Compression.NONE, 0, 0, 0, "t2"),
 }
@@ -110,7 +111,7 @@ def frame_bytes(name: str) -> bytes:
     return bytes.fromhex((FOLDER / f"0.9.0-{name}.hex").read_text())
 
 
-def frame_of(name: str) -> tuple[RequestFrame, vsr.Head]:
+def frame_of(name: str) -> tuple[RequestFrame, frames.Head]:
     (frame,) = RequestStream().feed(frame_bytes(name))
     assert isinstance(frame, RequestFrame)
     assert frame.head is not None
@@ -130,7 +131,7 @@ def test_frame(name: str) -> None:
     request = command.decode_request(frame.payload, Dialect.C)
     assert request == EXPECTED[name]
     pieces = command.encode_request(request, Dialect.C)
-    assert b"".join(vsr.encode_request(head, frame.code, pieces)) == frame_bytes(name)
+    assert b"".join(frames.encode_request(head, frame.code, pieces)) == frame_bytes(name)
 
 
 @pytest.mark.parametrize("name", FRAMES)
@@ -140,25 +141,27 @@ def test_header(name: str) -> None:
     assert any(head.client)
     early = name in ("login-register", "ping")
     assert head.session == (0 if early else SESSION)
-    is_read = head.operation == vsr.READ
-    assert is_read == (frame.code not in (*vsr.OPERATION_OF, 40))
-    if is_read or head.operation >= vsr.SEND:
+    is_read = head.operation == frames.READ
+    assert is_read == (frame.code not in (*frames.OPERATION_OF, 40))
+    if is_read or head.operation >= frames.SEND:
         assert not any(head.checksum)
     else:
-        assert head.checksum == vsr.body_checksum(frame.payload)
+        assert head.checksum == frames.body_checksum(frame.payload)
 
 
 def test_numbers_are_given_to_what_changes_something() -> None:
     """Reads carry the number that the next change will have."""
     changes = [frame_of(name)[1] for name in FRAMES]
-    numbers = [head.number for head in changes if head.operation not in (vsr.READ, vsr.REGISTER)]
+    numbers = [
+        head.number for head in changes if head.operation not in (frames.READ, frames.REGISTER)
+    ]
     assert sorted(set(numbers)) == sorted(numbers)
 
 
 @pytest.mark.parametrize("name", SENDS)
 def test_send(name: str) -> None:
     frame, head = frame_of(name)
-    assert head.operation == vsr.SEND
+    assert head.operation == frames.SEND
     request = SendMessages.decode(frame.payload, Dialect.C)
     assert (request.stream, request.topic) == PLACE
     assert request.partitioning == Partitioning.to_partition(0)  # the client chose it
@@ -174,7 +177,7 @@ def test_send(name: str) -> None:
     seven = UserHeader(b"a", bytes((7, 0, 0, 0)), HeaderKind.UINT32)
     assert messages[0].user_headers == ((seven,) if name.endswith("header") else ())
     pieces = request.pieces(Dialect.C)
-    assert b"".join(vsr.encode_request(head, frame.code, pieces)) == frame_bytes(name)
+    assert b"".join(frames.encode_request(head, frame.code, pieces)) == frame_bytes(name)
 
 
 def test_the_origin_of_each_message_is_its_own() -> None:

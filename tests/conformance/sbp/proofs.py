@@ -8,7 +8,7 @@ from __future__ import annotations
 
 _FLATC = "tests/conformance/sbp/test_golden.py::test_headers_written_by_flatc"
 _SERVER = "tests/unit/net/test_sbp_server.py"
-_PARTS = "tests/unit/wire_sbp/test_multipart.py"
+_PARTS = "tests/unit/wire/sbp/test_multipart.py"
 _LOG = "tests/integration/test_log.py"
 _NODE = "tests/unit/datanode"
 _META = "tests/sim/test_scenarios_metadata.py"
@@ -70,8 +70,8 @@ PROOFS: dict[str, str] = {
     "FetchResult extension": f"{_FLATC}[FetchResult]",
     "DescribeRangesRequest extension": f"{_FLATC}[DescribeRangesRequest]",
     "DescribeRangeResult extension": f"{_FLATC}[DescribeRangeResult]",
-    "record batch 0x23": "tests/unit/wire_sbp/test_records.py::test_layout",
-    "record batch index": "tests/unit/wire_sbp/test_records.py::test_index_finds_every_record",
-    "record batch 0x22": "tests/unit/wire_sbp/test_era.py::test_the_count_comes_from_the_records",
-    "status codes": "tests/unit/wire_sbp/test_errors.py::test_both_directions",
+    "record batch 0x23": "tests/unit/wire/sbp/test_records.py::test_layout",
+    "record batch index": "tests/unit/wire/sbp/test_records.py::test_index_finds_every_record",
+    "record batch 0x22": "tests/unit/wire/sbp/test_era.py::test_the_count_comes_from_the_records",
+    "status codes": "tests/unit/wire/sbp/test_errors.py::test_both_directions",
 }  # fmt: skip

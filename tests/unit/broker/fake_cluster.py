@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headrace.client.sbp import SbpClient
 from headrace.errors import (
     FencedError,
     HeadraceError,
@@ -24,6 +23,7 @@ from headrace.errors import (
 )
 from headrace.net.sbp_routes import Payload, Reply
 from headrace.runtime.interfaces import Buffer, Runtime
+from headrace.sbp_client.client import SbpClient
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import NotPrimaryError, status_of
 from headrace.wire.sbp.opcodes import Code

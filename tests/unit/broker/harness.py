@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from headrace.broker import decisions
+from headrace.broker.catalogue import decisions
+from headrace.broker.catalogue.passwords import Passwords
 from headrace.broker.core import Broker, Identity, ProcessFigures
 from headrace.broker.dispatch import Dispatcher
-from headrace.broker.passwords import Passwords
-from headrace.broker.sessions import Session
+from headrace.broker.sessions.sessions import Session
 from headrace.config.broker import BrokerSettings
 from headrace.errors import HeadraceError, NotLeaderError
 from headrace.runtime.interfaces import Clock, Runtime

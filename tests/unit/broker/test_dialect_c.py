@@ -11,7 +11,8 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from headrace.broker.applied import (
+from headrace.broker.partitions.partition import PartitionLog
+from headrace.broker.sessions.request_dedup import (
     LOGGED_NUMBERS_MAX,
     LOGGED_SESSIONS_MAX,
     NUMBERS_MAX,
@@ -21,16 +22,14 @@ from headrace.broker.applied import (
     Requests,
     session_number,
 )
-from headrace.broker.partition import PartitionLog
 from headrace.config.broker import BrokerSettings
 from headrace.errors import UnavailableError
 from headrace.wire.iggy import commands as c
-from headrace.wire.iggy import vsr
+from headrace.wire.iggy.classic_frames import RequestFrame, encode_answer
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import Status, error_of
 from headrace.wire.iggy.fields import Buffer
-from headrace.wire.iggy.frames import RequestFrame, encode_answer
-from headrace.wire.iggy.messages import groups, streams, system, topics, users
+from headrace.wire.iggy.messages import consumers, streams, system, topics, users
 from headrace.wire.iggy.messages.messages import (
     Message,
     PolledMessages,
@@ -43,8 +42,9 @@ from headrace.wire.iggy.messages.system import Empty
 from headrace.wire.iggy.messages.topics import Compression, CreateTopic, UpdateTopic
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
 from headrace.wire.iggy.request_stream import RequestStream
-from headrace.wire.iggy.userheaders import HeaderKind, UserHeader
-from headrace.wire.iggy.vsr_client import Conversation
+from headrace.wire.iggy.user_headers import HeaderKind, UserHeader
+from headrace.wire.iggy.vsr import frames as vsr
+from headrace.wire.iggy.vsr.client import Conversation
 from headrace.wire.sbp.messages import Durability
 from tests.unit.broker.fake_cluster import FakeCluster
 from tests.unit.broker.harness import QUICK, Harness, code_of, opened
@@ -373,7 +373,7 @@ async def test_answers_after_a_restart_show_what_was_made(snapshot: bool) -> Non
     calls: list[tuple[c.AnyCommand, c.Encodable]] = [
         (c.CREATE_STREAM, streams.CreateStream("s")),
         (c.CREATE_TOPIC, topic("t", 3)),
-        (c.CREATE_CONSUMER_GROUP, groups.CreateGroup("s", "t", "g")),
+        (c.CREATE_CONSUMER_GROUP, consumers.CreateGroup("s", "t", "g")),
         (c.CREATE_USER, users.CreateUser("alice", "secret")),
         (c.DELETE_PARTITIONS, topics.DeletePartitions("s", "t", 1)),
     ]
@@ -430,8 +430,8 @@ async def test_joining_again_means_the_new_connection() -> None:
     async with opened() as harness:
         peer = await logged_in(harness)
         await topic_of(peer, 2)
-        await peer.call(c.CREATE_CONSUMER_GROUP, groups.CreateGroup("s", "t", "g"))
-        join = groups.JoinGroup("s", "t", "g")
+        await peer.call(c.CREATE_CONSUMER_GROUP, consumers.CreateGroup("s", "t", "g"))
+        join = consumers.JoinGroup("s", "t", "g")
         await peer.call(c.JOIN_CONSUMER_GROUP, join)
         frame = peer.talk.again()
         harness.disconnect(peer.connection)
@@ -448,12 +448,12 @@ async def test_members_ask_for_their_part() -> None:
     async with opened() as harness:
         first, second = await logged_in(harness), await logged_in(harness, BOB)
         await topic_of(first, 3)
-        await first.call(c.CREATE_CONSUMER_GROUP, groups.CreateGroup("s", "t", "g"))
-        sync = groups.SyncGroup("s", "t", "g")
+        await first.call(c.CREATE_CONSUMER_GROUP, consumers.CreateGroup("s", "t", "g"))
+        sync = consumers.SyncGroup("s", "t", "g")
         missing = Status.CONSUMER_GROUP_MEMBER_NOT_FOUND
         assert await code_of(first.call(c.SYNC_CONSUMER_GROUP, sync)) == missing
         for peer in (first, second):
-            await peer.call(c.JOIN_CONSUMER_GROUP, groups.JoinGroup("s", "t", "g"))
+            await peer.call(c.JOIN_CONSUMER_GROUP, consumers.JoinGroup("s", "t", "g"))
         one = await first.call(c.SYNC_CONSUMER_GROUP, sync)
         two = await second.call(c.SYNC_CONSUMER_GROUP, sync)
         assert (one.partitions, two.partitions) == ((0, 2), (1,))
@@ -465,7 +465,7 @@ async def test_members_ask_for_their_part() -> None:
         assert (await first.call(c.POLL_MESSAGES, poll(2))).count == 0
         refused = await code_of(first.call(c.POLL_MESSAGES, poll(1)))
         assert refused == Status.CONSUMER_GROUP_PARTITION_NOT_OWNED
-        await second.call(c.LEAVE_CONSUMER_GROUP, groups.LeaveGroup("s", "t", "g"))
+        await second.call(c.LEAVE_CONSUMER_GROUP, consumers.LeaveGroup("s", "t", "g"))
         later = await first.call(c.SYNC_CONSUMER_GROUP, sync)
         assert (later.partitions, later.generation > one.generation) == ((0, 1, 2), True)
 
@@ -474,7 +474,7 @@ async def test_what_only_dialect_c_has_needs_rights_too() -> None:
     async with opened() as harness:
         peer = await logged_in(harness)
         await topic_of(peer)
-        await peer.call(c.CREATE_CONSUMER_GROUP, groups.CreateGroup("s", "t", "g"))
+        await peer.call(c.CREATE_CONSUMER_GROUP, consumers.CreateGroup("s", "t", "g"))
         await peer.call(c.CREATE_USER, users.CreateUser("ann", "secret"))
         ann = Peer(harness, Conversation(BOB))
         describe = system.DescribeOptions(system.OptionScope.TOPIC)
@@ -482,7 +482,7 @@ async def test_what_only_dialect_c_has_needs_rights_too() -> None:
         login = users.LoginRegister(vsr.VERSION, "sdk", "1", "ann", "secret")
         ann.talk.on_registered((await ann.call(c.LOGIN_REGISTER, login)).session)
         assert (await ann.call(c.DESCRIBE_OPTIONS, describe)).options
-        sync = groups.SyncGroup("s", "t", "g")
+        sync = consumers.SyncGroup("s", "t", "g")
         assert await code_of(ann.call(c.SYNC_CONSUMER_GROUP, sync)) == Status.UNAUTHORIZED
 
 
@@ -598,8 +598,8 @@ async def test_only_members_of_groups_go_stale() -> None:
     async with opened(settings=settings) as harness:
         idle, member = await logged_in(harness), await logged_in(harness, BOB)
         await topic_of(idle)
-        await idle.call(c.CREATE_CONSUMER_GROUP, groups.CreateGroup("s", "t", "g"))
-        await member.call(c.JOIN_CONSUMER_GROUP, groups.JoinGroup("s", "t", "g"))
+        await idle.call(c.CREATE_CONSUMER_GROUP, consumers.CreateGroup("s", "t", "g"))
+        await member.call(c.JOIN_CONSUMER_GROUP, consumers.JoinGroup("s", "t", "g"))
         for _ in range(1000):
             await asyncio.sleep(0.01)
             if member.connection.session.stale:

@@ -11,7 +11,7 @@ from headrace.net.credentials import service_token
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import Status
-from headrace.wire.iggy.messages import groups, offsets, streams, system, topics, users
+from headrace.wire.iggy.messages import consumers, offsets, streams, system, topics, users
 from headrace.wire.iggy.messages.messages import (
     Message,
     PolledMessages,
@@ -20,7 +20,7 @@ from headrace.wire.iggy.messages.messages import (
     encode_send,
 )
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
-from headrace.wire.iggy.userheaders import UserHeader, encode_headers, key_header
+from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header
 from tests.unit.broker.harness import Client, Harness, code_of, opened
 
 A, B1, B2 = Dialect.A, Dialect.B1, Dialect.B2
@@ -56,7 +56,7 @@ async def test_ids_count_from_one_in_a_and_from_zero_elsewhere() -> None:
         clients = {dialect: await speaking(harness, dialect) for dialect in ALL}
         await clients[B2].stream("s")
         await clients[B2].topic("s", "t", partitions=2)
-        await clients[B2].call(c.CREATE_CONSUMER_GROUP, groups.CreateGroup("s", "t", "g"))
+        await clients[B2].call(c.CREATE_CONSUMER_GROUP, consumers.CreateGroup("s", "t", "g"))
         for dialect, client in clients.items():
             base = 1 if dialect is A else 0
             number = struct.pack("<BBI", 1, 4, base)
@@ -84,7 +84,7 @@ async def test_a_lets_clients_choose_ids() -> None:
             return (await a.call(c.CREATE_TOPIC, request)).topic.id
 
         async def group(name: str, wanted: int | None) -> int:
-            request = groups.CreateGroup("seven", "nine", name, group_id=wanted)
+            request = consumers.CreateGroup("seven", "nine", name, group_id=wanted)
             return (await a.call(c.CREATE_CONSUMER_GROUP, request)).group.id
 
         assert await stream("seven", 6) == 6
@@ -95,7 +95,7 @@ async def test_a_lets_clients_choose_ids() -> None:
         assert found is not None
         assert (await reply(a, 200, struct.pack("<BBI", 1, 4, 7)))[:4] == b"\x07\0\0\0"
         assert (await b.call(c.GET_TOPIC, topics.GetTopic(6, 8))) is not None
-        assert (await b.call(c.GET_CONSUMER_GROUP, groups.GetGroup(6, 8, 4))) is not None
+        assert (await b.call(c.GET_CONSUMER_GROUP, consumers.GetGroup(6, 8, 4))) is not None
         assert await code_of(stream("other", 6)) == 1011
         assert await code_of(topic("other", 8)) == 2012
         assert await code_of(group("other", 4)) == 5001
@@ -135,7 +135,7 @@ async def test_what_is_missing(
             assert await code_of(client.send(b"x", topic=reference)) == topic
             purge = client.call(c.PURGE_TOPIC, topics.PurgeTopic("s", reference))
             assert await code_of(purge) == topic
-            join = client.call(c.JOIN_CONSUMER_GROUP, groups.JoinGroup("s", "t", reference))
+            join = client.call(c.JOIN_CONSUMER_GROUP, consumers.JoinGroup("s", "t", reference))
             assert await code_of(join) == group
 
 
@@ -144,7 +144,7 @@ async def test_lists_of_a_missing_parent() -> None:
         for dialect in ALL:
             client = await speaking(harness, dialect)
             listed = client.call(c.GET_TOPICS, topics.GetTopics("gone"))
-            grouped = client.call(c.GET_CONSUMER_GROUPS, groups.GetGroups(5, "t"))
+            grouped = client.call(c.GET_CONSUMER_GROUPS, consumers.GetGroups(5, "t"))
             codes = (await code_of(listed), await code_of(grouped))
             assert codes == ((1010, 1009) if dialect is A else (0, 0))
 
@@ -203,7 +203,7 @@ async def test_what_a_user_may_not_see() -> None:
         root = await speaking(harness, B2)
         await root.stream()
         await root.topic()
-        await root.call(c.CREATE_CONSUMER_GROUP, groups.CreateGroup("s", "t", "g"))
+        await root.call(c.CREATE_CONSUMER_GROUP, consumers.CreateGroup("s", "t", "g"))
         await root.call(c.CREATE_USER, users.CreateUser("nobody", "secret"))
         for dialect in ALL:
             client = harness.connect()
@@ -214,7 +214,7 @@ async def test_what_a_user_may_not_see() -> None:
             for call in (
                 client.call(c.GET_STREAM, streams.GetStream("s")),
                 client.call(c.GET_TOPIC, topics.GetTopic("s", "t")),
-                client.call(c.GET_CONSUMER_GROUP, groups.GetGroup("s", "t", "g")),
+                client.call(c.GET_CONSUMER_GROUP, consumers.GetGroup("s", "t", "g")),
                 client.call(c.GET_USER, users.GetUser("iggy")),
                 client.call(c.GET_CLIENT, system.GetClient(root.session.client_id)),
                 client.call(c.GET_CONSUMER_OFFSET, offsets.GetConsumerOffset(consumer, "s", "t")),
@@ -234,9 +234,9 @@ async def test_a_member_polls_anothers_partition_only_in_a() -> None:
         clients = {dialect: await speaking(harness, dialect) for dialect in ALL}
         await clients[A].stream()
         await clients[A].topic(partitions=3)
-        await clients[A].call(c.CREATE_CONSUMER_GROUP, groups.CreateGroup("s", "t", "g"))
+        await clients[A].call(c.CREATE_CONSUMER_GROUP, consumers.CreateGroup("s", "t", "g"))
         for client in clients.values():
-            await client.call(c.JOIN_CONSUMER_GROUP, groups.JoinGroup("s", "t", "g"))
+            await client.call(c.JOIN_CONSUMER_GROUP, consumers.JoinGroup("s", "t", "g"))
         for partition in range(3):
             await clients[B2].send(b"%d" % partition, to=Partitioning.to_partition(partition))
         group = Consumer.group("g")
@@ -257,9 +257,9 @@ async def test_a_member_without_a_partition_gets_zeros() -> None:
             name = f"stream-{dialect.value}"
             await first.stream(name)
             await first.topic(name)
-            await first.call(c.CREATE_CONSUMER_GROUP, groups.CreateGroup(name, "t", "g"))
+            await first.call(c.CREATE_CONSUMER_GROUP, consumers.CreateGroup(name, "t", "g"))
             for client in (first, second):
-                await client.call(c.JOIN_CONSUMER_GROUP, groups.JoinGroup(name, "t", "g"))
+                await client.call(c.JOIN_CONSUMER_GROUP, consumers.JoinGroup(name, "t", "g"))
             poll = c.POLL_MESSAGES.request(
                 Consumer.group("g"), name, "t", None, Strategy.next(), 10, False
             )

@@ -10,7 +10,7 @@ from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages import extensions as x
 from tests.unit.broker.fake_cluster import FakeCluster
 from tests.unit.broker.harness import Client, Harness, code_of, opened
-from tests.unit.broker.test_publishing import FENCED, close, open_, stage, stored, topic
+from tests.unit.broker.windows.test_publishing import FENCED, close, open_, stage, stored, topic
 
 NOT_FOUND, LIMIT = 9100, 9104
 DAY_MS = 24 * 3600 * 1000

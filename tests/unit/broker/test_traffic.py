@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.broker.traffic import UNKNOWN, Traffic, command_name, dialect_counts
 from headrace.observability.exposition import format_families
-from headrace.web.broker_metrics import of_traffic
+from headrace.web.metrics.broker import of_traffic
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.dialects import Dialect
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.broker import decisions
+from headrace.broker.catalogue import decisions
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages import users as u
 from headrace.wire.iggy.messages.system import Empty

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from headrace.cli import ranges
+from headrace.cli.cluster import ranges
 from headrace.cli.main import app
 from headrace.errors import ConfigError, InvalidArgumentError, NotFoundError
 from headrace.wire.sbp import messages as m

@@ -15,8 +15,8 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.cli import completion
+from headrace.cli.command_table import COMMANDS as FIRST
 from headrace.cli.main import app
-from headrace.cli.table import COMMANDS as FIRST
 from headrace.cli.tree import load
 from tests.cli_page import commands
 
@@ -161,7 +161,7 @@ def test_nothing_heavy_is_imported_to_answer(line: str) -> None:
     found = _modules(done)
     assert not HEAVY & found
     others = {name for name in found if name.startswith("headrace.cli.")}
-    assert ("headrace.cli.topics" in others, "headrace.cli.users" in others) == (
+    assert ("headrace.cli.topics.topics" in others, "headrace.cli.topics.users" in others) == (
         line.startswith("topic"),
         False,
     )

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headrace.cli import serving
-from headrace.cli.serving import ControlChild
+from headrace.cli.server import serving
+from headrace.cli.server.serving import ControlChild
 
 SAYS_READY = 'import sys, time\nsys.stdin.readline()\nprint(\'{"http": "here"}\', flush=True)\n'
 LIVES = f"{SAYS_READY}while True:\n    time.sleep(0.05)\n    print(flush=True)\n"
@@ -76,7 +76,7 @@ def test_one_that_does_not_get_to_its_end_is_ended(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
         import asyncio, threading, time, msgspec
-        from headrace.cli import control
+        from headrace.cli.server import control
 
         class Endpoint:
             async def start(self): ...

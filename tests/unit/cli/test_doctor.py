@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from headrace.assembly.cluster_state import cluster_info
 from headrace.cli import doctor
-from headrace.cli.broker import TARGET, Target
+from headrace.cli.connection import TARGET, Target
 from headrace.cli.doctor import Finding, Level
-from headrace.web import broker_types as t
+from headrace.process.cluster_state import cluster_info
+from headrace.web.broker_api import types as t
 from headrace.wire.iggy.messages.extensions import PublishingFigures
 from headrace.wire.sbp import messages as m
 
@@ -113,12 +113,12 @@ def test_what_placement_managers_complain_of_is_told(
         healthy=True, problems=[], placement_managers=[], data_nodes=[], brokers=[], streams=1,
         ranges=3, ranges_sealing=0, ranges_under_replicated=0, ranges_unavailable=0,
     )  # fmt: skip
-    monkeypatch.setattr("headrace.cli.cluster_status.look", lambda *_: info)
+    monkeypatch.setattr("headrace.cli.cluster.cluster_status.look", lambda *_: info)
     assert only(doctor.check_cluster(str(tmp_path))).level is Level.OK
     node = m.NodeInfo(m.DataNode(4, "n:1"), is_alive=True, ranges_quarantined=2)
     told = m.DescribeClusterResponse(nodes=(node,), metadata_version=3, metadata_seen=9)
     bad = cluster_info((), (), told)
-    monkeypatch.setattr("headrace.cli.cluster_status.look", lambda *_: bad)
+    monkeypatch.setattr("headrace.cli.cluster.cluster_status.look", lambda *_: bad)
     found = list(doctor.check_cluster(str(tmp_path)))
     assert {each.level for each in found} == {Level.BROKEN}
     text = "\n".join(each.text for each in found)

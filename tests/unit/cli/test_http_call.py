@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from headrace.assembly.web_server import WebServer
 from headrace.cli.http_call import Answer, call
 from headrace.errors import ConfigError, UnavailableError
 from headrace.net.tls import ClientTls
+from headrace.process.http_server import WebServer
 from tests.unit.net.certificates import contexts, development
 
 USER = ("ann", "p:ä ss")

@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from headrace.client.channels import Connect, PieceReader
-from headrace.client.sbp import SbpClient
 from headrace.config.client import ClientSettings
 from headrace.errors import (
     FencedError,
@@ -28,6 +26,8 @@ from headrace.errors import (
 )
 from headrace.net.sbp_routes import Payload, Reply
 from headrace.runtime.interfaces import Buffer, Runtime
+from headrace.sbp_client.channels import Connect, PieceReader
+from headrace.sbp_client.client import SbpClient
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import NotPrimaryError, error_of, status_of
 from headrace.wire.sbp.messages import OK

@@ -23,7 +23,6 @@ from headrace.errors import (
 from headrace.net.iggy_server import Answer, IggyServer
 from headrace.runtime import Runtime
 from headrace.runtime.interfaces import Connection
-from headrace.runtime.simulated import Simulation
 from headrace.runtime.system import system_runtime
 from headrace.wire.iggy.commands import SERVED, TABLE
 from headrace.wire.iggy.errors import DecodeError, IggyError, Status
@@ -33,7 +32,8 @@ from headrace.wire.iggy.messages.system import SnapshotType
 from headrace.wire.iggy.messages.topics import Compression
 from headrace.wire.iggy.messages.users import Permissions, UserStatus
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
-from tests.unit.wire_iggy.test_responses import CASES
+from tests.simulator.runtime import Simulation
+from tests.unit.wire.iggy.test_responses import CASES
 
 PORT = 8090
 REPLIES = {command.code: reply for command, reply, _ in CASES}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.broker import decisions, passwords
+from headrace.broker.catalogue import decisions, passwords
 from headrace.client.refusals import refusal
 from headrace.errors import AlreadyExistsError, HeadraceError, NotFoundError, UnauthorizedError
 from headrace.wire.iggy.commands import TABLE
 from headrace.wire.iggy.errors import Status
-from headrace.wire.iggy.messages import groups, offsets, streams, topics, users
+from headrace.wire.iggy.messages import consumers, offsets, streams, topics, users
 from headrace.wire.iggy.messages.messages import Message, encode_send
 from headrace.wire.iggy.primitives import Consumer, Partitioning
 
@@ -44,13 +44,13 @@ SEND = encode_send(
         (
             5000,
             "DELETE_CONSUMER_GROUP",
-            groups.DeleteGroup("shop", "orders", "g"),
+            consumers.DeleteGroup("shop", "orders", "g"),
             "shop/orders has no group 'g'",
         ),
         (
             5004,
             "CREATE_CONSUMER_GROUP",
-            groups.CreateGroup("shop", "orders", "g"),
+            consumers.CreateGroup("shop", "orders", "g"),
             "shop/orders has a group 'g' already",
         ),
         (

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from headrace.config.datanode import DataNodeSettings
-from headrace.datanode.replication import Feed, Outgoing
-from headrace.datanode.sender import Sender
+from headrace.datanode.replication.commitment import Feed, Outgoing
+from headrace.datanode.replication.sender import Sender
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.net.sbp_channel import Channel
 from headrace.net.sbp_routes import Payload, Reply
 from headrace.runtime.interfaces import Buffer, Runtime
-from headrace.runtime.simulated import Simulation
-from headrace.storage.model import RangeKey
-from headrace.storage.rangelog import RangeLog
+from headrace.storage.layout import RangeKey
+from headrace.storage.range.log import RangeLog
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import AppendGapError, status_of
 from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import decode_header
 from tests.log_cluster import batch
+from tests.simulator.runtime import Simulation
 
 SETTINGS = DataNodeSettings(replica_timeout_ms=400, commit_notice_ms=50)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from headrace.client.sbp import SbpClient
 from headrace.errors import HeadraceError, SealedError
-from headrace.runtime.simulated import SimulatedDisk, Simulation
+from headrace.sbp_client.client import SbpClient
 from headrace.wire.sbp.messages import Durability
 from headrace.wire.sbp.records import PRODUCER
 from tests.log_cluster import Cluster, batch, eventually, read_all
+from tests.simulator.runtime import SimulatedDisk, Simulation
 
 
 def simulate(

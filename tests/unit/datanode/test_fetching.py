@@ -9,19 +9,19 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from headrace.datanode.fetching import MOMENT_SECONDS, Poll, Want, answer_at_once
+from headrace.datanode.fetch import MOMENT_SECONDS, Poll, Want, answer_at_once
 from headrace.datanode.metrics import Counters
 from headrace.datanode.state import NodeState
 from headrace.errors import CorruptionError
 from headrace.net.flow import Gate
 from headrace.net.sbp_routes import Reply
 from headrace.runtime.interfaces import Runtime
-from headrace.runtime.simulated import Simulation
-from headrace.storage.model import RangeKey
-from headrace.storage.rangelog import RangeLog
+from headrace.storage.layout import RangeKey
+from headrace.storage.range.log import RangeLog
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.multipart import Assembler
 from tests.log_cluster import batch
+from tests.simulator.runtime import Simulation
 
 KIB = 1024
 

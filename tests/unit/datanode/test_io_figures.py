@@ -6,8 +6,8 @@ import pytest
 
 from headrace.datanode.io_figures import IoFigures, metered
 from headrace.datanode.metrics import Counters, Load, Reporter
-from headrace.runtime.simulated import Simulation
 from headrace.wire.sbp.messages import DataNode
+from tests.simulator.runtime import Simulation
 
 
 def test_in_flight_and_pending_follow_the_threads() -> None:

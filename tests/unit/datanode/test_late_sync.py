@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from headrace.client.sbp import SbpClient
 from headrace.config.datanode import DataNodeSettings
 from headrace.errors import DiskFullError, SealedError
-from headrace.runtime.simulated import SimulatedDisk, Simulation
-from headrace.storage.model import RangeKey
+from headrace.sbp_client.client import SbpClient
+from headrace.storage.layout import RangeKey
 from tests.log_cluster import Cluster, batch, eventually, read_all
+from tests.simulator.runtime import SimulatedDisk, Simulation
 
 
 def simulate(

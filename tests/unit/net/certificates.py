@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import ssl
 
-from headrace.assembly.certificates import Certificate, load_certificate
-from headrace.config.tls import TlsSettings
-from headrace.runtime.simulated import Simulation
-from headrace.runtime.system_tls import server_context
+from headrace.config.process import TlsSettings
+from headrace.process.certificates import Certificate, load_certificate
+from headrace.runtime.system.tls import server_context
+from tests.simulator.runtime import Simulation
 
 
 @functools.cache

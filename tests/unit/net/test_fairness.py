@@ -16,9 +16,9 @@ from headrace.net.iggy_server import Answer, IggyServer
 from headrace.net.sbp_server import SbpServer, build_routes
 from headrace.runtime.interfaces import Buffer, Connection, Listener, OnConnection, Runtime
 from headrace.runtime.system import system_runtime
+from headrace.wire.iggy.classic_frames import encode_request
 from headrace.wire.iggy.errors import Status
-from headrace.wire.iggy.frames import encode_request
-from headrace.wire.iggy.vsr import Head
+from headrace.wire.iggy.vsr.frames import Head
 from headrace.wire.sbp.frames import Frame, encode_frame
 from headrace.wire.sbp.opcodes import Code, Role
 from tests.unit.net.sbp_fixtures import ToyNode, until

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from headrace.errors import UnavailableError
 from headrace.net.iggy_server import Answer, IggyLimits, IggyServer
 from headrace.runtime.interfaces import Connection
-from headrace.runtime.simulated import Simulation
+from headrace.wire.iggy.classic_frames import ResponseDecoder, encode_request
 from headrace.wire.iggy.errors import Status
-from headrace.wire.iggy.frames import ResponseDecoder, encode_request
-from headrace.wire.iggy.vsr import Head
+from headrace.wire.iggy.vsr.frames import Head
+from tests.simulator.runtime import Simulation
 
 PORT = 8090
 ECHO, LOGIN, LARGE, HOLD = 1, 38, 100, 101

@@ -19,10 +19,10 @@ from headrace.net.iggy_quic import IggyQuicLimits, IggyQuicServer, Refusal
 from headrace.net.iggy_server import Answer, IggyLimits
 from headrace.net.quic import QuicLimits, _RetryTokens
 from headrace.runtime.interfaces import Runtime
-from headrace.runtime.simulated import Simulation
 from headrace.wire.iggy.errors import Status, error_of
-from headrace.wire.iggy.vsr import Head
+from headrace.wire.iggy.vsr.frames import Head
 from tests.quic_client import QuicClient, StreamRefused
+from tests.simulator.runtime import Simulation
 from tests.unit.net.certificates import development
 
 BROKER, CLIENT, PORT = "10.0.0.1", "10.0.0.2", 8080

@@ -13,11 +13,11 @@ from headrace.errors import NotFoundError, UnavailableError
 from headrace.net.iggy_server import DIRECT_BYTES_MAX, Answer, IggyLimits, IggyServer
 from headrace.runtime import Runtime
 from headrace.runtime.interfaces import Buffer, Connection
-from headrace.runtime.simulated import Simulation
 from headrace.runtime.system import system_runtime
+from headrace.wire.iggy.classic_frames import ResponseDecoder, encode_request
 from headrace.wire.iggy.errors import Status, error_of
-from headrace.wire.iggy.frames import ResponseDecoder, encode_request
-from headrace.wire.iggy.vsr import Head
+from headrace.wire.iggy.vsr.frames import Head
+from tests.simulator.runtime import Simulation
 
 PORT = 8090
 ECHO, FAIL, STALE, SLOW, BUG = 1, 2, 3, 4, 5

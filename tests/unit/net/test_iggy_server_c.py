@@ -14,9 +14,9 @@ import xxhash
 from headrace.net.iggy_server import DIRECT_BYTES_MAX, Answer, IggyLimits, IggyServer
 from headrace.runtime.interfaces import Buffer, Connection
 from headrace.runtime.system import system_runtime
-from headrace.wire.iggy import vsr
+from headrace.wire.iggy.classic_frames import ResponseDecoder, encode_request
 from headrace.wire.iggy.errors import Status
-from headrace.wire.iggy.frames import ResponseDecoder, encode_request
+from headrace.wire.iggy.vsr import frames
 
 CLIENT = b"c" * 16
 
@@ -30,7 +30,7 @@ class Digests:
     seen: list[int] = field(default_factory=list)
 
     async def on_request(
-        self, session: None, code: int, payload: memoryview, head: vsr.Head | None
+        self, session: None, code: int, payload: memoryview, head: frames.Head | None
     ) -> Answer:
         await asyncio.sleep(0)
         number = -1 if head is None else head.number
@@ -77,11 +77,11 @@ class Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
-    async def reply(self) -> vsr.Reply:
+    async def reply(self) -> frames.Reply:
         async with asyncio.timeout(20):
-            header = await self.reader.readexactly(vsr.HEADER_BYTES)
-            rest = await self.reader.readexactly(vsr.frame_bytes(header) - vsr.HEADER_BYTES)
-        return vsr.decode_reply(header + rest)
+            header = await self.reader.readexactly(frames.HEADER_BYTES)
+            rest = await self.reader.readexactly(frames.frame_bytes(header) - frames.HEADER_BYTES)
+        return frames.decode_reply(header + rest)
 
     async def close(self) -> None:
         self.writer.close()
@@ -93,15 +93,15 @@ async def connect(port: int) -> Peer:
 
 
 def frame(operation: int, number: int, body: bytes = b"", code: int = 0) -> bytes:
-    head = vsr.Head(operation, number, 1, CLIENT)
-    return b"".join(vsr.encode_request(head, code, [body]))
+    head = frames.Head(operation, number, 1, CLIENT)
+    return b"".join(frames.encode_request(head, code, [body]))
 
 
 @pytest.mark.parametrize("piece_bytes", [1_000, 100_000, 50_000_000])
 async def test_large_frames_in_memory_that_is_used_again(piece_bytes: int) -> None:
     sizes = [3, 15_000, 17_000, DIRECT_BYTES_MAX - 256, 5, DIRECT_BYTES_MAX, 200_000, 150_000, 64]
     payloads = [bytes([65 + n]) * size for n, size in enumerate(sizes)] * 2
-    whole = b"".join(frame(vsr.SEND, n, payload) for n, payload in enumerate(payloads))
+    whole = b"".join(frame(frames.SEND, n, payload) for n, payload in enumerate(payloads))
     async with serving(Digests()) as port:
         peer, other = await connect(port), await connect(port)
 
@@ -116,11 +116,11 @@ async def test_large_frames_in_memory_that_is_used_again(piece_bytes: int) -> No
             expected = struct.pack("<q", number) + xxhash.xxh3_64_digest(payload)
             assert (reply.number, bytes(reply.payload)) == (number, expected)
             if number % 5 == 0:  # a neighbour shares the memory that is free
-                other.writer.write(frame(vsr.SEND, number, b"o" * 180_000))
+                other.writer.write(frame(frames.SEND, number, b"o" * 180_000))
                 digest = xxhash.xxh3_64_digest(b"o" * 180_000)
                 assert bytes((await other.reply()).payload)[8:] == digest
         await sending
-        peer.writer.write(frame(vsr.SEND, 99, bytes(100_000))[:50_000])
+        peer.writer.write(frame(frames.SEND, 99, bytes(100_000))[:50_000])
         for one in (peer, other):
             await one.close()  # in the middle of a frame
 
@@ -146,14 +146,14 @@ async def test_reads_are_answered_at_once_where_that_can_be() -> None:
     async with serving(broker) as port:
         peer = await connect(port)
         for number in range(5):
-            peer.writer.write(frame(vsr.READ, number, b"front", code=100))
+            peer.writer.write(frame(frames.READ, number, b"front", code=100))
             reply = await peer.reply()
             # The first shows which framing it is, so it goes the long way.
             is_first = number == 0
             assert (bytes(reply.payload) == b"at oncefront") != is_first
-            assert (reply.number, reply.operation) == (number, vsr.READ)
+            assert (reply.number, reply.operation) == (number, frames.READ)
         assert broker.at_once == 4
-        bad = bytearray(frame(vsr.READ, 9, b"front", code=100))
+        bad = bytearray(frame(frames.READ, 9, b"front", code=100))
         bad[0] = 1
         peer.writer.write(bytes(bad))
         assert (await peer.reply()).status == Status.INVALID_COMMAND

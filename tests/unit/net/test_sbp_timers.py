@@ -11,11 +11,11 @@ from headrace.net.addresses import parse_address
 from headrace.net.sbp_channel import ChannelLimits, TcpChannel
 from headrace.net.sbp_server import SbpServer, ServerLimits, build_routes
 from headrace.runtime.interfaces import Connection
-from headrace.runtime.simulated import Simulation
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.flat import encode
 from headrace.wire.sbp.frames import Frame, FrameDecoder, encode_frame
 from headrace.wire.sbp.opcodes import Code, Role
+from tests.simulator.runtime import Simulation
 from tests.unit.net.sbp_fixtures import ToyNode, allow_all, append_request, fetch_request, raised
 
 NEVER = ChannelLimits(heartbeat_interval=1e9)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace.client.channels import Link, tcp_connect
 from headrace.client.tls_options import TlsOptions, tls_from
 from headrace.errors import (
     ConfigError,
@@ -21,7 +20,8 @@ from headrace.net.sbp_server import SbpServer, ServerLimits
 from headrace.net.tls import ClientTls, TlsAcceptor, TlsLimits, secure
 from headrace.runtime.interfaces import Connection
 from headrace.runtime.system import system_runtime
-from headrace.runtime.system_tls import client_context
+from headrace.runtime.system.tls import client_context
+from headrace.sbp_client.channels import Link, tcp_connect
 from headrace.wire.sbp.opcodes import Code
 from tests.unit.net.certificates import contexts, development
 from tests.unit.net.sbp_fixtures import (

@@ -20,9 +20,9 @@ from headrace.net.throttle import (
     pause_ms,
     with_pause,
 )
-from headrace.runtime.simulated import Simulation
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code, Role
+from tests.simulator.runtime import Simulation
 from tests.unit.net.sbp_fixtures import ToyNode, allow_all, append_request, fetch_request, raised
 
 

@@ -19,10 +19,10 @@ from headrace.net.tls import (
     is_client_hello,
 )
 from headrace.runtime.interfaces import Buffer, Connection
-from headrace.runtime.simulated import Simulation
+from headrace.wire.iggy.classic_frames import encode_request
 from headrace.wire.iggy.errors import Status
-from headrace.wire.iggy.frames import encode_request
-from headrace.wire.iggy.vsr import Head
+from headrace.wire.iggy.vsr.frames import Head
+from tests.simulator.runtime import Simulation
 from tests.unit.net.certificates import contexts
 
 PORT = 8090

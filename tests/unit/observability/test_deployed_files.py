@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from headrace.cli.main import app
 from headrace.observability.alerts import ALERTS, alerts_yaml, scrape_yaml
-from headrace.observability.dashboard import dashboard, dashboard_json
+from headrace.observability.grafana import dashboard, dashboard_json
 from headrace.observability.metrics import TABLE
 
 METRIC = re.compile(r"headrace_[a-z_]+")

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.pipeline.controller.application.lifecycle import Operator, Phase
 from headrace.pipeline.failures import Kind, kind_of, readable, sentence
-from headrace.pipeline.lifecycle import Operator, Phase
-from headrace.pipeline.physical import make_physical_plan
-from headrace.pipeline.plan import LogicalPlan
+from headrace.pipeline.plan.logical import LogicalPlan
+from headrace.pipeline.plan.physical import make_physical_plan
 from headrace.wire.umbilical import messages as m
-from tests.unit.pipeline.test_state import FAILED, Driver, fail_once, plan, up, window
+from tests.unit.pipeline.controller.application.test_state import (
+    FAILED,
+    Driver,
+    fail_once,
+    plan,
+    up,
+    window,
+)
 
 PHYSICAL = make_physical_plan(LogicalPlan.from_json(plan())).operators[1]
 

@@ -6,8 +6,8 @@ import pytest
 
 from headrace.config.placement import PlacementSettings
 from headrace.placement import healing
+from headrace.placement.metadata.records import NodeRecord, RangeRecord, Record, StreamRecord
 from headrace.placement.nodes import Nodes
-from headrace.placement.records import NodeRecord, RangeRecord, Record, StreamRecord
 from headrace.placement.state import PlacementState, ack_quorum
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.messages import ReportMetricsRequest

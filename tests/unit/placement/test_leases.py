@@ -4,7 +4,7 @@ import pytest
 
 from headrace.errors import InvalidArgumentError
 from headrace.placement.leases import Leases, Verdict
-from headrace.placement.records import LeaseRecord, Put
+from headrace.placement.metadata.records import LeaseRecord, Put
 
 
 class Desk:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.client.channels import Connect
 from headrace.errors import NotLeaderError
 from headrace.net.sbp_server import Payload, Reply
 from headrace.placement.node_calls import NodeCalls, Sync
+from headrace.sbp_client.channels import Connect
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.messages import OK
 from headrace.wire.sbp.opcodes import Code

@@ -22,8 +22,8 @@ from headrace.errors import (
     NotFoundError,
     UnavailableError,
 )
+from headrace.placement.metadata.records import NodeRecord, Put, RangeRecord, StreamRecord
 from headrace.placement.nodes import Nodes
-from headrace.placement.records import NodeRecord, Put, RangeRecord, StreamRecord
 from headrace.placement.state import PlacementState, Seal, Writable
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status

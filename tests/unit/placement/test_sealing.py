@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headrace.errors import HeadraceError, NotEnoughNodesError
+from headrace.placement.metadata.records import RangeRecord, decode_record
 from headrace.placement.nodes import Nodes
-from headrace.placement.records import RangeRecord, decode_record
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import SealUnansweredError, is_success
 from headrace.wire.sbp.opcodes import Code

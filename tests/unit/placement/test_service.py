@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from headrace.client.sbp import SbpClient
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
 from headrace.errors import HeadraceError, StorageError, UnavailableError
 from headrace.net.sbp_channel import Channel
 from headrace.net.sbp_server import Payload, Reply
-from headrace.placement.records import Operations, Put, RangeRecord
-from headrace.placement.store import MemoryStore
-from headrace.runtime.simulated import Simulation
+from headrace.placement.metadata.records import Operations, Put, RangeRecord
+from headrace.placement.metadata.store import MemoryStore
+from headrace.sbp_client.client import SbpClient
 from headrace.wire.sbp.messages import Message
 from headrace.wire.sbp.opcodes import Code
 from tests.log_cluster import Cluster, batch, eventually, read_all
+from tests.simulator.runtime import Simulation
 
 
 class FaultyStore(MemoryStore):

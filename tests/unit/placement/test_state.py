@@ -15,8 +15,7 @@ from headrace.errors import (
     NotFoundError,
     RangeNotFoundError,
 )
-from headrace.placement.nodes import Nodes, load_score
-from headrace.placement.records import (
+from headrace.placement.metadata.records import (
     CounterRecord,
     NodeRecord,
     Put,
@@ -25,6 +24,7 @@ from headrace.placement.records import (
     Remove,
     StreamRecord,
 )
+from headrace.placement.nodes import Nodes, load_score
 from headrace.placement.state import (
     BIRTH_EPOCH,
     Counter,

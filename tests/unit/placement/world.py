@@ -22,15 +22,15 @@ from headrace.errors import (
 )
 from headrace.net.sbp_channel import Channel, as_over_tcp
 from headrace.net.sbp_server import Payload, Peer, Reply
-from headrace.placement.memory_metadata import MemoryMetadata
-from headrace.placement.records import RangeRecord
+from headrace.placement.metadata.records import RangeRecord
+from headrace.placement.metadata.store import MemoryStore
 from headrace.placement.service import PlacementService
-from headrace.placement.store import MemoryStore
-from headrace.runtime.simulated import Simulation
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status, status_of
 from headrace.wire.sbp.messages import OK, Message
 from headrace.wire.sbp.opcodes import Code
+from tests.simulator.runtime import Simulation
+from tests.simulator.shared_metadata import MemoryMetadata
 
 SETTINGS = PlacementSettings(
     node_timeout_ms=3_000,

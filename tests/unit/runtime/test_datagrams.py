@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import ConfigError, UnavailableError
 from headrace.runtime import Address, DatagramListener, Transport
-from headrace.runtime.simulated import Simulation
+from tests.simulator.runtime import Simulation
 from tests.unit.runtime.worlds import World
 
 HOST = "127.0.0.1"

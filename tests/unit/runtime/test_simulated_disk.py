@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from headrace.errors import DiskFullError, NotFoundError, StorageError
-from headrace.runtime.simulated_disk import PowerCut, SimulatedDisk, SimulatedFile
-from headrace.runtime.simulated_files import PAGE_BYTES, SECTOR_BYTES
-from headrace.runtime.simulated_random import SimulatedRandom
+from tests.simulator.disk import PowerCut, SimulatedDisk, SimulatedFile
+from tests.simulator.files import PAGE_BYTES, SECTOR_BYTES
+from tests.simulator.random import SimulatedRandom
 
 SEEDS = range(300)
 

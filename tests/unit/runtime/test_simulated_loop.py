@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from headrace.runtime.simulated import DeadlockError, Simulation
+from tests.simulator.runtime import DeadlockError, Simulation
 
 
 def test_time_jumps_to_the_next_timer() -> None:

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import uvloop
 
 from headrace.runtime import Runtime
-from headrace.runtime.simulated import Simulation
 from headrace.runtime.system import system_runtime
+from tests.simulator.runtime import Simulation
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.client.areas import Area
 from headrace.client.arrow import to_area
+from headrace.client.raw_messages import Area
 from headrace.spark.formats.options import FormatOptions
 from headrace.spark.formats.typed import TypedRows
 from headrace.wire.iggy.batch import stamp

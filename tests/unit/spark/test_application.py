@@ -36,7 +36,7 @@ def test_the_plan_has_apexs_shape() -> None:
     }
     operators = {operator["name"]: operator for operator in plan["operators"]}
     assert list(operators) == ["orders", "split", "revenue", "store"]
-    assert operators["orders"]["class"] == "headrace.pipeline.stages:read_topic"
+    assert operators["orders"]["class"] == "headrace.pipeline.declare.stages:read_topic"
     assert operators["orders"]["properties"]["topic"] == "shop/orders"
     assert operators["orders"]["properties"]["starting"] == "latest"
     assert operators["split"]["class"] == f"{__name__}:shop.<locals>.split"

@@ -13,8 +13,12 @@ def modules_after(code: str) -> set[str]:
 
 
 def test_a_task_that_reads_imports_no_client_of_the_broker() -> None:
-    found = modules_after("import headrace.spark.source")
-    assert "headrace.client.sbp" in found
-    spared = ("headrace.client.iggy", "headrace.wire.iggy.messages", "headrace.spark.following")
+    found = modules_after("import headrace.spark.source.source")
+    assert "headrace.sbp_client.client" in found
+    spared = (
+        "headrace.client.iggy",
+        "headrace.wire.iggy.messages",
+        "headrace.spark.source.following",
+    )
     heavy = ("structlog", "rich", "numpy", "headrace.pipeline", "headrace.broker")
     assert not [name for name in found if name.startswith((*spared, *heavy))]

@@ -19,8 +19,8 @@ from headrace.client.arrow import to_record_batch
 from headrace.errors import ConfigError
 from headrace.spark.kafka_style import is_message, raw_names, to_kafka
 from headrace.spark.options import KAFKA_COLUMNS, parse_sink
-from headrace.spark.sink import check_schema, pieces
-from headrace.spark.source import raw_schema
+from headrace.spark.sink.sink import check_schema, pieces
+from headrace.spark.source.source import raw_schema
 
 RAW = pa.schema(
     [

@@ -6,7 +6,7 @@ from headrace.client.schema import COLUMNS
 from headrace.client.tls_options import TlsOptions
 from headrace.errors import ConfigError
 from headrace.spark.options import KAFKA_COLUMNS, Credentials, parse_sink, parse_source
-from headrace.spark.positions import AtOffsets
+from headrace.spark.source.positions import AtOffsets
 
 TOPIC = {"stream": "shop", "topic": "orders"}
 

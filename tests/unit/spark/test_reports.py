@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from headrace.ids import WindowId
-from headrace.pipeline.reports import Place, operator_stats, read_progress
-from headrace.pipeline.windowlog import BatchWindow
+from headrace.pipeline.container.reports import Place, operator_stats, read_progress
+from headrace.pipeline.container.window_log import BatchWindow
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid
 
 GRID = WindowGrid(1_700_000_000_000, 500)

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import CorruptionError, NotFoundError
 from headrace.ids import WindowId
-from headrace.pipeline.windowlog import BATCHES_KEPT, BatchWindow, WindowLog
+from headrace.pipeline.container.window_log import BATCHES_KEPT, BatchWindow, WindowLog
 from headrace.pipeline.windows import NO_WINDOW, WindowGrid
 from headrace.runtime.interfaces import Disk
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from headrace.runtime.simulated import SimulatedDisk
 from headrace.storage import LogStore, RangeKey, RangeLog, StorageSettings
-from headrace.storage.marks import MARK_BYTES
-from headrace.storage.model import format_base
+from headrace.storage.layout import format_base
+from headrace.storage.segments.marks import MARK_BYTES
+from tests.simulator.runtime import SimulatedDisk
 from tests.unit.storage.support import (
     FOLDER,
     append_one,

@@ -16,10 +16,10 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from headrace.runtime.simulated import SimulatedRandom
 from headrace.runtime.system import system_runtime
 from headrace.storage import LogStore, RangeKey, StorageSettings
-from headrace.storage.marks import MARK_BYTES
+from headrace.storage.segments.marks import MARK_BYTES
+from tests.simulator.runtime import SimulatedRandom
 from tests.unit.storage.support import make_batch
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "store-v2"

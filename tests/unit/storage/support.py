@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from headrace.runtime import Buffer, Clock, Runtime
-from headrace.runtime.simulated import SimulatedDisk, SimulatedRandom
 from headrace.runtime.system import system_runtime
 from headrace.storage import LogStore, RangeKey, RangeLog, StorageSettings
 from headrace.wire.sbp.records import HEADER_BYTES, encode_header, split
+from tests.simulator.runtime import SimulatedDisk, SimulatedRandom
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import cast
 
 from headrace.config.storage import StorageSettings
 from headrace.storage.activity import ActiveRanges
-from headrace.storage.writer import RangeWriter
+from headrace.storage.range.writer import RangeWriter
 from headrace.wire.sbp.messages import Durability
 
 SETTINGS = StorageSettings(idle_ms=500, idle_file_ms=1500)

@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 
 from headrace.errors import CorruptionError
-from headrace.runtime.simulated_disk import PowerCut
-from headrace.storage.model import ATTACHMENT
+from headrace.storage.layout import ATTACHMENT
+from tests.simulator.disk import PowerCut
 from tests.unit.storage.support import (
     FOLDER,
     KEY,

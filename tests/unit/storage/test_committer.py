@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.runtime.system import system_runtime
 from headrace.storage import LogStore, RangeKey, StorageSettings
-from headrace.storage.segment import carry_out
+from headrace.storage.segments.segment import carry_out
 from headrace.wire.sbp.messages import Durability
 from tests.unit.storage.support import (
     FOLDER,

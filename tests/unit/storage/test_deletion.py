@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.errors import RangeNotFoundError, StorageError
-from headrace.runtime.simulated import PowerCut
 from headrace.storage import RangeKey
+from tests.simulator.runtime import PowerCut
 from tests.unit.storage.support import (
     FOLDER,
     KEY,

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from headrace.errors import DiskFullError, SealedError, StorageError
-from headrace.runtime.simulated import SimulatedDisk, SimulatedRandom
 from headrace.storage import RangeKey, StorageSettings
 from headrace.wire.sbp.messages import Durability
+from tests.simulator.runtime import SimulatedDisk, SimulatedRandom
 from tests.unit.storage.support import (
     FOLDER,
     KEY,

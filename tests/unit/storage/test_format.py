@@ -10,11 +10,11 @@ import pytest
 
 from headrace.errors import FormatError
 from headrace.runtime import Disk
-from headrace.runtime.simulated import PowerCut, SimulatedRandom
 from headrace.runtime.system import system_runtime
 from headrace.storage import CorruptSpan, LogStore, RangeKey, StorageSettings
 from headrace.storage.format import open_format
 from headrace.wire.sbp.messages import Durability
+from tests.simulator.runtime import PowerCut, SimulatedRandom
 from tests.unit.storage import make_fixture, make_fixture_v2
 from tests.unit.storage.support import append_many, read_all, simulated_disk
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from headrace.errors import DiskFullError, StorageError
-from headrace.runtime.simulated import PowerCut
 from headrace.storage import RangeKey
-from headrace.storage.marks import MARK_BYTES
+from headrace.storage.segments.marks import MARK_BYTES
+from tests.simulator.runtime import PowerCut
 from tests.unit.storage.journal_support import (
     FIRST,
     JOURNAL,

@@ -22,12 +22,12 @@ from headrace.errors import (
     StorageError,
     UnexpectedOffsetError,
 )
-from headrace.runtime.simulated import SimulatedDisk
-from headrace.runtime.simulated_disk import PowerCut
 from headrace.storage import LogStore, RangeKey, RangeLog
-from headrace.storage.model import LOG_SUFFIX
+from headrace.storage.layout import LOG_SUFFIX
 from headrace.wire.sbp.messages import Durability
 from headrace.wire.sbp.records import HEADER_BYTES, decode_header, split
+from tests.simulator.disk import PowerCut
+from tests.simulator.runtime import SimulatedDisk
 from tests.unit.storage.support import (
     FOLDER,
     KEY,

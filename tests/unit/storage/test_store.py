@@ -22,10 +22,10 @@ from headrace.errors import (
     UnavailableError,
     UnexpectedOffsetError,
 )
-from headrace.runtime.simulated_disk import SimulatedFile
 from headrace.runtime.system import system_runtime
 from headrace.storage import LogStore, RangeKey, StorageSettings
 from headrace.wire.sbp.messages import Durability
+from tests.simulator.disk import SimulatedFile
 from tests.unit.storage.support import (
     FOLDER,
     KEY,

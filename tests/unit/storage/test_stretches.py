@@ -9,11 +9,11 @@ import pytest
 
 from headrace.errors import NotFoundError, StorageError
 from headrace.runtime.interfaces import File
-from headrace.runtime.simulated_disk import SimulatedDisk
-from headrace.runtime.system_disk import SystemDisk
+from headrace.runtime.system.disk import SystemDisk
 from headrace.storage import RangeLog, StorageSettings
-from headrace.storage.reader import FreshDamage, Located, StretchReader
+from headrace.storage.segments.reader import FreshDamage, Located, StretchReader
 from headrace.wire.sbp.records import split
+from tests.simulator.disk import SimulatedDisk
 from tests.unit.storage.support import KEY, SMALL, append_many, open_store, simulated_disk
 
 LARGE = StorageSettings(

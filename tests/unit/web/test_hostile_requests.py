@@ -10,7 +10,7 @@ import pytest
 from starlette.routing import Route
 
 from headrace.errors import InvalidArgumentError
-from headrace.web.packages import _decode_package
+from headrace.web.pipeline_api.packages import _decode_package
 from tests.unit.web.stage import CONTAINER, MANAGER, ask, make
 
 TEXTS = (

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+from headrace.broker.catalogue.resources import Topic
 from headrace.broker.core import Broker
-from headrace.broker.resources import Topic
-from headrace.broker.sessions import Session
-from headrace.client.ranges import replica_addresses
+from headrace.broker.sessions.sessions import Session
 from headrace.errors import StateError
 from headrace.net.credentials import make_ticket
+from headrace.sbp_client.ranges import replica_addresses
 from headrace.wire.iggy.commands import SERVED
 from headrace.wire.iggy.messages import extensions as m
 from headrace.wire.iggy.messages.system import Empty

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import xxhash
 
-from headrace.broker.applied import REQUEST, Request
+from headrace.broker.catalogue.resources import Partition, Topic
+from headrace.broker.catalogue.state import partition_of
 from headrace.broker.core import Broker
 from headrace.broker.errors import (
     InvalidMessagesCountError,
@@ -13,13 +14,12 @@ from headrace.broker.errors import (
     PartitionNotOwnedError,
 )
 from headrace.broker.handlers.readers import Resolved, resolve
-from headrace.broker.offsets import Entry, Place, Reader
-from headrace.broker.partition import PartitionLog, Slice
-from headrace.broker.partitions import place_of
-from headrace.broker.repeated_poll import remember
-from headrace.broker.resources import Partition, Topic
-from headrace.broker.sessions import Session
-from headrace.broker.state import partition_of
+from headrace.broker.partitions.offsets import Entry, Place, Reader
+from headrace.broker.partitions.open_partitions import place_of
+from headrace.broker.partitions.partition import PartitionLog, Slice
+from headrace.broker.poll.repeated_poll import remember
+from headrace.broker.sessions.request_dedup import REQUEST, Request
+from headrace.broker.sessions.sessions import Session
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.messages import messages as m
 from headrace.wire.iggy.primitives import (
@@ -29,7 +29,7 @@ from headrace.wire.iggy.primitives import (
     Strategy,
     StrategyKind,
 )
-from headrace.wire.iggy.vsr import Lent
+from headrace.wire.iggy.vsr.frames import Lent
 
 _NOBODY = Consumer.single()  # what a poll says that names no consumer
 

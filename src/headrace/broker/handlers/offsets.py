@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from headrace.broker.catalogue.resources import Partition, Topic
+from headrace.broker.catalogue.state import partition_of
 from headrace.broker.core import Broker
 from headrace.broker.errors import (
     ConsumerNotResolvedError,
@@ -12,11 +14,9 @@ from headrace.broker.errors import (
     PartitionNotFoundError,
 )
 from headrace.broker.handlers.readers import resolve
-from headrace.broker.offsets import DELETED, Entry, Reader
-from headrace.broker.partitions import place_of
-from headrace.broker.resources import Partition, Topic
-from headrace.broker.sessions import Session
-from headrace.broker.state import partition_of
+from headrace.broker.partitions.offsets import DELETED, Entry, Reader
+from headrace.broker.partitions.open_partitions import place_of
+from headrace.broker.sessions.sessions import Session
 from headrace.wire.iggy.messages import offsets as m
 from headrace.wire.iggy.primitives import Consumer
 

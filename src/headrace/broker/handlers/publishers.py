@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from headrace.broker import publishers as p
-from headrace.broker.authorization import current_user, require_topic
+from headrace.broker.catalogue.permissions import may_somewhere
+from headrace.broker.catalogue.principals import OUTSIDE_UID, SERVICE
+from headrace.broker.catalogue.resources import ROOT_ID
 from headrace.broker.core import Broker
 from headrace.broker.handlers.messages import choose
-from headrace.broker.offsets import Place
-from headrace.broker.partitions import place_of
-from headrace.broker.permissions import may_somewhere
-from headrace.broker.principals import OUTSIDE_UID, SERVICE
-from headrace.broker.resources import ROOT_ID
-from headrace.broker.sessions import Session
+from headrace.broker.partitions.offsets import Place
+from headrace.broker.partitions.open_partitions import place_of
+from headrace.broker.sessions.authorization import current_user, require_topic
+from headrace.broker.sessions.sessions import Session
+from headrace.broker.windows import publishers as p
 from headrace.errors import InvalidArgumentError, UnauthorizedError
 from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.messages import extensions as m

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import xxhash
 
+from headrace.broker.catalogue.groups import Member
+from headrace.broker.catalogue.resources import Topic
+from headrace.broker.catalogue.state import group_of
 from headrace.broker.core import Broker
-from headrace.broker.groups import Member
-from headrace.broker.offsets import Kind, Reader
-from headrace.broker.resources import Topic
-from headrace.broker.sessions import Session
-from headrace.broker.state import group_of
+from headrace.broker.partitions.offsets import Kind, Reader
+from headrace.broker.sessions.sessions import Session
 from headrace.wire.iggy.primitives import Consumer, ConsumerKind
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headrace.broker.applied import Effect
 from headrace.broker.core import Broker
 from headrace.broker.errors import RequestAppliedError
 from headrace.broker.handlers.views import (
@@ -11,6 +10,7 @@ from headrace.broker.handlers.views import (
     view_topic_details,
     view_user_details,
 )
+from headrace.broker.sessions.request_dedup import Effect
 from headrace.wire.iggy.commands import Encodable
 
 

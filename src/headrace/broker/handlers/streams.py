@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from headrace.broker import decisions
+from headrace.broker.catalogue import decisions
+from headrace.broker.catalogue.events import StreamRenamed
+from headrace.broker.catalogue.options import keep_options
 from headrace.broker.core import Broker
-from headrace.broker.events import StreamRenamed
 from headrace.broker.handlers.views import open_logs, view_stream, view_stream_details
-from headrace.broker.options import keep_options
-from headrace.broker.sessions import Session
+from headrace.broker.sessions.sessions import Session
 from headrace.wire.iggy.messages import streams as m
 from headrace.wire.iggy.messages.system import Empty
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from headrace.broker.catalogue.options import TOPIC_OPTIONS
 from headrace.broker.core import Broker
 from headrace.broker.errors import InvalidClientIdError
 from headrace.broker.handlers.views import open_logs
-from headrace.broker.options import TOPIC_OPTIONS
-from headrace.broker.roster import Place, members_of
-from headrace.broker.sessions import Session
+from headrace.broker.sessions.sessions import Session
+from headrace.broker.term.broker_registry import Place, members_of
 from headrace.errors import HeadraceError
 from headrace.wire.iggy.messages import system as m
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from headrace.broker import decisions, events
+from headrace.broker.catalogue import decisions, events
+from headrace.broker.catalogue.options import keep_options, read_options
+from headrace.broker.catalogue.resources import UNASSIGNED
+from headrace.broker.catalogue.state import partition_of
 from headrace.broker.core import Broker
 from headrace.broker.errors import InvalidSegmentsCountError
 from headrace.broker.handlers.views import open_logs, view_topic, view_topic_details
-from headrace.broker.options import keep_options, read_options
-from headrace.broker.partitions import place_of
-from headrace.broker.replication import topic_replicas
-from headrace.broker.resources import UNASSIGNED
-from headrace.broker.sessions import Session
-from headrace.broker.state import partition_of
+from headrace.broker.partitions.open_partitions import place_of
+from headrace.broker.partitions.replication import topic_replicas
+from headrace.broker.sessions.sessions import Session
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.messages import topics as m
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hmac
 
-from headrace.broker import decisions
-from headrace.broker.applied import session_number
-from headrace.broker.authorization import catalogue_user, current_user, require
+from headrace.broker.catalogue import decisions
+from headrace.broker.catalogue.events import UserUpdated
+from headrace.broker.catalogue.options import keep_options
+from headrace.broker.catalogue.passwords import check_password, draw_token, token_digest
+from headrace.broker.catalogue.principals import SERVICE, holder_of
+from headrace.broker.catalogue.resources import Permissions, User
 from headrace.broker.core import Broker
 from headrace.broker.errors import (
     IncompatibleProtocolError,
@@ -15,14 +18,11 @@ from headrace.broker.errors import (
     TokenExpiredError,
     UserInactiveError,
 )
-from headrace.broker.events import UserUpdated
+from headrace.broker.handlers.session_tokens import make_session_token, parse_session_token
 from headrace.broker.handlers.views import read_permissions, view_user, view_user_details
-from headrace.broker.options import keep_options
-from headrace.broker.passwords import check_password, draw_token, token_digest
-from headrace.broker.principals import SERVICE, holder_of
-from headrace.broker.resources import Permissions, User
-from headrace.broker.session_tokens import make_session_token, parse_session_token
-from headrace.broker.sessions import Login, Session
+from headrace.broker.sessions.authorization import catalogue_user, current_user, require
+from headrace.broker.sessions.request_dedup import session_number
+from headrace.broker.sessions.sessions import Login, Session
 from headrace.errors import NotFoundError, ThrottledError, UnauthorizedError
 from headrace.net.credentials import service_token
 from headrace.net.grants import PREFIX, verify_grant
@@ -31,7 +31,7 @@ from headrace.wire.iggy.dialects import Dialect, Stated, of_version
 from headrace.wire.iggy.messages import users as m
 from headrace.wire.iggy.messages.extensions import PresentGrant, SpeakFor
 from headrace.wire.iggy.messages.system import Empty
-from headrace.wire.iggy.vsr import VERSION, VERSION_MAX, VERSION_MIN
+from headrace.wire.iggy.vsr.frames import VERSION, VERSION_MAX, VERSION_MIN
 
 TOKEN_BYTES_MAX = 100
 HOST_CHARACTERS_MAX = 100

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from headrace.broker import resources as r
+from headrace.broker.catalogue import resources as r
+from headrace.broker.catalogue.options import view_options
 from headrace.broker.core import Broker
-from headrace.broker.figures import Figures
-from headrace.broker.options import view_options
-from headrace.wire.iggy.messages import groups, streams, topics, users
+from headrace.broker.partitions.stored_sizes import Figures
+from headrace.wire.iggy.messages import consumers, streams, topics, users
 from headrace.wire.iggy.options import decode_options
 
 Stored: TypeAlias = dict[int, list[Figures | None]]
@@ -97,8 +97,8 @@ async def view_stream_details(broker: Broker, stream: r.Stream) -> streams.Strea
     )
 
 
-def view_group(broker: Broker, topic: r.Topic, group: r.Group) -> groups.Group:
-    return groups.Group(
+def view_group(broker: Broker, topic: r.Topic, group: r.Group) -> consumers.Group:
+    return consumers.Group(
         id=group.id,
         partitions_count=len(topic.partitions),
         members_count=len(broker.membership.members(group.uid)),
@@ -106,11 +106,11 @@ def view_group(broker: Broker, topic: r.Topic, group: r.Group) -> groups.Group:
     )
 
 
-def view_group_details(broker: Broker, topic: r.Topic, group: r.Group) -> groups.GroupDetails:
-    return groups.GroupDetails(
+def view_group_details(broker: Broker, topic: r.Topic, group: r.Group) -> consumers.GroupDetails:
+    return consumers.GroupDetails(
         view_group(broker, topic, group),
         tuple(
-            groups.GroupMember(member.client_id, tuple(member.partitions))
+            consumers.GroupMember(member.client_id, tuple(member.partitions))
             for member in broker.membership.members(group.uid)
         ),
     )

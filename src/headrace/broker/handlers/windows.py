@@ -8,14 +8,14 @@ from heapq import merge
 from itertools import groupby
 from operator import itemgetter
 
-from headrace.broker import publishers as p
+from headrace.broker.catalogue.resources import Topic
 from headrace.broker.core import Broker
 from headrace.broker.errors import NotWindowTopicError, PartitionNotFoundError
-from headrace.broker.offsets import Place
-from headrace.broker.partitions import place_of
-from headrace.broker.resources import Topic
-from headrace.broker.sessions import Session
-from headrace.broker.window_topics import Event, WindowTopic
+from headrace.broker.partitions.offsets import Place
+from headrace.broker.partitions.open_partitions import place_of
+from headrace.broker.sessions.sessions import Session
+from headrace.broker.windows import publishers as p
+from headrace.broker.windows.window_topics import Event, WindowTopic
 from headrace.wire.iggy.messages import extensions as m
 
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.client.arrow import to_area, to_record_batch
-from headrace.client.dead_letters import PREFIX
 from headrace.errors import ConfigError, LocalProtocolError, NotFoundError
+from headrace.transfer.dead_letters import PREFIX
 from headrace.wire.iggy.batch import split
 
 if TYPE_CHECKING:
-    from headrace.client.areas import Area
+    from headrace.client.raw_messages import Area
     from headrace.spark.formats.decoding import Bad
     from headrace.spark.options import Target
     from headrace.spark.server import Server

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from headrace.client.areas import cut
 from headrace.client.arrow import payloads_of, to_record_batch
+from headrace.client.raw_messages import cut
 from headrace.errors import ConfigError, InvalidArgumentError
 from headrace.spark.formats.decoding import CORRUPT, REST, Bad, Decoded, Decoder
 from headrace.spark.formats.options import FormatOptions

@@ -21,7 +21,7 @@
 //   ctx.session.may_manage (pipelines) and ctx.session.rights (broker); the server refuses anyway.
 //   setCount(id, text, bad) of nav.js shows a number beside a navigation entry.
 //
-// LIVE TOPICS (server-sent events, live.js; on the server web/live.py: sampler.add(topic, sample))
+// LIVE TOPICS (server-sent events, live.js; on the server web/server/live.py: sampler.add(topic, sample))
 //   "overview"   Overview without history          "streams"  [StreamRow]
 //   "topics"     [[stream id, topic id, messages, bytes, messages/s, bytes/s]]
 //   "groups"     [GroupRow]                        "cluster"  ClusterInfo

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from headrace.errors import LocalProtocolError
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.fields import Buffer
-from headrace.wire.iggy.userheaders import USER_HEADERS_BYTES_MAX
+from headrace.wire.iggy.user_headers import USER_HEADERS_BYTES_MAX
 
 if TYPE_CHECKING:
     import numpy as np

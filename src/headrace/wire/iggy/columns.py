@@ -27,7 +27,7 @@ from headrace.wire.iggy.batch import (
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.fields import Buffer
-from headrace.wire.iggy.userheaders import (
+from headrace.wire.iggy.user_headers import (
     KEY_PREFIX_BYTES,
     USER_HEADERS_BYTES_MAX,
     convert_headers,

@@ -14,8 +14,8 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.fields import Buffer
 from headrace.wire.iggy.messages import (
+    consumers,
     extensions,
-    groups,
     messages,
     offsets,
     streams,
@@ -292,36 +292,41 @@ DELETE_SEGMENTS = _row(
 GET_CONSUMER_GROUP = _optional_row(
     600,
     "GET_CONSUMER_GROUP",
-    groups.GetGroup,
-    groups.GroupDetails,
+    consumers.GetGroup,
+    consumers.GroupDetails,
     Permission.READ_TOPIC,
     used_by_0_8_0=True,
 )
 GET_CONSUMER_GROUPS = _row(
-    601, "GET_CONSUMER_GROUPS", groups.GetGroups, groups.Groups, Permission.READ_TOPIC
+    601, "GET_CONSUMER_GROUPS", consumers.GetGroups, consumers.Groups, Permission.READ_TOPIC
 )
 CREATE_CONSUMER_GROUP = _row(
     602,
     "CREATE_CONSUMER_GROUP",
-    groups.CreateGroup,
-    groups.GroupDetails,
+    consumers.CreateGroup,
+    consumers.GroupDetails,
     Permission.READ_TOPIC,
     used_by_0_8_0=True,
 )
 DELETE_CONSUMER_GROUP = _row(
-    603, "DELETE_CONSUMER_GROUP", groups.DeleteGroup, Empty, Permission.READ_TOPIC
+    603, "DELETE_CONSUMER_GROUP", consumers.DeleteGroup, Empty, Permission.READ_TOPIC
 )
 JOIN_CONSUMER_GROUP = _row(
-    604, "JOIN_CONSUMER_GROUP", groups.JoinGroup, Empty, Permission.READ_TOPIC, used_by_0_8_0=True
+    604,
+    "JOIN_CONSUMER_GROUP",
+    consumers.JoinGroup,
+    Empty,
+    Permission.READ_TOPIC,
+    used_by_0_8_0=True,
 )
 LEAVE_CONSUMER_GROUP = _row(
-    605, "LEAVE_CONSUMER_GROUP", groups.LeaveGroup, Empty, Permission.READ_TOPIC
+    605, "LEAVE_CONSUMER_GROUP", consumers.LeaveGroup, Empty, Permission.READ_TOPIC
 )
 SYNC_CONSUMER_GROUP = _row(
     606,
     "SYNC_CONSUMER_GROUP",
-    groups.SyncGroup,
-    groups.GroupAssignment,
+    consumers.SyncGroup,
+    consumers.GroupAssignment,
     Permission.READ_TOPIC,
     only_c=True,
 )

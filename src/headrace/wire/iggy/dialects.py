@@ -9,7 +9,8 @@
 
 Inside Headrace there is one canonical form, B2's: ids from 0, 64-byte message headers, typed keys.
 Codecs of the other dialects translate at this border. What servers of an era *did* differently is
-the broker's business (`broker/rules.py`), which dialect a connection speaks is `connection.py`'s.
+the broker's business (`broker/sessions/dialect_rules.py`), which dialect a connection speaks is
+`connection.py`'s.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.fields import U32_LAYOUT, Codec, Reader, Writer
-from headrace.wire.iggy.userheaders import HeaderKind, UserHeader, decode_headers, encode_headers
+from headrace.wire.iggy.user_headers import HeaderKind, UserHeader, decode_headers, encode_headers
 
 OPTIONS_BYTES_MAX = 16 * 1024
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.wire.iggy import vsr
-from headrace.wire.iggy.fields import Buffer
-from headrace.wire.iggy.frames import (
+from headrace.wire.iggy.classic_frames import (
     ALL,
     FRAME_BYTES_MAX,
     SEND_FRAME_BYTES_MAX,
@@ -21,7 +19,9 @@ from headrace.wire.iggy.frames import (
     RequestFrame,
     TooLarge,
 )
-from headrace.wire.iggy.vsr_batch import fresh_memory, growth_of_send
+from headrace.wire.iggy.fields import Buffer
+from headrace.wire.iggy.vsr import frames
+from headrace.wire.iggy.vsr.batch import fresh_memory, growth_of_send
 
 _LENGTH_BYTES = 4
 _FREE_MAX = 64  # looked through one by one
@@ -30,15 +30,15 @@ _SIZE_END = 52  # a header's first bytes up to here state the size of its frame
 
 
 def _whole_frame(frame: Buffer) -> RequestFrame:
-    head, code = vsr.decode_request(frame)
-    return RequestFrame(code, memoryview(frame)[vsr.HEADER_BYTES :], _owning(head, frame))
+    head, code = frames.decode_request(frame)
+    return RequestFrame(code, memoryview(frame)[frames.HEADER_BYTES :], _owning(head, frame))
 
 
-def _owning(head: vsr.Head, frame: Buffer) -> vsr.Head:
+def _owning(head: frames.Head, frame: Buffer) -> frames.Head:
     """The head of a frame that has memory of its own; of short ones nobody keeps it."""
-    if head.operation != vsr.SEND or len(frame) < vsr.KEPT_BYTES_MIN:
+    if head.operation != frames.SEND or len(frame) < frames.KEPT_BYTES_MIN:
         return head
-    return head._replace(lent=vsr.Lent(frame, _nothing))
+    return head._replace(lent=frames.Lent(frame, _nothing))
 
 
 def _nothing(memory: Buffer) -> None:
@@ -98,7 +98,7 @@ class VsrRequestDecoder:
         self._keeps_frames = keeps_frames
         self._take_back = self._pool.give  # one for all, as many may be kept
         self._pending = bytearray()
-        self._lent: vsr.Lent | None = None
+        self._lent: frames.Lent | None = None
         self._growing: memoryview | None = None  # in the place of what is pending
         self._place: Place | None = None  # as well, of a large frame
         self._rest: memoryview | None = None
@@ -106,8 +106,10 @@ class VsrRequestDecoder:
         self.set_limits(FRAME_BYTES_MAX, SEND_FRAME_BYTES_MAX)
 
     def set_limits(self, frame_bytes_max: int, send_frame_bytes_max: int) -> None:
-        self._frame_bytes_max = vsr.HEADER_BYTES + frame_bytes_max
-        self._send_frame_bytes_max = vsr.HEADER_BYTES + max(frame_bytes_max, send_frame_bytes_max)
+        self._frame_bytes_max = frames.HEADER_BYTES + frame_bytes_max
+        self._send_frame_bytes_max = frames.HEADER_BYTES + max(
+            frame_bytes_max, send_frame_bytes_max
+        )
 
     @property
     def buffered_bytes(self) -> int:
@@ -117,18 +119,18 @@ class VsrRequestDecoder:
 
     def room(self, least: int, most: int) -> memoryview | None:
         have = len(self._pending)
-        if self._ended or have < max(least, vsr.HEADER_BYTES):
+        if self._ended or have < max(least, frames.HEADER_BYTES):
             return None
-        total = vsr.frame_bytes(self._pending)
+        total = frames.frame_bytes(self._pending)
         if total > most:
             return None
         if self._lent is not None:
             if not self._lent.kept:
                 self._lent.give_back()
             self._lent = None
-        if self._pending[vsr.OPERATION_AT] == vsr.SEND:
-            first = self._pending[vsr.HEADER_BYTES : vsr.HEADER_BYTES + _FIRST_BYTES]
-            growth = growth_of_send(first, total - vsr.HEADER_BYTES)
+        if self._pending[frames.OPERATION_AT] == frames.SEND:
+            first = self._pending[frames.HEADER_BYTES : frames.HEADER_BYTES + _FIRST_BYTES]
+            growth = growth_of_send(first, total - frames.HEADER_BYTES)
             if growth and not self._keeps_frames():
                 self._growing = fresh_memory(total + growth)
                 self._growing[:have] = self._pending
@@ -142,24 +144,24 @@ class VsrRequestDecoder:
         if self._growing is not None:
             return self._take_growing(self._growing)
         frame, self._pending = self._pending, bytearray()
-        whole = memoryview(frame)[: vsr.frame_bytes(frame)]
-        head, code = vsr.decode_request(whole)
-        if head.operation == vsr.SEND:
-            self._lent = vsr.Lent(frame, self._take_back)
+        whole = memoryview(frame)[: frames.frame_bytes(frame)]
+        head, code = frames.decode_request(whole)
+        if head.operation == frames.SEND:
+            self._lent = frames.Lent(frame, self._take_back)
             head = head._replace(lent=self._lent)
-        return RequestFrame(code, whole[vsr.HEADER_BYTES :], head)
+        return RequestFrame(code, whole[frames.HEADER_BYTES :], head)
 
     def _take_growing(self, frame: memoryview) -> RequestFrame:
         self._pending, self._growing = bytearray(), None
-        total = vsr.frame_bytes(frame)
-        head, code = vsr.decode_request(frame[:total])
-        head = head._replace(room=frame[vsr.HEADER_BYTES :])
-        return RequestFrame(code, frame[vsr.HEADER_BYTES : total], head)
+        total = frames.frame_bytes(frame)
+        head, code = frames.decode_request(frame[:total])
+        head = head._replace(room=frame[frames.HEADER_BYTES :])
+        return RequestFrame(code, frame[frames.HEADER_BYTES : total], head)
 
     def feed(self, data: Buffer, events_max: int = ALL) -> list[RequestEvent]:
         assert self._rest is None, "`more` comes first"
-        whole = not self.buffered_bytes and len(data) >= vsr.HEADER_BYTES and not self._ended
-        if whole and len(data) == vsr.frame_bytes(data) <= self._frame_bytes_max:
+        whole = not self.buffered_bytes and len(data) >= frames.HEADER_BYTES and not self._ended
+        if whole and len(data) == frames.frame_bytes(data) <= self._frame_bytes_max:
             # One whole frame, as requests mostly come. Bytes are nobody's to change, so they stay.
             return [_whole_frame(data if isinstance(data, bytes) else bytearray(data))]
         return self._decode(memoryview(data), events_max)
@@ -181,15 +183,15 @@ class VsrRequestDecoder:
             if len(events) == events_max:
                 self._rest = view[position:]
                 break
-            position += self._fill(view, position, vsr.HEADER_BYTES)
+            position += self._fill(view, position, frames.HEADER_BYTES)
             if len(self._pending) < _SIZE_END:
                 break
-            size = vsr.frame_bytes(self._pending)
+            size = frames.frame_bytes(self._pending)
             if refusal := self._refusal(size):
                 events.append(refusal)
                 self._ended = True
                 break
-            if len(self._pending) < vsr.HEADER_BYTES:
+            if len(self._pending) < frames.HEADER_BYTES:
                 break
             position += self._fill(view, position, size)
             if len(self._pending) < size:
@@ -206,19 +208,19 @@ class VsrRequestDecoder:
         return count
 
     def _refusal(self, size: int) -> TooLarge | None:
-        has_header = len(self._pending) >= vsr.HEADER_BYTES
-        if vsr.HEADER_BYTES <= size <= self._frame_bytes_max:
+        has_header = len(self._pending) >= frames.HEADER_BYTES
+        if frames.HEADER_BYTES <= size <= self._frame_bytes_max:
             return None
-        if size < vsr.HEADER_BYTES or size > self._send_frame_bytes_max:
-            head = vsr.Head(vsr.READ, 0)
+        if size < frames.HEADER_BYTES or size > self._send_frame_bytes_max:
+            head = frames.Head(frames.READ, 0)
             return TooLarge(None, size, self._head()[0] if has_header else head)
         if not has_header:
             return None
         head, code = self._head()
         return None if code in WITH_MESSAGES else TooLarge(code, size, head)
 
-    def _head(self) -> tuple[vsr.Head, int]:
-        return vsr.decode_header(self._pending)
+    def _head(self) -> tuple[frames.Head, int]:
+        return frames.decode_header(self._pending)
 
     def _take(self) -> RequestFrame:
         frame, self._pending = self._pending, bytearray()
@@ -279,7 +281,7 @@ class RequestStream:
             return []
         numbered: bool | None = False
         if not any(self._first[:_LENGTH_BYTES]):
-            numbered = vsr.starts_here(self._first)
+            numbered = frames.starts_here(self._first)
         if numbered is None:
             return []
         if numbered:

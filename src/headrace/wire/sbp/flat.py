@@ -30,7 +30,7 @@ from operator import attrgetter, itemgetter, ne
 from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
 from headrace.errors import LocalProtocolError, RemoteProtocolError
-from headrace.wire.sbp import shapes
+from headrace.wire.sbp import header_cache
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -192,7 +192,7 @@ class _Plan:
         self.vtable_bytes = 4 + 2 * (1 + max((s.id for s in self.specs), default=-1))
         self.write_layouts: dict[tuple[bool, ...], _WriteLayout] = {}
         self.read_layouts: dict[bytes, _ReadLayout] = {}
-        self.shapes: dict[int, shapes.Shape | None] = {}  # by bytes of the header
+        self.shapes: dict[int, header_cache.Shape | None] = {}  # by bytes of the header
         self.learned = 0
 
     def write_layout(self, present: tuple[bool, ...]) -> _WriteLayout:
@@ -351,7 +351,7 @@ def decode(cls: type[M], data: Buffer) -> M:
     reader = _Reader(data)
     (root,) = _U32.unpack_from(data)
     message = reader.table(cls, root)
-    if len(data) <= shapes.HEADER_BYTES_MAX and plan.learned < shapes.LEARNED_MAX:
+    if len(data) <= header_cache.HEADER_BYTES_MAX and plan.learned < header_cache.LEARNED_MAX:
         _learn(plan, bytes(data), root)
     return message
 
@@ -359,18 +359,20 @@ def decode(cls: type[M], data: Buffer) -> M:
 def _learn(plan: _Plan, data: bytes, root: int) -> None:
     """Keep the shape of a header that was just read, in place of the last of its length."""
     plan.learned += 1
-    if len(plan.shapes) >= shapes.SHAPES_MAX:
+    if len(plan.shapes) >= header_cache.SHAPES_MAX:
         plan.shapes.clear()
     structure = [(0, 4)]
     try:
-        plan.shapes[len(data)] = shapes.Shape(_trace(plan, data, root, structure), structure, data)
+        plan.shapes[len(data)] = header_cache.Shape(
+            _trace(plan, data, root, structure), structure, data
+        )
     except ValueError:
         plan.shapes[len(data)] = None
 
 
 def _trace(
     plan: _Plan, data: bytes, position: int, structure: list[tuple[int, int]]
-) -> shapes.Table:
+) -> header_cache.Table:
     """Where everything in a good table stands. ValueError when not all of it is scalars."""
     vtable = position - _I32.unpack_from(data, position)[0]
     vtable_bytes, _ = _VTABLE_HEAD.unpack_from(data, vtable)
@@ -381,21 +383,21 @@ def _trace(
         start = position + entries[spec.id] if spec.id < len(entries) and entries[spec.id] else 0
         letter, size = _inline_of(spec)
         if not start:
-            arguments.append(shapes.Constant(default))
+            arguments.append(header_cache.Constant(default))
         elif spec.kind in _SCALARS:
-            arguments.append(shapes.Scalar(start, letter, size))
+            arguments.append(header_cache.Scalar(start, letter, size))
         elif spec.table is None:
             raise ValueError("of any length")
         else:
             structure.append((start, start + size))
             target = start + _U32.unpack_from(data, start)[0]
             arguments.append(_trace_tables(spec, data, target, structure))
-    return shapes.Table(plan.cls, arguments)
+    return header_cache.Table(plan.cls, arguments)
 
 
 def _trace_tables(
     spec: FlatField, data: bytes, position: int, structure: list[tuple[int, int]]
-) -> shapes.Table | list[shapes.Table]:
+) -> header_cache.Table | list[header_cache.Table]:
     assert spec.table is not None
     plan = _plan(spec.table)
     if spec.kind is Kind.TABLE:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from headrace.errors import LocalProtocolError
-from headrace.wire.iggy import batch, vsr_batch, vsr_reply
+from headrace.wire.iggy import batch
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.fields import (
@@ -45,13 +45,15 @@ from headrace.wire.iggy.primitives import (
     read_partitioning,
     write_partitioning,
 )
-from headrace.wire.iggy.userheaders import (
+from headrace.wire.iggy.user_headers import (
     USER_HEADERS_BYTES_MAX,
     UserHeader,
     decode_headers,
     headers_too_large,
     split_key,
 )
+from headrace.wire.iggy.vsr import batch as vsr_batch
+from headrace.wire.iggy.vsr import reply
 
 if TYPE_CHECKING:
     from headrace.wire.iggy.batch import Positions
@@ -367,7 +369,7 @@ class PolledMessages:
         canonical = max(0, partition - dialect.id_base)  # A's 0 is nowhere, see above
         area = memoryview(data)[POLL_HEAD.size :]
         if dialect is Dialect.C:
-            return cls(canonical, current_offset, count, vsr_reply.decode_batches(area))
+            return cls(canonical, current_offset, count, reply.decode_batches(area))
         if dialect is not Dialect.B2 and len(area):
             from headrace.wire.iggy.columns import widen
 
@@ -400,7 +402,7 @@ def encode_poll_response(
     if dialect is Dialect.B2:
         return [head, *slices]
     if dialect is Dialect.C:
-        return [head, *vsr_reply.encode_areas(slices, partition)]
+        return [head, *reply.encode_areas(slices, partition)]
     from headrace.wire.iggy.columns import narrow
 
     return [head, *(narrow(area, batch.locate(area), dialect)[0] for area in slices)]

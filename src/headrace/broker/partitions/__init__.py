@@ -1,0 +1,1 @@
+"""Open partitions: the one writer of each stream, stored offsets, sizes, retention."""

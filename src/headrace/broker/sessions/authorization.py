@@ -1,0 +1,149 @@
+"""Who may do what: the permission column of the command table against a session's user, or against
+the grant that it logged in with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.broker.catalogue.permissions import allowed, allowed_everywhere
+from headrace.broker.catalogue.principals import OUTSIDE_UID, SERVICE, holder_of
+from headrace.broker.catalogue.resources import User
+from headrace.broker.core import Broker
+from headrace.broker.sessions.sessions import Session
+from headrace.errors import UnauthenticatedError, UnauthorizedError
+from headrace.net.grants import Grant
+from headrace.wire.iggy.commands import (
+    CREATE_STREAM,
+    CREATE_TOPIC,
+    GET_USER,
+    AnyCommand,
+    Permission,
+)
+from headrace.wire.iggy.messages.extensions import ReadTicket
+from headrace.wire.iggy.primitives import Identifier
+
+
+def current_user(broker: Broker, session: Session) -> User:
+    """Who asks. One without a place in the catalogue (`principals.py`) has no password or token."""
+    user = None if session.user_uid is None else broker.catalogue.user_by_uid(session.user_uid)
+    if user is None:
+        return _outside(broker, session)
+    if not user.active:
+        raise UnauthenticatedError("log in first")
+    return user
+
+
+def _outside(broker: Broker, session: Session) -> User:
+    if session.user_uid == SERVICE.uid:
+        return SERVICE
+    grant = session.grant
+    if grant is None:
+        raise UnauthenticatedError("log in first")
+    if grant.expires_ms <= broker.runtime.clock.now_ms():
+        raise UnauthenticatedError("the grant has expired", holder=grant.holder)
+    return holder_of(grant)
+
+
+def catalogue_user(broker: Broker, session: Session) -> User:
+    """Who asks, if it is somebody with a password."""
+    user = current_user(broker, session)
+    if user.uid >= OUTSIDE_UID:
+        raise UnauthorizedError("this is for users of the catalogue", user=user.name)
+    return user
+
+
+def require(
+    broker: Broker,
+    session: Session,
+    action: Permission,
+    stream: Identifier | None = None,
+    topic: Identifier | None = None,
+) -> None:
+    """UnauthorizedError unless the user may. What does not exist is covered by global rights only,
+    so that nobody learns which names are taken."""
+    user = current_user(broker, session)
+    if session.grant is not None:
+        return _require_granted(broker, session.grant, action, stream, topic)
+    stream_uid = topic_uid = -1
+    if stream is not None:
+        found = broker.catalogue.find_stream(stream)
+        if found is not None:
+            stream_uid = found.uid
+            target = None if topic is None else broker.catalogue.find_topic(found.id, topic)
+            topic_uid = -1 if target is None else target.uid
+    if not allowed(user.permissions, action, stream_uid=stream_uid, topic_uid=topic_uid):
+        raise UnauthorizedError(user=user.name, action=action.value)
+
+
+def require_topic(broker: Broker, session: Session, action: Permission, topic_uid: int) -> None:
+    """As `require`, of a topic by its uid. One that is gone is covered by global rights only."""
+    topic = broker.catalogue.topic_by_uid(topic_uid)
+    stream_uid = -1 if topic is None else topic.stream_uid
+    user = current_user(broker, session)
+    if session.grant is not None:
+        stream = broker.catalogue.stream_by_uid(stream_uid)
+        id_ = None if topic is None else topic.id
+        return _require_granted(
+            broker, session.grant, action, None if stream is None else stream.id, id_
+        )
+    if not allowed(user.permissions, action, stream_uid=stream_uid, topic_uid=topic_uid):
+        raise UnauthorizedError(user=user.name, action=action.value)
+
+
+def authorize(broker: Broker, session: Session, command: AnyCommand, request: object) -> None:
+    user = current_user(broker, session)
+    if command.permission is Permission.NONE:
+        return
+    if allowed_everywhere(user.permissions, command.permission):
+        return  # nothing has to be looked up
+    if command is GET_USER and broker.catalogue.find_user(request.user) is user:  # type: ignore[attr-defined]  # the row says GetUser
+        return
+    if isinstance(request, ReadTicket):
+        for pair in request.topics:
+            require(broker, session, command.permission, *pair)
+        return
+    stream: Identifier | None = getattr(request, "stream", None)
+    topic: Identifier | None = getattr(request, "topic", None)
+    if session.grant is not None and command in (CREATE_STREAM, CREATE_TOPIC):
+        made: str = request.name  # type: ignore[attr-defined]  # the rows say which bodies they have
+        stream, topic = (made, None) if command is CREATE_STREAM else (stream, made)
+    require(broker, session, command.permission, stream, topic)
+
+
+# -- grants name topics by their names, also those that are not there yet
+
+
+def _require_granted(
+    broker: Broker,
+    grant: Grant,
+    action: Permission,
+    stream: Identifier | None,
+    topic: Identifier | None,
+) -> None:
+    stream_name = _stream_name(broker, stream)
+    if topic is None:
+        granted = action in _OF_STREAMS and grant.knows_stream(stream_name)
+    else:
+        name = _topic_name(broker, stream, topic)
+        granted = any(may(grant, stream_name, name) for may in _OF_TOPICS.get(action, ()))
+    if not granted:
+        raise UnauthorizedError(user=grant.holder, action=action.value)
+
+
+_OF_STREAMS = (Permission.GET_STREAM, Permission.READ_TOPIC, Permission.CREATE_STREAM)
+_OF_TOPICS: dict[Permission, tuple[Callable[[Grant, str, str], bool], ...]] = {
+    Permission.READ_TOPIC: (Grant.may_read, Grant.may_write),
+    Permission.POLL: (Grant.may_read,),
+    Permission.SEND: (Grant.may_write,),
+    Permission.CREATE_TOPIC: (Grant.may_write,),
+}
+
+
+def _stream_name(broker: Broker, stream: Identifier | None) -> str:
+    found = None if stream is None else broker.catalogue.find_stream(stream)
+    return found.name if found is not None else (stream if isinstance(stream, str) else "")
+
+
+def _topic_name(broker: Broker, stream: Identifier | None, topic: Identifier) -> str:
+    found = None if stream is None else broker.catalogue.find_topic(stream, topic)
+    return found.name if found is not None else (topic if isinstance(topic, str) else "")

@@ -1,0 +1,1 @@
+"""Publishing windows once and for all: staged first, then moved into their topics."""

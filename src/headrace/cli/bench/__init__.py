@@ -1,0 +1,1 @@
+"""headrace bench: how much a broker takes and gives."""

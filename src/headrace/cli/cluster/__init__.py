@@ -1,0 +1,1 @@
+"""headrace cluster, range, node: a cluster on this machine, and a look at any other."""

@@ -1,0 +1,107 @@
+"""A connection to the placement managers for one command: the options that say which, and who.
+
+Of the local cluster or the `headrace up` in --data-dir, or of any with --placement-managers and
+--secret.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from headrace.cli.options import takes_tls, with_options
+from headrace.cli.server import role_options as o
+
+if TYPE_CHECKING:
+    from headrace.sbp_client.client import SbpClient
+
+T = TypeVar("T")
+
+DATA_DIR = "headrace-cluster"
+UP_ADDRESS = "127.0.0.1:12378"  # of `headrace up`, unless told otherwise
+
+OPTIONS: dict[str, Any] = {
+    "data_dir": Annotated[
+        str, typer.Option("--data-dir", help="Of a local cluster, or of `headrace up`.")
+    ],
+    "placement_managers": o.PlacementManagers,
+    "secret": o.Secret,
+}
+DEFAULTS: dict[str, Any] = {"data_dir": DATA_DIR, "placement_managers": None, "secret": None}
+
+_GIVEN: ContextVar[dict[str, Any]] = ContextVar("cluster", default=DEFAULTS)
+
+
+def sees_cluster(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options that say which cluster; `with_cluster` looks at them."""
+
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        token = _GIVEN.set({name: arguments.pop(name) for name in OPTIONS})
+        try:
+            command(**arguments)
+        finally:
+            _GIVEN.reset(token)
+
+    return takes_tls(with_options(run, command, OPTIONS, DEFAULTS))
+
+
+def find_cluster(data_dir: str, managers: str | None, secret: str) -> tuple[list[str], bytes]:
+    """Addresses and key. ConfigError when nothing says where the cluster is."""
+    from headrace.cli.cluster.local_cluster import State
+    from headrace.cli.server.running import read_note
+    from headrace.cli.server.secrets import read_secret
+    from headrace.errors import ConfigError
+    from headrace.process.links import check_addresses
+
+    listed = list(o.split_addresses(managers) or ())
+    if not listed:
+        state = State.load(data_dir)
+        listed, secret = list(state.placement_managers), secret or state.secret
+        if not listed and Path(data_dir, "secrets", "cluster").exists():
+            there = read_note(data_dir)
+            listed = [there.addresses["placement_manager"] if there else UP_ADDRESS]
+        if not listed:
+            raise ConfigError(
+                f"no cluster was started in {data_dir}; name the data directory of a cluster, or "
+                "of `headrace up`, with --data-dir, or give --placement-managers and --secret"
+            )
+    return list(check_addresses(listed)), read_secret(secret, data_dir)
+
+
+def with_cluster(work: Callable[[SbpClient], Awaitable[T]]) -> T:
+    from headrace.cli.connection import client_tls
+    from headrace.errors import UnavailableError
+    from headrace.process.links import node_connect, placement_links
+    from headrace.runtime.system import run, system_runtime
+    from headrace.sbp_client.client import SbpClient
+
+    given = _GIVEN.get()
+    managers, key = find_cluster(
+        given["data_dir"], given["placement_managers"], given["secret"] or ""
+    )
+    tls = client_tls()
+
+    async def main() -> T:
+        runtime = system_runtime()
+        client = SbpClient(
+            runtime,
+            placement=placement_links(runtime, managers, key, "cli", tls=tls),
+            node=node_connect(runtime, key, "cli", tls=tls),
+            client_id="cli",
+        )
+        try:
+            return await work(client)
+        except UnavailableError as error:
+            raise UnavailableError(
+                f"{error}; is the cluster running? --data-dir or --placement-managers say where"
+            ) from error
+        finally:
+            await client.close()
+
+    return run(main())

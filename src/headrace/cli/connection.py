@@ -1,0 +1,231 @@
+"""One connection to the broker for one command: the options that say where, and the connection.
+
+An option wins over its environment variable, that over the profile, that over what
+`headrace up --dev` serves.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from headrace.cli import completion
+from headrace.cli.options import HTTP, TLS, TLS_DEFAULTS, TLS_OPTIONS, Tls, with_options
+
+if TYPE_CHECKING:
+    from headrace.client.connection import Link
+    from headrace.client.iggy import IggyClient
+    from headrace.errors import HeadraceError
+    from headrace.net.tls import ClientTls
+
+T = TypeVar("T")
+
+ADDRESS = "127.0.0.1:8090"
+USERNAME = "iggy"
+PASSWORD = "iggy"  # what `headrace up --dev` sets; any other server refuses it
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a command goes, and as whom."""
+
+    address: str = ADDRESS
+    username: str = USERNAME
+    password: str = PASSWORD
+    token: str = ""
+    http: str = HTTP
+    """Of the control plane, for the commands that ask it as well."""
+
+
+TARGET: ContextVar[Target] = ContextVar("target", default=Target())  # noqa: B039  # frozen
+
+OPTIONS: dict[str, Any] = {
+    "address": Annotated[
+        str | None,
+        typer.Option(
+            "--address", envvar="HEADRACE_ADDRESS", help=f"The broker's Iggy port. [{ADDRESS}]"
+        ),
+    ],
+    "username": Annotated[str | None, typer.Option("--username", envvar="HEADRACE_USERNAME")],
+    "password": Annotated[str | None, typer.Option("--password", envvar="HEADRACE_PASSWORD")],
+    "token": Annotated[
+        str | None,
+        typer.Option("--token", envvar="HEADRACE_TOKEN", help="Instead of user and password."),
+    ],
+    "profile": Annotated[
+        str | None,
+        typer.Option(
+            "--profile",
+            help="Of `headrace profile`, not the current one.",
+            autocompletion=completion.profiles,
+        ),
+    ],
+    **TLS_OPTIONS,
+}
+DEFAULTS: dict[str, Any] = {
+    "address": None, "username": None, "password": None, "token": None, "profile": None,
+    **TLS_DEFAULTS,
+}  # fmt: skip
+
+
+def connects(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options that say which broker; `with_broker` looks at them."""
+
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        given = {name: arguments.pop(name) for name in OPTIONS}
+        target, tls = resolve(given)
+        tokens = TARGET.set(target), TLS.set(tls)
+        try:
+            command(**arguments)
+        finally:
+            TARGET.reset(tokens[0])
+            TLS.reset(tokens[1])
+
+    return with_options(run, command, OPTIONS, DEFAULTS)
+
+
+def resolve(given: dict[str, Any]) -> tuple[Target, Tls]:
+    """What the options say, and where they say nothing the profile."""
+    from headrace.cli import profiles
+
+    profile = profiles.chosen(given["profile"])
+    value = functools.partial(_value, given, profile)
+    # Whoever names a user on the command line does not mean the profile's token, nor its password.
+    named = given["username"] is not None or given["password"] is not None
+    token = "" if named else value("token", "")
+    ca = value("tls_ca", "")
+    wanted = bool(given["tls"] or profile.get("tls") or ca or given["tls_insecure"])
+    return (
+        Target(
+            value("address", ADDRESS), value("username", USERNAME),
+            value("password", PASSWORD), token, str(profile.get("http") or HTTP),
+        ),
+        Tls(wanted, ca, value("tls_server_name", ""), given["tls_insecure"]),
+    )  # fmt: skip
+
+
+def _value(given: dict[str, Any], profile: dict[str, Any], name: str, default: str) -> str:
+    if given[name]:
+        return str(given[name])
+    found = str(profile.get(name, ""))
+    if name in ("password", "token") and found:
+        from headrace.cli.server.secrets import read_reference
+
+        return read_reference(found, f"the profile's {name}")
+    return found or default
+
+
+def with_broker(work: Callable[[IggyClient], Awaitable[T]]) -> T:
+    """Connect, log in, run `work`, close. Errors leave as HeadraceError."""
+    from headrace.client.iggy import IggyClient
+    from headrace.runtime.system import run, system_runtime
+
+    target = TARGET.get()
+    host, port = address_of(target)
+    tls = client_tls()
+
+    async def main() -> T:
+        async with await IggyClient.connect(system_runtime(), host, port, tls=tls) as client:
+            with speaking_iggy(target.address):
+                if target.token:
+                    await client.login_with_token(target.token)
+                else:
+                    await client.login(target.username, target.password)
+            return await work(client)
+
+    return run(main())
+
+
+def with_link(work: Callable[[Link], Awaitable[T]], *, retry_seconds: float) -> T:
+    """As `with_broker`, over a connection that is made again when it breaks: a server that
+    restarts costs a pause. It has to be there at the beginning."""
+    from headrace.cli.output import note
+    from headrace.client.connection import Link
+    from headrace.client.tls_options import TlsOptions
+    from headrace.client.url import ServerUrl
+    from headrace.runtime.system import run, system_runtime
+
+    target, chosen = TARGET.get(), TLS.get()
+    host, port = address_of(target)
+    tls = TlsOptions(chosen.wanted, chosen.ca, chosen.server_name, chosen.insecure)
+    server = ServerUrl(host, port, target.username, target.password, token=target.token, tls=tls)
+
+    async def main() -> T:
+        told: set[str] = set()
+
+        def on_failure(error: HeadraceError) -> None:
+            """Once for each outage."""
+            if not told:
+                told.add(error.message)
+                note(f"{error}; trying again (Ctrl-C ends this)")
+
+        def on_connected() -> None:
+            if told:
+                told.clear()
+                note(f"connected to {target.address} again")
+
+        link = Link(
+            system_runtime(), server, retry_seconds=retry_seconds,
+            on_failure=on_failure, on_connected=on_connected,
+        )  # fmt: skip
+        try:
+            with speaking_iggy(target.address):
+                await link.connected()
+            return await work(link)
+        finally:
+            await link.close()
+
+    return run(main())
+
+
+def address_of(target: Target) -> tuple[str, int]:
+    from headrace.errors import ConfigError, InvalidArgumentError
+    from headrace.net.addresses import parse_address
+
+    try:
+        return parse_address(target.address)
+    except InvalidArgumentError as error:
+        raise ConfigError(
+            f"--address is HOST:PORT, as in {ADDRESS}, and not {target.address!r}: {error.message}"
+        ) from error
+
+
+@contextmanager
+def speaking_iggy(address: str) -> Iterator[None]:
+    """Around the first request of a connection: what goes wrong there is a wrong port."""
+    from headrace.errors import DeadlineError, RemoteProtocolError, UnavailableError
+    from headrace.wire.iggy.errors import IggyError
+
+    try:
+        yield
+    except IggyError:
+        raise
+    except UnavailableError as error:
+        if error.message.startswith("cannot connect"):
+            raise
+        raise UnavailableError(
+            f"{address} closed the connection at the login: it is not the Iggy port, or takes TLS "
+            "only"
+        ) from error
+    except DeadlineError as error:
+        raise DeadlineError(
+            f"{address} took the connection and did not answer the login: it is busy, or it is not "
+            "the Iggy port"
+        ) from error
+    except RemoteProtocolError as error:
+        raise UnavailableError(f"what listens on {address} is not the Iggy port") from error
+
+
+def client_tls() -> ClientTls | None:
+    """What the options of the running command ask for."""
+    from headrace.client.tls_options import TlsOptions
+
+    chosen = TLS.get()
+    return TlsOptions(chosen.wanted, chosen.ca, chosen.server_name, chosen.insecure).client()

@@ -1,0 +1,1 @@
+"""headrace decode: what bytes of the three protocols say."""

@@ -1,0 +1,153 @@
+"""headrace decode: what bytes of the three protocols say."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from headrace.cli.decode.explaining import Entry, Side
+
+_HEX = re.compile(rb"^[0-9a-fA-F\s]*$")
+
+
+def decode(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="A capture (pcap, pcapng), bytes, or hex text; - is standard input. Lines of hex"
+            " that begin with < came from the server.",
+        ),
+    ] = "-",
+    protocol: Annotated[
+        str, typer.Option("--protocol", help="sbp, iggy or umbilical, if it cannot be seen.")
+    ] = "auto",
+    server: Annotated[
+        bool, typer.Option("--server", help="The bytes came from the server, not from the client.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option("--port", min=0, help="Of a capture only what this port says.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Print frames of SBP, Iggy (all dialects) or the umbilical as text. Passwords are masked."""
+    from headrace.cli.decode.captures import is_capture
+    from headrace.cli.decode.explaining import Protocol, Side
+
+    if protocol not in set(Protocol):
+        raise typer.BadParameter("--protocol is auto, sbp, iggy or umbilical")
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        from headrace.errors import ConfigError
+
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    if is_capture(data):
+        entries = _from_capture(file, data, Protocol(protocol), port)
+    else:
+        side = Side.SERVER if server else Side.CLIENT
+        entries = _from_bytes(data, Protocol(protocol), side)
+    found = 0
+    for place, entry in entries:
+        found += 1
+        _print(place, entry, as_json=as_json)
+    if not found:
+        print("headrace: no whole frame in these bytes", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _from_bytes(data: bytes, protocol: Any, side: Side) -> Iterator[tuple[dict[str, Any], Entry]]:
+    from headrace.cli.decode.explaining import Conversation
+
+    conversation = Conversation(protocol)
+    for sender, piece in pieces_of(data, side):
+        for entry in conversation.feed(sender, piece):
+            yield {}, entry
+
+
+def pieces_of(data: bytes, side: Side) -> list[tuple[Side, bytes]]:
+    """Bytes as they are, or hex with a mark for each line's sender; # begins a comment."""
+    from headrace.cli.decode.explaining import Side
+
+    lines = [line.partition(b"#")[0].strip() for line in data.splitlines()]
+    marks = {b">": Side.CLIENT, b"<": Side.SERVER}
+    found: list[tuple[Side, bytes]] = []
+    for line in lines:
+        sender = marks.get(line[:1], side)
+        text = line[1:] if line[:1] in marks else line
+        if not _HEX.match(text):
+            return [(side, data)]
+        digits = b"".join(text.split())
+        if len(digits) % 2:
+            return [(side, data)]
+        if digits:
+            found.append((sender, bytes.fromhex(digits.decode())))
+    return found or [(side, data)]
+
+
+def _from_capture(
+    file: str, data: bytes, protocol: Any, port: int
+) -> Iterator[tuple[dict[str, Any], Entry]]:
+    import tempfile
+
+    from headrace.cli.decode.captures import read_capture
+    from headrace.cli.decode.explaining import Conversation
+
+    conversations: dict[int, Conversation] = {}
+    with tempfile.NamedTemporaryFile(suffix=".pcap") as copy:
+        path = Path(file)
+        if file == "-":
+            copy.write(data)
+            copy.flush()
+            path = Path(copy.name)
+        for time, connection, side, piece in read_capture(path):
+            if port and port not in (connection.client[1], connection.server[1]):
+                continue
+            conversation = conversations.setdefault(connection.number, Conversation(protocol))
+            place = {"time": round(float(time), 6), "connection": connection.number}
+            for entry in conversation.feed(side, piece):
+                yield place, entry
+
+
+def _print(place: dict[str, Any], entry: Entry, *, as_json: bool) -> None:
+    import json
+
+    if as_json:
+        told = {
+            **place, "protocol": entry.protocol, "sender": entry.sender, "name": entry.name,
+            "fields": entry.fields,
+        }  # fmt: skip
+        print(json.dumps(told | ({"error": entry.error} if entry.error else {})))
+        return
+    arrow = ">" if entry.sender == "client" else "<"
+    where = "".join(f"{value} " for value in place.values())
+    print(f"{where}{arrow} {entry.protocol} {entry.name}")
+    for line in _lines(entry.fields, "    "):
+        print(line)
+    if entry.error:
+        print(f"    ! {entry.error}")
+
+
+def _lines(value: dict[str, Any], indent: str) -> Iterator[str]:
+    for name, item in value.items():
+        if isinstance(item, dict):
+            yield f"{indent}{name}:"
+            yield from _lines(item, indent + "  ")
+        elif isinstance(item, list) and any(isinstance(each, dict) for each in item):
+            yield f"{indent}{name}:"
+            for number, each in enumerate(item):
+                if isinstance(each, dict):
+                    yield f"{indent}  {number}:"
+                    yield from _lines(each, indent + "    ")
+                else:
+                    yield f"{indent}  {each}"
+        else:
+            yield f"{indent}{name}: {item}"

@@ -1,0 +1,1 @@
+"""headrace produce and consume, and messages as lines of text."""

@@ -1,0 +1,82 @@
+"""headrace consume: messages on standard output, one per line."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.connection import connects, with_link
+from headrace.cli.options import AsJson, TopicName, split_topic
+
+if TYPE_CHECKING:
+    from headrace.client.connection import Link
+
+RETRY_SECONDS = 30.0  # without --follow; with it, until somebody ends it
+_AGO = re.compile(r"(\d+)([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_FORMS = "earliest, latest, an offset, a time (2026-05-01T12:00) or how long ago (15m, 2h, 1d)"
+
+
+@connects
+def consume(
+    name: TopicName,
+    start: Annotated[str, typer.Option("--from", help=f"{_FORMS}.")] = "earliest",
+    partition: Annotated[
+        int, typer.Option("--partition", min=-1, help="Only this partition; -1 = all.")
+    ] = -1,
+    group: Annotated[
+        str,
+        typer.Option(
+            "--group",
+            help="Read as a member of this group: from where it is, and store how far that came.",
+        ),
+    ] = "",
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=0, help="Stop after; 0 = no limit.")
+    ] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Wait for new messages, and for the topic.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print messages, partition by partition in offset order; stores no offsets without --group."""
+    if group and partition >= 0:
+        raise typer.BadParameter("a group shares the partitions out; leave --partition out")
+    if not is_point(start):
+        parse_time_us(start)  # said before anything is asked
+    stream, topic = split_topic(name)
+
+    async def work(link: Link) -> None:
+        from headrace.cli.messages.consuming import Reading
+
+        reading = Reading(stream, topic, count=count, follow=follow, as_json=as_json)
+        await reading.wait_for_topic(link)
+        if group:
+            await reading.as_member(link, group, start)
+        else:
+            await reading.alone(link, partition, start)
+
+    try:
+        with_link(work, retry_seconds=float("inf") if follow else RETRY_SECONDS)
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+
+
+def is_point(start: str) -> bool:
+    return start in ("earliest", "latest") or start.isdecimal()
+
+
+def parse_time_us(text: str) -> int:
+    """Microseconds since 1970 of a moment, local unless it says otherwise, or of a while ago."""
+    ago = _AGO.fullmatch(text)
+    if ago:
+        return int((time.time() - int(ago[1]) * _SECONDS[ago[2]]) * 1e6)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"--from takes {_FORMS}") from None
+    return int(moment.astimezone(UTC).timestamp() * 1e6)

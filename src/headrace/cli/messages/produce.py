@@ -1,0 +1,195 @@
+"""headrace produce: messages from a file or a pipe, one per line."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.connection import connects, with_link
+from headrace.cli.human import counted
+from headrace.cli.options import AsJson, TopicName, split_topic
+from headrace.cli.output import note, print_json
+
+if TYPE_CHECKING:
+    from headrace.client.connection import Link, Sender
+    from headrace.wire.iggy.messages.messages import Message
+    from headrace.wire.iggy.primitives import Partitioning
+
+BATCH_MESSAGES_MAX = 1000
+BATCH_BYTES_MAX = 4 << 20
+RETRY_SECONDS = 60.0  # for a server that went away
+
+
+class Format(StrEnum):
+    LINES = "lines"
+    JSONL = "jsonl"
+
+
+@connects
+def produce(
+    name: TopicName,
+    file: Annotated[
+        str, typer.Option("--file", "-f", help="Read lines from this file instead of stdin.")
+    ] = "-",
+    format: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="A line is the payload, or a JSON object with payload, key and headers.",
+        ),
+    ] = Format.LINES,
+    key: Annotated[str, typer.Option("--key", help="Give every message this key.")] = "",
+    header: Annotated[
+        list[str] | None, typer.Option("--header", help="NAME=VALUE for every message; repeatable.")
+    ] = None,
+    partition: Annotated[
+        int, typer.Option("--partition", min=-1, help="Send to this partition; -1 = balanced.")
+    ] = -1,
+    rate: Annotated[
+        float, typer.Option("--rate", min=0, help="Messages per second; 0 = as fast as it goes.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Send each line as a message. What is reported as stored is on the server's disk, once: a
+    server that restarts meanwhile costs a pause.
+    """
+    from headrace.cli.messages.records import parse_headers
+    from headrace.errors import HeadraceError
+
+    stream, topic = split_topic(name)
+    parser = _Parser(format, key.encode(), parse_headers(header or []))
+    batch_max = max(1, min(BATCH_MESSAGES_MAX, int(rate / 10))) if rate else BATCH_MESSAGES_MAX
+    tally = _Tally()
+
+    async def work(link: Link) -> None:
+        from headrace.client.connection import Sender
+
+        await _check_topic(link, stream, topic)
+        sender = Sender(link)
+        try:
+            with _progress(file) as progress:
+                async for lines in _batches(file, batch_max, tally):
+                    for each, messages in parser.group(lines).items():
+                        await _send(sender, stream, topic, _partitioning(each, partition), messages)
+                        tally.stored += len(messages)
+                    progress(sum(map(len, lines)) + len(lines))
+                    await tally.keep_to(rate)
+        finally:
+            await sender.close()
+
+    try:
+        with_link(work, retry_seconds=RETRY_SECONDS)
+    except (HeadraceError, KeyboardInterrupt):
+        if tally.stored:
+            note(f"stored {counted(tally.stored, 'message')} in {name} before it ended")
+        raise
+    if as_json:
+        print_json({"topic": name, "stored": tally.stored, "empty_lines": tally.empty})
+        return
+    left_out = f"; left {counted(tally.empty, 'empty line')} out" if tally.empty else ""
+    note(f"stored {counted(tally.stored, 'message')} in {name}{left_out}")
+
+
+class _Tally:
+    """What became of the lines so far."""
+
+    def __init__(self) -> None:
+        self.stored = 0
+        self.empty = 0
+        self._started = 0.0
+
+    async def keep_to(self, rate: float) -> None:
+        """Wait until so many may have been sent. Time counts from the first batch on, with which a
+        connection was made."""
+        import asyncio
+
+        if not rate:
+            return
+        now = time.monotonic()
+        self._started = self._started or now
+        await asyncio.sleep(max(0.0, self._started + self.stored / rate - now))
+
+
+async def _check_topic(link: Link, stream: str, topic: str) -> None:
+    """Before the first line is typed. Who may only send cannot ask."""
+    from headrace.errors import NotFoundError, UnauthorizedError
+
+    try:
+        found = await link.call(lambda client: client.get_topic(stream, topic))
+    except UnauthorizedError:
+        return
+    if found is None:
+        raise NotFoundError(f"there is no topic {stream}/{topic}")
+
+
+async def _send(
+    sender: Sender, stream: str, topic: str, where: Partitioning, messages: list[Message]
+) -> None:
+    from headrace.runtime.system import system_runtime
+    from headrace.wire.iggy.messages.messages import encode_send
+
+    now_us = system_runtime().clock.now_us()
+    await sender.send(encode_send(stream, topic, where, messages, origin_timestamp_us=now_us))
+
+
+class _Parser:
+    """Lines to messages, grouped by key: a request has one key, and order counts within one."""
+
+    def __init__(self, format: Format, key: bytes, headers: dict[str, str]) -> None:
+        self._format = format
+        self._key = key
+        self._headers = headers
+        self._number = 0
+
+    def group(self, lines: list[bytes]) -> dict[bytes, list[Message]]:
+        from headrace.cli.messages.records import message_of, parse_line
+
+        groups: dict[bytes, list[Message]] = {}
+        for line in lines:
+            self._number += 1
+            payload, key, headers = line, self._key, self._headers
+            if self._format is Format.JSONL:
+                payload, own_key, own = parse_line(line, self._number)
+                key, headers = own_key or key, {**headers, **own}
+            groups.setdefault(key, []).append(message_of(payload, key, headers))
+        return groups
+
+
+def _partitioning(key: bytes, partition: int) -> Partitioning:
+    from headrace.wire.iggy.primitives import Partitioning
+
+    if partition >= 0:
+        return Partitioning.to_partition(partition)
+    if key:
+        return Partitioning.by_key(key[:255])
+    return Partitioning.balanced()
+
+
+def _progress(file: str) -> Any:
+    """A bar for a file on a terminal, nothing otherwise; calling it says how much was done."""
+    if file == "-" or not sys.stderr.isatty() or not Path(file).is_file():
+        return nullcontext(lambda _: None)
+    from headrace.cli.output import byte_progress
+
+    return byte_progress("sending", Path(file).stat().st_size)
+
+
+async def _batches(file: str, count_max: int, tally: _Tally) -> AsyncIterator[list[bytes]]:
+    """Lines as they come: what is there is sent at once, in as few batches as possible."""
+    from headrace.cli.messages.lines import Lines, open_source
+
+    if file == "-" and sys.stdin.isatty():
+        note("each line is a message; Ctrl-D ends it")
+    lines = Lines(open_source(file))
+    while batch := await lines.take(count_max, BATCH_BYTES_MAX):
+        filled = [line for line in batch if line]  # the protocol has no empty messages
+        tally.empty += len(batch) - len(filled)
+        if filled:
+            yield filled

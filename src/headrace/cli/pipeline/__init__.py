@@ -1,0 +1,1 @@
+"""headrace pipeline, container, operator, window, event, dead-letters."""

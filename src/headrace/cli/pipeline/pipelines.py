@@ -1,0 +1,182 @@
+"""headrace pipeline run|list|show|stop|remove|logs, and what the modules `pipeline_*` add"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headrace.cli.confirming import Yes, confirm
+from headrace.cli.control_api import Api, Pipeline, control_api, controls
+from headrace.cli.options import AsJson
+from headrace.cli.output import format_value, note, print_fields, print_json, print_rows, printable
+from headrace.cli.pipeline import deploy, init, pipeline_runs, pipeline_view, plan
+from headrace.cli.pipeline.deploy import check_script
+
+app = typer.Typer(
+    help="Pipelines: PySpark code that the controller supervises.", no_args_is_help=True
+)
+app.command("init")(init.init)
+app.command("deploy")(deploy.deploy)
+app.command("diff")(deploy.diff)
+
+COLUMNS = ("name", "state", "rows", "rows_per_second", "lag", "window", "restarts")
+FOLLOW_SECONDS = 0.5
+ENDED = ("FINISHED", "FAILED", "STOPPED")
+# What a project folder holds besides code; never part of a package.
+SKIPPED_FOLDERS = {".git", ".venv", "__pycache__", "node_modules", "headrace-data"}
+PACKAGE_FILE_BYTES_MAX = 4 << 20
+
+app.command("dry-run")(plan.dry_run)
+app.command("plan")(plan.plan)
+app.command("validate")(plan.validate)
+
+
+def read_package(script: Path) -> dict[str, Any]:
+    """The script and the Python files beside and below it, as the API takes them."""
+    from headrace.errors import ConfigError
+
+    check_script(script)
+    folder = script.resolve().parent
+    files = {}
+    for path in [script.resolve(), *sorted(folder.rglob("*.py"))]:
+        relative = path.relative_to(folder)
+        if SKIPPED_FOLDERS.intersection(relative.parts) or not path.is_file():
+            continue
+        try:
+            if path.stat().st_size > PACKAGE_FILE_BYTES_MAX:
+                raise ConfigError(f"{path} is too large for a package of code")
+            files[relative.as_posix()] = base64.b64encode(path.read_bytes()).decode()
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    return {"entry": script.name, "files": files}
+
+
+@app.command("run")
+@controls
+def run(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT.py")],
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="Read what is there, then end.")
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once the controller has it.")
+    ] = False,
+    starting: pipeline_runs.From = None,
+    ending: pipeline_runs.To = None,
+    backfill_name: pipeline_runs.BackfillName = "",
+    settings: pipeline_runs.Set = None,
+    as_json: AsJson = False,
+) -> None:
+    """Hand a pipeline to the controller and show its progress; Ctrl-C leaves it running.
+
+    The file declares an Application (or is a plan, .json), or it is an ordinary PySpark script.
+    With --from or --to it is a backfill: an application of its own, with its own checkpoint and
+    output, that ends when it has read that far.
+    """
+    api = control_api()
+    run_of = pipeline_runs.make_run(starting, ending, backfill_name, settings)
+    package = pipeline_runs.add_run(read_package(script), run_of)
+    ends = available_now or run_of.backfill
+    submitted = api.post("/pipelines", {**package, "available_now": ends})
+    if detach:
+        print_fields({name: submitted.get(name) for name in COLUMNS}, as_json=as_json)
+        return
+    try:
+        final = follow(api, submitted["name"])
+    except KeyboardInterrupt:
+        note(
+            f"\n{submitted['name']} goes on; "
+            f"stop it with: headrace pipeline stop {submitted['name']}"
+        )
+        raise typer.Exit from None
+    if as_json:
+        print_json(final)
+    if final["state"] == "FAILED":
+        raise typer.Exit(1)
+
+
+def follow(api: Api, name: str) -> dict[str, Any]:
+    """Print a line whenever something moved, until the pipeline ends."""
+    last = ""
+    while True:
+        view: dict[str, Any] = api.get(f"/pipelines/{name}")
+        line = (
+            f"{name}: {view['state']}  rows {view['rows'] or 0:,}  "
+            f"{view['rows_per_second'] or 0:,.0f} rows/s  lag {format_value(view['lag'])}  "
+            f"window {view['window'] or '-'}  restarts {view['restarts']}"
+        )
+        if line != last:
+            note(line)
+            last = line
+        if view["state"] in ENDED:
+            if view.get("last_error"):
+                note(view["last_error"])
+            return view
+        time.sleep(FOLLOW_SECONDS)
+
+
+@app.command("list")
+@controls
+def list_pipelines(
+    as_json: AsJson = False,
+) -> None:
+    """List the pipelines."""
+    rows = control_api().get("/pipelines")
+    print_rows(rows, COLUMNS, as_json=as_json)
+
+
+@app.command("show")
+@controls
+def show(
+    name: Pipeline,
+    as_json: AsJson = False,
+) -> None:
+    """Show one pipeline: its containers, operators and last events; with --json all of it."""
+    view = control_api().get(f"/pipelines/{name}")
+    if as_json:
+        print_json(view)
+        return
+    pipeline_view.show(view)
+
+
+@app.command("stop")
+@controls
+def stop(
+    name: Pipeline,
+) -> None:
+    """Stop a pipeline; its checkpoint stays, and the next run goes on from it."""
+    view = control_api().post(f"/pipelines/{name}/stop")
+    note(f"{name}: {view['state']}")
+
+
+@app.command("remove")
+@controls
+def remove(
+    name: Pipeline,
+    yes: Yes = False,
+) -> None:
+    """Remove a pipeline that has ended: its checkpoints, packages and logs. Its topics stay."""
+    confirm(f"Remove pipeline {name} with its checkpoints and state?", yes=yes)
+    control_api().delete(f"/pipelines/{name}")
+    note(f"{name} is removed; a pipeline of this name begins anew")
+
+
+@app.command("logs")
+@controls
+def logs(
+    name: Pipeline,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000)] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Print the last lines of a pipeline's log."""
+    text = control_api().text(f"/pipelines/{name}/logs?lines={lines}")
+    if as_json:
+        print(json.dumps(text.splitlines()))
+    else:
+        print(printable(text) if sys.stdout.isatty() else text, end="")

@@ -1,0 +1,144 @@
+"""The life of a process that runs one role: start, report, wait for a signal, stop.
+
+What a role is made of is imported when it is made: a data node has no use for a broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+
+from headrace.cli.output import note
+from headrace.cli.server.observing import make_endpoint
+from headrace.cli.server.secrets import read_reference
+from headrace.cli.server.up import LABELS, SWITCH_INTERVAL_SECONDS, write_ready_file
+from headrace.config.settings import Settings
+from headrace.config.shown import shown_settings
+from headrace.errors import UnavailableError
+from headrace.observability.recent import RecentLines
+from headrace.process.encryption import Tls, load_tls
+from headrace.process.links import check_addresses, check_advertised, node_connect, placement_links
+from headrace.process.roles import Role
+from headrace.runtime.system import system_runtime
+from headrace.wire.sbp.messages import ClientRole
+
+
+async def make_role(name: str, settings: Settings, secret: bytes) -> Role:
+    runtime = system_runtime()
+    if name == "controller":
+        from headrace.process.controller_role import ControllerRole
+
+        return ControllerRole(runtime, settings, secret=secret, environment=dict(os.environ))
+    host = settings.iggy_host if name == "broker" else ""
+    check_advertised(host or settings.host, settings.advertise)
+    if name != "placement-manager":
+        check_addresses(settings.placement_managers)
+    tls = await load_tls(runtime, settings)
+    match name:
+        case "placement-manager":
+            from headrace.process.placement_role import PlacementRole
+
+            role = ClientRole.PLACEMENT_MANAGER
+            return PlacementRole(
+                runtime,
+                settings,
+                secret=secret,
+                node=node_connect(runtime, secret, name, role, tls=tls.peers),
+                tls=tls.acceptor,
+                etcd_password=read_reference(
+                    settings.placement.etcd.password, "placement.etcd.password"
+                ),
+            )
+        case "data-node":
+            from headrace.process.node_role import NodeRole
+
+            role = ClientRole.DATA_NODE
+            return NodeRole(
+                runtime,
+                settings,
+                secret=secret,
+                placement=placement_links(
+                    runtime, settings.placement_managers, secret, name, role, tls=tls.peers
+                ),
+                peers=node_connect(runtime, secret, name, role, tls=tls.peers),
+                tls=tls.acceptor,
+            )
+        case _:
+            return _make_broker(settings, secret, tls)
+
+
+def _make_broker(settings: Settings, secret: bytes, tls: Tls) -> Role:
+    from headrace.broker.term.snapshot import Diagnostics
+    from headrace.cli.server.process_figures import Figures, list_processes
+    from headrace.cli.server.root import tell_root
+    from headrace.process.broker_role import BrokerRole
+
+    runtime = system_runtime()
+    recent = RecentLines()
+    logging.getLogger().addHandler(recent)
+    managers = settings.placement_managers
+    return BrokerRole(
+        runtime,
+        settings,
+        secret=secret,
+        placement=placement_links(runtime, managers, secret, "broker", tls=tls.peers),
+        node=node_connect(runtime, secret, "broker", tls=tls.peers),
+        placement_address=",".join(managers),
+        tls=tls,
+        stands_by=True,
+        on_root=tell_root,
+        figures=Figures(settings.data_dir),
+        diagnostics=Diagnostics(
+            data_dir=settings.data_dir,
+            settings=shown_settings(settings),
+            processes=list_processes,
+            logs=recent.text,
+        ),
+    )
+
+
+async def serve_role(name: str, settings: Settings, secret: bytes, *, ready_file: str) -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    role = await make_role(name, settings, secret)
+    endpoint = make_endpoint(settings, role.observed())
+    await endpoint.start()
+    starting = asyncio.create_task(role.start())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return
+        await starting
+        gc.freeze()  # as in `control.py`
+        _report(name, {**role.addresses(), **endpoint.addresses()}, ready_file)
+        lost = asyncio.create_task(role.lost.wait())
+        await asyncio.wait([stopping, lost], return_when=asyncio.FIRST_COMPLETED)
+        lost.cancel()
+        if role.lost.is_set():
+            raise role.failure or UnavailableError(
+                f"the {name} cannot go on; see its messages above"
+            )
+        note("stopping")
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
+        await role.close()
+        await endpoint.close()
+
+
+def _report(name: str, addresses: dict[str, str], ready_file: str) -> None:
+    note(f"headrace {name} is up; Ctrl-C stops it")
+    for key, address in addresses.items():
+        gap = "" if LABELS[key].endswith("//") else "  "
+        note(f"  {LABELS[key]:<12}{gap}{address}")
+    if ready_file:
+        write_ready_file(ready_file, addresses)

@@ -1,0 +1,1 @@
+"""headrace top: what moves, live in the terminal."""

@@ -1,0 +1,124 @@
+"""headrace top: what moves, live in the terminal, or once for programs."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.connection import TARGET, connects, with_broker
+from headrace.cli.options import HTTP, AsJson
+
+if TYPE_CHECKING:
+    from headrace.cli.top.sample import Look, Pipelines
+    from headrace.client.iggy import IggyClient
+
+_PIPELINES_SECONDS = 5.0  # the screen waits for them
+
+
+@connects
+def top(
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.2, max=60, help="Seconds between two looks.")
+    ] = 2.0,
+    sort: Annotated[
+        str, typer.Option("--sort", help="Topics by rate, lag, size or name; s changes it.")
+    ] = "rate",
+    once: Annotated[
+        bool, typer.Option("--once", help="Two looks, one table, no keys; also without a terminal.")
+    ] = False,
+    count: Annotated[
+        int, typer.Option("--count", min=0, help="End after so many looks; 0 = when told to.")
+    ] = 0,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            "--http",
+            envvar="HEADRACE_HTTP",
+            help=f"The control plane's HTTP port, for pipelines; none = without. [{HTTP}]",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show rates, lag, pipelines and brokers live. Keys: q quit, p pause, s sort, r refresh."""
+    from headrace.cli.top.top_view import SORTS
+
+    if sort not in SORTS:
+        raise typer.BadParameter(f"--sort takes {', '.join(SORTS)}")
+    pipelines = _pipelines(http)
+
+    async def work(client: IggyClient) -> None:
+        if as_json:
+            await _print_json(client, pipelines, interval, 1 if once else count)
+        elif once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+            await _print_once(client, pipelines, interval, sort)
+        else:
+            from headrace.cli.top.screen import Screen
+
+            await Screen(sort, interval).run(client, pipelines, count)
+
+    try:
+        with_broker(work)
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+
+
+def _pipelines(http: str | None) -> Pipelines | None:
+    """What asks the control plane, with the broker's user; a token does not open it."""
+    from headrace.cli.control_api import Api
+
+    target = TARGET.get()
+    if http == "none" or target.token:
+        return None
+    api = Api(http or target.http, target.username, target.password)
+
+    def ask() -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = api.get("/pipelines", seconds=_PIPELINES_SECONDS)
+        return listed
+
+    return ask
+
+
+async def _two_looks(client: IggyClient, pipelines: Pipelines | None, interval: float) -> Look:
+    """Rates need two."""
+    import asyncio
+
+    from headrace.cli.top.sample import look
+
+    first = await look(client, None, None)
+    await asyncio.sleep(min(interval, 1.0))
+    return await look(client, pipelines, first)
+
+
+async def _print_once(
+    client: IggyClient, pipelines: Pipelines | None, interval: float, sort: str
+) -> None:
+    from rich.console import Console
+
+    from headrace.cli.top.top_view import draw
+
+    found = await _two_looks(client, pipelines, interval)
+    Console().print(draw(found, sort=sort, paused=False, height=200))
+
+
+async def _print_json(
+    client: IggyClient, pipelines: Pipelines | None, interval: float, count: int
+) -> None:
+    """One object for a single look, else one line for each."""
+    import asyncio
+    import json
+
+    from headrace.cli.top.sample import look
+
+    if count == 1:
+        found = await _two_looks(client, pipelines, interval)
+        print(json.dumps(found.to_json(), indent=2, default=str), flush=True)
+        return
+    before, looks = None, 0
+    while not count or looks < count:
+        if looks:
+            await asyncio.sleep(interval)
+        before = await look(client, pipelines, before)
+        print(json.dumps(before.to_json(), default=str), flush=True)
+        looks += 1

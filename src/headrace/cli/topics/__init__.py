@@ -1,0 +1,1 @@
+"""headrace stream, topic, partition, segment, group, offset, user, permission, token."""

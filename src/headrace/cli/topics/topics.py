@@ -1,0 +1,203 @@
+"""headrace topic create|list|show|update|purge|delete"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli import completion
+from headrace.cli.confirming import Yes, confirm
+from headrace.cli.connection import connects, with_broker
+from headrace.cli.human import NEVER, size
+from headrace.cli.options import AsJson, TopicName, split_topic
+from headrace.cli.output import note, print_fields, print_json, print_rows
+from headrace.cli.topics.streams import details_of as stream_details
+
+if TYPE_CHECKING:
+    from headrace.client.iggy import IggyClient
+    from headrace.wire.iggy.messages.topics import Topic, TopicDetails
+
+app = typer.Typer(help="Topics: what messages are sent to.", no_args_is_help=True)
+
+COLUMNS = (
+    "name", "id", "partitions", "replicas", "messages", "bytes", "expiry_seconds", "max_bytes",
+)  # fmt: skip
+PARTITION_COLUMNS = ("partition", "messages", "next_offset", "bytes", "segments")
+
+
+def _row(topic: Topic, stream: str) -> dict[str, Any]:
+    """`expiry_seconds` and `max_bytes` are null where there is no bound."""
+    never = topic.message_expiry_us == NEVER
+    unlimited = topic.max_size_bytes == NEVER
+    return {
+        "stream": stream,
+        "name": topic.name,
+        "id": topic.id,
+        "partitions": topic.partitions_count,
+        "replicas": topic.replication_factor,
+        "messages": topic.messages_count,
+        "bytes": topic.size_bytes,
+        "expiry_seconds": None if never else topic.message_expiry_us / 1e6,
+        "max_bytes": None if unlimited else topic.max_size_bytes,
+        "created_at_us": topic.created_at_us,
+    }
+
+
+async def details_of(client: IggyClient, stream: str, topic: str) -> TopicDetails:
+    from headrace.errors import NotFoundError
+
+    details = await client.get_topic(stream, topic)
+    if details is None:
+        raise NotFoundError(f"there is no topic {stream}/{topic}")
+    return details
+
+
+@app.command("create")
+@connects
+def create(
+    name: TopicName,
+    partitions: Annotated[int, typer.Option("--partitions", min=1, max=1000)] = 1,
+    expiry_seconds: Annotated[
+        float, typer.Option("--expiry", help="Seconds a message is kept; 0 = the server's default.")
+    ] = 0,
+    max_bytes: Annotated[
+        int, typer.Option("--max-bytes", help="Size cap; 0 = the server's default.")
+    ] = 0,
+    replicas: Annotated[
+        int, typer.Option("--replicas", min=0, max=3, help="Data nodes that keep it; 0 = default.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Make a topic in an existing stream."""
+    stream, topic = split_topic(name)
+    details = with_broker(
+        lambda c: c.create_topic(
+            stream,
+            topic,
+            partitions_count=partitions,
+            message_expiry_us=int(expiry_seconds * 1_000_000),
+            max_size_bytes=max_bytes,
+            replication_factor=replicas,
+        ),
+    )
+    print_fields(_row(details.topic, stream), as_json=as_json)
+
+
+@app.command("list")
+@connects
+def list_topics(
+    stream: Annotated[
+        str | None,
+        typer.Argument(metavar="STREAM", help="All if empty.", autocompletion=completion.streams),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the topics of a stream, or of all streams."""
+
+    async def work(client: IggyClient) -> list[dict[str, Any]]:
+        if stream is not None:
+            # Asked for the topics of a stream that is not there, servers answer with none.
+            return [_row(one, stream) for one in (await stream_details(client, stream)).topics]
+        return [
+            _row(one, each.name)
+            for each in await client.get_streams()
+            for one in await client.get_topics(each.name)
+        ]
+
+    rows = with_broker(work)
+    if as_json:
+        print_json(rows)
+    else:
+        print_rows(rows, COLUMNS if stream is not None else ("stream", *COLUMNS), as_json=False)
+
+
+@app.command("show")
+@connects
+def show(
+    name: TopicName,
+    as_json: AsJson = False,
+) -> None:
+    """Show a topic and its partitions."""
+    stream, topic = split_topic(name)
+
+    details = with_broker(lambda c: details_of(c, stream, topic))
+    fields, rows = _row(details.topic, stream), partition_rows(details)
+    if as_json:
+        print_json({**fields, "partitions": rows})
+        return
+    print_fields(fields, as_json=False)
+    print_rows(rows, PARTITION_COLUMNS, as_json=False)
+
+
+def partition_rows(details: TopicDetails) -> list[dict[str, Any]]:
+    return [
+        {
+            "partition": one.id,
+            "messages": one.messages_count,
+            "next_offset": one.current_offset + 1 if one.messages_count else one.current_offset,
+            "bytes": one.size_bytes,
+            "segments": one.segments_count,
+        }
+        for one in details.partitions
+    ]
+
+
+@app.command("update")
+@connects
+def update(
+    name: TopicName,
+    new_name: Annotated[str, typer.Option("--name", help="Another name.")] = "",
+    expiry_seconds: Annotated[
+        float | None, typer.Option("--expiry", help="Seconds a message is kept; 0 = never expires.")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", help="Size cap; 0 = unlimited.")
+    ] = None,
+    replicas: Annotated[
+        int, typer.Option("--replicas", min=0, max=3, help="Data nodes that keep it; 0 = as it is.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Change a topic; what is not named stays as it is."""
+    stream, topic = split_topic(name)
+
+    async def work(client: IggyClient) -> dict[str, Any]:
+        old = (await details_of(client, stream, topic)).topic
+        expiry = old.message_expiry_us
+        if expiry_seconds is not None:
+            expiry = int(expiry_seconds * 1_000_000) or NEVER
+        size = old.max_size_bytes if max_bytes is None else max_bytes or NEVER
+        await client.update_topic(
+            stream, topic, new_name or old.name, compression=old.compression,
+            message_expiry_us=expiry, max_size_bytes=size, replication_factor=replicas,
+        )  # fmt: skip
+        return _row((await details_of(client, stream, new_name or topic)).topic, stream)
+
+    print_fields(with_broker(work), as_json=as_json)
+
+
+def _contents(stream: str, topic: str) -> str:
+    """What would be lost, for a question."""
+    found = with_broker(lambda c: details_of(c, stream, topic)).topic
+    return f"{stream}/{topic}: {found.messages_count:,} messages, {size(found.size_bytes)}"
+
+
+@app.command("purge")
+@connects
+def purge(name: TopicName, yes: Yes = False) -> None:
+    """Remove all messages of a topic; offsets start at 0 again."""
+    stream, topic = split_topic(name)
+    confirm(lambda: f"Remove all messages of {_contents(stream, topic)}?", yes=yes)
+    with_broker(lambda c: c.purge_topic(stream, topic))
+    note(f"purged {name}")
+
+
+@app.command("delete")
+@connects
+def delete(name: TopicName, yes: Yes = False) -> None:
+    """Delete a topic and its messages."""
+    stream, topic = split_topic(name)
+    confirm(lambda: f"Delete {_contents(stream, topic)}?", yes=yes)
+    with_broker(lambda c: c.delete_topic(stream, topic))
+    note(f"deleted {name}")

@@ -1,0 +1,222 @@
+"""headrace import jsonl|iggy|kafka"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.connection import PASSWORD, USERNAME, connects, with_broker
+from headrace.cli.options import AsJson, TopicName, split_topic
+from headrace.cli.output import byte_progress, count_progress, note, print_json
+
+if TYPE_CHECKING:
+    from headrace.cli.transfer.import_sources import Imported
+    from headrace.client.iggy import IggyClient
+
+app = typer.Typer(
+    help="Moving in: topics of others, and files. Run again, an import goes on where it was.",
+    no_args_is_help=True,
+)
+
+
+class Dialect(StrEnum):
+    B2 = "B2"
+    C = "C"
+
+
+Rate = Annotated[
+    float, typer.Option("--rate", min=0, help="Messages per second; 0 = as fast as it goes.")
+]
+ByKey = Annotated[
+    bool,
+    typer.Option(
+        "--by-key", help="Put keys where clients of this server do, not in partitions as they were."
+    ),
+]
+AcceptLoss = Annotated[
+    bool,
+    typer.Option("--accept-loss", help="Go on where the source has lost messages meanwhile."),
+]
+
+
+@app.command("jsonl")
+@connects
+def jsonl(
+    name: TopicName,
+    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False)],
+    partitions: Annotated[
+        int, typer.Option("--partitions", min=1, max=1000, help="Of a topic that is made.")
+    ] = 1,
+    by_key: ByKey = False,
+    rate: Rate = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Import a file of JSON lines, as `headrace export` and `consume --json` write them.
+
+    A line is an object with payload or payload_base64; key, headers, id, partition and
+    origin_timestamp_us are kept. A file that has grown is imported from where it was.
+    """
+    target_name = split_topic(name)
+
+    async def work(client: IggyClient) -> Imported:
+        from headrace.cli.transfer.import_sources import ImportTarget
+        from headrace.cli.transfer.importing_jsonl import import_lines
+
+        target = await ImportTarget.prepare(client, target_name, partitions=partitions)
+        with _byte_progress(file) as progress:
+            return await import_lines(target, file, rate=rate, by_key=by_key, on_progress=progress)
+
+    _tell({name: _run(work)}, as_json=as_json)
+
+
+@app.command("iggy")
+@connects
+def iggy(
+    source: Annotated[
+        str, typer.Argument(metavar="STREAM[/TOPIC]", help="There; without a topic, all of them.")
+    ],
+    source_address: Annotated[
+        str, typer.Option("--source-address", metavar="HOST:PORT", help="Of the other server.")
+    ],
+    to: Annotated[
+        str, typer.Option("--to", metavar="STREAM[/TOPIC]", help="Here; the same if empty.")
+    ] = "",
+    source_username: Annotated[str, typer.Option("--source-username")] = USERNAME,
+    source_password: Annotated[
+        str,
+        typer.Option("--source-password", envvar="HEADRACE_SOURCE_PASSWORD", show_default=False),
+    ] = PASSWORD,
+    source_token: Annotated[
+        str, typer.Option("--source-token", envvar="HEADRACE_SOURCE_TOKEN")
+    ] = "",
+    source_tls: Annotated[
+        bool, typer.Option("--source-tls", help="Connect to it over TLS.")
+    ] = False,
+    source_dialect: Annotated[
+        Dialect, typer.Option("--source-dialect", help="C for apache-iggy 0.9.0 and later.")
+    ] = Dialect.B2,
+    by_key: ByKey = False,
+    accept_loss: AcceptLoss = False,
+    rate: Rate = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Import topics from an Iggy server, or from another Headrace."""
+    from headrace.cli.transfer.importing_iggy import IggySource
+    from headrace.client.tls_options import TlsOptions
+
+    tls = TlsOptions(source_tls, "", "", False).client()
+    server = IggySource(
+        source_address, source_username, source_password, source_token, source_dialect.value, tls
+    )
+
+    async def work(client: IggyClient) -> dict[str, Imported]:
+        from headrace.cli.transfer.import_sources import ImportTarget
+        from headrace.cli.transfer.importing_iggy import import_topic
+        from headrace.transfer.spans import describe_source
+
+        done = {}
+        async with await server.connect(client.runtime) as there:
+            for from_topic, to_topic in await _pairs(there, source, to):
+                described = await describe_source(there, *from_topic)
+                target = await ImportTarget.prepare(
+                    client, to_topic, partitions=max(1, len(described.partitions))
+                )
+                total = sum(span.count for span in described.partitions)
+                with count_progress("/".join(to_topic), total) as progress:
+                    done["/".join(to_topic)] = await import_topic(
+                        target, there, described, source_address, rate=rate, by_key=by_key,
+                        accept_loss=accept_loss, on_progress=progress,
+                    )  # fmt: skip
+        return done
+
+    _tell(_run(work), as_json=as_json)
+
+
+@app.command("kafka")
+@connects
+def kafka(
+    topic: Annotated[str, typer.Argument(metavar="KAFKA-TOPIC")],
+    to: Annotated[str, typer.Option("--to", metavar="STREAM/TOPIC", help="Where it goes.")],
+    bootstrap: Annotated[
+        str, typer.Option("--bootstrap", metavar="HOST:PORT,...", help="Brokers of Kafka.")
+    ] = "localhost:9092",
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", metavar="NAME=VALUE", help="Of librdkafka; repeatable."),
+    ] = None,
+    by_key: ByKey = False,
+    accept_loss: AcceptLoss = False,
+    rate: Rate = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Import a topic from Kafka: what it holds now; run again, what came since."""
+    from headrace.cli.messages.records import parse_headers
+    from headrace.cli.transfer.import_kafka import KafkaSource, import_topic
+
+    target_name = split_topic(to)
+    source = KafkaSource(bootstrap, topic, parse_headers(config or []))
+
+    async def work(client: IggyClient) -> Imported:
+        from headrace.cli.transfer.import_sources import ImportTarget
+
+        try:
+            cluster, spans = await source.describe()
+            target = await ImportTarget.prepare(client, target_name, partitions=len(spans))
+            with count_progress("importing", sum(span.count for span in spans)) as progress:
+                return await import_topic(
+                    target, source, cluster, spans, rate=rate, by_key=by_key,
+                    accept_loss=accept_loss, on_progress=progress,
+                )  # fmt: skip
+        finally:
+            await source.close()
+
+    _tell({to: _run(work)}, as_json=as_json)
+
+
+async def _pairs(
+    client: IggyClient, source: str, to: str
+) -> list[tuple[tuple[str, str], tuple[str, str]]]:
+    """Which topics become which."""
+    from headrace.errors import NotFoundError
+
+    if "/" in source:
+        pair = split_topic(source)
+        there = split_topic(to) if "/" in to else (to or pair[0], pair[1])
+        return [(pair, there)]
+    if "/" in to:
+        raise typer.BadParameter("a whole stream goes into a stream: --to STREAM")
+    if await client.get_stream(source) is None:
+        raise NotFoundError(f"the source has no stream {source}")
+    topics = sorted(topic.name for topic in await client.get_topics(source))
+    return [((source, topic), (to or source, topic)) for topic in topics]
+
+
+def _run(work: Any) -> Any:
+    try:
+        return with_broker(work)
+    except KeyboardInterrupt:
+        note("interrupted: the same command goes on where it was")
+        raise typer.Exit(1) from None
+
+
+def _byte_progress(file: Path) -> Any:
+    import sys
+    from contextlib import nullcontext
+
+    if not sys.stderr.isatty():
+        return nullcontext(lambda _: None)
+    return byte_progress("importing", file.stat().st_size)
+
+
+def _tell(done: dict[str, Imported], *, as_json: bool) -> None:
+    if as_json:
+        print_json({name: asdict(each) for name, each in done.items()})
+        return
+    for name, each in done.items():
+        note(f"{each.messages} messages imported into {name}")
+        for what, count in each.remarks.items():
+            note(f"  {count} {what}")

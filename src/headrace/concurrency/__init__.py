@@ -1,0 +1,1 @@
+"""Tasks with an owner, locks by key, trying again, and a loop for callers that block."""

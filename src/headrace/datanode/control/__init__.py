@@ -1,0 +1,1 @@
+"""What the placement managers make a data node do: ranges opened, ended, fenced, set aside."""

@@ -1,0 +1,1 @@
+"""Copies of what is appended: what is committed, what goes to which replica, filling gaps."""

@@ -1,0 +1,247 @@
+"""One streaming query of a container, from its start to its end.
+
+Its batches go to a topic of the user's, to a sink function, or to an edge that other containers
+read. What it publishes between containers it publishes under the window that the window log gives
+the batch, after the last window that its publisher closed; while it has nothing to do it lets
+windows pass, so that whoever reads it together with others does not wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from headrace.ids import WindowId
+from headrace.pipeline.container.window_log import BatchWindow, CheckpointLostError, WindowLog
+from headrace.pipeline.declare.declarations import Batch
+from headrace.pipeline.windows import WindowGrid, format_window
+from headrace.runtime.interfaces import Disk, Lock
+from headrace.wire.umbilical.messages import DeployState
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from headrace.pipeline.container.query_positions import QueryPositions
+    from headrace.pipeline.container.salvage import Salvage
+    from headrace.pipeline.declare.properties import PropertyValues
+    from headrace.pipeline.declare.queries import Query
+    from headrace.spark.edges.sink import EdgeSink
+    from headrace.spark.options import SinkOptions, Target
+    from headrace.spark.session.queries import QueryIdentity, RunningQuery
+
+BATCHES_REMEMBERED = 1024
+LONG_BATCH_SECONDS = 20.0  # after it a batch tells how far it has come
+IDLE_MS = 2_000  # without a batch, until windows pass by themselves
+RECORDED_ROWS_MAX = 100  # of a window
+
+
+class ReachedWindow(Exception):
+    """Ends a query that was started to read up to a window."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """Sample rows of the next windows, one file each."""
+
+    folder: str
+    windows_left: int
+
+
+@dataclass(slots=True)
+class QueryRun:
+    query: Query
+    windows: WindowLog
+    lock: Lock
+    disk: Disk
+    monotonic: Callable[[], float]
+    sink: SinkOptions | None = None
+    edge: EdgeSink | None = None
+    reads: tuple[Target, ...] = ()  # edges
+    reads_topics: bool = True
+    identity: str = ""  # what its output is known by
+    salvage: Salvage | None = None  # of a query that keeps no state
+    positions: QueryPositions | None = None
+    values: PropertyValues | None = None
+    at_most_once: bool = False
+    running: RunningQuery | None = None
+    state: DeployState = DeployState.ACTIVE
+    batches: dict[int, tuple[BatchWindow, int]] = field(default_factory=dict)
+    until: WindowId | None = None  # read up to this window, then end
+    stopped_at: WindowId | None = None
+    checkpoint_lost: bool = False
+    end_told: bool = False  # to those who read its edge
+    recording: Recording | None = None
+    in_batch: int | None = None
+    _entered: float = 0.0
+    _passed_ms: int = 0
+    _suffix: str = field(init=False)  # of its publishers, which know batches by their numbers
+
+    def __post_init__(self) -> None:
+        # After a rollback of this query the same numbers come again, with other rows.
+        number = self.windows.rollback()
+        self._suffix = f"/{number}" if number else ""
+
+    @property
+    def is_starting(self) -> bool:
+        """Spark does not have it yet."""
+        return self.running is None and self.state is DeployState.ACTIVE
+
+    def on_batch(self, frame: DataFrame, batch_id: int, identity: QueryIdentity) -> None:
+        """Called by Spark for every micro-batch, in a thread of its own."""
+        self.in_batch, self._entered = batch_id, self.monotonic()
+        try:
+            self._on_batch(frame, batch_id, identity)
+        finally:
+            self.in_batch = None
+
+    def _on_batch(self, frame: DataFrame, batch_id: int, identity: QueryIdentity) -> None:
+        if self.until is not None and self._read_until() > self.until:
+            self.stopped_at = self.until  # the batch is left for whoever reads from there
+            raise ReachedWindow(f"everything up to window {format_window(self.until)} is read")
+        # On disk before anything is published.
+        try:
+            window = self.windows.enter(batch_id, self._closed)
+        except CheckpointLostError:
+            self.checkpoint_lost = True
+            raise
+        rows = 0
+        if not (window.replay and self.at_most_once):
+            rows = self._process(frame, batch_id, identity, window)
+        self.batches[batch_id] = (window, max(rows, 0))
+        self.batches.pop(batch_id - BATCHES_REMEMBERED, None)
+
+    def _process(
+        self,
+        frame: DataFrame,
+        batch_id: int,
+        identity: QueryIdentity,
+        window: BatchWindow,
+    ) -> int:
+        deliver = partial(self._deliver, window=window, batch_id=batch_id, identity=identity)
+        try:
+            return deliver(self.query.finish(frame))
+        except Exception as error:  # whatever it is: either a record is to blame, or it stands
+            publish = partial(self._publish, batch_id=batch_id, identity=identity)
+            rest = self.salvage and self.salvage.rest(error, window.window, batch_id, publish)
+            if rest is None:
+                raise
+            return deliver(rest)
+
+    def _deliver(
+        self,
+        frame: DataFrame,
+        *,
+        window: BatchWindow,
+        batch_id: int,
+        identity: QueryIdentity,
+    ) -> int:
+        self._record(frame, window.window)
+        if self.edge is not None:
+            from headrace.spark.edges.sink import publish_window
+
+            (closed,) = window.closed
+            return publish_window(frame, self.edge, window=window.window, previous=closed)
+        if self.sink is not None:
+            key = self.query.key
+            return self._publish(frame, self.sink, key, batch_id=batch_id, identity=identity)
+        if self.query.stage is None:
+            return -1
+        from headrace.pipeline.declare.stages import give
+
+        batch = Batch(window.window, batch_id, window.replay, self.identity, self.query.mode)
+        return give(self.query, frame, batch)
+
+    def _publish(
+        self,
+        frame: DataFrame,
+        sink: SinkOptions,
+        key: str | None = None,
+        *,
+        batch_id: int,
+        identity: QueryIdentity,
+    ) -> int:
+        from headrace.spark.sink.publish import publish
+        from headrace.spark.sink.sink import publisher_name
+        from headrace.spark.sink.windows import Window
+
+        publisher = publisher_name(identity.id, sink.target) + self._suffix
+        window = Window(publisher, identity.run_id, batch_id)
+        return publish(frame, sink, window, key)
+
+    def _closed(self) -> tuple[int, ...]:
+        """The last window its publisher closed; fences whoever published before this run."""
+        if self.edge is None:
+            return ()
+        from headrace.spark.edges.sink import last_closed
+
+        return (last_closed(self.edge),)
+
+    def _record(self, frame: DataFrame, window: int) -> None:
+        recording = self.recording
+        if recording is None:
+            return
+        rows = frame.limit(RECORDED_ROWS_MAX).toJSON().collect()
+        self.disk.make_folder(recording.folder)
+        path = f"{recording.folder}/{format_window(window)}.jsonl"
+        self.disk.write_atomic(path, "".join(f"{row}\n" for row in rows).encode())
+        recording.windows_left -= 1
+        if recording.windows_left <= 0:
+            self.recording = None
+
+    def store_positions(self) -> None:
+        """Tell the broker how far this query has read its topics."""
+        if self.running is not None and self.positions is not None:
+            self.positions.store(self.running.ends())
+
+    # while nothing happens
+
+    def pass_windows(self, grid: WindowGrid, now_ms: int) -> None:
+        """Let windows pass that have no rows, for those who read this query's edge."""
+        if self.edge is None or self.in_batch is not None or now_ms - self._passed_ms < IDLE_MS:
+            return
+        from headrace.pipeline.container.idle_windows import pass_idle_windows
+
+        self._passed_ms = now_ms
+        pass_idle_windows(
+            self.windows,
+            grid,
+            sinks=(self.edge,),
+            edges=self.reads,
+            now_ms=now_ms,
+            reads_topics=self.reads_topics,
+        )
+
+    def end(self, grid: WindowGrid) -> None:
+        """Nothing comes after this: for a run that reads what is there, then ends."""
+        if self.edge is not None:
+            from headrace.pipeline.container.idle_windows import end_streams
+
+            end_streams(self.windows, grid, sinks=(self.edge,))
+
+    def long_batch(self) -> int | None:
+        """How far a batch has come that runs for long, as a number that grows with its tasks."""
+        if self.in_batch is None or self.running is None:
+            return None
+        if self.monotonic() - self._entered < LONG_BATCH_SECONDS:
+            return None
+        return self.in_batch * 1_000_000 + self.running.tasks_finished()
+
+    def is_caught_up(self) -> bool:
+        """Whether nothing up to the window that it was let run to is left to read."""
+        if self.until is None or self.in_batch is not None:
+            return False
+        from headrace.spark.edges.edge_following import quiet_through
+        from headrace.spark.server import connect
+
+        server = connect(self.reads[0])
+        through = server.run(quiet_through(server.remote, self.reads, self.windows.inputs()))
+        if through is None or through < self.until:
+            return False
+        self.stopped_at = self.until
+        return True
+
+    def _read_until(self) -> int:
+        """The window that the newest batch reads up to; -1 for none."""
+        return min(self.windows.inputs().values(), default=-1)

@@ -1,0 +1,1 @@
+"""The pipeline controller: applications, their containers, the umbilical they report to."""

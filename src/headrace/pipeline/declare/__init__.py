@@ -1,0 +1,1 @@
+"""What a user writes: applications, operators, topics, stores, and how they become DataFrames."""

@@ -1,0 +1,426 @@
+"""The pipeline API: `Application`, its decorators, and the plan they amount to.
+
+This module imports neither pyspark nor numpy; `stages.py` turns an application into DataFrames.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from headrace.errors import ConfigError
+from headrace.pipeline.declare.declarations import (
+    BATCH,
+    OUTPUT_PORT,
+    SPARK,
+    Batch,
+    Hook,
+    Metric,
+    Stage,
+    StreamOptions,
+    TopicInput,
+    check_attributes,
+    check_name,
+    check_topic,
+    feed_of,
+    make_stage,
+)
+from headrace.pipeline.declare.properties import Properties
+from headrace.pipeline.declare.stores import ROWS, Store, check_store
+from headrace.pipeline.plan.spark_conf import check_spark_conf
+from headrace.wire.umbilical import attributes as origin
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+    from headrace.pipeline.declare.preview import Preview
+
+__all__ = ["Application", "Batch"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Payload = Mapping[str, Any] | str  # an object, or the text of a payload, right or wrong
+
+_TRIGGER = re.compile(r"\d+(\.\d+)? (millisecond|second|minute|hour|day)s?\Z")
+
+
+class Application:
+    """A named pipeline: topics in, operators between, topics and sinks out.
+
+    `trigger` is how often Spark starts a micro-batch. `attributes` are the controller's (for
+    example `HEARTBEAT_TIMEOUT_MILLIS=10_000`) and travel in the plan. Its containers may use the
+    topics that it declares; `other_topics` are those ("stream/topic", with wildcards) that its
+    functions read or write by themselves. `spark_conf` are Spark settings of its containers; they
+    win over the server's and travel in the plan, so they hold no secrets.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        trigger: str = "1 second",
+        other_topics: Sequence[str] = (),
+        spark_conf: Mapping[str, Any] | None = None,
+        **attributes: Any,
+    ) -> None:
+        if not re.match(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z", name):
+            raise ConfigError(f"application name {name!r}: letters, digits, '_', '.', '-'")
+        if not _TRIGGER.match(trigger):
+            raise ConfigError(
+                f"trigger {trigger!r}: write it like '1 second' or '500 milliseconds'"
+            )
+        check_attributes(f"application {name}", attributes, origin.DAG)
+        self.name = name
+        self.trigger = trigger
+        self.spark_conf = check_spark_conf(name, spark_conf or {})
+        self.other_topics = tuple(other_topics)
+        for topic in self.other_topics:
+            check_topic(topic)
+        self.attributes = attributes
+        self.topics: dict[str, TopicInput] = {}
+        self.stages: dict[str, Stage] = {}
+        self.streams: dict[str, StreamOptions] = {}  # by feed
+        self.hooks: list[Hook] = []
+        self.letters_suffix = ""  # of dead-letter topics: a backfill has its own
+
+    def topic(
+        self,
+        port: str,
+        topic: str,
+        *,
+        schema: str | None = None,
+        on_bad_row: str = "drop",
+        starting: str = "earliest",
+        messages_max: int | None = None,
+        columns: Sequence[str] = (),
+        renamed_from: str | None = None,
+        on_data_loss: str = "skip",
+    ) -> None:
+        """Declare `topic` ("stream/topic") as the input port `port`.
+
+        With a `schema` (Spark's DDL text) payloads are JSON objects and the port has its columns,
+        and of the message itself those that `columns` names; without one it has all of the
+        message's. `on_bad_row` says what happens to a payload that does not fit: "drop" counts it,
+        "dead_letter" publishes it to `<topic>.dead_letter`, "fail" stops the query. `starting`
+        (earliest, latest, a time or offsets) matters once, at the first start; `messages_max`
+        bounds a micro-batch. `on_data_loss`: where retention was faster than the pipeline, "skip"
+        goes on with what is there and tells of the gap in an event, "fail" stops the query.
+        """
+        self.add_topic(
+            TopicInput(
+                port,
+                topic,
+                schema,
+                on_bad_row,
+                starting,
+                messages_max,
+                tuple(columns),
+                renamed_from=renamed_from,
+                on_data_loss=on_data_loss,
+            )
+        )
+
+    @overload
+    def operator(self, function: F, /) -> F: ...
+    @overload
+    def operator(
+        self,
+        function: None = None,
+        /,
+        *,
+        name: str | None = None,
+        inputs: Mapping[str, str] | None = None,
+        outputs: Sequence[str] = (),
+        expect: Mapping[str, str] | None = None,
+        to: str | None = None,
+        key: str | None = None,
+        output_mode: str | None = None,
+        live: bool | Sequence[str] = False,
+        isolate: bool = False,
+        instances: int = 1,
+        renamed_from: str | None = None,
+        ports: Mapping[str, Mapping[str, Any]] | None = None,
+        **attributes: Any,
+    ) -> Callable[[F], F]: ...
+    def operator(self, function: Any = None, /, **options: Any) -> Any:
+        """Declare a function of DataFrames; its parameters are input ports, its result the output.
+
+        `to` publishes the result to a topic under the column `key`; a result that aggregates states
+        its `output_mode`. With `outputs=("ok", "late")` the function returns a dict of them, wired
+        as `inputs={"rows": "split.ok"}`. `expect` maps a SQL condition to what happens to rows that
+        break it. Properties are keyword-only parameters; those that `live` names (True: all) are
+        read again for every batch. `isolate` and `instances` give the operator containers of its
+        own, `renamed_from` keeps the checkpoint of its old name. What is written in capitals are
+        attributes (MEMORY_MB=2048); `ports` has those of its ports.
+        """
+
+        def declare(function: F) -> F:
+            self.add_stage(make_stage(function, sink=False, **options))
+            return function
+
+        return declare if function is None else declare(function)
+
+    @overload
+    def sink(self, function: F, /) -> F: ...
+    @overload
+    def sink(
+        self,
+        function: None = None,
+        /,
+        *,
+        name: str | None = None,
+        inputs: Mapping[str, str] | None = None,
+        output_mode: str | None = None,
+        live: bool | Sequence[str] = False,
+        isolate: bool = False,
+        instances: int = 1,
+        renamed_from: str | None = None,
+        ports: Mapping[str, Mapping[str, Any]] | None = None,
+        **attributes: Any,
+    ) -> Callable[[F], F]: ...
+    def sink(self, function: Any = None, /, **options: Any) -> Any:
+        """Declare a function that receives one *batch* DataFrame and `batch` (see `Batch`)."""
+
+        def declare(function: F) -> F:
+            self.add_stage(make_stage(function, sink=True, **options))
+            return function
+
+        return declare if function is None else declare(function)
+
+    def store(self, feed: str, store: Store, *, name: str | None = None, **options: Any) -> None:
+        """Write what `feed` (an operator, or one of its outputs) gives to a file, table or screen.
+
+        See `headrace.pipeline.declare.stores`. The sink is named after both unless it has a
+        `name`; it has the options of `sink`.
+        """
+        check_store(store, options.get("output_mode") or "append")
+        self.add_stage(
+            make_stage(
+                store,
+                sink=True,
+                name=name or f"{feed.replace('.', '_')}_{store.kind}",
+                inputs={ROWS: feed},
+                **options,
+            )
+        )
+
+    def metric(
+        self,
+        operator: str | Callable[..., Any],
+        *,
+        port: str = OUTPUT_PORT,
+        aggregate: str = "sum",
+        **expressions: str,
+    ) -> None:
+        """Count something about every window of an output: `app.metric(valid, units="sum(qty)")`.
+
+        The expressions are SQL aggregates over the port's rows. `aggregate` (sum, min, max, avg,
+        last) makes one value out of those of several instances.
+        """
+        name = operator if isinstance(operator, str) else operator.__name__
+        stage = self.stages.get(name)
+        if stage is None or stage.sink:
+            raise ConfigError(f"a metric belongs to an operator; {name!r} is none")
+        if port not in stage.outputs:
+            raise ConfigError(f"{name} has no output {port!r}; it has {', '.join(stage.outputs)}")
+        if not expressions:
+            raise ConfigError('name the metric: app.metric("valid", units="sum(qty)")')
+        added = [Metric(each, sql, port, aggregate) for each, sql in expressions.items()]
+        taken = {each.name for each in stage.metrics if each.port == port}
+        if twice := sorted(taken & {each.name for each in added}):
+            raise ConfigError(f"{name} has the metric {', '.join(twice)} already")
+        self.stages[name] = replace(stage, metrics=(*stage.metrics, *added))
+
+    def stream(
+        self,
+        source: str,
+        *,
+        name: str | None = None,
+        locality: str | None = None,
+        remote: bool = False,
+    ) -> None:
+        """Name or place the stream of an output: `app.stream("valid", locality="NODE_LOCAL")`.
+
+        Streams fuse the operators at their ends unless they are NODE_LOCAL, RACK_LOCAL or remote.
+        """
+        if source in self.streams:
+            raise ConfigError(f"the stream of {source} is declared twice")
+        self.streams[source] = StreamOptions(source, name, locality, remote)
+
+    @overload
+    def committed(self, function: F, /) -> F: ...
+    @overload
+    def committed(self, operator: str | None = None, /) -> Callable[[F], F]: ...
+    def committed(self, what: Any = None, /) -> Any:
+        """Declare a function that is told of every window that all operators have checkpointed.
+
+        It gets the window id, and `spark` if it asks for it, in every container, or with
+        `@app.committed("store")` where that operator runs. Windows may be skipped, never repeated
+        in one container's life; after a restart the last one may come again.
+        """
+        if callable(what):
+            self.hooks.append(Hook(what))
+            return what
+
+        def declare(function: F) -> F:
+            self.hooks.append(Hook(function, what))
+            return function
+
+        return declare
+
+    def add_topic(self, topic: TopicInput) -> None:
+        self._claim(topic.name)
+        self.topics[topic.name] = topic
+
+    def add_stage(self, stage: Stage) -> None:
+        self._claim(stage.name)
+        self.stages[stage.name] = stage
+
+    def ordered(self) -> list[Stage]:
+        """Stages with every stage after those that feed it; checks all the wiring."""
+        done: dict[str, Stage] = {}
+        path: list[str] = []
+
+        def visit(stage: Stage) -> None:
+            if stage.name in done:
+                return
+            if stage.name in path:
+                raise ConfigError(f"operators form a loop: {' -> '.join([*path, stage.name])}")
+            path.append(stage.name)
+            for port, feed in stage.ports.items():
+                self._check_feed(stage, port, feed)
+                source = feed.partition(".")[0]
+                if source in self.stages:
+                    visit(self.stages[source])
+            path.pop()
+            done[stage.name] = stage
+
+        for stage in self.stages.values():
+            visit(stage)
+        known = self._available("")
+        for feed in self.streams:
+            if feed not in known:
+                raise ConfigError(f"stream of {feed!r}: there is {', '.join(known)}")
+        for hook in self.hooks:
+            if hook.operator is not None and hook.operator not in {*self.stages, *self.topics}:
+                raise ConfigError(f"committed({hook.operator!r}): there is no such operator")
+        return list(done.values())
+
+    def terminals(self) -> list[Stage]:
+        """Stages whose result leaves the application: each is one streaming query."""
+        stages = [stage for stage in self.ordered() if stage.sink or stage.to is not None]
+        if not stages:
+            raise ConfigError(
+                f"application {self.name} writes nothing: give an operator to='stream/topic' "
+                "or declare an @app.sink"
+            )
+        return stages
+
+    def plan(self) -> dict[str, Any]:
+        """The logical plan, Apex-shaped: operators with ports, and the streams between them."""
+        from headrace.pipeline.plan.logical_json import to_plan
+
+        return to_plan(self)
+
+    @classmethod
+    def from_plan(
+        cls, plan: Mapping[str, Any], *, resolve: Callable[[str], Callable[..., Any]] | None = None
+    ) -> Application:
+        """The application of a plan; `resolve` finds functions by `module:function`.
+
+        Without it they are imported: only for plans that you trust as you trust code.
+        """
+        from headrace.pipeline.plan.logical_json import from_plan
+
+        return from_plan(plan, resolve=resolve)
+
+    def test(
+        self,
+        spark: SparkSession,
+        *,
+        close: bool = False,
+        properties: Properties | None = None,
+        **rows: Sequence[Payload] | Sequence[Sequence[Payload]],
+    ) -> dict[str, list[Row]]:
+        """Run the application on rows, without broker or controller; rows per terminal stage.
+
+        A list of lists is a list of windows, processed one after the other. `close=True` ends
+        every event-time window, as time would.
+        """
+        from headrace.pipeline.declare.trial import emulate
+
+        return emulate(self, spark, rows, close=close, properties=properties or {})
+
+    def validate(
+        self,
+        spark: SparkSession | None = None,
+        *,
+        properties: Properties | None = None,
+        master: str | None = None,
+        application_path: str | None = None,
+    ) -> dict[str, str]:
+        """Build everything on empty streams; the schema of every stream, as DDL by its name.
+
+        ConfigError lists all that is wrong: schemas, columns, modes, wiring. With `master` also
+        whether checkpoints under `application_path` are where the whole cluster sees them. A
+        session is started for the time being if none is given.
+        """
+        from headrace.pipeline.declare.validation import validate
+
+        return validate(
+            self,
+            spark,
+            properties=properties or {},
+            master=master,
+            application_path=application_path,
+        )
+
+    def preview(
+        self,
+        spark: SparkSession,
+        *,
+        limit: int = 20,
+        address: str | None = None,
+        properties: Properties | None = None,
+        **rows: Sequence[Payload],
+    ) -> Preview:
+        """Rows of every topic and operator, as tables a notebook shows.
+
+        They come from the broker (the newest `limit` messages of each partition, as a batch), or
+        from what is given by port. Nothing is published and no sink is called.
+        """
+        from headrace.pipeline.declare.preview import preview
+
+        return preview(self, spark, rows, limit=limit, address=address, properties=properties or {})
+
+    def _check_feed(self, stage: Stage, port: str, feed: str) -> None:
+        name, _, output = feed.partition(".")
+        available = self._available(stage.name)
+        if feed in available:
+            return
+        if name in self.stages and not output and len(self.stages[name].outputs) > 1:
+            fix = f"name one of its outputs: inputs={{{port!r}: {available_of(self.stages[name])}}}"
+            raise ConfigError(f"port {port} of {stage.name}: {name} has several outputs; {fix}")
+        raise ConfigError(
+            f"port {port} of {stage.name} is fed by {feed!r}, which does not exist; there is "
+            f"{', '.join(available) or 'nothing'}. Rename the parameter, or wire it with inputs="
+        )
+
+    def _available(self, but: str) -> list[str]:
+        names = list(self.topics)
+        for stage in self.stages.values():
+            if stage.name != but and not stage.sink:
+                names += [feed_of(stage, port) for port in stage.outputs]
+        return names
+
+    def _claim(self, name: str) -> None:
+        check_name(name, "port")
+        if name in self.topics or name in self.stages:
+            raise ConfigError(f"{name!r} is declared twice in application {self.name}")
+        if name in (SPARK, BATCH):
+            raise ConfigError(f"{name!r} is a parameter that functions are given; rename it")
+
+
+def available_of(stage: Stage) -> str:
+    return " or ".join(repr(f"{stage.name}.{port}") for port in stage.outputs)

@@ -1,0 +1,1 @@
+"""Which services run together in which process, and how such a process starts and ends."""

@@ -1,0 +1,205 @@
+"""Client of placement managers and data nodes: metadata, appends with retries, long-poll fetches.
+
+The range cache of a stream is thrown away whenever a data node says that it no longer holds. A
+plain append whose answer got lost is sent again and may be stored twice, unless its batch carries a
+producer id and sequence, as `Producer` sees to. Streams with a writer epoch are written through
+`OwnedStream`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from headrace.concurrency.retry import Backoff
+from headrace.config.client import ClientSettings
+from headrace.errors import (
+    DeadlineError,
+    DiskFullError,
+    HeadraceError,
+    RangeNotFoundError,
+    StateError,
+    ThrottledError,
+)
+from headrace.runtime.interfaces import Buffer, Runtime
+from headrace.sbp_client.append import BATCH_BYTES_MAX, append_request, appended_offset
+from headrace.sbp_client.channels import Connect, Link, Links, payload_bytes
+from headrace.sbp_client.describe import Describer
+from headrace.sbp_client.fetch import Fetcher
+from headrace.sbp_client.fetched import Fetched, Want
+from headrace.sbp_client.fetching_many import ManyFetcher
+from headrace.sbp_client.local_reads import LocalReads
+from headrace.sbp_client.metadata import MetadataClient
+from headrace.sbp_client.placement_links import PlacementLinks
+from headrace.sbp_client.ranges import RangeMap, Replicas, primary_address
+from headrace.wire.sbp import messages as m
+from headrace.wire.sbp.errors import raise_for_status
+from headrace.wire.sbp.opcodes import Code
+
+__all__ = ["BATCH_BYTES_MAX", "Fetched", "RangeMap", "SbpClient", "Want"]
+
+
+class SbpClient(MetadataClient):
+    """One per process is enough: it shares its channels and its range cache."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        placement: Connect | PlacementLinks,
+        node: Callable[[str], Connect],
+        client_id: str = "",
+        settings: ClientSettings | None = None,
+    ) -> None:
+        settings = settings or ClientSettings()
+        if not isinstance(placement, PlacementLinks):
+            placement = PlacementLinks.single(placement)
+        super().__init__(runtime, placement, settings)
+        self.client_id = client_id
+        self.nodes = Links(node)
+        self.replicas = Replicas(
+            runtime.clock,
+            spread=runtime.random.below(1 << 16),
+            suspect_seconds=settings.suspect_ms / 1000,
+        )
+        self._local = LocalReads(runtime)
+        self._fetcher = Fetcher(self, self.nodes, self.replicas, self._local)
+        self._many = ManyFetcher(self, self._fetcher, self.replicas)
+        self._describer = Describer(self, self.nodes, self.replicas)
+
+    async def close(self) -> None:
+        await self.placement.close()
+        await self.nodes.close()
+        await self._local.close()
+
+    # Data nodes
+
+    def node(self, range_: m.Range) -> Link:
+        """The link to the range's primary."""
+        return self.nodes.to(primary_address(range_))
+
+    async def describe_range(
+        self, stream_id: int, index: int, sync: bool = False
+    ) -> m.DescribeRangeResult:
+        """What the range's primary knows: next offset, segments; with `sync` all is durable."""
+        return await self._describer.describe_range(stream_id, index, sync=sync)
+
+    async def describe_ranges(
+        self, ranges: Sequence[m.Range]
+    ) -> list[m.DescribeRangeResult | None]:
+        """What data nodes know of many ranges, one request per node; None where a range is not
+        known there any more."""
+        return await self._describer.describe_ranges(ranges)
+
+    async def quarantined(self, address: str) -> list[m.Range]:
+        """What a data node keeps aside because no placement manager knows of it."""
+        request = m.ListRangesRequest(range_criteria=(m.RangeCriteria(quarantined=True),))
+        reply = await self.nodes.to(address).call(Code.LIST_RANGES, request)
+        assert isinstance(reply.message, m.ListRangesResponse)
+        raise_for_status(reply.message.status)
+        return [one for result in reply.message.list_responses for one in result.ranges]
+
+    async def bounds(self, stream_id: int) -> tuple[int, int]:
+        """The first offset kept and the offset after the last acknowledged record."""
+        return await self._describer.bounds(stream_id)
+
+    async def append(
+        self,
+        stream_id: int,
+        pieces: Sequence[Buffer],
+        *,
+        writer_epoch: int = -1,
+        expected_offset: int = -1,
+        timeout: float | None = None,
+    ) -> int:
+        """Append one record batch (header bytearray, then its body); returns its base offset.
+
+        The pieces belong to the log from now on. A plain append is retried on the next range until
+        `timeout` seconds have passed; one with a writer epoch is tried once.
+        """
+        seconds = self.settings.request_timeout_ms / 1000 if timeout is None else timeout
+        backoff = Backoff(self.runtime, self.runtime.clock.monotonic() + seconds)
+        refreshed = False
+        while True:
+            range_ = await self.writable(stream_id)
+            try:
+                return await self.append_to(
+                    range_,
+                    pieces,
+                    writer_epoch=writer_epoch,
+                    expected_offset=expected_offset,
+                    timeout=max(backoff.left, 0.001),
+                )
+            except (StateError, DiskFullError) as error:
+                if writer_epoch >= 0:
+                    self.invalidate(stream_id)
+                    raise
+                # A full disk is its node's: the next range is placed on another one.
+                passes = error.retryable or isinstance(error, DiskFullError)
+                if not passes or not await backoff.pause():
+                    raise
+                if isinstance(error, RangeNotFoundError) and not refreshed:
+                    refreshed = True
+                    self.invalidate(stream_id)
+                elif not isinstance(error, ThrottledError):
+                    try:
+                        await self.seal(stream_id, range_.range_index, timeout=backoff.left)
+                    except DiskFullError:
+                        pass  # the next node's: that range is left too
+                    except DeadlineError:
+                        raise error from None  # why it had to be left
+                # In this process the first header may still wait to be written, with its offset.
+                pieces = [bytearray(pieces[0]), *pieces[1:]]
+
+    async def append_to(
+        self,
+        range_: m.Range,
+        pieces: Sequence[Buffer],
+        *,
+        writer_epoch: int,
+        expected_offset: int,
+        timeout: float,
+    ) -> int:
+        """One attempt on one range."""
+        request = append_request(
+            range_,
+            payload_bytes(pieces),
+            writer_epoch=writer_epoch,
+            expected_offset=expected_offset,
+            timeout=timeout,
+        )
+        reply = await self.node(range_).call(Code.APPEND, request, pieces, timeout=timeout)
+        return appended_offset(reply.message)
+
+    async def fetch(
+        self,
+        stream_id: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        max_wait_ms: int = 0,
+        min_bytes: int = 1,
+        local: bool = False,
+    ) -> Fetched:
+        """Batches from the one that contains `offset`, of one range; the next call goes on.
+
+        With `local` they may come out of the node's files, where those are on this machine.
+        At the end of the stream it waits up to `max_wait_ms` and then returns no pieces.
+        OffsetOutOfRangeError below the start, OffsetOverflowError beyond the end.
+        """
+        want = Want(stream_id, offset, max_bytes, local)
+        return await self._fetcher.fetch(want, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
+
+    async def fetch_many(
+        self, wants: Sequence[Want], *, max_wait_ms: int = 0, min_bytes: int = 1
+    ) -> list[Fetched | HeadraceError | None]:
+        """Of many streams, one request per data node, results in the order of `wants`.
+
+        Returns when `min_bytes` are there over all of them, one failed, or `max_wait_ms` is over.
+        None says that a data node had not answered by then: nothing is known of that stream.
+        """
+        return await self._many.fetch_many(wants, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
+
+    async def offset_at(self, stream_id: int, timestamp_ms: int) -> int:
+        """Base offset of the first batch whose newest record reaches the time; else the end."""
+        found = await self._fetcher.offset_at(stream_id, timestamp_ms)
+        return (await self.bounds(stream_id))[1] if found is None else found

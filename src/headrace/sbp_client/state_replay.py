@@ -1,0 +1,298 @@
+"""Reading a state log back: snapshot, events, and what to do about damage.
+
+A log with one replica holds everything twice: a batch (attribute COPIED) is followed by another one
+with the same records (COPY). A stretch that cannot be read is explained where it was such a second
+one, or is followed by it; its records then come from there. What neither explains is lost: events
+that were acknowledged, and that nobody may leave out unasked. An operator who accepts the loss
+(`headrace control-log salvage`) adds a record of kind `$lost`, `[[start, end], ...]`; replays go
+round these stretches, and round events behind them that no longer fit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headrace.errors import (
+    CorruptionError,
+    FormatError,
+    LostRecordsError,
+    RemoteProtocolError,
+    UnavailableError,
+)
+from headrace.sbp_client.client import SbpClient
+from headrace.sbp_client.owned_stream import OwnedStream
+from headrace.wire.sbp.records import (
+    COPIED,
+    COPY,
+    HEADER_BYTES,
+    INDEXED,
+    RECORDS_STATE,
+    BatchHeader,
+    index_of,
+    split,
+)
+
+SNAPSHOT = "$snapshot"
+SNAPSHOT_FORMAT = 1
+LOST = "$lost"
+REPLAY_BYTES = 4 << 20
+
+_OWN_KINDS = (SNAPSHOT, LOST)
+_log = logging.getLogger(__name__)
+
+Apply = Callable[[int, str, Any], None]
+Restore = Callable[[int, Iterable[bytes]], None]
+
+
+class Span(NamedTuple):
+    """Offsets, half-open."""
+
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a replay read, and what it met."""
+
+    covers: int
+    """Below it the snapshot holds everything."""
+    snapshot_bytes: int = 0
+    events_bytes: int = 0
+    damaged: bool = False
+
+
+@dataclass(slots=True)
+class SnapshotFound:
+    """Chunks seen of one snapshot while scanning."""
+
+    id: int
+    version: int
+    count: int
+    covers: int
+    chunks: list[bytes]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.chunks) == self.count
+
+
+@dataclass(slots=True)
+class Examined:
+    """A log as one pass over it shows it."""
+
+    start: int
+    snapshot: SnapshotFound | None = None
+    mended: list[Span] = field(default_factory=list)
+    """Could not be read, but a copy holds the same."""
+    lost: list[Span] = field(default_factory=list)
+    """Could not be read at all."""
+    accepted: list[Span] = field(default_factory=list)
+    """Losses that an operator accepted."""
+
+    @property
+    def covers(self) -> int:
+        """What lies below it is in the snapshot."""
+        return self.start if self.snapshot is None else self.snapshot.covers
+
+    @property
+    def missing(self) -> list[Span]:
+        """Lost, needed, and not accepted."""
+        return [
+            span
+            for span in self.lost
+            if span.end > self.covers
+            and not any(ok.start <= span.start and span.end <= ok.end for ok in self.accepted)
+        ]
+
+
+async def replay(
+    client: SbpClient,
+    stream: OwnedStream,
+    *,
+    apply: Apply,
+    restore: Restore,
+    version_max: int,
+) -> Replayed:
+    """Restore the newest complete snapshot and apply what follows it.
+
+    Two passes, because a snapshot stands after events that it does not contain: the first finds
+    it and keeps only its chunks in memory.
+    """
+    found = await examine(client, stream.stream_id, stream.next_offset, version_max=version_max)
+    if found.missing:
+        raise CorruptionError(
+            "a control log is damaged and has no other copy of what it lost; `headrace control-log"
+            " salvage` says what that is, and lets the server start without it",
+            spans=found.missing,
+        )
+    for span in found.mended:
+        _log.warning("control log %d damaged at %s, read from its copy", stream.stream_id, span)
+    needed = [span for span in (*found.mended, *found.lost) if span.end > found.covers]
+    done = Replayed(found.covers, damaged=bool(needed))
+    if found.snapshot is not None:
+        restore(found.snapshot.version, found.snapshot.chunks)
+        done.snapshot_bytes = sum(map(len, found.snapshot.chunks))
+    gap = min((span.start for span in found.lost if span.end > found.covers), default=None)
+    reading = _Reading(client, stream.stream_id, stream.next_offset)
+    async for offset, record in reading.records(found.covers):
+        version, kind, body = decode_event(record, version_max)
+        if kind in _OWN_KINDS or offset < found.covers:
+            continue
+        done.events_bytes += len(record)
+        if gap is None or offset < gap:
+            apply(version, kind, body)
+        else:
+            _apply_if_it_fits(apply, (version, kind, body), offset)
+    return done
+
+
+def _apply_if_it_fits(apply: Apply, event: tuple[int, str, Any], offset: int) -> None:
+    """Behind accepted losses: what an event changes may be part of what was lost."""
+    try:
+        apply(*event)
+    except Exception:  # whatever a state without the lost events makes of it; it is named below
+        _log.exception("event %r at %d no longer fits, and is left out", event[1], offset)
+
+
+async def examine(client: SbpClient, stream_id: int, end: int, *, version_max: int) -> Examined:
+    """Read a log up to `end` for its newest complete snapshot and its damage."""
+    ranges = await client.list_ranges(stream_id)
+    reading = _Reading(client, stream_id, end)
+    found = Examined(ranges[0].start_offset, mended=reading.mended, lost=reading.lost)
+    seen: SnapshotFound | None = None
+    async for offset, record in reading.records(found.start):
+        _, kind, body = decode_event(record, version_max)
+        if kind == LOST:
+            found.accepted += _convert(body, list[Span], offset)
+        if kind != SNAPSHOT:
+            continue
+        id_, index, count, covers, version, chunk = _convert(
+            body, tuple[int, int, int, int, int, bytes], offset
+        )
+        if index == 0:
+            seen = SnapshotFound(id_, version, count, covers, [])
+        if seen is None or seen.id != id_ or len(seen.chunks) != index:
+            continue  # the rest of a snapshot whose beginning was trimmed or never written
+        if count:  # 0: the state was empty, and the record stands for no chunk
+            seen.chunks.append(chunk)
+        if seen.complete:
+            found.snapshot, seen = seen, None
+    newest = found.snapshot
+    if newest is not None and newest.version > version_max:
+        raise FormatError("snapshot of a newer version", found=newest.version, known=version_max)
+    return found
+
+
+def _convert(body: Any, type_: Any, offset: int) -> Any:
+    try:
+        return msgspec.convert(body, type_)
+    except msgspec.ValidationError as error:
+        raise CorruptionError("unreadable record of a state log", offset=offset) from error
+
+
+class _Reading:
+    """One pass over a log up to `end`."""
+
+    def __init__(self, client: SbpClient, stream_id: int, end: int) -> None:
+        self._client = client
+        self._stream_id = stream_id
+        self._end = end
+        self.mended: list[Span] = []
+        self.lost: list[Span] = []
+
+    async def records(self, start: int) -> AsyncIterator[tuple[int, memoryview]]:
+        """Every record from `start` on, once."""
+        async for base_offset, header, batch in self._originals(start):
+            for position, record in enumerate(_split_records(header, batch)):
+                if base_offset + position >= start:
+                    yield base_offset + position, record
+
+    async def _originals(self, start: int) -> AsyncIterator[tuple[int, BatchHeader, memoryview]]:
+        """Every batch with its offset, from its copy where it cannot be read itself."""
+        hole: Span | None = None
+        copied_to = start  # up to here the last batch that was read has its copy
+        async for item in self._batches(start):
+            if isinstance(item, Span):
+                hole = Span(item.start if hole is None else hole.start, item.end)
+                continue
+            header, batch = item
+            copy = bool(header.attributes & COPY)
+            if hole is not None:
+                original = header.base_offset - header.record_count
+                held = copy and max(hole.start, copied_to) <= original
+                self._explain(hole, copied_to, original if held else hole.end)
+                if held:
+                    yield original, header, batch
+                hole = None
+            if not copy:
+                yield header.base_offset, header, batch
+                copies = header.record_count if header.attributes & COPIED else 0
+                copied_to = header.next_offset + copies
+        if hole is not None:
+            self._explain(hole, copied_to, hole.end)
+
+    def _explain(self, hole: Span, copied_to: int, held_from: int) -> None:
+        """Copies alone below `copied_to`, held by a copy from `held_from` on, the rest is lost."""
+        lost = Span(max(hole.start, copied_to), held_from)
+        if lost.start < lost.end:
+            self.lost.append(lost)
+            self.mended += [
+                span for span in (Span(hole.start, lost.start), Span(lost.end, hole.end))
+                if span.start < span.end
+            ]  # fmt: skip
+        else:
+            self.mended.append(hole)
+
+    async def _batches(self, start: int) -> AsyncIterator[tuple[BatchHeader, memoryview] | Span]:
+        """Batches as they stand in the stream, and where there is none that can be read."""
+        offset = start
+        while offset < self._end:
+            try:
+                fetched = await self._client.fetch(
+                    self._stream_id, offset, max_bytes=REPLAY_BYTES, max_wait_ms=1000
+                )
+            except CorruptionError as error:
+                _, after = error.span(offset)
+                yield Span(offset, min(after, self._end))
+                offset = after
+                continue
+            except LostRecordsError as error:  # an operator has given them up
+                yield Span(offset, min(error.resumed, self._end))
+                offset = error.resumed
+                continue
+            if not fetched.pieces:
+                raise UnavailableError("state log ends early", offset=offset, expected=self._end)
+            for piece in fetched.pieces:
+                for header, batch in split(piece):
+                    yield header, batch
+            offset = fetched.next_offset
+
+
+def _split_records(header: BatchHeader, batch: memoryview) -> Iterator[memoryview]:
+    if header.records != RECORDS_STATE or not header.attributes & INDEXED:
+        raise CorruptionError("not a batch of state events", offset=header.base_offset)
+    index = index_of(header, batch)
+    starts = [int.from_bytes(index[at : at + 4], "little") for at in range(0, len(index), 4)]
+    end_of_records = header.records_end - HEADER_BYTES
+    for start, end in zip(starts, [*starts[1:], end_of_records], strict=True):
+        if not 0 <= start <= end <= end_of_records:
+            raise RemoteProtocolError("record positions out of order", offset=header.base_offset)
+        yield batch[HEADER_BYTES + start : HEADER_BYTES + end]
+
+
+def decode_event(record: bytes | memoryview, version_max: int) -> tuple[int, str, Any]:
+    """Version, kind and body of one record; CorruptionError, FormatError."""
+    try:
+        version, kind, body = msgspec.msgpack.decode(record, type=tuple[int, str, Any])
+    except msgspec.MsgspecError as error:
+        raise CorruptionError("unreadable state event") from error
+    known = SNAPSHOT_FORMAT if kind in _OWN_KINDS else version_max
+    if version > known:
+        raise FormatError("state event of a newer version", kind=kind, found=version, known=known)
+    return version, kind, body

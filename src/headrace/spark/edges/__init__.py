@@ -1,0 +1,1 @@
+"""Topics between two queries: whole windows, as the rows that were published."""

@@ -1,0 +1,1 @@
+"""A Spark session as this project runs it: Java, settings, queries, scripts."""

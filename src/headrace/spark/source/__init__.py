@@ -1,0 +1,1 @@
+"""Reading topics with Spark: offsets, splits, losses, and the reading itself."""

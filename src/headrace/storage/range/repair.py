@@ -1,0 +1,269 @@
+"""Repair of a sealed range: damaged or lost batches come back from another replica.
+
+The segment that holds them is written anew beside the damaged one (see `drafts`), from its own good
+batches and the ones given, and replaces it when it is whole. Until then nothing of the range
+changes; readers that are in the old file keep it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Sequence,
+)
+from contextlib import aclosing
+from typing import NamedTuple, TypeVar
+
+from headrace.errors import (
+    CorruptionError,
+    InvalidArgumentError,
+    OffsetOutOfRangeError,
+    StateError,
+    StorageError,
+)
+from headrace.observability.logging import get_logger
+from headrace.storage.layout import CorruptSpan
+from headrace.storage.range.drafts import DraftPlan, Drafts
+from headrace.storage.range.reader import RangeReader
+from headrace.storage.range.recovery import RecoveredRange
+from headrace.storage.range.writer import Status
+from headrace.storage.segments.index import Checkpoint
+from headrace.storage.segments.marks import binding_of
+from headrace.storage.segments.reader import FreshDamage
+from headrace.storage.segments.scan import is_intact
+from headrace.storage.segments.segment import Segment
+from headrace.storage.shared import Shared
+from headrace.wire.sbp.records import BatchHeader, split
+
+_READ_BYTES = 4 * 1024 * 1024
+
+T = TypeVar("T")
+log = get_logger(__name__)
+
+Batches = Iterable[memoryview] | AsyncIterable[memoryview]
+
+
+class Damage(NamedTuple):
+    """What one rewriting deals with: the damage of one segment, or files lost before the first."""
+
+    segment: Segment | None
+    spans: Sequence[CorruptSpan]
+    end: int
+
+
+class Given:
+    """The batches of another replica, one after the other, each of them checked."""
+
+    def __init__(self, batches: AsyncIterator[tuple[BatchHeader, memoryview]]) -> None:
+        self._batches = batches
+        self._next: tuple[BatchHeader, memoryview] | None = None
+
+    async def start(self, offset: int) -> int:
+        """The base of the first batch, which has to contain `offset` or to lie before it."""
+        self._next = await anext(self._batches, None)
+        if self._next is None or self._next[0].base_offset > offset:
+            raise InvalidArgumentError("the batches do not cover the damage", offset=offset)
+        return self._next[0].base_offset
+
+    async def fill(self, drafts: Drafts, offset: int, stop: int, *, limit: int) -> int:
+        """Add batches from `offset` until `stop` is reached; none of them may pass `limit`."""
+        while offset < stop:
+            given, self._next = self._next or await anext(self._batches, None), None
+            if given is None:
+                raise InvalidArgumentError("the batches end too early", offset=offset)
+            header, batch = given
+            if header.next_offset > offset:
+                if header.base_offset != offset or header.next_offset > limit:
+                    raise InvalidArgumentError("the batches do not fit", offset=offset)
+                await drafts.add(header, batch)
+                offset = header.next_offset
+        return offset
+
+
+class RepairableRange(RangeReader):
+    def __init__(self, shared: Shared, recovered: RecoveredRange) -> None:
+        super().__init__(shared, recovered)
+        self._repairing = asyncio.Lock()
+
+    async def repair(self, span: CorruptSpan, batches: Batches) -> None:
+        """Put whole batches in the place of damaged ones; durable before return.
+
+        `span` is one of `state().corrupt`, or several of one segment taken together. `batches` are
+        views of one or more whole batches each, in order, that cover it; they are checked, and may
+        come one by one. What is intact stays as it is, and damage outside `span` is still known as
+        such. Only of a range that is final and complete: StateError. Nothing happens when
+        the damage is gone. After any error nothing has changed.
+        """
+        async with self._repairing, aclosing(_each_batch(batches)) as source:
+            self._check_repairable()
+            damage = self._damage_at(span)
+            if damage is None:
+                return
+            drafts = Drafts(self._shared.disk, self._plan_drafts(), self._run_step)
+            try:
+                await self._draft(drafts, damage, span, Given(source))
+                found = await drafts.close(damage.end)
+                await self._shared.tasks.run(self._replace(damage, drafts, found))
+            except (CorruptionError, OffsetOutOfRangeError):
+                self._check_repairable()
+                if self._is_there(damage):  # else it was trimmed meanwhile
+                    raise
+            finally:
+                if not self._shared.closing:  # else the next open does it
+                    self._shared.tasks.spawn(self._discard(drafts))
+
+    def _check_repairable(self) -> None:
+        if self._shared.closing or self._status is Status.REMOVED:
+            raise self._refusal()
+        if self._status is not Status.SEALED or not self.final:
+            raise StateError("only a final and complete range is repaired", **self.key._asdict())
+
+    def _damage_at(self, span: CorruptSpan) -> Damage | None:
+        front = self._missing_front()
+        if front is not None and span.start < front.end:
+            return Damage(None, [front], front.end)
+        segment = self._segment_at(span.start)
+        spans = [each for each in segment.spans if each.start < each.end]
+        if not any(each.start < span.end and span.start < each.end for each in spans):
+            return None
+        return Damage(segment, spans, segment.end_offset)
+
+    def _plan_drafts(self) -> DraftPlan:
+        settings = self._settings
+        return DraftPlan(
+            folder=self._io.folder,
+            binding_of=lambda base: binding_of(self._shared.store_uuid, self.key, base),
+            segment_bytes_max=settings.segment_bytes_max,
+            keep_free_bytes=0 if self._metadata.reserved else settings.min_free_bytes,
+            index_interval_bytes=settings.index_interval_bytes,
+        )
+
+    async def _run_step(self, work: Callable[[], T], /) -> T:
+        return await self._shared.tasks.run(self._step(work))
+
+    async def _step(self, work: Callable[[], T]) -> T:
+        async with self._control:  # nobody removes the folder meanwhile
+            self._check_repairable()
+            return await self._shared.read_executor.run(work)
+
+    async def _draft(self, drafts: Drafts, damage: Damage, span: CorruptSpan, given: Given) -> None:
+        first = await given.start(span.start)
+        segment, spans, end = damage
+        offset = segment.base if segment is not None else first
+        drafts.start(offset)
+        for each in spans if segment is not None else [CorruptSpan(first, end)]:
+            if segment is not None:
+                await self._keep(drafts, segment, offset, each.start)
+            offset, stop = max(each.start, first), min(each.end, span.end)
+            if each.start < offset:
+                await drafts.skip_to(min(offset, each.end))
+            if offset < stop:
+                reached = await given.fill(drafts, offset, stop, limit=each.end)
+                if reached < each.end:
+                    await drafts.skip_to(each.end)
+            elif offset < each.end:
+                await drafts.skip_to(each.end)
+            offset = each.end
+        if segment is not None:
+            await self._keep(drafts, segment, offset, end)
+
+    async def _keep(self, drafts: Drafts, segment: Segment, offset: int, stop: int) -> None:
+        """Take over what is intact."""
+        while offset < stop:
+            try:
+                views = await self._io.read(segment, offset, stop=stop, max_bytes=_READ_BYTES)
+            except FreshDamage as error:
+                await self._on_damage(segment, error)
+                raise CorruptionError(
+                    "more of the segment is damaged", path=segment.path, offset=offset
+                ) from error
+            for view in views:
+                for header, batch in split(view):
+                    await drafts.add(header, batch)
+                    offset = header.next_offset
+
+    async def _replace(self, damage: Damage, drafts: Drafts, found: Sequence[Checkpoint]) -> None:
+        async with self._control:
+            self._check_repairable()
+            if not self._is_there(damage):
+                return  # trimmed meanwhile
+            await self._install(damage, drafts)
+            new = [
+                self._new_closed(draft.base, each)
+                for draft, each in zip(drafts.files, found, strict=True)
+            ]
+            old = damage.segment
+            kept = [segment for segment in self._segments if segment is not old]
+            self._segments = sorted([*kept, *new], key=lambda segment: segment.base)
+            if old is not None:
+                self._shared.pool.discard(old)
+            for segment in new:
+                await self._save_new_index(segment)
+            log.info("repaired", path=new[0].path, files=len(new))
+
+    def _is_there(self, damage: Damage) -> bool:
+        if damage.segment is not None:
+            return damage.segment in self._segments
+        front = self._missing_front()
+        return front is not None and front.end == damage.end
+
+    async def _install(self, damage: Damage, drafts: Drafts) -> None:
+        await self._shared.journal.forget(*self.key)  # its records are for the bytes that go
+        done: list[int] = []
+        try:
+            await self._shared.control_executor.run(drafts.install, done)
+        except StorageError as error:
+            if damage.segment is not None:
+                damage.segment.saved_position = 0  # its index file may be gone
+            if drafts.files[0].base not in done:
+                raise
+            log.warning("repair not synced", path=self._io.folder, error=str(error))
+
+    def _new_closed(self, base: int, found: Checkpoint) -> Segment:
+        binding = binding_of(self._shared.store_uuid, self.key, base)
+        segment = Segment.from_checkpoint(self.key, self._io.folder, base, binding, found)
+        segment.closed = True
+        return segment
+
+    async def _save_new_index(self, segment: Segment) -> None:
+        try:
+            await self._io.save_index(segment)
+        except StorageError as error:  # recovery scans what has no index
+            log.warning("index not saved", path=segment.index_path, error=str(error))
+
+    async def _discard(self, drafts: Drafts) -> None:
+        async with self._control:
+            if self._status is Status.REMOVED:
+                return
+            try:
+                await self._shared.control_executor.run(drafts.discard)
+            except StorageError as error:  # the next open does it
+                log.warning("draft not removed", path=self._io.folder, error=str(error))
+
+
+async def _each_batch(batches: Batches) -> AsyncGenerator[tuple[BatchHeader, memoryview]]:
+    if isinstance(batches, AsyncIterable):
+        views = aiter(batches)
+        try:
+            async for view in views:
+                for each in _checked(view):
+                    yield each
+        finally:
+            if isinstance(views, AsyncGenerator):  # now, not when it is collected
+                await views.aclose()
+    else:
+        for view in batches:
+            for each in _checked(view):
+                yield each
+
+
+def _checked(view: memoryview) -> Iterable[tuple[BatchHeader, memoryview]]:
+    for header, batch in split(view):
+        if not is_intact(header, batch):
+            raise InvalidArgumentError("a batch is damaged", offset=header.base_offset)
+        yield header, batch

@@ -1,0 +1,1 @@
+"""Segment files of a range: batches, their sparse index, marks of groups, scans, open files."""

@@ -1,0 +1,127 @@
+"""Which messages of a topic somebody means: offsets or times, turned into offsets once.
+
+A span is fixed before anything is read: what is appended meanwhile does not belong to it, and two
+runs over the same span read the same messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.client.iggy import IggyClient
+from headrace.errors import NotFoundError
+from headrace.transfer.delivery import describe_topic
+from headrace.wire.iggy.errors import IggyError, Status
+from headrace.wire.iggy.primitives import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point of every partition: its begin or end, an offset, or the first message that is not
+    older than a time."""
+
+    kind: Literal["earliest", "latest", "offset", "time"]
+    value: int = 0
+    """The offset, or microseconds since 1970."""
+
+
+EARLIEST, LATEST = Point("earliest"), Point("latest")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Offsets [start, end) of a partition."""
+
+    partition: int
+    start: int
+    end: int
+    generation: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTopic:
+    """A topic that is read, and the life of it that is meant: made again, it is another one."""
+
+    stream: str
+    topic: str
+    identity: str
+    partitions: tuple[Span, ...]
+    """All that is there now."""
+
+
+async def describe_source(client: IggyClient, stream: str, topic: str) -> SourceTopic:
+    """Of a Headrace server or a plain Iggy server. NotFoundError if there is no such topic."""
+    try:
+        found = await describe_topic(client, stream, topic)
+    except IggyError as error:
+        if error.code != Status.INVALID_COMMAND:
+            raise
+        return await _describe_plain(client, stream, topic)
+    if found is None:
+        raise NotFoundError(f"there is no topic {stream}/{topic}")
+    hello = await client.hello()
+    return SourceTopic(
+        stream,
+        topic,
+        f"{'' if hello is None else hello.cluster}/{found.uid}",
+        tuple(Span(p.partition, p.start, p.next, p.generation) for p in found.partitions),
+    )
+
+
+async def _describe_plain(client: IggyClient, stream: str, topic: str) -> SourceTopic:
+    details = await client.get_topic(stream, topic)
+    if details is None:
+        raise NotFoundError(f"there is no topic {stream}/{topic}")
+    spans = []
+    for each in details.partitions:
+        first = await _first_offset(client, stream, topic, each.id, Strategy.first())
+        end = each.current_offset + 1 if each.messages_count else each.current_offset
+        spans.append(Span(each.id, end if first is None else first, end))
+    identity = f"{stream}/{topic}/{details.topic.created_at_us}"
+    return SourceTopic(stream, topic, identity, tuple(spans))
+
+
+async def resolve_spans(
+    client: IggyClient,
+    source: SourceTopic,
+    *,
+    start: Point = EARLIEST,
+    end: Point = LATEST,
+    partition: int | None = None,
+) -> list[Span]:
+    """What lies between two points, partition by partition; spans without messages are left out."""
+    chosen = [each for each in source.partitions if partition in (None, each.partition)]
+    if not chosen:
+        raise NotFoundError(f"{source.stream}/{source.topic} has no partition {partition}")
+    spans = []
+    for whole in chosen:
+        first = await _resolve(client, source, whole, start)
+        last = await _resolve(client, source, whole, end)
+        if first < last:
+            spans.append(Span(whole.partition, first, last, whole.generation))
+    return spans
+
+
+async def _resolve(client: IggyClient, source: SourceTopic, whole: Span, point: Point) -> int:
+    if point.kind == "earliest":
+        return whole.start
+    if point.kind == "latest":
+        return whole.end
+    if point.kind == "offset":
+        return min(max(point.value, whole.start), whole.end)
+    strategy = Strategy.timestamp(point.value)
+    found = await _first_offset(client, source.stream, source.topic, whole.partition, strategy)
+    return whole.end if found is None else min(found, whole.end)
+
+
+async def _first_offset(
+    client: IggyClient, stream: str, topic: str, partition: int, strategy: Strategy
+) -> int | None:
+    polled = await client.poll(stream, topic, partition=partition, strategy=strategy, count=1)
+    messages = polled.messages()
+    return messages[0].offset if messages else None

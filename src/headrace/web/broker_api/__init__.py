@@ -1,0 +1,1 @@
+"""The JSON API of streams, topics, messages, groups and users."""

@@ -1,0 +1,229 @@
+"""Reading and sending messages of a topic, as the user who asks.
+
+One request looks at a bounded number of messages and bytes: `next_offset` says where to go on.
+Decoding is done away from the event loop, and of Arrow tables away from this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast, get_args
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headrace.client.iggy import IggyClient
+from headrace.errors import InvalidArgumentError, NotFoundError
+from headrace.runtime import Executor
+from headrace.web.broker_api import types as t
+from headrace.web.broker_api.arrow_reader import ArrowReader, Table
+from headrace.web.broker_api.browsing import Format, matches, may_be_arrow, message_row
+from headrace.web.server.exchange import json_answer, query_number, read_body
+from headrace.web.server.logins import Broker
+from headrace.web.stram.routes import AddRoute
+from headrace.wire.iggy.messages.messages import Message
+from headrace.wire.iggy.messages.topics import PartitionInfo
+from headrace.wire.iggy.primitives import Partitioning, Strategy
+from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header
+
+TOPIC = "/api/v1/streams/{stream}/topics/{topic}"
+MESSAGES_MAX = 500
+SCANNED_MAX = 10_000
+POLLED_BYTES_MAX = 4 * 1024 * 1024
+PAGE_BYTES_MAX = 8 * 1024 * 1024  # of the messages in an answer; one that is larger comes alone
+SCANNED_BYTES_MAX = 64 * 1024 * 1024
+BROWSED_AT_ONCE_MAX = 4
+_WORDS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """`start`: an offset, a time, or None for the newest."""
+
+    stream: str
+    topic: str
+    partition: PartitionInfo
+    limit: int
+    offset: int | None
+    time_ms: int | None
+    words: bytes
+    wanted: Format
+
+    @property
+    def end(self) -> int:
+        return self.partition.current_offset + 1 if self.partition.messages_count else 0
+
+    def strategy(self) -> Strategy:
+        if self.time_ms is not None:
+            return Strategy.timestamp(self.time_ms * 1000)
+        if self.offset is not None:
+            return Strategy.offset(self.offset)
+        if self.words:
+            back = min(SCANNED_MAX, SCANNED_BYTES_MAX // self._size)
+        else:
+            back = min(self.limit, PAGE_BYTES_MAX // self._size)
+        return Strategy.offset(max(0, self.end - max(1, back)))
+
+    @property
+    def _size(self) -> int:
+        """Of a message, on the whole."""
+        return self.partition.size_bytes // max(1, self.partition.messages_count) + 64
+
+    def batch(self) -> int:
+        """How many to poll at once, so that an answer stays small."""
+        most = SCANNED_MAX if self.words else self.limit
+        return max(1, min(1000, most, POLLED_BYTES_MAX // self._size))
+
+
+def routes(add: AddRoute, broker: Broker, executor: Executor, arrow: ArrowReader) -> list[Route]:
+    browsing = asyncio.Semaphore(BROWSED_AT_ONCE_MAX)
+
+    async def browse(request: Request) -> Response:
+        async with browsing:
+            return await answer(request)
+
+    async def answer(request: Request) -> Response:
+        async with broker.as_user(request.state.credentials) as client:
+            search = await _search(client, request)
+            found, scanned, next_offset = await _collect(client, search)
+        seem = [n for n, one in enumerate(found) if may_be_arrow(one.payload, search.wanted)]
+        read = await arrow.read([found[n].payload for n in seem])
+        rows = await executor.run(_rows, search, found, dict(zip(seem, read, strict=True)))
+        return json_answer(
+            t.Messages(
+                messages=rows,
+                partition=search.partition.id,
+                start_offset=max(0, search.end - search.partition.messages_count),
+                end_offset=search.end,
+                next_offset=next_offset,
+                scanned=scanned,
+            )
+        )
+
+    async def send(request: Request) -> Response:
+        wanted = await read_body(request, t.SendMessage)
+        message, partitioning = _message(wanted)
+        names = request.path_params["stream"], request.path_params["topic"]
+        async with broker.as_user(request.state.credentials) as client:
+            await client.send(*names, [message], partitioning=partitioning)
+        return json_answer(t.Done(detail=f"{len(message.payload)} bytes"), 201)
+
+    return [add(f"{TOPIC}/messages", browse), add(f"{TOPIC}/messages", send, "POST")]
+
+
+async def _search(client: IggyClient, request: Request) -> Search:
+    stream, topic = request.path_params["stream"], request.path_params["topic"]
+    query = request.query_params
+    wanted = query.get("format", "auto")
+    if wanted not in get_args(Format):
+        raise InvalidArgumentError(f"format is one of {', '.join(get_args(Format))}")
+    words = query.get("search", "")
+    if len(words) > _WORDS_MAX:
+        raise InvalidArgumentError(f"search has at most {_WORDS_MAX} characters")
+    number = query_number(request, "partition", 0, 2**32 - 1)
+    limit = query_number(request, "limit", 50, MESSAGES_MAX, least=1)
+    offset = query_number(request, "offset", 0) if "offset" in query else None
+    time_ms = query_number(request, "time_ms", 0, 2**53) if "time_ms" in query else None
+    details = await client.get_topic(stream, topic)
+    if details is None:
+        raise NotFoundError(f"there is no topic {stream}/{topic}")
+    partition = next((one for one in details.partitions if one.id == number), None)
+    if partition is None:
+        raise NotFoundError(f"{stream}/{topic} has no partition {number}")
+    return Search(
+        stream=stream,
+        topic=topic,
+        partition=partition,
+        limit=limit,
+        offset=offset,
+        time_ms=time_ms,
+        words=words.lower().encode(),
+        wanted=cast(Format, wanted),
+    )
+
+
+async def _collect(client: IggyClient, search: Search) -> tuple[list[Message], int, int]:
+    """Messages that match, how many were looked at, and the offset to go on from.
+
+    From a point on: the first ones. The newest: the last ones before the end. Either way as many as
+    fit a page, and one at least.
+    """
+    page = _Page(search)
+    scanned = scanned_bytes = 0
+    position, strategy = search.offset or 0, search.strategy()
+    while scanned < SCANNED_MAX and scanned_bytes < SCANNED_BYTES_MAX and not page.is_full:
+        polled = await client.poll(
+            search.stream,
+            search.topic,
+            partition=search.partition.id,
+            strategy=strategy,
+            count=search.batch(),
+        )
+        messages = polled.messages()
+        for message in messages:
+            matching = not search.words or matches(message.payload, message, search.words)
+            if matching and not page.put(message):
+                break
+            scanned += 1
+            scanned_bytes += len(message.payload)
+            position = message.offset + 1
+        if not messages or position >= search.end:
+            break
+        strategy = Strategy.offset(position)
+    return list(page.found), scanned, position
+
+
+class _Page:
+    def __init__(self, search: Search) -> None:
+        self.found: deque[Message] = deque()
+        self.is_full = False
+        self._limit = search.limit
+        self._newest = search.offset is None and search.time_ms is None
+        self._bytes = 0
+
+    def put(self, message: Message) -> bool:
+        """False when there is no room; for the newest what came first makes it."""
+        size = len(message.payload) + len(message.headers)
+        while self.found and (
+            len(self.found) >= self._limit or self._bytes + size > PAGE_BYTES_MAX
+        ):
+            if not self._newest:
+                self.is_full = True
+                return False
+            oldest = self.found.popleft()
+            self._bytes -= len(oldest.payload) + len(oldest.headers)
+        self.found.append(message)
+        self._bytes += size
+        self.is_full = not self._newest and len(self.found) >= self._limit
+        return True
+
+
+def _rows(
+    search: Search, found: Sequence[Message], arrow: Mapping[int, Table | str]
+) -> list[t.MessageRow]:
+    return [
+        message_row(search.partition.id, one, search.wanted, arrow.get(number))
+        for number, one in enumerate(found)
+    ]
+
+
+def _message(wanted: t.SendMessage) -> tuple[Message, Partitioning]:
+    if wanted.encoding == "base64":
+        try:
+            payload = base64.b64decode(wanted.value, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise InvalidArgumentError("value is not base64") from error
+    else:
+        payload = wanted.value.encode()
+    key = (wanted.key or "").encode()
+    headers = encode_headers(UserHeader.of(name, value) for name, value in wanted.headers.items())
+    message = Message(payload=payload, headers=key_header(key) + headers)
+    if wanted.partition is not None:
+        return message, Partitioning.to_partition(wanted.partition)
+    return message, Partitioning.by_key(key) if key else Partitioning.balanced()

@@ -1,0 +1,1 @@
+"""What is wrong with pipelines, broker and cluster, and what to do about it."""

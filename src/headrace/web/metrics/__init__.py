@@ -1,0 +1,1 @@
+"""What each role tells Prometheus, and what `/health` and `/ready` answer."""

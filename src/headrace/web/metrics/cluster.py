@@ -1,0 +1,129 @@
+"""What a data node tells: appends and fetches, its disk, its ranges, how far replicas are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from headrace.datanode.metrics import Load
+from headrace.datanode.service import DataNodeService
+from headrace.errors import HeadraceError
+from headrace.observability.exposition import Family, Number
+from headrace.observability.histogram import Histogram
+from headrace.observability.metrics import family
+from headrace.web.metrics.checks import Check
+
+_DISK_SECONDS = 5.0
+
+_STORAGE = {
+    "written_bytes": "node_written_bytes_total",
+    "groups": "node_commit_groups_total",
+    "file_writes": "node_file_writes_total",
+    "queued_bytes": "node_queued_bytes",
+    "open_files": "node_open_files",
+    "tail_cache_bytes": "node_tail_cache_bytes",
+    "tail_cache_hits": "node_tail_cache_hits_total",
+    "tail_cache_misses": "node_tail_cache_misses_total",
+    "journal_groups": "node_journal_groups_total",
+    "journal_bytes": "node_journal_bytes_total",
+    "ranges_failed": "node_ranges_failed",
+    "ranges_incomplete": "node_ranges_incomplete",
+    "corrupt_spans": "node_corrupt_spans",
+}
+
+
+class ObservedNode:
+    role = "data-node"
+
+    def __init__(self, service: Callable[[], DataNodeService | None]) -> None:
+        self._service = service
+        self._disk: tuple[float, Check] | None = None
+
+    async def families(self) -> Iterable[Family]:
+        service = self._service()
+        if service is None or not service.serving:
+            return []
+        return list(families(service, await service.load()))
+
+    async def checks(self) -> list[Check]:
+        service = self._service()
+        if service is None or not service.serving:
+            return [Check("started", False, "recovers its log, or stops")]
+        return [_placement(service), await self._check_disk(service), _ranges(service)]
+
+    async def _check_disk(self, service: DataNodeService) -> Check:
+        """A write and two syncs: not for everybody who asks."""
+        now = service.runtime.clock.monotonic()
+        if self._disk is None or now - self._disk[0] >= _DISK_SECONDS:
+            self._disk = (now, await _disk(service))
+        return self._disk[1]
+
+
+def _placement(service: DataNodeService) -> Check:
+    if service.node_id < 0:
+        return Check("registered", False, "no placement manager has given it an id")
+    touch = service.contact.in_touch
+    return Check("registered", touch, "" if touch else "no placement manager answers heartbeats")
+
+
+async def _disk(service: DataNodeService) -> Check:
+    try:
+        await service.probe_disk()
+    except HeadraceError as error:
+        return Check("disk", False, f"cannot be written: {error}")
+    load = await service.load()
+    least = service.store.settings.min_free_bytes
+    if load.free_bytes < least:
+        return Check("disk", False, f"{load.free_bytes} bytes free, {least} are kept for control")
+    return Check("disk", True, f"{load.free_bytes} bytes free")
+
+
+def _ranges(service: DataNodeService) -> Check:
+    failed = service.store.statistics()["ranges_failed"]
+    return Check("ranges", not failed, f"{failed} ranges cannot be written" if failed else "")
+
+
+def families(service: DataNodeService, load: Load) -> Iterator[Family]:
+    # A scrape may look at every range; what the node reports each half second may not.
+    counters, storage, io = load.counters, service.store.statistics(), load.io
+    leading, server = service.leading.statistics(), service.server_statistics()
+    singles: dict[str, Number | Histogram] = {
+        "node_id": service.node_id,
+        "node_in_touch": int(service.contact.in_touch),
+        "node_ranges_quarantined": len(service.quarantine),
+        "node_metadata_version": service.metadata.newest,
+        "node_appends_total": counters.appends,
+        "node_append_failures_total": counters.appends_failed,
+        "node_appends_in_flight": counters.appends_in_flight,
+        "node_append_duration_seconds": counters.append_times,
+        "node_fetches_total": counters.fetches,
+        "node_fetches_located_total": counters.fetches_located,
+        "node_fetch_failures_total": counters.fetches_failed,
+        "node_fetch_duration_seconds": counters.fetch_times,
+        "node_fetched_bytes_total": counters.bytes_out,
+        "node_io_tasks_total": io.tasks,
+        "node_io_tasks_in_flight": io.in_flight,
+        "node_io_tasks_pending": io.pending,
+        "node_io_task_seconds": io.average_seconds(load.now),
+        "node_disk_free_bytes": load.free_bytes,
+        "node_disk_total_bytes": load.total_bytes,
+        "node_repaired_spans_total": service.repairer.repaired_spans,
+        "node_copied_bytes_total": service.copier.copied_bytes,
+        "node_ranges_led": leading["ranges_led"],
+        "node_replicas_unreachable": leading["replica_nodes_unreachable"],
+        "node_replica_queued_bytes": leading["replica_queued_bytes"],
+        "node_replication_lag_records": service.leading.lag_records(),
+        "node_ranges_behind": service.leading.missing_replicas(),
+        "node_connections": server.get("connections", 0),
+        "node_requests_total": server.get("requests", 0),
+        "node_answers_throttled_total": server.get("answers_throttled", 0),
+        **{name: storage[key] for key, name in _STORAGE.items()},
+    }
+    for name, value in singles.items():
+        made = family(name)
+        made.add(value)
+        yield made
+    ranges = family("node_ranges")
+    ranges.add(load.active_ranges, state="open")
+    ranges.add(storage["ranges"] - load.active_ranges, state="sealed")
+    ranges.add(storage["ranges_unreadable"], state="unreadable")
+    yield ranges

@@ -1,0 +1,1 @@
+"""What every page and every API call passes: who asks, limits, files of the pages, live updates."""

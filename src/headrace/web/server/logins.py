@@ -1,0 +1,140 @@
+"""Who may call: a broker user, by HTTP Basic or by the cookie of a session.
+
+The broker decides what a user may do with streams, topics and users: those calls go to it as that
+user. What the controller does needs a user who may manage the server.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.client.iggy import IggyClient
+from headrace.errors import UnauthenticatedError, UnauthorizedError
+from headrace.web.server.code_token import HEADER as TOKEN_HEADER
+from headrace.web.server.code_token import CodeToken
+from headrace.web.server.sessions import COOKIE, Credentials, Sessions
+from headrace.wire.iggy.messages.users import Permissions
+
+PAGE_HEADER = "x-headrace-page"
+"""Our page sends it with all that changes something: no other site's page can."""
+_OWN_PAGES = ("same-origin", "none")  # of Sec-Fetch-Site, which every browser sends
+_READING = ("GET", "HEAD")
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """What the broker said about a user."""
+
+    username: str
+    may_manage: bool
+    permissions: Permissions | None = None
+
+
+class Broker(Protocol):
+    """What this layer needs of the broker."""
+
+    async def login(self, credentials: Credentials) -> Login:
+        """Who that is and what they may do, now. UnauthenticatedError when the broker refuses."""
+
+    async def overview(self, login: Login) -> dict[str, Any]: ...
+
+    def as_user(self, credentials: Credentials) -> AbstractAsyncContextManager[IggyClient]:
+        """A connection on which this user is logged in; errors of the calls on it are theirs."""
+
+    def as_service(self) -> AbstractAsyncContextManager[IggyClient]:
+        """A connection that sees everything: for what is filtered before a user gets it."""
+
+
+@dataclass(slots=True)
+class Logins:
+    """Asks the broker with every request: what a user may do, and whether there is such a user,
+    changes at any time. Over a connection that is kept that is no more than a question."""
+
+    broker: Broker
+    sessions: Sessions
+
+    async def check(self, request: Request) -> Login:
+        """Also puts `login` and `credentials` where the route's answer finds them."""
+        credentials = self._credentials(request)
+        try:
+            login = await self.verify(credentials)
+        except UnauthenticatedError:
+            if "authorization" not in request.headers:  # a page would go on guessing with it
+                self.sessions.end(request.cookies.get(COOKIE, ""))
+            raise
+        request.state.login, request.state.credentials = login, credentials
+        return login
+
+    async def verify(self, credentials: Credentials) -> Login:
+        return await self.broker.login(credentials)
+
+    def has_session(self, request: Request) -> bool:
+        return self.sessions.find(request.cookies.get(COOKIE, "")) is not None
+
+    def _credentials(self, request: Request) -> Credentials:
+        header = request.headers.get("authorization")
+        if header is not None:
+            return Credentials(*_basic_credentials(header), host_of(request))
+        found = self.sessions.find(request.cookies.get(COOKIE, ""))
+        if found is None:
+            raise UnauthenticatedError("log in with a user of the broker")
+        return found
+
+
+def _basic_credentials(header: str) -> tuple[str, str]:
+    scheme, _, encoded = header.partition(" ")
+    try:
+        text = base64.b64decode(encoded, validate=True).decode()
+    except (binascii.Error, ValueError) as error:
+        raise UnauthenticatedError("the Authorization header is not valid") from error
+    username, colon, password = text.partition(":")
+    if scheme.lower() != "basic" or not colon:
+        raise UnauthenticatedError("log in with a user of the broker")
+    return username, password
+
+
+def host_of(request: Request) -> str:
+    """Behind a proxy it is the proxy's."""
+    return "" if request.client is None else request.client.host
+
+
+def check_origin(request: Request) -> None:
+    """A browser adds its login to what any other site's page asks it to send."""
+    if request.headers.get("sec-fetch-site", "none") not in _OWN_PAGES:
+        raise UnauthorizedError("this cannot be done from another site's page")
+    if "authorization" not in request.headers and PAGE_HEADER not in request.headers:
+        raise UnauthorizedError(f"a request of a session says so with a header {PAGE_HEADER}")
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A route's endpoint behind a login. Its `serve` is what the router gets."""
+
+    logins: Logins
+    answer: Callable[[Request], Awaitable[Response]]
+    manage: bool
+    code: CodeToken | None = None
+    """Of a route that runs what it is given."""
+    allow: Callable[[Login, Request], None] | None = None
+    """Raises where this user may not ask for what the path names."""
+
+    async def serve(self, request: Request) -> Response:
+        login = await self.logins.check(request)
+        if self.manage and not login.may_manage:
+            raise UnauthorizedError(f"user {login.username} may not manage pipelines")
+        if request.method not in _READING:
+            check_origin(request)
+        if self.allow is not None:
+            self.allow(login, request)
+        if self.code is not None:
+            given = request.headers.get(TOKEN_HEADER, "")
+            self.code.check(request.state.credentials, given)
+        return await self.answer(request)

@@ -1,0 +1,1 @@
+"""Stram's REST interface: the controller's applications under the paths and names of the origin."""
