@@ -42,8 +42,7 @@ from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.classic_frames import encode_request
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.messages.messages import Message, PollMessages, encode_send
-from headrace.wire.iggy.messages.streams import CreateStream
-from headrace.wire.iggy.messages.topics import Compression, CreateTopic, DeleteTopic
+from headrace.wire.iggy.messages.topics import Compression, CreateStream, CreateTopic, DeleteTopic
 from headrace.wire.iggy.messages.users import LoginRegister, LoginUser
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
 from headrace.wire.iggy.vsr import frames as vsr

@@ -35,7 +35,7 @@ from headrace.wire.sbp.messages import (
     AppendResult,
     Range,
 )
-from headrace.wire.sbp.templates import encode_replicated, encode_stored
+from headrace.wire.sbp.multipart import encode_replicated, encode_stored
 
 ROUNDS = 5
 HOPS = 2000

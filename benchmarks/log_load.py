@@ -21,18 +21,16 @@ from typing import Any, cast
 
 from benchmarks.bare_log import HEAD, LENGTH
 from headrace.cli.server.up import SWITCH_INTERVAL_SECONDS
-from headrace.config.datanode import DataNodeSettings
+from headrace.config.datanode import DataNodeSettings, StorageSettings
 from headrace.config.placement import PlacementSettings
-from headrace.config.storage import StorageSettings
 from headrace.datanode.service import DataNodeService
 from headrace.net.credentials import node_credential
 from headrace.placement.metadata.store import MemoryStore
 from headrace.placement.service import PlacementService
 from headrace.runtime.system import run as run_loop
 from headrace.runtime.system import system_runtime
-from headrace.sbp_client.channels import Connect, tcp_connect
+from headrace.sbp_client.channels import Connect, PlacementLinks, tcp_connect
 from headrace.sbp_client.client import SbpClient
-from headrace.sbp_client.placement_links import PlacementLinks
 from headrace.wire.sbp.flat import decode, encode
 from headrace.wire.sbp.frames import SYSTEM_ERROR, Frame, encode_frame
 from headrace.wire.sbp.messages import (

@@ -21,12 +21,12 @@ from headrace.pipeline.container.umbilical import UmbilicalClient
 from headrace.pipeline.controller.controller import Controller
 from headrace.pipeline.controller.processes import LaunchRequest
 from headrace.pipeline.plan.packages import PackageSpec
-from headrace.pipeline.windows import WindowGrid
 from headrace.runtime.interfaces import Process
 from headrace.runtime.system import run as run_loop
 from headrace.runtime.system import system_runtime
 from headrace.wire.umbilical import messages as m
 from headrace.wire.umbilical.tokens import parse_token
+from headrace.wire.umbilical.windows import WindowGrid
 
 CONTAINERS = 100
 SETTLE_SECONDS = 5.0

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from headrace.cli.cluster.etcd import etcd_arguments, find_etcd
-from headrace.config.client import ClientSettings
+from headrace.config.process import ClientSettings
 from headrace.process.links import node_connect, placement_links
 from headrace.runtime.interfaces import Process, Runtime
 from headrace.runtime.system import system_runtime

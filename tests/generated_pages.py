@@ -108,7 +108,7 @@ def iggy_tables() -> dict[str, str]:
 
 def umbilical_tables() -> dict[str, str]:
     from headrace.wire.umbilical import messages
-    from headrace.wire.umbilical.calls import TABLE
+    from headrace.wire.umbilical.codec import TABLE
     from tests.conformance.umbilical.proofs import PROOFS
 
     calls = [[name, check_proof(name, PROOFS)] for name in TABLE]

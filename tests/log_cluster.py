@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from headrace.config.client import ClientSettings
-from headrace.config.datanode import DataNodeSettings
+from headrace.config.datanode import DataNodeSettings, StorageSettings
 from headrace.config.placement import PlacementSettings
-from headrace.config.storage import StorageSettings
+from headrace.config.process import ClientSettings
 from headrace.datanode.service import DataNodeService
 from headrace.errors import UnavailableError
 from headrace.net.addresses import parse_address
@@ -17,9 +16,8 @@ from headrace.net.sbp_channel import Channel
 from headrace.placement.metadata.store import MemoryStore, SqliteStore, Store
 from headrace.placement.service import PlacementService
 from headrace.runtime.interfaces import Buffer, Runtime
-from headrace.sbp_client.channels import Connect, tcp_connect
+from headrace.sbp_client.channels import Connect, PlacementLinks, tcp_connect
 from headrace.sbp_client.client import SbpClient
-from headrace.sbp_client.placement_links import PlacementLinks
 from headrace.wire.sbp.messages import ClientRole
 from headrace.wire.sbp.records import encode_header, split
 from tests.simulator.shared_metadata import MemoryMetadata

@@ -151,7 +151,7 @@ def iggy() -> dict[str, Any]:
 
 def umbilical() -> dict[str, Any]:
     from headrace.wire.umbilical._generated import hadoop_rpc_pb2, umbilical_pb2
-    from headrace.wire.umbilical.calls import TABLE
+    from headrace.wire.umbilical.codec import TABLE
 
     messages: dict[str, Any] = {}
     enums: dict[str, Any] = {}

@@ -24,9 +24,9 @@ from headrace.pipeline.declare.application import Application
 from headrace.pipeline.plan.deploy import UNTIL
 from headrace.pipeline.plan.logical_json import to_plan
 from headrace.pipeline.plan.packages import PackageSpec
-from headrace.pipeline.windows import NO_WINDOW, WindowGrid, format_window
 from headrace.runtime.interfaces import Process, Runtime
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid, format_window
 from tests.fake_process import FakeProcess
 
 BEAT_SECONDS = 0.2

@@ -21,7 +21,7 @@ with atheris.instrument_imports(include=["headrace"]):
     from headrace.wire.iggy.commands import TABLE as COMMANDS
     from headrace.wire.iggy.dialects import CLASSIC, Dialect
     from headrace.wire.iggy.messages.messages import decode_messages
-    from headrace.wire.iggy.options import decode_options
+    from headrace.wire.iggy.primitives import decode_options
     from headrace.wire.iggy.request_stream import RequestStream
     from headrace.wire.iggy.user_headers import decode_headers
     from headrace.wire.iggy.vsr import batch as vsr_batch
@@ -31,7 +31,7 @@ with atheris.instrument_imports(include=["headrace"]):
     from headrace.wire.sbp import era, flat, records
     from headrace.wire.sbp import frames as sbp_frames
     from headrace.wire.sbp.opcodes import TABLE as OPCODES
-    from headrace.wire.umbilical import codec, digest, rpc, sasl, tokens
+    from headrace.wire.umbilical import codec, rpc, sasl, tokens
     from headrace.wire.umbilical.messages import FIELD_GROUPS
 
 RSS_MIB_MAX = 1024
@@ -174,7 +174,7 @@ def umbilical_login(data: bytes) -> None:
     with suppress(RemoteProtocolError, UnauthenticatedError):
         sasl.ClientLogin(tokens.Token(b"", b""), "c").answer(data)
     with suppress(RemoteProtocolError):
-        digest.parse_directives(data)
+        sasl.parse_directives(data)
     with suppress(RemoteProtocolError):
         tokens.parse_token(data.decode("latin-1"))
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from headrace.broker.service import BrokerService, RootCredentials
 from headrace.client.iggy import IggyClient
 from headrace.config.broker import BrokerSettings
-from headrace.config.datanode import DataNodeSettings
+from headrace.config.datanode import DataNodeSettings, StorageSettings
 from headrace.config.placement import PlacementSettings
-from headrace.config.storage import StorageSettings
 from headrace.datanode.service import DataNodeService
 from headrace.net.sbp_channel import Channel
 from headrace.placement.metadata.store import SqliteStore, Store

@@ -7,9 +7,9 @@ import sys
 import time
 
 from headrace.pipeline.container.umbilical import BlockingUmbilicalClient, load_token
-from headrace.pipeline.windows import WindowGrid
 from headrace.runtime.system import system_runtime
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.windows import WindowGrid
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from headrace.runtime.system import system_runtime
 from headrace.testing.broker import LocalBroker
 from headrace.web.broker_api import links as broker_links
 from headrace.web.broker_api.links import BrokerLinks
-from headrace.web.server.sessions import Credentials
+from headrace.web.server.logins import Credentials
 from headrace.wire.iggy.messages.users import GlobalPermissions, Permissions, UserStatus
 
 ROOT, GUEST = Credentials("iggy", "iggy"), Credentials("guest", "guest")

@@ -16,7 +16,7 @@ import pytest
 import headrace.client
 from headrace.client import Client, Record, SyncClient, Watermark
 from headrace.client.connection import Link, Sender
-from headrace.client.schema import COLUMNS
+from headrace.client.raw_messages import COLUMNS
 from headrace.client.url import parse_url
 from headrace.errors import (
     AlreadyExistsError,

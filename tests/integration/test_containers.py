@@ -23,8 +23,7 @@ import pytest
 
 from headrace.client.iggy import IggyClient
 from headrace.net.addresses import parse_address
-from headrace.net.credentials import service_token
-from headrace.net.grants import grant_bytes, verify_grant
+from headrace.net.credentials import grant_bytes, service_token, verify_grant
 from headrace.runtime.system import system_runtime
 from headrace.wire.iggy.messages.messages import Message, decode_messages
 from headrace.wire.iggy.primitives import Partitioning, Strategy

@@ -25,7 +25,7 @@ from headrace.errors import UnavailableError
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.classic_frames import RequestFrame
 from headrace.wire.iggy.dialects import Dialect
-from headrace.wire.iggy.messages import streams, topics, users
+from headrace.wire.iggy.messages import topics, users
 from headrace.wire.iggy.messages.messages import (
     Message,
     PollMessages,
@@ -154,7 +154,7 @@ async def test_every_answer_lost_once_and_everything_applied_once(stack: Stack) 
 
     async with Cutter(stack.port, first_time) as cutter:
         peer = Persistent(stack, cutter.port)
-        made = await peer.call(c.CREATE_STREAM, streams.CreateStream("s"))
+        made = await peer.call(c.CREATE_STREAM, topics.CreateStream("s"))
         assert made.stream.id == 0
         topic = CreateTopic("s", 1, Compression.NONE, 0, 0, 0, "t")
         await peer.call(c.CREATE_TOPIC, topic)
@@ -184,7 +184,7 @@ async def test_long_sends_are_stored_as_they_were_sent(stack: Stack) -> None:
     """They are converted in the memory they are received in, of which the log keeps a part; while
     there are readers in memory of their own, and what they came in is kept."""
     client = await connect(stack, stack.port, Conversation(b"l" * 16))
-    await client.call(c.CREATE_STREAM, streams.CreateStream("s"))
+    await client.call(c.CREATE_STREAM, topics.CreateStream("s"))
     topic = CreateTopic("s", 1, Compression.NONE, 0, 0, 0, "t")
     await client.call(c.CREATE_TOPIC, topic)
     sent: list[bytes] = []
@@ -235,7 +235,7 @@ async def test_first_polls_at_the_end_of_a_log_wait_for_nothing(
 ) -> None:
     """What the data node of this process has in memory is read at once, though nobody read it."""
     client = await connect(stack, stack.port, Conversation(b"l" * 16))
-    await client.call(c.CREATE_STREAM, streams.CreateStream("s"))
+    await client.call(c.CREATE_STREAM, topics.CreateStream("s"))
     await client.call(c.CREATE_TOPIC, CreateTopic("s", 1, Compression.NONE, 0, 0, 0, "t"))
     reader = client if in_c else await stack.connect()
     waited: list[int] = []
@@ -265,7 +265,7 @@ async def test_a_broker_that_is_gone_leaves_nothing_it_kept(tmp_path: Path) -> N
     a process that leads again and again would keep them all."""
     stack = await Stack(str(tmp_path / "data")).start()
     client = await connect(stack, stack.port, Conversation(b"l" * 16))
-    await client.call(c.CREATE_STREAM, streams.CreateStream("s"))
+    await client.call(c.CREATE_STREAM, topics.CreateStream("s"))
     await client.call(c.CREATE_TOPIC, CreateTopic("s", 1, Compression.NONE, 0, 0, 0, "t"))
     messages = [Message(b"x" * 1000, id=n + 1) for n in range(900)]
     for _ in range(2):
@@ -454,7 +454,7 @@ def test_replies_that_wait_for_their_readers_are_left_alone(tmp_path: Path) -> N
             return clients.enter_context(closing(Slow(address, name)))
 
         busy = connect_slow(b"busy")
-        busy.call(c.CREATE_STREAM, streams.CreateStream("s"))
+        busy.call(c.CREATE_STREAM, topics.CreateStream("s"))
         busy.call(c.CREATE_TOPIC, CreateTopic("s", 1, Compression.NONE, 0, 0, 0, "t"))
         sent: list[bytes] = []
 

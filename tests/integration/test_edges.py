@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.client.iggy import IggyClient
-from headrace.config.storage import StorageSettings
+from headrace.config.datanode import StorageSettings
 from headrace.errors import FencedError, HeadraceError, InvalidArgumentError
 from headrace.ids import WindowId
 from headrace.pipeline.plan.edges import (
@@ -23,10 +23,10 @@ from headrace.pipeline.plan.edges import (
 )
 from headrace.pipeline.plan.logical import Endpoint, LogicalPlan, Operator, Port, Stream
 from headrace.pipeline.plan.physical import make_physical_plan
-from headrace.pipeline.windows import NO_WINDOW, WindowGrid
 from headrace.wire.iggy.messages.extensions import WindowsListed
 from headrace.wire.iggy.messages.messages import Message, encode_send
 from headrace.wire.iggy.primitives import Partitioning
+from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 from tests.integration.broker_stack import Stack
 
 GRID = WindowGrid(1_700_000_000_000, 500)

@@ -11,7 +11,7 @@ from headrace.client import Client
 from headrace.client.url import parse_url
 from headrace.config.settings import parse_settings
 from headrace.errors import UnauthorizedError
-from headrace.net.grants import Scope, make_grant
+from headrace.net.credentials import Scope, make_grant
 from headrace.process.control_plane import inherited
 from headrace.runtime.system import system_runtime
 from headrace.spark.options import parse_sink

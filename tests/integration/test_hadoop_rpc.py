@@ -22,10 +22,10 @@ from headrace.pipeline.container.umbilical import (
     format_heartbeat_uri,
     heartbeat_uri_path,
 )
-from headrace.pipeline.controller.tokens import ContainerTokens
+from headrace.pipeline.controller.umbilical import ContainerTokens
 from headrace.runtime.system import system_runtime
 from headrace.spark.session.java import java_home
-from headrace.wire.umbilical import calls, codec, rpc
+from headrace.wire.umbilical import codec, rpc
 from headrace.wire.umbilical import messages as m
 from headrace.wire.umbilical._generated import umbilical_pb2
 from headrace.wire.umbilical.tokens import (
@@ -77,9 +77,9 @@ class Recorder:
         self.fail = False
 
     def handlers(self) -> dict[str, Any]:
-        return {name: self._handler(call) for name, call in calls.TABLE.items()}
+        return {name: self._handler(call) for name, call in codec.TABLE.items()}
 
-    def _handler(self, call: calls.Call[Any, Any]) -> Any:
+    def _handler(self, call: codec.Call[Any, Any]) -> Any:
         async def handle(body: bytes, caller: str) -> bytes:
             if self.fail:
                 raise NotFoundError("no such container", container_id="c1")
@@ -98,7 +98,7 @@ async def recorder() -> Recorder:
 @pytest.fixture
 async def server(recorder: Recorder) -> AsyncIterator[HadoopRpcServer]:
     server = HadoopRpcServer(
-        system_runtime(), calls.PROTOCOL_NAME, calls.PROTOCOL_VERSION, recorder.handlers()
+        system_runtime(), codec.PROTOCOL_NAME, codec.PROTOCOL_VERSION, recorder.handlers()
     )
     await server.start("127.0.0.1", 0)
     yield server
@@ -110,8 +110,8 @@ async def guarded(recorder: Recorder) -> AsyncIterator[HadoopRpcServer]:
     """A server that asks for a token."""
     server = HadoopRpcServer(
         system_runtime(),
-        calls.PROTOCOL_NAME,
-        calls.PROTOCOL_VERSION,
+        codec.PROTOCOL_NAME,
+        codec.PROTOCOL_VERSION,
         recorder.handlers(),
         look_up=ISSUED.look_up,
     )
@@ -128,7 +128,7 @@ def publish(path: Path, port: int) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", calls.TABLE)
+@pytest.mark.parametrize("name", codec.TABLE)
 async def test_hadoops_client_calls_our_server(
     name: str, peer_class: Any, server: HadoopRpcServer, recorder: Recorder
 ) -> None:
@@ -137,7 +137,7 @@ async def test_hadoops_client_calls_our_server(
     request, response = samples.REQUESTS[name], samples.RESPONSES[name]
     reply = await asyncio.to_thread(peer.call, name, codec.encode(request))
     assert recorder.requests == [request]
-    assert codec.decode(calls.TABLE[name].response, bytes(reply)) == response
+    assert codec.decode(codec.TABLE[name].response, bytes(reply)) == response
     await asyncio.to_thread(peer.disconnect)
 
 
@@ -168,7 +168,7 @@ async def test_hadoops_client_with_a_token_is_told_that_sasl_is_not_offered(
     await asyncio.to_thread(peer.disconnect)
 
 
-@pytest.mark.parametrize("name", calls.TABLE)
+@pytest.mark.parametrize("name", codec.TABLE)
 async def test_hadoops_client_logs_in_to_our_server(
     name: str, peer_class: Any, guarded: HadoopRpcServer, recorder: Recorder
 ) -> None:
@@ -178,7 +178,7 @@ async def test_hadoops_client_logs_in_to_our_server(
     reply = await asyncio.to_thread(peer.call, name, codec.encode(request))
     assert recorder.requests == [request]
     assert recorder.callers == ["c1"]
-    assert codec.decode(calls.TABLE[name].response, bytes(reply)) == response
+    assert codec.decode(codec.TABLE[name].response, bytes(reply)) == response
     await asyncio.to_thread(peer.disconnect)
 
 
@@ -270,12 +270,12 @@ async def test_a_thousand_calls_on_one_connection(
     await asyncio.to_thread(peer.disconnect)
 
 
-@pytest.mark.parametrize("name", calls.TABLE)
+@pytest.mark.parametrize("name", codec.TABLE)
 async def test_our_client_calls_hadoops_server(name: str, peer_class: Any, tmp_path: Path) -> None:
     peer = peer_class()
     port = peer.serve(False)
     client = UmbilicalClient(system_runtime(), publish(tmp_path, port))
-    call = calls.TABLE[name]
+    call = codec.TABLE[name]
     request, response = samples.REQUESTS[name], samples.RESPONSES[name]
     peer.answer(name, codec.encode(response))
     assert await client._call(call, request) == response
@@ -295,7 +295,7 @@ async def test_our_client_sees_hadoops_errors(peer_class: Any, tmp_path: Path) -
     with pytest.raises(RpcRemoteError, match="refused on purpose") as caught:
         await client.log("c1", "hello")
     assert caught.value.error.exception_class == rpc.IO_EXCEPTION
-    unknown: calls.Call[Any, Any] = calls.Call("nonsense", m.LogRequest, m.LogResponse)
+    unknown: codec.Call[Any, Any] = codec.Call("nonsense", m.LogRequest, m.LogResponse)
     with pytest.raises(RpcRemoteError) as caught:
         await client._call(unknown, m.LogRequest())
     assert caught.value.error.exception_class == rpc.NO_SUCH_METHOD

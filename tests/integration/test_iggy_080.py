@@ -16,7 +16,7 @@ import pytest
 from headrace.broker.service import BrokerService
 from headrace.client.iggy import IggyClient
 from headrace.config.broker import BrokerSettings
-from headrace.config.storage import StorageSettings
+from headrace.config.datanode import StorageSettings
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.sbp_client.client import SbpClient
 from headrace.wire.iggy.messages.messages import Message

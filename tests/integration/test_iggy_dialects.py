@@ -23,7 +23,7 @@ from headrace.wire.iggy.classic_frames import ResponseDecoder, encode_request
 from headrace.wire.iggy.commands import TABLE, Command, Encodable
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import error_of
-from headrace.wire.iggy.messages import consumers, streams, topics, users
+from headrace.wire.iggy.messages import consumers, topics, users
 from headrace.wire.iggy.messages.messages import Message, PollMessages, encode_send
 from headrace.wire.iggy.messages.system import Empty
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
@@ -361,7 +361,7 @@ async def test_the_default_for_clients_that_say_nothing(tmp_path: Path) -> None:
         login = users.LoginUser("iggy", "iggy")
         assert (await wire.call(c.LOGIN_USER, login)).user_id == 0  # 1 on the wire
         assert (await wire.call(c.GET_STATS, Empty())).streams_count == 0
-        made = await wire.call(c.CREATE_STREAM, streams.CreateStream("s"))
+        made = await wire.call(c.CREATE_STREAM, topics.CreateStream("s"))
         body = await wire.exchange(b"".join(encode_request(201)))
         assert (made.stream.id, body[:4]) == (0, b"\x01\0\0\0")
     await stack.stop()
@@ -409,12 +409,12 @@ async def prepare(stack: Stack, dialect: Dialect) -> None:
         await wire.login()
         if dialect is A:
             for stream_id in (110, 554):
-                stream = streams.CreateStream(f"stream {stream_id}", stream_id=stream_id)
+                stream = topics.CreateStream(f"stream {stream_id}", stream_id=stream_id)
                 await wire.call(c.CREATE_STREAM, stream)
             topic = topics.CreateTopic(554, 1, compression, 0, 0, 1, "topic", topic_id=665)
         else:
             for name in ("e2e-tcp-topic-stream", "e2e-consumer-group-stream-543"):
-                await wire.call(c.CREATE_STREAM, streams.CreateStream(name))
+                await wire.call(c.CREATE_STREAM, topics.CreateStream(name))
             owner, name = "e2e-consumer-group-stream-543", "e2e-consumer-group-topic-543"
             topic = topics.CreateTopic(owner, 1, compression, 0, 0, 1, name)
         await wire.call(c.CREATE_TOPIC, topic)
@@ -468,7 +468,7 @@ async def test_all_of_node_at_once(stack: Stack) -> None:
             await wire.login_silently()
         for wire in wires:
             name, compression = wire.dialect.value, topics.Compression.NONE
-            await wire.call(c.CREATE_STREAM, streams.CreateStream(name))
+            await wire.call(c.CREATE_STREAM, topics.CreateStream(name))
             topic = topics.CreateTopic(name, 1, compression, 0, 0, 1, "t")
             await wire.call(c.CREATE_TOPIC, topic)
         for wire in wires:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from headrace.cli.cluster.etcd import etcd_arguments, protect
-from headrace.config.etcd import EtcdSettings
+from headrace.config.placement import EtcdSettings
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.placement.metadata.coordination import Transaction
 from headrace.placement.metadata.etcd import EtcdCoordinator

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from headrace.config.client import ClientSettings
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
+from headrace.config.process import ClientSettings
 from headrace.errors import (
     DeadlineError,
     FencedError,

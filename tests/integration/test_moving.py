@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from headrace.cli.main import app
 from headrace.cli.messages.records import from_line, to_line
 from headrace.cli.transfer import exporting_formats
-from headrace.client.schema import COLUMNS
+from headrace.client.raw_messages import COLUMNS
 from headrace.client.sync import SyncIggyClient
 from headrace.config.broker import BrokerSettings
 from headrace.config.settings import Settings

@@ -19,14 +19,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.cli.server.role_serving import make_role
 from headrace.client.iggy import IggyClient
 from headrace.config.broker import BrokerSettings
-from headrace.config.observability import ObservabilitySettings
+from headrace.config.process import ObservabilitySettings
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError, HeadraceError, StorageError
 from headrace.net.addresses import parse_address
 from headrace.observability.logging import configure_logging
 from headrace.observability.metrics import TABLE
 from headrace.process.data_plane import DataPlane
-from headrace.process.endpoint import Endpoint
+from headrace.process.http_server import Endpoint
 from headrace.process.roles import Role
 from headrace.runtime.system import system_runtime
 from headrace.wire.iggy.messages.messages import Message

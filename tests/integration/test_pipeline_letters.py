@@ -17,8 +17,7 @@ from headrace.pipeline.declare.application import Application
 from headrace.pipeline.plan.logical_json import to_plan
 from headrace.process.http_server import WebServer
 from headrace.testing import LocalBroker
-from headrace.web.server.logins import Login
-from headrace.web.server.sessions import Credentials
+from headrace.web.server.logins import Credentials, Login
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.user_headers import UserHeader, encode_headers
 from tests.unit.web.stage import Broker, Pipelines, make

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.config.etcd import EtcdSettings
-from headrace.config.placement import PlacementSettings
+from headrace.config.placement import EtcdSettings, PlacementSettings
 from headrace.config.process import TlsSettings
 from headrace.errors import ConfigError, HeadraceError, NotLeaderError, UnavailableError
 from headrace.net.sbp_channel import Channel

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.config.client import ClientSettings
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
+from headrace.config.process import ClientSettings
 from headrace.datanode.append.requests import Accepted, accept_replica
 from headrace.datanode.service import DataNodeService
 from headrace.datanode.state import NodeState
@@ -193,7 +193,7 @@ def refusing(
         return accept_replica(state, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.datanode.append.append_calls.accept_replica", accept)
+        patch.setattr("headrace.datanode.append.requests.accept_replica", accept)
         yield
 
 

@@ -14,7 +14,7 @@ import pytest
 from headrace.broker.catalogue.state import Catalogue
 from headrace.broker.partitions.offsets import Offsets
 from headrace.client.iggy import IggyClient
-from headrace.config.storage import StorageSettings
+from headrace.config.datanode import StorageSettings
 from headrace.wire.iggy.errors import IggyError
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy

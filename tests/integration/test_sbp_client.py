@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from headrace.config.client import ClientSettings
+from headrace.config.process import ClientSettings
 from headrace.errors import (
     HeadraceError,
     NotEnoughNodesError,
@@ -21,9 +21,9 @@ from headrace.errors import (
 from headrace.net.addresses import format_address, parse_address
 from headrace.runtime.interfaces import Buffer, Connection, Listener
 from headrace.runtime.system import system_runtime
+from headrace.sbp_client.answers import Fetched, Want
 from headrace.sbp_client.channels import Connect, tcp_connect
 from headrace.sbp_client.client import SbpClient
-from headrace.sbp_client.fetched import Fetched, Want
 from headrace.sbp_client.owned_stream import OwnedStream
 from headrace.sbp_client.producer import Producer
 from headrace.wire.sbp.connection import Answer, Request, ServerConnection

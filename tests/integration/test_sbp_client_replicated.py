@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.config.client import ClientSettings
+from headrace.config.process import ClientSettings
 from headrace.errors import FencedError
 from headrace.runtime.system import system_runtime
 from headrace.sbp_client.client import SbpClient

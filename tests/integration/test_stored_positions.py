@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrace.client.iggy import IggyClient
-from headrace.pipeline.controller.backlog import Reading
-from headrace.pipeline.controller.stored_positions import readings, remove_positions
+from headrace.pipeline.controller.backlog import Reading, readings, remove_positions
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Consumer, Partitioning
 from tests.integration.broker_stack import Stack

@@ -21,10 +21,10 @@ from headrace.observability import tracing
 from headrace.pipeline import traces
 from headrace.pipeline.container.reports import read_progress
 from headrace.pipeline.container.window_log import BatchWindow
-from headrace.pipeline.windows import NO_WINDOW
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning, Strategy
 from headrace.wire.iggy.user_headers import UserHeader, encode_headers
+from headrace.wire.umbilical.windows import NO_WINDOW
 from tests.integration.broker_stack import Stack
 from tests.unit.web.stage import running
 

@@ -22,9 +22,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from headrace.client.iggy import IggyClient
-from headrace.config.broker import BrokerSettings
+from headrace.config.broker import BrokerSettings, QuicSettings
 from headrace.config.process import TlsSettings
-from headrace.config.quic import QuicSettings
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError, UnavailableError
 from headrace.net.addresses import parse_address

@@ -18,7 +18,7 @@ from headrace.cli.decode.explaining import Conversation, Side
 from headrace.cli.main import app
 from headrace.cli.wireshark import scripts
 from headrace.client.iggy import IggyClient
-from headrace.client.tls_options import TlsOptions
+from headrace.client.url import TlsOptions
 from headrace.config.settings import Settings
 from headrace.errors import NotFoundError
 from headrace.net.addresses import parse_address
@@ -30,7 +30,7 @@ from headrace.wire.iggy.classic_frames import encode_response
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.vsr import frames as vsr
 from headrace.wire.sbp.records import encode_header
-from headrace.wire.umbilical.calls import PROTOCOL_NAME, PROTOCOL_VERSION, TABLE
+from headrace.wire.umbilical.codec import PROTOCOL_NAME, PROTOCOL_VERSION, TABLE
 from headrace.wire.umbilical.codec import encode as encode_message
 from headrace.wire.umbilical.rpc import (
     ClientConnection,

@@ -207,7 +207,7 @@ def _nested(declared: str, *, in_c: bool) -> st.SearchStrategy[Any]:
 
 
 def _body(name: str) -> type[Body]:
-    from headrace.wire.iggy.messages.streams import Stream
+    from headrace.wire.iggy.messages.topics import Stream
 
     return Stream if name == "Stream" else _NESTED[name]
 

@@ -30,8 +30,8 @@ from headrace.pipeline.controller.application.lifecycle import (
 from headrace.pipeline.controller.journal import ApplicationRecord, Journal
 from headrace.pipeline.plan.logical import Endpoint, LogicalPlan, Operator, Port, Stream
 from headrace.pipeline.plan.physical import PhysicalPlan, make_physical_plan
-from headrace.pipeline.windows import NO_WINDOW, WindowGrid, format_window, parse_window
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid, format_window, parse_window
 
 GRIDS = st.builds(
     WindowGrid,

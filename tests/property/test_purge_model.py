@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headrace.pipeline.controller.application.checkpoints import Checkpoints
 from headrace.pipeline.plan.edges import purge_window
-from headrace.pipeline.windows import NO_WINDOW, WindowGrid
+from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 from tests.property.test_pipeline_model import plans
 
 GRID = WindowGrid(1_700_000_000_000, 500)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.errors import RemoteProtocolError
 from headrace.wire.sbp import flat, header_cache, messages
 from headrace.wire.sbp.flat import Message, decode, encode
-from headrace.wire.sbp.templates import encode_replicated
+from headrace.wire.sbp.multipart import encode_replicated
 from tests.property.test_sbp_codec import messages_of
 
 NUMBERS: list[type[Message]] = [

@@ -19,12 +19,10 @@ from pyspark.sql.types import StructType
 from headrace.client.tickets import Access
 from headrace.ids import WindowId
 from headrace.pipeline.container.window_log import WindowLog
-from headrace.pipeline.windows import WindowGrid
 from headrace.runtime.interfaces import Clock, Disk
-from headrace.spark.edges.edge_following import EdgeFollowing, quiet_through
 from headrace.spark.edges.options import EdgeOptions
 from headrace.spark.edges.sink import HASH_COLUMN, HASH_MASK, EdgeSink, EdgeStaging, close_window
-from headrace.spark.edges.source import edge_rows
+from headrace.spark.edges.source import EdgeFollowing, edge_rows, quiet_through
 from headrace.spark.options import SinkOptions, SourceOptions, Target
 from headrace.spark.remote import Remote
 from headrace.spark.sink.sink import begin, pieces
@@ -32,6 +30,7 @@ from headrace.spark.sink.windows import Delivered, Window, close
 from headrace.spark.source.following import Following, Limits
 from headrace.spark.source.source import record_batches
 from headrace.spark.source.splits import Span
+from headrace.wire.umbilical.windows import WindowGrid
 from tests.sim.spark_engine import OtherWriterError
 
 SCHEMA = pa.schema([("key", pa.binary()), ("n", pa.int64())])

@@ -25,12 +25,12 @@ from headrace.errors import FencedError, HeadraceError, UnavailableError
 from headrace.ids import WindowId
 from headrace.pipeline.container.window_log import WindowLog
 from headrace.pipeline.plan.edges import Edge, make_edge, purge_edge, purge_window, reset_edge
-from headrace.pipeline.windows import NO_WINDOW, WindowGrid
 from headrace.spark.edges.offsets import EdgeLimits, Share
 from headrace.spark.edges.options import EdgeOptions
 from headrace.spark.edges.sink import EdgeSink
 from headrace.spark.options import Target
 from headrace.wire.iggy.messages.messages import Message
+from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 from tests.sim.chain_engine import SCHEMA, Part, Run, edge_target, hashed
 from tests.sim.spark_engine import OtherWriterError
 from tests.sim.spark_world import Plan, World, watched

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from headrace.config.client import ClientSettings
-from headrace.config.datanode import DataNodeSettings
+from headrace.config.datanode import DataNodeSettings, StorageSettings
 from headrace.config.placement import PlacementSettings
-from headrace.config.storage import StorageSettings
+from headrace.config.process import ClientSettings
 from headrace.datanode.service import DataNodeService
 from headrace.net.credentials import node_credential
 from headrace.net.sbp_channel import Channel
@@ -26,9 +25,8 @@ from headrace.placement.metadata.guarded_store import RECORDS, decode_entry
 from headrace.placement.metadata.records import RangeRecord, Record, Table
 from headrace.placement.service import PlacementService
 from headrace.runtime.interfaces import Runtime
-from headrace.sbp_client.channels import Connect, tcp_connect
+from headrace.sbp_client.channels import Connect, PlacementLinks, tcp_connect
 from headrace.sbp_client.client import SbpClient
-from headrace.sbp_client.placement_links import PlacementLinks
 from headrace.storage.layout import RangeKey
 from headrace.wire.sbp.messages import ClientRole
 from tests.sim.history import History, Transaction

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from headrace.config.datanode import DataNodeSettings
+from headrace.config.datanode import DataNodeSettings, StorageSettings
 from headrace.config.placement import PlacementSettings
-from headrace.config.storage import StorageSettings
 from headrace.datanode.service import DataNodeService
 from headrace.net.credentials import node_credential
 from headrace.placement.metadata.store import MemoryStore

@@ -17,8 +17,7 @@ import pytest
 
 from headrace.datanode import handlers, service
 from headrace.datanode.append import requests
-from headrace.datanode.append.earlier import EarlierRanges
-from headrace.datanode.append.producers import Producers
+from headrace.datanode.append.producers import EarlierRanges, Producers
 from headrace.datanode.control.fences import Fences
 from headrace.datanode.control.identity import Identity
 from headrace.datanode.control.ranges import Ranges

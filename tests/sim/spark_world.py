@@ -35,8 +35,8 @@ from headrace.errors import HeadraceError
 from headrace.spark.options import SinkOptions, SourceOptions, parse_sink, parse_source
 from headrace.spark.remote import Remote
 from headrace.spark.source.offsets import Offsets
+from headrace.wire.iggy.messages.consumers import ConsumerOffset
 from headrace.wire.iggy.messages.messages import Message
-from headrace.wire.iggy.messages.offsets import ConsumerOffset
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
 from headrace.wire.iggy.user_headers import key_header
 from tests.sim.cluster import PLACEMENT_PORT, SECRET, Cluster

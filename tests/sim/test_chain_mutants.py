@@ -15,7 +15,7 @@ from headrace.broker.windows import window_topics as w
 from headrace.broker.windows.publishing import Publishing
 from headrace.ids import WindowId
 from headrace.pipeline.container.window_log import BatchWindow, WindowLog
-from headrace.spark.edges import edge_following
+from headrace.spark.edges import source
 from headrace.spark.edges.offsets import Share, spans_between
 from tests.sim import chain_world
 from tests.sim.chain_world import ChainPlan, run_chain
@@ -100,7 +100,7 @@ def later_windows_count_too(patch: Patch) -> None:
     def more(listed: object, topic: str, *, start: int, end: int, **rest: object) -> object:
         return between(listed, topic, start=start, end=(1 << 63) - 1, **rest)  # type: ignore[arg-type]  # as it came
 
-    patch.setattr(edge_following, "spans_between", more)
+    patch.setattr(source, "spans_between", more)
 
 
 MUTANTS = {

@@ -19,8 +19,8 @@ from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.batch import locate, stamp
 from headrace.wire.iggy.columns import columns
 from headrace.wire.iggy.errors import Status
+from headrace.wire.iggy.messages import consumers, topics, users
 from headrace.wire.iggy.messages import consumers as groups
-from headrace.wire.iggy.messages import offsets, streams, topics, users
 from headrace.wire.iggy.messages.messages import PolledMessages, PollMessages, SendMessages
 from headrace.wire.iggy.messages.topics import Compression, PartitionInfo, Topic, TopicDetails
 from headrace.wire.iggy.primitives import PartitioningKind, StrategyKind
@@ -99,12 +99,12 @@ class PlainServer:
         self._clock += 1_000_000
         return self._clock
 
-    def _create_stream(self, request: streams.CreateStream) -> object:
+    def _create_stream(self, request: topics.CreateStream) -> object:
         if request.name in self.known_streams:
             return Status.STREAM_NAME_ALREADY_EXISTS
         self.known_streams.add(request.name)
-        stream = streams.Stream(0, self._now(), 0, 0, 0, request.name)
-        return streams.StreamDetails(stream)
+        stream = topics.Stream(0, self._now(), 0, 0, 0, request.name)
+        return topics.StreamDetails(stream)
 
     def _create_topic(self, request: topics.CreateTopic) -> object:
         key = (str(request.stream), request.name)
@@ -141,7 +141,7 @@ class PlainServer:
         topic.groups[request.name] = {}
         return groups.GroupDetails(groups.Group(0, len(topic.partitions), 0, request.name))
 
-    def _store_offset(self, request: offsets.StoreConsumerOffset) -> object:
+    def _store_offset(self, request: consumers.StoreConsumerOffset) -> object:
         topic = self.known_topics[str(request.stream), str(request.topic)]
         assert request.partition is not None
         topic.groups[str(request.consumer.id)][request.partition] = request.offset

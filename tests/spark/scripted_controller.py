@@ -13,7 +13,7 @@ from headrace.net.hadoop_rpc import HadoopRpcServer
 from headrace.pipeline.container.umbilical import HeartbeatUri, format_heartbeat_uri
 from headrace.pipeline.declare.application import Application
 from headrace.runtime.system import system_runtime
-from headrace.wire.umbilical import calls, codec
+from headrace.wire.umbilical import codec
 from headrace.wire.umbilical import messages as m
 
 START_MS = 1_700_000_000_000
@@ -69,13 +69,13 @@ class ScriptedController:
         self._thread.start()
         self._server = HadoopRpcServer(
             system_runtime(),
-            calls.PROTOCOL_NAME,
-            calls.PROTOCOL_VERSION,
+            codec.PROTOCOL_NAME,
+            codec.PROTOCOL_VERSION,
             {
-                calls.GET_INIT_CONTEXT.name: self._get_init_context,
-                calls.LOG.name: self._log,
-                calls.REPORT_ERROR.name: self._report_error,
-                calls.PROCESS_HEARTBEAT.name: self._process_heartbeat,
+                codec.GET_INIT_CONTEXT.name: self._get_init_context,
+                codec.LOG.name: self._log,
+                codec.REPORT_ERROR.name: self._report_error,
+                codec.PROCESS_HEARTBEAT.name: self._process_heartbeat,
             },
         )
         self._run(self._server.start("127.0.0.1", 0))

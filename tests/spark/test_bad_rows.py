@@ -16,8 +16,7 @@ from headrace import Application, per_row
 from headrace.errors import ConfigError
 from headrace.pipeline.container.container import ContainerSettings
 from headrace.pipeline.container.workload import Workload
-from headrace.pipeline.plan.loading import load_application
-from headrace.pipeline.plan.runs import RUN_FILE, Run, format_run
+from headrace.pipeline.plan.loading import RUN_FILE, Run, format_run, load_application
 from headrace.runtime.system import system_runtime
 from headrace.spark.options import Target
 from headrace.spark.server import connect

@@ -18,7 +18,6 @@ import pytest
 
 from headrace.errors import NotFoundError
 from headrace.pipeline.plan.loading import load_application
-from headrace.pipeline.windows import WindowGrid
 from headrace.spark.options import Target, parse_sink
 from headrace.spark.server import connect
 from headrace.spark.source.positions import Topics
@@ -26,6 +25,7 @@ from headrace.spark.source.splits import Span
 from headrace.wire.iggy.messages.messages import Message, decode_messages
 from headrace.wire.iggy.primitives import Partitioning
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.windows import WindowGrid
 from tests.spark.headrace_server import HeadraceServer
 from tests.spark.scripted_controller import START_MS, ScriptedController, deploy_infos
 

@@ -15,13 +15,13 @@ from headrace.client.sync import SyncIggyClient
 from headrace.errors import FencedError, HeadraceError
 from headrace.ids import WindowId
 from headrace.net.addresses import parse_address
-from headrace.pipeline.container.idle_windows import end_streams, pass_idle_windows
+from headrace.pipeline.container.query_run import end_streams, pass_idle_windows
 from headrace.pipeline.container.window_log import WindowLog
 from headrace.pipeline.plan.edges import Edge, make_edge
-from headrace.pipeline.windows import NO_WINDOW, WindowGrid
 from headrace.runtime.system import system_runtime
 from headrace.spark.edges.sink import EdgeSink, advance, last_closed, publish_window
 from headrace.spark.options import Target, parse_sink
+from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 from tests.spark.headrace_server import HeadraceServer
 
 SCHEMA = "sku string, qty int, price decimal(9,2), at timestamp, tags array<string>"

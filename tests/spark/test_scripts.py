@@ -11,9 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.errors import LockedError
-from headrace.pipeline.container.container import ContainerSettings
+from headrace.pipeline.container.container import ContainerSettings, make_workload
 from headrace.pipeline.container.script_workload import ScriptWorkload
-from headrace.pipeline.container.workloads import make_workload
 from headrace.pipeline.plan.describe import describe
 from headrace.runtime.system import system_runtime
 from headrace.spark.options import Target

@@ -22,7 +22,7 @@ from headrace.errors import NotFoundError, OffsetOutOfRangeError, UnavailableErr
 from headrace.spark.options import ReadFrom, Target
 from headrace.spark.server import connect
 from headrace.spark.sink.windows import Window
-from headrace.spark.source import groups
+from headrace.spark.source import following
 from headrace.spark.source import reading as reading_module
 from headrace.spark.source.losses import DataLossError, OtherTopicError
 from headrace.spark.source.reading import Reading
@@ -43,7 +43,7 @@ ALL = ReadAllAvailable()
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_USERNAME", "iggy")
     monkeypatch.setenv("HEADRACE_PASSWORD", "secret")
-    monkeypatch.setattr(groups, "STORE_SECONDS", 60.0)  # two writes of a disk that may be busy
+    monkeypatch.setattr(following, "STORE_SECONDS", 60.0)  # two writes of a disk that may be busy
 
 
 def send(target: Target, *payloads: str, partition: int = 0) -> None:

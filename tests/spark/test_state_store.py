@@ -50,7 +50,7 @@ def test_a_transform_with_state_runs_as_it_is_and_is_validated(
 
 def test_a_checkpoint_says_which_store_it_is_bound_to(spark: SparkSession, tmp_path: Path) -> None:
     """As `diff` reads it."""
-    from headrace.pipeline.declare.inspection import store_settings
+    from headrace.pipeline.declare.queries import store_settings
     from headrace.spark.session.queries import settings
 
     (tmp_path / "in").mkdir()

@@ -19,8 +19,7 @@ from headrace.net.addresses import parse_address
 from headrace.pipeline.container.container import ContainerSettings
 from headrace.pipeline.container.workload import Workload
 from headrace.pipeline.plan.deploy import CHECKPOINT_LOST, ROLL_BACK_TO
-from headrace.pipeline.plan.loading import load_application
-from headrace.pipeline.plan.runs import RUN_FILE, Run, format_run
+from headrace.pipeline.plan.loading import RUN_FILE, Run, format_run, load_application
 from headrace.runtime.system import system_runtime
 from headrace.spark.session.queries import ProgressRings
 from headrace.wire.iggy.primitives import Consumer

@@ -14,25 +14,14 @@ from headrace.broker.errors import (
     RequestAppliedError,
     StaleSessionError,
 )
-from headrace.broker.handlers import (
-    consumers,
-    extensions,
-    messages,
-    offsets,
-    publishers,
-    streams,
-    system,
-    topics,
-    users,
-    windows,
-)
+from headrace.broker.handlers import consumers, extensions, messages, system, topics, users, windows
 from headrace.broker.handlers.repeated import repeat_answer
 from headrace.broker.poll.repeated_poll import answer_at_once
 from headrace.broker.sessions import audit
 from headrace.broker.sessions.authorization import authorize
+from headrace.broker.sessions.dialect_rules import status_of
 from headrace.broker.sessions.request_dedup import REQUEST, Applying, Request
 from headrace.broker.sessions.sessions import Session
-from headrace.broker.sessions.status import status_of
 from headrace.broker.traces import TRACED, traced
 from headrace.errors import (
     HeadraceError,
@@ -41,8 +30,7 @@ from headrace.errors import (
     UnauthorizedError,
 )
 from headrace.observability import tracing
-from headrace.observability.context import REQUEST_ID
-from headrace.observability.logging import get_logger
+from headrace.observability.logging import REQUEST_ID, get_logger
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.detection import TELLING, candidates, hint
@@ -100,15 +88,15 @@ HANDLERS: dict[c.AnyCommand, Handler] = {
     c.POLL_MESSAGES: messages.poll_messages,
     c.SEND_MESSAGES: messages.send_messages,
     c.FLUSH_UNSAVED_BUFFER: messages.flush,
-    c.GET_CONSUMER_OFFSET: offsets.get_offset,
-    c.STORE_CONSUMER_OFFSET: offsets.store_offset,
-    c.DELETE_CONSUMER_OFFSET: offsets.delete_offset,
-    c.GET_STREAM: streams.get_stream,
-    c.GET_STREAMS: streams.get_streams,
-    c.CREATE_STREAM: streams.create_stream,
-    c.DELETE_STREAM: streams.delete_stream,
-    c.UPDATE_STREAM: streams.update_stream,
-    c.PURGE_STREAM: streams.purge_stream,
+    c.GET_CONSUMER_OFFSET: consumers.get_offset,
+    c.STORE_CONSUMER_OFFSET: consumers.store_offset,
+    c.DELETE_CONSUMER_OFFSET: consumers.delete_offset,
+    c.GET_STREAM: topics.get_stream,
+    c.GET_STREAMS: topics.get_streams,
+    c.CREATE_STREAM: topics.create_stream,
+    c.DELETE_STREAM: topics.delete_stream,
+    c.UPDATE_STREAM: topics.update_stream,
+    c.PURGE_STREAM: topics.purge_stream,
     c.GET_TOPIC: topics.get_topic,
     c.GET_TOPICS: topics.get_topics,
     c.CREATE_TOPIC: topics.create_topic,
@@ -126,15 +114,15 @@ HANDLERS: dict[c.AnyCommand, Handler] = {
     c.LEAVE_CONSUMER_GROUP: consumers.leave_group,
     c.SYNC_CONSUMER_GROUP: consumers.sync_group,
     c.HELLO: extensions.hello,
-    c.OPEN_PUBLISHER: publishers.open_publisher,
-    c.STAGE: publishers.stage,
-    c.CLOSE: publishers.close_window,
+    c.OPEN_PUBLISHER: windows.open_publisher,
+    c.STAGE: windows.stage,
+    c.CLOSE: windows.close_window,
     c.LIST_WINDOWS: windows.list_windows,
     c.SET_PUBLISHERS: windows.set_publishers,
     c.RESET_AFTER: windows.reset_after,
     c.PURGE_TO: windows.purge_to,
     c.READ_TICKET: extensions.read_ticket,
-    c.GET_PUBLISHING: publishers.get_publishing,
+    c.GET_PUBLISHING: windows.get_publishing,
     c.PRESENT_GRANT: users.present_grant,
     c.SPEAK_FOR: users.speak_for,
 }

@@ -148,8 +148,7 @@ def with_link(work: Callable[[Link], Awaitable[T]], *, retry_seconds: float) -> 
     restarts costs a pause. It has to be there at the beginning."""
     from headrace.cli.output import note
     from headrace.client.connection import Link
-    from headrace.client.tls_options import TlsOptions
-    from headrace.client.url import ServerUrl
+    from headrace.client.url import ServerUrl, TlsOptions
     from headrace.runtime.system import run, system_runtime
 
     target, chosen = TARGET.get(), TLS.get()
@@ -225,7 +224,7 @@ def speaking_iggy(address: str) -> Iterator[None]:
 
 def client_tls() -> ClientTls | None:
     """What the options of the running command ask for."""
-    from headrace.client.tls_options import TlsOptions
+    from headrace.client.url import TlsOptions
 
     chosen = TLS.get()
     return TlsOptions(chosen.wanted, chosen.ca, chosen.server_name, chosen.insecure).client()

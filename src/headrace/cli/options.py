@@ -1,9 +1,13 @@
-"""Options that many commands share."""
+"""Options that many commands share.
+
+A question before something is lost, where somebody is there to answer it.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -12,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli import completion
+from headrace.observability.escaping import LINES, escape
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 TopicName = Annotated[str, typer.Argument(metavar="STREAM/TOPIC", autocompletion=completion.topics)]
@@ -102,3 +107,17 @@ def split_topic(name: str) -> tuple[str, str]:
     if not slash or not stream or not topic:
         raise typer.BadParameter(f"{name!r} is not of the form STREAM/TOPIC")
     return stream, topic
+
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
+
+
+def confirm(question: str | Callable[[], str], *, yes: bool) -> None:
+    """Ends the command unless it is answered with yes. A script is not asked: it has no terminal.
+
+    A question that takes a look at the server is a function, called only when it is asked.
+    """
+    if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    text = question if isinstance(question, str) else question()
+    typer.confirm(escape(text, LINES), abort=True, err=True)

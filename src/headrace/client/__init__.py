@@ -16,8 +16,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.client.batching import Delivery, Producer
-    from headrace.client.blocking import SyncClient, SyncConsumer, SyncProducer
-    from headrace.client.connecting import connect, connect_sync
+    from headrace.client.blocking import (
+        SyncClient,
+        SyncConsumer,
+        SyncProducer,
+        connect,
+        connect_sync,
+    )
     from headrace.client.consuming import GroupConsumer
     from headrace.client.records import Message, MessageBatch, Receipt, Record
     from headrace.client.session import Client
@@ -57,8 +62,8 @@ _HOMES = {
     "SyncProducer": "blocking",
     "TopicInfo": "views",
     "Watermark": "views",
-    "connect": "connecting",
-    "connect_sync": "connecting",
+    "connect": "blocking",
+    "connect_sync": "blocking",
 }
 
 

@@ -3,10 +3,13 @@
 It only wraps `session.py`: everything runs on an event loop in a thread of its own, which answers
 heartbeats and sends batches between calls. It may be used from several threads, and inside a
 notebook or a program that has a loop of its own running.
+
+`connect` and `connect_sync`: where clients begin.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from headrace.client import batching
 from headrace.client.batching import Delivery, Producer
 from headrace.client.consuming import GroupConsumer
-from headrace.client.positions import Position
+from headrace.client.raw_messages import COLUMNS
 from headrace.client.records import (
     HeaderValue,
     Key,
@@ -25,9 +28,9 @@ from headrace.client.records import (
     Receipt,
     Record,
 )
-from headrace.client.schema import COLUMNS
 from headrace.client.session import RETRY_SECONDS, TAIL_MESSAGES, Client
-from headrace.client.url import ServerUrl
+from headrace.client.topic_reader import Position
+from headrace.client.url import ServerUrl, parse_url
 from headrace.client.views import StreamInfo, Table, TopicInfo, Watermark
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.errors import UnavailableError
@@ -335,3 +338,27 @@ class SyncConsumer:
 
     def commit(self) -> None:
         self._client.run(self._consumer.commit())
+
+
+def connect(url: str = "", *, retry_seconds: float = RETRY_SECONDS) -> Client:
+    """A client for programs with asyncio; it connects when it is entered, or at its first call.
+
+    `url` is `headrace://user:password@host:8090`, with `headrace+tls://` over TLS. What it leaves
+    out comes from HEADRACE_ADDRESS, HEADRACE_USERNAME, HEADRACE_PASSWORD or HEADRACE_TOKEN, and
+    HEADRACE_TLS_CA; after that it is what `headrace up --dev` serves.
+
+    `retry_seconds` is how long a server that is out of reach is waited for.
+
+    >>> async with headrace.client.connect("headrace://etl:secret@broker:8090") as client:
+    ...     print(await client.streams())
+    """
+    return Client(system_runtime(), parse_url(url, os.environ), retry_seconds=retry_seconds)
+
+
+def connect_sync(url: str = "", *, retry_seconds: float = RETRY_SECONDS) -> SyncClient:
+    """The same for programs that block.
+
+    >>> with headrace.client.connect_sync() as client:
+    ...     client.send("shop/orders", b"{}")
+    """
+    return SyncClient(parse_url(url, os.environ), retry_seconds=retry_seconds)

@@ -13,9 +13,8 @@ from types import TracebackType
 from typing import Self
 
 from headrace.client.connection import Link
-from headrace.client.positions import Position, resolve
 from headrace.client.records import Message, MessageBatch, parts_of
-from headrace.client.topic_reader import Span, TopicReading
+from headrace.client.topic_reader import Position, Span, TopicReading, resolve
 from headrace.errors import AlreadyExistsError, HeadraceError, NotFoundError
 from headrace.wire.iggy.primitives import Consumer as Reader
 

@@ -21,8 +21,8 @@ from typing import Self, TypeVar
 
 from headrace.client.refusals import refusal
 from headrace.errors import DeadlineError, RemoteProtocolError, UnavailableError
-from headrace.net.grants import PREFIX as GRANT
-from headrace.net.grants import grant_bytes, is_grant
+from headrace.net.credentials import PREFIX as GRANT
+from headrace.net.credentials import grant_bytes, is_grant
 from headrace.net.tls import ClientTls, secure
 from headrace.runtime.interfaces import Buffer, Connection, Runtime
 from headrace.wire.iggy import commands as c
@@ -35,7 +35,7 @@ from headrace.wire.iggy.classic_frames import (
 from headrace.wire.iggy.commands import Command, Encodable
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import IggyError, Status
-from headrace.wire.iggy.messages import consumers, offsets, streams, system, topics, users
+from headrace.wire.iggy.messages import consumers, system, topics, users
 from headrace.wire.iggy.messages.extensions import (
     CloseWindow,
     ListWindows,
@@ -334,23 +334,23 @@ class IggyClient:
 
     # --- streams ----------------------------------------------------------------------------------
 
-    async def get_stream(self, stream: Identifier) -> streams.StreamDetails | None:
-        return await self.call(c.GET_STREAM, streams.GetStream(stream))
+    async def get_stream(self, stream: Identifier) -> topics.StreamDetails | None:
+        return await self.call(c.GET_STREAM, topics.GetStream(stream))
 
-    async def get_streams(self) -> tuple[streams.Stream, ...]:
+    async def get_streams(self) -> tuple[topics.Stream, ...]:
         return (await self.call(c.GET_STREAMS, _NOTHING)).streams
 
-    async def create_stream(self, name: str) -> streams.StreamDetails:
-        return await self.call(c.CREATE_STREAM, streams.CreateStream(name))
+    async def create_stream(self, name: str) -> topics.StreamDetails:
+        return await self.call(c.CREATE_STREAM, topics.CreateStream(name))
 
     async def delete_stream(self, stream: Identifier) -> None:
-        await self.call(c.DELETE_STREAM, streams.DeleteStream(stream))
+        await self.call(c.DELETE_STREAM, topics.DeleteStream(stream))
 
     async def update_stream(self, stream: Identifier, name: str) -> None:
-        await self.call(c.UPDATE_STREAM, streams.UpdateStream(stream, name))
+        await self.call(c.UPDATE_STREAM, topics.UpdateStream(stream, name))
 
     async def purge_stream(self, stream: Identifier) -> None:
-        await self.call(c.PURGE_STREAM, streams.PurgeStream(stream))
+        await self.call(c.PURGE_STREAM, topics.PurgeStream(stream))
 
     # --- topics, partitions, segments -------------------------------------------------------------
 
@@ -464,8 +464,8 @@ class IggyClient:
         stream: Identifier,
         topic: Identifier,
         partition: int | None = None,
-    ) -> offsets.ConsumerOffset | None:
-        request = offsets.GetConsumerOffset(consumer, stream, topic, partition)
+    ) -> consumers.ConsumerOffset | None:
+        request = consumers.GetConsumerOffset(consumer, stream, topic, partition)
         return await self.call(c.GET_CONSUMER_OFFSET, request)
 
     async def store_consumer_offset(
@@ -477,7 +477,7 @@ class IggyClient:
         offset: int,
         partition: int | None = None,
     ) -> None:
-        request = offsets.StoreConsumerOffset(consumer, stream, topic, partition, offset)
+        request = consumers.StoreConsumerOffset(consumer, stream, topic, partition, offset)
         await self.call(c.STORE_CONSUMER_OFFSET, request)
 
     async def delete_consumer_offset(
@@ -487,7 +487,7 @@ class IggyClient:
         topic: Identifier,
         partition: int | None = None,
     ) -> None:
-        request = offsets.DeleteConsumerOffset(consumer, stream, topic, partition)
+        request = consumers.DeleteConsumerOffset(consumer, stream, topic, partition)
         await self.call(c.DELETE_CONSUMER_OFFSET, request)
 
     # --- consumer groups --------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Messages as they lie in the log: runs of bytes, and where in them each message starts.
 
 Everything here is by array operations; nothing needs Arrow, which not every client has.
+
+The columns of a message, in Arrow and in Spark.
 """
 
 from __future__ import annotations
@@ -70,3 +72,17 @@ def join(areas: Sequence[Area]) -> Area:
     shifts = [0, *ends[:-1].tolist()]
     starts = [starts + np.uint32(shift) for (_, starts), shift in zip(areas, shifts, strict=True)]
     return memoryview(b"".join(area for area, _ in areas)), np.concatenate(starts)
+
+
+COLUMNS = (
+    "stream",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "origin_timestamp",
+    "id",
+    "key",
+    "headers",
+    "payload",
+)

@@ -10,8 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
-from headrace.client.raw_messages import Area, cut
-from headrace.client.schema import COLUMNS
+from headrace.client.raw_messages import COLUMNS, Area, cut
 from headrace.errors import InvalidArgumentError
 from headrace.wire.iggy.messages import messages as wire
 from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header, split_key

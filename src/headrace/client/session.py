@@ -22,7 +22,7 @@ from headrace.client import batching
 from headrace.client.batching import Producer, home_of, receipt_of
 from headrace.client.connection import Link, Sender
 from headrace.client.consuming import GroupConsumer
-from headrace.client.positions import Position, chosen, resolve
+from headrace.client.raw_messages import COLUMNS
 from headrace.client.records import (
     HeaderValue,
     Key,
@@ -34,8 +34,7 @@ from headrace.client.records import (
     Record,
     parts_of,
 )
-from headrace.client.schema import COLUMNS
-from headrace.client.topic_reader import TopicReading
+from headrace.client.topic_reader import Position, TopicReading, chosen, resolve
 from headrace.client.url import ServerUrl
 from headrace.client.views import (
     StreamInfo,

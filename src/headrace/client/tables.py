@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.json
 
-from headrace.client.arrow import to_area, to_record_batch
-from headrace.client.placing import Homes, by_partition
-from headrace.client.raw_messages import Area, join
+from headrace.client.arrow import Homes, by_partition, to_area, to_record_batch
+from headrace.client.raw_messages import COLUMNS, Area, join
 from headrace.client.records import Part
-from headrace.client.schema import COLUMNS
 from headrace.errors import InvalidArgumentError
 from headrace.wire.iggy.batch import split
 

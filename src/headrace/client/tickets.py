@@ -16,8 +16,8 @@ from headrace.net.addresses import parse_address
 from headrace.net.sbp_channel import Channel, TcpChannel
 from headrace.net.tls import ClientTls
 from headrace.runtime.interfaces import Runtime
+from headrace.sbp_client.channels import PlacementLinks
 from headrace.sbp_client.client import Fetched, SbpClient, Want
-from headrace.sbp_client.placement_links import PlacementLinks
 from headrace.wire.sbp.messages import ClientRole
 
 if TYPE_CHECKING:

@@ -2,14 +2,18 @@
 
 Messages come straight from the data nodes with a ticket, or from the broker where those are out of
 reach or the server is a plain Iggy server; both read the same log.
+
+Where reading begins or ends, as callers say it, and the offsets that this means.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeAlias
 
 from headrace.client.connection import Link
 from headrace.client.raw_messages import Area, cut
@@ -18,6 +22,7 @@ from headrace.concurrency.retrying import retry
 from headrace.errors import (
     DeadlineError,
     HeadraceError,
+    InvalidArgumentError,
     LostRecordsError,
     NotFoundError,
     OffsetOutOfRangeError,
@@ -237,3 +242,45 @@ def _first_offset(area: memoryview) -> int:
     import numpy as np
 
     return int(gather_headers(area, np.zeros(1, np.uint32))["offset"][0])
+
+
+Position: TypeAlias = int | str | datetime | Mapping[int, int]
+"""`"earliest"`, `"latest"`, an offset, offsets by partition, or a time: a datetime (without a time
+zone it is UTC) or its ISO 8601 text, which means the first message that is not older."""
+
+_FORMS = '"earliest", "latest", an offset, {partition: offset}, or a time'
+
+
+def timestamp_us(moment: datetime) -> int:
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return round(aware.timestamp() * 1_000_000)
+
+
+def chosen(spans: Sequence[Span], partition: int | None) -> tuple[Span, ...]:
+    found = tuple(span for span in spans if partition in (None, span.partition))
+    if not found:
+        raise NotFoundError(f"there is no partition {partition}")
+    return found
+
+
+async def resolve(
+    reading: TopicReading, stream: str, topic: str, spans: Sequence[Span], position: Position
+) -> dict[int, int]:
+    """The offset in each partition; what is left out of a mapping is its earliest message."""
+    if isinstance(position, str):
+        if position == "earliest":
+            return {span.partition: span.low for span in spans}
+        if position == "latest":
+            return {span.partition: span.high for span in spans}
+        try:
+            position = datetime.fromisoformat(position)
+        except ValueError:
+            raise InvalidArgumentError(f"{position!r} is not {_FORMS}") from None
+    if isinstance(position, datetime):
+        moment = timestamp_us(position)
+        return {
+            span.partition: await reading.offset_at(stream, topic, span, moment) for span in spans
+        }
+    if isinstance(position, int):
+        return {span.partition: position for span in spans}
+    return {span.partition: position.get(span.partition, span.low) for span in spans}

@@ -8,8 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from headrace.client.records import html_table, moment
-from headrace.wire.iggy.messages.streams import Stream
-from headrace.wire.iggy.messages.topics import NEVER_EXPIRES, UNLIMITED, Topic
+from headrace.wire.iggy.messages.topics import NEVER_EXPIRES, UNLIMITED, Stream, Topic
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.datanode import fetch as fetching
-from headrace.datanode.append.append_calls import append
+from headrace.datanode.append.requests import append
 from headrace.errors import HeadraceError, TooLargeError
 from headrace.net.sbp_server import Handler, Payload, Peer, Reply
 from headrace.observability import tracing

@@ -11,12 +11,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from headrace.config.datanode import DataNodeSettings
-from headrace.config.storage import StorageSettings
+from headrace.config.datanode import DataNodeSettings, StorageSettings
 from headrace.datanode.append.disk_share import PlainShare
-from headrace.datanode.append.earlier import EarlierRanges
 from headrace.datanode.append.in_process import Local
-from headrace.datanode.append.tables import Tables
+from headrace.datanode.append.producers import EarlierRanges, Tables
 from headrace.datanode.control.fences import FenceFile, Fences
 from headrace.datanode.control.identity import (
     Identity,
@@ -29,11 +27,9 @@ from headrace.datanode.control.placement_contact import Contact
 from headrace.datanode.control.quarantine import MetadataSeen, Quarantine
 from headrace.datanode.control.ranges import Ranges
 from headrace.datanode.handlers import handlers
-from headrace.datanode.io_figures import IoFigures, metered
-from headrace.datanode.metrics import Counters, Load
-from headrace.datanode.replication.copying import Copier, Peers
+from headrace.datanode.metrics import Counters, IoFigures, Load, metered
+from headrace.datanode.replication.copying import Copier, Peers, Repairer
 from headrace.datanode.replication.leader import Leading
-from headrace.datanode.replication.repairing import Repairer
 from headrace.datanode.state import NodeState
 from headrace.errors import (
     DiskFullError,
@@ -48,8 +44,7 @@ from headrace.net.sbp_channel import Channel, InProcessChannel
 from headrace.net.sbp_server import Peer, Routes, SbpServer, ServerLimits, build_routes
 from headrace.net.tls import TlsAcceptor
 from headrace.runtime.interfaces import Executor, Runtime
-from headrace.sbp_client.channels import Connect, tcp_connect
-from headrace.sbp_client.placement_links import PlacementLinks
+from headrace.sbp_client.channels import Connect, PlacementLinks, tcp_connect
 from headrace.storage.layout import RangeKey
 from headrace.storage.range.log import RangeLog
 from headrace.storage.store import LogStore

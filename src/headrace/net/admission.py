@@ -13,15 +13,32 @@ answer its peer has not taken. Past the limit
 So the bytes held stay below the limit and an eighth, plus one frame, plus what connections were
 already reading (one piece each); and a peer that stops half-way delays nobody for longer than a
 sweep.
+
+Who has to go when all connections of a server are taken and another one comes.
+
+Only those who have proved nothing: of the host that has most of them, the one that has been there
+longest. So whoever fills a server with idle connections puts out its own, and a newcomer that
+proves itself soon has the time to.
+
+How the connections of a server take turns, so that none of them holds up the loop.
+
+A connection is served without a pause up to REQUESTS_MAX requests or SECONDS_MAX; if it has sent
+more than that, it gives way: it goes on when all who gave way before it have, a few of them in each
+turn of the loop. A turn is therefore short whatever arrives, and what has a time to be kept, such
+as heartbeats and leases, is on time. Whoever waits for an answer before it asks again never gives
+way: it lets the loop turn by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
+from typing import Protocol, TypeVar
 
-from headrace.errors import UnavailableError
+from headrace.errors import HeadraceError, UnavailableError
+from headrace.net.addresses import parse_address
 from headrace.net.flow import Gate
 from headrace.runtime.interfaces import Connection
 
@@ -159,3 +176,75 @@ class HeldBytes:
         for woken in waiting:
             if not woken.done():
                 woken.set_result(None)
+
+
+class Occupant(Protocol):
+    @property
+    def address(self) -> str:
+        """`host:port` of the peer."""
+
+
+T = TypeVar("T", bound=Occupant)
+
+
+def host_of(address: str) -> str:
+    try:
+        return parse_address(address)[0]
+    except HeadraceError:
+        return address  # the peer was gone before anybody asked who it was
+
+
+def pick(unproven: Iterable[T]) -> T | None:
+    """Of these, in the order they came; None when there is nobody."""
+    hosts = [(host_of(each.address), each) for each in unproven]
+    if not hosts:
+        return None
+    fullest, _ = Counter(host for host, _ in hosts).most_common(1)[0]
+    return next(each for host, each in hosts if host == fullest)
+
+
+class NowAndThen:
+    """Whether to say something again that a peer can make true as often as it likes."""
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self._seconds = seconds
+        self._said = float("-inf")
+
+    def is_due(self, now: float) -> bool:
+        if now - self._said < self._seconds:
+            return False
+        self._said = now
+        return True
+
+
+REQUESTS_MAX = 32
+SECONDS_MAX = 0.005
+WAITED_SECONDS = 0.000_05
+"""Whoever received something in less time did not wait for it."""
+_IN_A_TURN_MAX = 8
+
+
+class Fairness:
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def give_way(self) -> None:
+        """Returns when it is this connection's turn again, never in the same turn of the loop."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._go_on)
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _go_on(self) -> None:
+        for _ in range(min(_IN_A_TURN_MAX, len(self._waiting))):
+            turn = self._waiting.popleft()
+            if not turn.done():  # its connection may be over
+                turn.set_result(None)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._go_on)

@@ -20,6 +20,7 @@ from typing import Generic, TypeVar
 
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.net.addresses import format_address
+from headrace.net.admission import pick
 from headrace.net.iggy_server import (
     LAST_ANSWERS,
     TRANSFER_BYTES_PER_SECOND,
@@ -28,7 +29,6 @@ from headrace.net.iggy_server import (
     OnRequest,
 )
 from headrace.net.quic import QuicEndpoint, QuicLimits, QuicLink
-from headrace.net.slots import pick
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.wire.iggy.classic_frames import (

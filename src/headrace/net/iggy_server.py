@@ -23,9 +23,17 @@ from typing import Generic, TypeAlias, TypeVar
 
 from headrace.errors import HeadraceError, RemoteProtocolError, UnavailableError
 from headrace.net.addresses import format_address
-from headrace.net.admission import Held, HeldBytes, Phase
-from headrace.net.fairness import REQUESTS_MAX, SECONDS_MAX, WAITED_SECONDS, Fairness
-from headrace.net.slots import NowAndThen, pick
+from headrace.net.admission import (
+    REQUESTS_MAX,
+    SECONDS_MAX,
+    WAITED_SECONDS,
+    Fairness,
+    Held,
+    HeldBytes,
+    NowAndThen,
+    Phase,
+    pick,
+)
 from headrace.net.tls import TlsAcceptor
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Buffer, Connection, DirectConnection, Listener, Runtime

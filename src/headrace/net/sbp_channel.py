@@ -27,7 +27,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.net.credentials import NodeCredential
-from headrace.net.flow import Gate
+from headrace.net.flow import Gate, seconds_of
 from headrace.net.sbp_routes import (
     READS,
     LocalNode,
@@ -39,7 +39,6 @@ from headrace.net.sbp_routes import (
     closing,
     identify,
 )
-from headrace.net.throttle import seconds_of
 from headrace.net.tls import ClientTls, secure
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Connection, DirectConnection, Runtime
@@ -63,9 +62,8 @@ from headrace.wire.sbp.messages import (
     Message,
     SystemErrorResponse,
 )
-from headrace.wire.sbp.multipart import Assembler
+from headrace.wire.sbp.multipart import Assembler, encode_replicated
 from headrace.wire.sbp.opcodes import TABLE, Code
-from headrace.wire.sbp.templates import encode_replicated
 
 log = get_logger(__name__)
 

@@ -37,9 +37,17 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.net.addresses import format_address
-from headrace.net.admission import Held, HeldBytes, Phase
-from headrace.net.fairness import REQUESTS_MAX, WAITED_SECONDS, Fairness
-from headrace.net.flow import Gate
+from headrace.net.admission import (
+    REQUESTS_MAX,
+    WAITED_SECONDS,
+    Fairness,
+    Held,
+    HeldBytes,
+    NowAndThen,
+    Phase,
+    pick,
+)
+from headrace.net.flow import CONNECTION_PAUSE_MS_MAX, ROLE_PAUSE_MS_MAX, Gate, pause_ms, with_pause
 from headrace.net.sbp_routes import (
     READS,
     Handler,
@@ -52,16 +60,8 @@ from headrace.net.sbp_routes import (
     closing,
     identify,
 )
-from headrace.net.slots import NowAndThen, pick
-from headrace.net.throttle import (
-    CONNECTION_PAUSE_MS_MAX,
-    ROLE_PAUSE_MS_MAX,
-    pause_ms,
-    with_pause,
-)
 from headrace.net.tls import TlsAcceptor, TlsRequiredError
-from headrace.observability.context import REQUEST_ID
-from headrace.observability.logging import get_logger
+from headrace.observability.logging import REQUEST_ID, get_logger
 from headrace.runtime.interfaces import Buffer, Connection, DirectConnection, Listener, Runtime
 from headrace.wire.sbp.connection import (
     REQUEST_HEADER_BYTES_MAX,

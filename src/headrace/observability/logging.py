@@ -9,24 +9,46 @@ bytes only the length is, because bytes in this project are somebody's payload, 
 its line or speaks to the terminal.
 
 structlog is imported with the first event: it costs 60 ms, and most of Spark's workers say nothing.
+
+The last log lines in memory, for whoever asks the server for them.
+
+Which request is being served, for whoever logs about it deep inside.
+
+Setting it is one assignment for each request; it becomes text only in a log line.
+
+By which environment variables a container hears how to log and where its spans go.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections import deque
 from collections.abc import Mapping, MutableMapping
+from contextvars import ContextVar
 from functools import cached_property, partial
 from io import StringIO
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
+from headrace.observability import tracing
+from headrace.observability.escaping import LINES, escape
+
 if TYPE_CHECKING:
     import structlog
 
-from headrace.observability import tracing
-from headrace.observability.context import request_text
-from headrace.observability.escaping import LINES, escape
+REQUEST_ID: ContextVar[tuple[int | str, int] | None] = ContextVar("request_id", default=None)
+"""Who asked (the broker's client id, or a peer's address), and the number of the request."""
+
+
+def request_text() -> str:
+    """As logs show it, `client-number`; empty outside of a request."""
+    request = REQUEST_ID.get()
+    if request is None:
+        return ""
+    who, number = request
+    return f"{who:08x}-{number}" if isinstance(who, int) else f"{who}-{number}"
+
 
 Format = Literal["text", "json"]
 
@@ -195,3 +217,37 @@ def _shown(name: str, value: object) -> object:
     if isinstance(value, list | tuple):
         return [_shown(name, each) for each in value]
     return value
+
+
+BYTES_MAX = 1 << 20
+
+
+class RecentLines(logging.Handler):
+    """Keeps formatted lines, the newest `bytes_max` characters or so. Safe from any thread."""
+
+    def __init__(self, *, format: Format = "text", bytes_max: int = BYTES_MAX) -> None:
+        super().__init__()
+        self.setFormatter(make_formatter(format, colors=False))
+        self._lines: deque[str] = deque()
+        self._length = 0
+        self._length_max = bytes_max
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # `Handler.handle` holds the lock around this.
+        line = self.format(record)
+        self._lines.append(line)
+        self._length += len(line) + 1
+        while self._length > self._length_max and len(self._lines) > 1:
+            self._length -= len(self._lines.popleft()) + 1
+
+    def text(self) -> str:
+        self.acquire()
+        try:
+            return "".join(f"{line}\n" for line in self._lines)
+        finally:
+            self.release()
+
+
+LOG_FORMAT_VARIABLE = "HEADRACE_LOG_FORMAT"
+TRACES_VARIABLE = "HEADRACE_TRACES_ENDPOINT"
+TRACES_RATIO_VARIABLE = "HEADRACE_TRACES_RATIO"

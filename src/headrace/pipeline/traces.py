@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.ids import WindowId
 from headrace.observability import tracing
 from headrace.pipeline.container.reports import BatchReport, positions
-from headrace.pipeline.windows import NO_WINDOW, format_window
+from headrace.wire.umbilical.windows import NO_WINDOW, format_window
 
 if TYPE_CHECKING:
     from headrace.pipeline.controller.application.application import Application

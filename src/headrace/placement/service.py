@@ -25,7 +25,7 @@ from headrace.placement.adopting import Adoption
 from headrace.placement.changes import Changes
 from headrace.placement.description import count_ranges, metrics_of
 from headrace.placement.handlers import handlers
-from headrace.placement.mending import Mending
+from headrace.placement.healing import Mending
 from headrace.placement.metadata.election import Election
 from headrace.placement.metadata.records import StreamRecord
 from headrace.placement.metadata.store import Store

@@ -3,6 +3,8 @@ this process knows the other servers of its cluster by theirs.
 
 The development certificate is for localhost, signed by an authority made for it alone, whose key is
 forgotten at once: clients trust `secrets/tls/ca.pem`, and nobody can sign anything else with it.
+
+What a process shows to those who connect to it, and whom it trusts when it connects.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from headrace.config.process import TlsSettings
+from headrace.config.settings import Settings
 from headrace.errors import ConfigError, NotFoundError, StorageError
 from headrace.net.tls import ClientTls, TlsAcceptor, TlsLimits
-from headrace.runtime import Clock, Disk
+from headrace.runtime import Clock, Disk, Runtime
 from headrace.runtime.system.tls import client_context, server_context
 
 _VALID_DAYS = 3650
@@ -200,4 +203,32 @@ def _usage(*, certificates: bool) -> x509.KeyUsage:
         key_agreement=False,
         encipher_only=False,
         decipher_only=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    certificate: Certificate
+    acceptor: TlsAcceptor | None
+    """For our ports; None = no TLS."""
+    peers: ClientTls | None
+    """For other servers of the cluster; None = they are plain to each other."""
+
+
+async def load_tls(runtime: Runtime, settings: Settings) -> Tls:
+    """The files are read now, so that a wrong path stops the start and not a client."""
+    files = runtime.executor("process", 1)
+    try:
+        return await files.run(_load, runtime, settings)
+    finally:
+        files.close()
+
+
+def _load(runtime: Runtime, settings: Settings) -> Tls:
+    certificate = load_certificate(runtime.disk, runtime.clock, settings.tls, settings.data_dir)
+    trust = load_trust(runtime.disk, settings.tls, certificate)
+    return Tls(
+        certificate=certificate,
+        acceptor=certificate.acceptor(settings.tls),
+        peers=None if trust is None else trust.client(),
     )

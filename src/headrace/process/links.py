@@ -10,9 +10,8 @@ from headrace.net.credentials import node_credential
 from headrace.net.tls import ClientTls
 from headrace.observability.logging import get_logger
 from headrace.runtime import Runtime
-from headrace.sbp_client.channels import Connect, tcp_connect
+from headrace.sbp_client.channels import Connect, PlacementLinks, tcp_connect
 from headrace.sbp_client.client import SbpClient
-from headrace.sbp_client.placement_links import PlacementLinks
 from headrace.wire.sbp.messages import ClientRole
 
 log = get_logger(__name__)

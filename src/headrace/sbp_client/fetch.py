@@ -33,9 +33,8 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.net.sbp_server import Payload
-from headrace.sbp_client.answers import typed
+from headrace.sbp_client.answers import Fetched, Want, checked, typed
 from headrace.sbp_client.channels import Links, PieceReader
-from headrace.sbp_client.fetched import Fetched, Want, checked
 from headrace.sbp_client.local_reads import LocalReads
 from headrace.sbp_client.metadata import MetadataClient
 from headrace.sbp_client.ranges import RangeMap, Replicas

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from headrace.concurrency.retry import retrying
-from headrace.config.client import ClientSettings
+from headrace.config.process import ClientSettings
 from headrace.errors import NotFoundError, RangeNotFoundError
 from headrace.runtime.interfaces import Runtime
 from headrace.sbp_client.answers import milliseconds, only, present, typed
-from headrace.sbp_client.placement_links import PlacementLinks
+from headrace.sbp_client.channels import PlacementLinks
 from headrace.sbp_client.ranges import RangeMap
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status

@@ -40,9 +40,8 @@ from headrace.runtime.interfaces import Buffer
 from headrace.sbp_client.append import BATCH_BYTES_MAX
 from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.next_range import connect, succeed
-from headrace.sbp_client.node_sender import NodeSender
 from headrace.sbp_client.ranges import primary_address
-from headrace.sbp_client.send_queue import Batch, Lane
+from headrace.sbp_client.send_queue import Batch, Lane, NodeSender
 from headrace.wire.sbp.messages import Range
 from headrace.wire.sbp.records import HEADER_BYTES
 

@@ -1,6 +1,6 @@
 """What a driver lends its tasks: the right to read these topics, or to stage rows for that one.
 
-A container of a pipeline holds a grant for all of its application's topics (`net/grants.py`). Its
+A container of a pipeline holds a grant for all of its application's topics (`net/credentials`). Its
 tasks, on whatever machine, get a narrower one with their work, which lasts some hours, and never
 the grant itself. Where the driver logs in with a user's password or token, tasks find theirs in
 their own environment, as ever.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from headrace.net.grants import Scope, exactly, is_grant, narrow_grant
+from headrace.net.credentials import Scope, exactly, is_grant, narrow_grant
 from headrace.runtime.system import system_runtime
 from headrace.spark.options import Credentials, Lent, SourceOptions, Target
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from headrace.client.schema import COLUMNS
-from headrace.client.tls_options import TlsOptions, parse_switch, tls_from
-from headrace.client.url import TOKEN_FILE_VARIABLE
+from headrace.client.raw_messages import COLUMNS
+from headrace.client.url import TOKEN_FILE_VARIABLE, TlsOptions, parse_switch, tls_from
 from headrace.errors import ConfigError
 from headrace.spark.formats.options import (
     FORMAT_OPTIONS,

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from headrace.client.tls_options import TlsOptions
+from headrace.client.url import TlsOptions
 from headrace.concurrency.retrying import TRANSIENT, retry
 from headrace.errors import (
     AlreadyExistsError,

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
-from headrace.client.tls_options import TlsOptions
+from headrace.client.url import TlsOptions
 from headrace.errors import DeadlineError
 from headrace.runtime.system import new_event_loop, system_runtime
 from headrace.runtime.system.memory import keep_freed_memory

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 
 from headrace.concurrency.store_tasks import TaskSet
-from headrace.config.storage import StorageSettings
+from headrace.config.datanode import StorageSettings
 from headrace.errors import (
     CorruptionError,
     DiskFullError,
@@ -21,7 +21,6 @@ from headrace.errors import (
 )
 from headrace.observability.logging import get_logger
 from headrace.runtime import Lock, Runtime
-from headrace.storage.activity import ActiveRanges
 from headrace.storage.folder import (
     OpenedFolder,
     create_range_folder,
@@ -39,9 +38,8 @@ from headrace.storage.range.metadata import RangeMetadata
 from headrace.storage.range.recovery import RecoveredRange
 from headrace.storage.range.tail_cache import TailCache
 from headrace.storage.range.writer import RangeWriter
-from headrace.storage.segments.open_files import FilePool
-from headrace.storage.segments.pages import WrittenPages
-from headrace.storage.shared import Shared
+from headrace.storage.segments.open_files import FilePool, WrittenPages
+from headrace.storage.shared import ActiveRanges, Shared
 from headrace.wire.sbp.messages import Durability
 
 _log = get_logger(__name__)

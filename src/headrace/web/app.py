@@ -41,21 +41,27 @@ from headrace.web.broker_api.arrow_reader import ArrowReader
 from headrace.web.broker_api.catalogue import Catalogue
 from headrace.web.broker_api.cluster_api import Cluster
 from headrace.web.broker_api.lag import GroupWatch
-from headrace.web.broker_api.reached_broker import ReachedBroker
-from headrace.web.diagnosis.problems_broker import BrokerTrouble
+from headrace.web.broker_api.links import ReachedBroker
+from headrace.web.diagnosis.cluster import BrokerTrouble
 from headrace.web.metrics.checks import Observed, ask, describe
 from headrace.web.metrics.pipelines import Measured, format_metrics
 from headrace.web.openapi import document
-from headrace.web.pipeline_api import api, letters, pipeline_live
+from headrace.web.pipeline_api import api, letters
 from headrace.web.pipeline_api.packages import SubmittedPackage, read_package
 from headrace.web.pipeline_api.rights import PipelineRights, SeenPipelines
 from headrace.web.server import session_api
 from headrace.web.server.assets import Asset, SecurityHeaders, answer_asset
-from headrace.web.server.code_token import NOBODYS, CodeToken, TokenNeededError
 from headrace.web.server.exchange import query_number
 from headrace.web.server.live import Live, Sampler
-from headrace.web.server.logins import Broker, Guarded, Logins
-from headrace.web.server.sessions import Sessions
+from headrace.web.server.logins import (
+    NOBODYS,
+    Broker,
+    CodeToken,
+    Guarded,
+    Logins,
+    Sessions,
+    TokenNeededError,
+)
 from headrace.web.stram.routes import Stram
 from headrace.web.stram.routes import routes as stram_routes
 
@@ -160,7 +166,7 @@ def create_app(
     trouble = BrokerTrouble(runtime, catalogue, groups, cluster)
     diagnosis = api.Diagnosis(pipelines, runtime.clock.now_ms, pause, trouble.look)
     sight = api.Sight(rights)
-    pipeline_live.sample(sampler, live, diagnosis, sight)
+    api.sample(sampler, live, diagnosis, sight)
 
     def route(
         path: str,

@@ -13,10 +13,9 @@ from typing import Any
 import msgspec
 from starlette.routing import Route
 
-from headrace.web.openapi_rows import BROKER_DETAILS, Detail, Parameter
+from headrace.web.openapi_rows import BROKER_DETAILS, PIPELINE_DETAILS, Detail, Parameter
 from headrace.web.pipeline_api.letters import LETTERS
 from headrace.web.pipeline_api.packages import SubmittedPackage
-from headrace.web.pipeline_openapi import PIPELINE_DETAILS
 from headrace.web.stram import types as t
 from headrace.web.stram.routes import BASE
 

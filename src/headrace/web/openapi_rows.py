@@ -1,4 +1,7 @@
-"""What `/api/v1` takes and gives, for the OpenAPI document."""
+"""What `/api/v1` takes and gives, for the OpenAPI document.
+
+What the paths of the pipelines' pages take and give, for the OpenAPI document.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ import msgspec
 from headrace.web.broker_api import types as b
 from headrace.web.broker_api.messages import MESSAGES_MAX, TOPIC
 from headrace.web.broker_api.overview import TOPICS_MAX
+from headrace.web.diagnosis.types import Situation
+from headrace.web.pipeline_api import api as p
+from headrace.web.pipeline_api import letters as d
 
 _STREAM = "/api/v1/streams/{stream}"
 
@@ -120,5 +126,58 @@ BROKER_DETAILS: Mapping[tuple[str, str], Detail] = {
     ("DELETE", "/api/v1/users/{user}"): Detail("Delete a user.", b.Done),
     ("GET", "/api/v1/cluster"): Detail(
         "Nodes, brokers, placement managers, health.", b.ClusterInfo
+    ),
+}
+
+
+PIPELINE_DETAILS: Mapping[tuple[str, str], Detail] = {
+    ("GET", "/api/problems"): Detail(
+        "Everything that is wrong, worst first, and how all pipelines are.", Situation
+    ),
+    ("GET", f"{p.PIPELINE}/live"): Detail(
+        "One pipeline as its page shows it.",
+        p.PipelineLive,
+        query={
+            "after_ms": Parameter(
+                "Only windows that were heard of after this time.",
+                {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
+            )
+        },
+    ),
+    ("GET", f"{p.PIPELINE}/errors"): Detail(
+        "Its errors, newest first, each with its log lines.", p.PipelineErrors
+    ),
+    ("GET", d.LETTERS): Detail("Dead-letter topics of its operators.", d.LetterBoxes),
+    ("GET", f"{d.LETTERS}/{{operator}}"): Detail(
+        "An operator's dead letters, newest first.",
+        d.DeadLetters,
+        query={
+            "topic": "Which, where the operator has several.",
+            "count": Parameter(
+                "At most so many of each partition.",
+                {"type": "integer", "minimum": 1, "maximum": d.LETTERS_MAX},
+            ),
+            "all": Parameter(
+                "Also those that were sent again.", {"type": "string", "enum": ["true", "false"]}
+            ),
+        },
+    ),
+    ("POST", f"{d.LETTERS}/{{operator}}/redrive"): Detail(
+        "Send dead letters again, to where they came from.",
+        d.RedriveDone,
+        d.Redrive,
+        query={"topic": "Which, where the operator has several."},
+    ),
+    ("GET", f"{p.PIPELINE}/containers/{{container}}/logs"): Detail(
+        "The last lines of a container.",
+        text=True,
+        query={
+            "lines": Parameter(
+                "How many.", {"type": "integer", "minimum": 1, "maximum": p.LOG_LINES_MAX}
+            ),
+            "level": Parameter(
+                "Only these and worse.", {"type": "string", "enum": list(p.LEVELS[1:])}
+            ),
+        },
     ),
 }

@@ -4,27 +4,31 @@ Keys are file names without the client: `create-topic` for Python's, `node/creat
 Where clients differ, the version stands in front. SEND_MESSAGES is checked by itself.
 """
 
-from headrace.wire.iggy.messages.consumers import CreateGroup, GetGroup, GetGroups, JoinGroup
-from headrace.wire.iggy.messages.messages import PollMessages
-from headrace.wire.iggy.messages.offsets import DeleteConsumerOffset, StoreConsumerOffset
-from headrace.wire.iggy.messages.streams import (
-    CreateStream,
-    DeleteStream,
-    GetStream,
-    PurgeStream,
-    UpdateStream,
+from headrace.wire.iggy.messages.consumers import (
+    CreateGroup,
+    DeleteConsumerOffset,
+    GetGroup,
+    GetGroups,
+    JoinGroup,
+    StoreConsumerOffset,
 )
+from headrace.wire.iggy.messages.messages import PollMessages
 from headrace.wire.iggy.messages.system import Empty
 from headrace.wire.iggy.messages.topics import (
     NEVER_EXPIRES,
     Compression,
     CreatePartitions,
+    CreateStream,
     CreateTopic,
     DeletePartitions,
+    DeleteStream,
     DeleteTopic,
+    GetStream,
     GetTopic,
     GetTopics,
+    PurgeStream,
     PurgeTopic,
+    UpdateStream,
     UpdateTopic,
 )
 from headrace.wire.iggy.messages.users import (

@@ -10,7 +10,7 @@ import xxhash
 from headrace.wire.iggy.classic_frames import RequestFrame
 from headrace.wire.iggy.commands import TABLE
 from headrace.wire.iggy.dialects import Dialect
-from headrace.wire.iggy.messages import consumers, offsets, streams, system, topics, users
+from headrace.wire.iggy.messages import consumers, system, topics, users
 from headrace.wire.iggy.messages.messages import (
     FlushUnsavedBuffer,
     PollMessages,
@@ -47,7 +47,7 @@ EXPECTED: dict[str, object] = {
     "create-consumer-group": consumers.CreateGroup(*PLACE, "g1"),
     "create-partitions": topics.CreatePartitions(*PLACE, 3),
     "create-personal-access-token-raw": users.CreatePersonalAccessToken("tok", 0),
-    "create-stream": streams.CreateStream("s1"),
+    "create-stream": topics.CreateStream("s1"),
     "create-topic": CreateTopic("s1", 2, Compression.NONE, 0, 0, 0, "t1", DURABLE),
     "create-topic-options": CreateTopic(
         "s1",
@@ -66,9 +66,9 @@ EXPECTED: dict[str, object] = {
         ),
     ),
     "create-user": users.CreateUser("bob", "secret"),
-    "delete-consumer-offset-part0": offsets.DeleteConsumerOffset(Consumer.group("g1"), *PLACE, 0),
+    "delete-consumer-offset-part0": consumers.DeleteConsumerOffset(Consumer.group("g1"), *PLACE, 0),
     "delete-partitions": topics.DeletePartitions(*PLACE, 1),
-    "delete-stream": streams.DeleteStream(5),
+    "delete-stream": topics.DeleteStream(5),
     "delete-topic": topics.DeleteTopic(*PLACE),
     "describe-options": system.DescribeOptions(system.OptionScope.TOPIC),
     "flush-unsaved-buffer-raw": FlushUnsavedBuffer(*PLACE, 0),
@@ -79,7 +79,7 @@ EXPECTED: dict[str, object] = {
     "get-me-raw": Empty(),
     "get-personal-access-tokens-raw": Empty(),
     "get-stats": Empty(),
-    "get-stream-named": streams.GetStream("s1"),
+    "get-stream-named": topics.GetStream("s1"),
     "get-streams": Empty(),
     "get-topic": topics.GetTopic(*PLACE),
     "get-topics": topics.GetTopics("s1"),
@@ -98,11 +98,13 @@ EXPECTED: dict[str, object] = {
     "poll-messages-group-next-part0": PollMessages(
         Consumer.group("g1"), *PLACE, 0, Strategy.next(), 10
     ),
-    "purge-stream": streams.PurgeStream("s1"),
+    "purge-stream": topics.PurgeStream("s1"),
     "purge-topic": topics.PurgeTopic(*PLACE),
-    "store-consumer-offset-part0": offsets.StoreConsumerOffset(Consumer.group("g1"), *PLACE, 0, 2),
+    "store-consumer-offset-part0": consumers.StoreConsumerOffset(
+        Consumer.group("g1"), *PLACE, 0, 2
+    ),
     "sync-consumer-group": consumers.SyncGroup(*PLACE, "g1"),
-    "update-stream": streams.UpdateStream("s1", "s2"),
+    "update-stream": topics.UpdateStream("s1", "s2"),
     "update-topic": UpdateTopic(*PLACE, Compression.NONE, 0, 0, 0, "t2"),
 }
 

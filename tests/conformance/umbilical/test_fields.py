@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.wire.umbilical import calls, codec
+from headrace.wire.umbilical import codec
 from headrace.wire.umbilical import messages as m
 from headrace.wire.umbilical._generated import umbilical_pb2
 from tests.conformance.umbilical import samples
@@ -100,7 +100,7 @@ def test_additions_are_numbered_from_fifty(message: str) -> None:
     assert {column.name for column in columns if column.number >= 50} == OURS.get(message, set())
 
 
-@pytest.mark.parametrize("name", calls.TABLE)
+@pytest.mark.parametrize("name", codec.TABLE)
 @pytest.mark.parametrize("side", ["request", "response"])
 def test_golden_bytes(name: str, side: str) -> None:
     message = (samples.REQUESTS if side == "request" else samples.RESPONSES)[name]
@@ -142,4 +142,4 @@ def test_the_samples_set_every_field(group: str) -> None:
 
 
 def test_every_call_and_group_has_a_proof() -> None:
-    assert PROOFS.keys() == {*calls.TABLE, *m.FIELD_GROUPS}
+    assert PROOFS.keys() == {*codec.TABLE, *m.FIELD_GROUPS}

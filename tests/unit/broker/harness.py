@@ -22,8 +22,7 @@ from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import error_of
 from headrace.wire.iggy.messages import users
 from headrace.wire.iggy.messages.messages import Message, PolledMessages, PollMessages, encode_send
-from headrace.wire.iggy.messages.streams import CreateStream
-from headrace.wire.iggy.messages.topics import Compression, CreateTopic
+from headrace.wire.iggy.messages.topics import Compression, CreateStream, CreateTopic
 from headrace.wire.iggy.primitives import Consumer, Identifier, Partitioning, Strategy
 from tests.unit.broker.fake_cluster import FakeCluster
 

@@ -29,7 +29,8 @@ from headrace.wire.iggy.classic_frames import RequestFrame, encode_answer
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import Status, error_of
 from headrace.wire.iggy.fields import Buffer
-from headrace.wire.iggy.messages import consumers, streams, system, topics, users
+from headrace.wire.iggy.messages import consumers, system, topics, users
+from headrace.wire.iggy.messages.consumers import StoreConsumerOffset
 from headrace.wire.iggy.messages.messages import (
     Message,
     PolledMessages,
@@ -37,7 +38,6 @@ from headrace.wire.iggy.messages.messages import (
     SentMessages,
     encode_send,
 )
-from headrace.wire.iggy.messages.offsets import StoreConsumerOffset
 from headrace.wire.iggy.messages.system import Empty
 from headrace.wire.iggy.messages.topics import Compression, CreateTopic, UpdateTopic
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy
@@ -112,7 +112,7 @@ async def logged_in(harness: Harness, client: bytes = ALICE) -> Peer:
 
 
 async def topic_of(peer: Peer, partitions: int = 1) -> None:
-    await peer.call(c.CREATE_STREAM, streams.CreateStream("s"))
+    await peer.call(c.CREATE_STREAM, topics.CreateStream("s"))
     await peer.call(c.CREATE_TOPIC, topic("t", partitions))
 
 
@@ -188,7 +188,7 @@ async def test_a_session_that_is_not_the_connections_own() -> None:
         refused = await peer.exchange(peer.talk.encode(202, [b"\x01s"]))
         assert refused.evicted == vsr.Eviction.NO_SESSION
         await peer.login()
-        await peer.call(c.CREATE_STREAM, streams.CreateStream("s"))
+        await peer.call(c.CREATE_STREAM, topics.CreateStream("s"))
 
 
 async def test_faults_in_a_header_are_answered() -> None:
@@ -215,11 +215,11 @@ async def test_faults_in_a_header_are_answered() -> None:
 async def test_a_request_sent_again_is_applied_once() -> None:
     async with opened() as harness:
         peer = await logged_in(harness)
-        made = await peer.call(c.CREATE_STREAM, streams.CreateStream("s"))
+        made = await peer.call(c.CREATE_STREAM, topics.CreateStream("s"))
         again = Peer(harness, peer.talk)  # the connection was cut before the answer
         await again.login()
         assert await again.again(c.CREATE_STREAM) == made
-        assert await code_of(again.call(c.CREATE_STREAM, streams.CreateStream("s"))) == 1012
+        assert await code_of(again.call(c.CREATE_STREAM, topics.CreateStream("s"))) == 1012
         await again.call(c.CREATE_TOPIC, topic("t"))
         sent = await again.send(b"one", b"two")
         assert sent.placed[0].base_offset == 0
@@ -319,20 +319,20 @@ async def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
         assert (await peer.again(c.SEND_MESSAGES)).placed[0].base_offset == 0
         assert await peer.payloads() == [b"one"]
         # A refusal is none: what it was about may have changed.
-        await peer.call(c.CREATE_STREAM, streams.CreateStream("x"))
-        assert await code_of(peer.call(c.CREATE_STREAM, streams.CreateStream("x"))) == 1012
+        await peer.call(c.CREATE_STREAM, topics.CreateStream("x"))
+        assert await code_of(peer.call(c.CREATE_STREAM, topics.CreateStream("x"))) == 1012
         classic = await harness.root()
-        await classic.call(c.DELETE_STREAM, streams.DeleteStream("x"))
+        await classic.call(c.DELETE_STREAM, topics.DeleteStream("x"))
         await peer.again(c.CREATE_STREAM)
 
 
 async def test_a_number_that_was_used_for_something_else() -> None:
     async with opened() as harness:
         peer = await logged_in(harness)
-        await peer.call(c.CREATE_STREAM, streams.CreateStream("s"))
+        await peer.call(c.CREATE_STREAM, topics.CreateStream("s"))
         confused = Peer(harness, Conversation(ALICE))  # counts from 1 again, and says so too late
         await confused.login()
-        refused = await code_of(confused.call(c.CREATE_STREAM, streams.CreateStream("x")))
+        refused = await code_of(confused.call(c.CREATE_STREAM, topics.CreateStream("x")))
         assert refused == Status.REQUEST_ALREADY_APPLIED
         assert len(harness.broker.catalogue.streams) == 1
 
@@ -371,7 +371,7 @@ async def test_answers_after_a_restart_show_what_was_made(snapshot: bool) -> Non
     cluster = FakeCluster()
     made: dict[int, object] = {}
     calls: list[tuple[c.AnyCommand, c.Encodable]] = [
-        (c.CREATE_STREAM, streams.CreateStream("s")),
+        (c.CREATE_STREAM, topics.CreateStream("s")),
         (c.CREATE_TOPIC, topic("t", 3)),
         (c.CREATE_CONSUMER_GROUP, consumers.CreateGroup("s", "t", "g")),
         (c.CREATE_USER, users.CreateUser("alice", "secret")),
@@ -498,7 +498,7 @@ async def test_options_of_topics_take_effect_and_are_shown() -> None:
     settings = msgspec.structs.replace(QUICK, durability="written")
     async with opened(settings=settings) as harness:
         peer = await logged_in(harness)
-        await peer.call(c.CREATE_STREAM, streams.CreateStream("s", options=(text("k", "v"),)))
+        await peer.call(c.CREATE_STREAM, topics.CreateStream("s", options=(text("k", "v"),)))
         given = (
             text("compression_algorithm", "gzip"),
             u64("message_expiry", 90_000_000),
@@ -534,7 +534,7 @@ async def test_options_of_topics_take_effect_and_are_shown() -> None:
             for uid in (topic_.uid for topic_ in harness.broker.catalogue.topics())
         }
         assert list(levels.values()) == [Durability.SYNCED, Durability.WRITTEN]
-        named = await peer.call(c.GET_STREAM, streams.GetStream("s"))
+        named = await peer.call(c.GET_STREAM, topics.GetStream("s"))
         assert named is not None
         assert named.stream.options == (text("k", "v"),)
 
@@ -576,7 +576,7 @@ async def test_updates_change_what_they_name() -> None:
         found = await peer.call(c.GET_USER, users.GetUser("bob"))
         assert found is not None
         assert found.user.options == (text("shoe", "42"), text("hat", "7"))
-        renamed = streams.UpdateStream("s", "s2", (text("a", "b"),))
+        renamed = topics.UpdateStream("s", "s2", (text("a", "b"),))
         await peer.call(c.UPDATE_STREAM, renamed)
         assert (await peer.call(c.GET_STREAMS, Empty())).streams[0].options == (text("a", "b"),)
 

@@ -11,7 +11,7 @@ from headrace.net.credentials import service_token
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import Status
-from headrace.wire.iggy.messages import consumers, offsets, streams, system, topics, users
+from headrace.wire.iggy.messages import consumers, system, topics, users
 from headrace.wire.iggy.messages.messages import (
     Message,
     PolledMessages,
@@ -74,7 +74,7 @@ async def test_a_lets_clients_choose_ids() -> None:
         a, b = await speaking(harness, A), await speaking(harness, B2)
 
         async def stream(name: str, wanted: int | None) -> int:
-            request = streams.CreateStream(name, stream_id=wanted)
+            request = topics.CreateStream(name, stream_id=wanted)
             return (await a.call(c.CREATE_STREAM, request)).stream.id
 
         async def topic(name: str, wanted: int | None) -> int:
@@ -91,7 +91,7 @@ async def test_a_lets_clients_choose_ids() -> None:
         assert await topic("nine", 8) == 8
         assert await group("five", 4) == 4
         # On the wire these are 7, 9 and 5; the other dialects see 6, 8 and 4.
-        found = await a.call(c.GET_STREAM, streams.GetStream(6))
+        found = await a.call(c.GET_STREAM, topics.GetStream(6))
         assert found is not None
         assert (await reply(a, 200, struct.pack("<BBI", 1, 4, 7)))[:4] == b"\x07\0\0\0"
         assert (await b.call(c.GET_TOPIC, topics.GetTopic(6, 8))) is not None
@@ -193,7 +193,7 @@ async def test_an_offset_without_an_owner() -> None:
                 await client.stream()
                 await client.topic()
                 await client.send(b"x")
-            store = offsets.StoreConsumerOffset(Consumer.group("gone"), "s", "t", None, 0)
+            store = consumers.StoreConsumerOffset(Consumer.group("gone"), "s", "t", None, 0)
             expected = Status.CONSUMER_OFFSET_NOT_FOUND if dialect is A else 3022
             assert await code_of(client.call(c.STORE_CONSUMER_OFFSET, store)) == expected
 
@@ -212,12 +212,12 @@ async def test_what_a_user_may_not_see() -> None:
             expected = 41 if dialect is B2 else 0
             consumer = Consumer.single()
             for call in (
-                client.call(c.GET_STREAM, streams.GetStream("s")),
+                client.call(c.GET_STREAM, topics.GetStream("s")),
                 client.call(c.GET_TOPIC, topics.GetTopic("s", "t")),
                 client.call(c.GET_CONSUMER_GROUP, consumers.GetGroup("s", "t", "g")),
                 client.call(c.GET_USER, users.GetUser("iggy")),
                 client.call(c.GET_CLIENT, system.GetClient(root.session.client_id)),
-                client.call(c.GET_CONSUMER_OFFSET, offsets.GetConsumerOffset(consumer, "s", "t")),
+                client.call(c.GET_CONSUMER_OFFSET, consumers.GetConsumerOffset(consumer, "s", "t")),
             ):
                 assert await code_of(call) == expected
             # What changes or lists things is refused in every dialect, and oneself is visible.
@@ -358,7 +358,7 @@ async def test_versions_we_do_not_know_are_silent() -> None:
 async def test_shapes_decide_for_silent_clients(dialect: Dialect) -> None:
     async with opened() as harness:
         client = await harness.root()
-        create = streams.CreateStream("s").encode(dialect)
+        create = topics.CreateStream("s").encode(dialect)
         body = await reply(client, 202, create)
         assert body[:4] == struct.pack("<I", dialect.id_base)
         compression = topics.Compression.NONE
@@ -485,7 +485,7 @@ async def test_the_access_token_logs_in() -> None:
         client = harness.connect()
         body = await reply(client, 44, users.LoginWithPersonalAccessToken(token).encode())
         assert body == b"\x01\0\0\0"  # and gives no further token
-        await client.call(c.CREATE_STREAM, streams.CreateStream("by token"))
+        await client.call(c.CREATE_STREAM, topics.CreateStream("by token"))
 
 
 async def test_the_access_token_ends() -> None:

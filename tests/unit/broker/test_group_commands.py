@@ -7,7 +7,7 @@ import asyncio
 from headrace.config.broker import BrokerSettings
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages import consumers as g
-from headrace.wire.iggy.messages.offsets import GetConsumerOffset, StoreConsumerOffset
+from headrace.wire.iggy.messages.consumers import GetConsumerOffset, StoreConsumerOffset
 from headrace.wire.iggy.messages.system import Empty
 from headrace.wire.iggy.messages.topics import CreatePartitions, DeletePartitions, DeleteTopic
 from headrace.wire.iggy.messages.users import (

@@ -11,17 +11,18 @@ import xxhash
 from headrace.config.broker import BrokerSettings
 from headrace.errors import StorageError
 from headrace.wire.iggy import commands as c
-from headrace.wire.iggy.messages.messages import FlushUnsavedBuffer, PolledMessages
-from headrace.wire.iggy.messages.offsets import (
+from headrace.wire.iggy.messages.consumers import (
     DeleteConsumerOffset,
     GetConsumerOffset,
     StoreConsumerOffset,
 )
-from headrace.wire.iggy.messages.streams import DeleteStream, GetStream
+from headrace.wire.iggy.messages.messages import FlushUnsavedBuffer, PolledMessages
 from headrace.wire.iggy.messages.system import Empty
 from headrace.wire.iggy.messages.topics import (
     DeletePartitions,
     DeleteSegments,
+    DeleteStream,
+    GetStream,
     GetTopic,
     PurgeTopic,
 )

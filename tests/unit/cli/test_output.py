@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from headrace.cli import human, output
+from headrace.cli import output
 
 ROWS = [
     {"name": "orders", "bytes": 1536, "expiry_seconds": None, "note": "x" * 300},
@@ -108,12 +108,12 @@ def test_numbers_stand_right_and_flags_left(
     ],
 )
 def test_a_number_is_what_its_name_says(name: str, value: object, text: str | None) -> None:
-    assert human.humanly(name, value) == text
+    assert output.humanly(name, value) == text
 
 
 def test_a_moment_is_local_and_can_be_given_back() -> None:
-    text = human.humanly("created_at_us", 1_777_000_000_000_000)
+    text = output.humanly("created_at_us", 1_777_000_000_000_000)
     assert text is not None
     assert datetime.fromisoformat(text).timestamp() == 1_777_000_000
-    assert human.heading("created_at_us") == "created"
-    assert human.heading("memoryMBFree") == "memory mb free"
+    assert output.heading("created_at_us") == "created"
+    assert output.heading("memoryMBFree") == "memory mb free"

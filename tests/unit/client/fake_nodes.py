@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from headrace.config.client import ClientSettings
+from headrace.config.process import ClientSettings
 from headrace.errors import (
     FencedError,
     HeadraceError,

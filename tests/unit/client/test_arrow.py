@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.client.arrow import payloads_of, to_area, to_record_batch
-from headrace.client.raw_messages import join, unpack
-from headrace.client.schema import COLUMNS
+from headrace.client.raw_messages import COLUMNS, join, unpack
 from headrace.errors import CorruptionError, InvalidArgumentError, RemoteProtocolError
 from headrace.wire.iggy.batch import build_index, stamp
 from headrace.wire.sbp import records

@@ -9,7 +9,7 @@ from headrace.client.refusals import refusal
 from headrace.errors import AlreadyExistsError, HeadraceError, NotFoundError, UnauthorizedError
 from headrace.wire.iggy.commands import TABLE
 from headrace.wire.iggy.errors import Status
-from headrace.wire.iggy.messages import consumers, offsets, streams, topics, users
+from headrace.wire.iggy.messages import consumers, topics, users
 from headrace.wire.iggy.messages.messages import Message, encode_send
 from headrace.wire.iggy.primitives import Consumer, Partitioning
 
@@ -23,13 +23,13 @@ SEND = encode_send(
 @pytest.mark.parametrize(
     ("status", "command", "request_", "text"),
     [
-        (1009, "DELETE_STREAM", streams.DeleteStream("nope"), "there is no stream 'nope'"),
-        (1010, "GET_STREAM", streams.GetStream(7), "there is no stream 7"),
-        (1012, "CREATE_STREAM", streams.CreateStream("shop"), "there is a stream 'shop' already"),
+        (1009, "DELETE_STREAM", topics.DeleteStream("nope"), "there is no stream 'nope'"),
+        (1010, "GET_STREAM", topics.GetStream(7), "there is no stream 7"),
+        (1012, "CREATE_STREAM", topics.CreateStream("shop"), "there is a stream 'shop' already"),
         (
             1012,
             "UPDATE_STREAM",
-            streams.UpdateStream("old", "shop"),
+            topics.UpdateStream("old", "shop"),
             "there is a stream 'shop' already",
         ),
         (2010, "SEND_MESSAGES", SEND, "there is no topic shop/orders"),
@@ -56,13 +56,13 @@ SEND = encode_send(
         (
             3021,
             "DELETE_CONSUMER_OFFSET",
-            offsets.DeleteConsumerOffset(ME, "shop", "orders", 2),
+            consumers.DeleteConsumerOffset(ME, "shop", "orders", 2),
             "consumer me has stored no offset in partition 2 of shop/orders",
         ),
         (
             4100,
             "STORE_CONSUMER_OFFSET",
-            offsets.StoreConsumerOffset(ME, "shop", "orders", 2, 10),
+            consumers.StoreConsumerOffset(ME, "shop", "orders", 2, 10),
             "partition 2 of shop/orders has no message 10 yet",
         ),
         (20, "DELETE_USER", users.DeleteUser("nobody"), "there is no user 'nobody'"),

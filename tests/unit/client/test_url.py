@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.client.tls_options import TlsOptions
-from headrace.client.url import ServerUrl, parse_url
+from headrace.client.url import ServerUrl, TlsOptions, parse_url
 from headrace.errors import ConfigError
 
 ENVIRONMENT = {

@@ -6,8 +6,7 @@ import json
 
 import msgspec
 
-from headrace.config.settings import Settings, parse_settings
-from headrace.config.shown import HIDDEN, SHOWN, shown_settings
+from headrace.config.settings import HIDDEN, SHOWN, Settings, parse_settings, shown_settings
 
 SECRETS = b"""
 secret = "env:HUSH"

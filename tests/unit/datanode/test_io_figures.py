@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from headrace.datanode.io_figures import IoFigures, metered
-from headrace.datanode.metrics import Counters, Load, Reporter
+from headrace.datanode.metrics import Counters, IoFigures, Load, Reporter, metered
 from headrace.wire.sbp.messages import DataNode
 from tests.simulator.runtime import Simulation
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.net.fairness import Fairness
+from headrace.net.admission import Fairness
 from headrace.net.iggy_server import Answer, IggyServer
 from headrace.net.sbp_server import SbpServer, build_routes
 from headrace.runtime.interfaces import Buffer, Connection, Listener, OnConnection, Runtime

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from headrace.errors import UnauthorizedError
-from headrace.net.grants import (
+from headrace.net.credentials import (
     EVERYTHING,
     GRANT_BYTES_MAX,
     Grant,

@@ -17,7 +17,7 @@ from headrace.net.addresses import parse_address
 from headrace.net.credentials import NodeCredential, Ticket, make_ticket, node_credential
 from headrace.net.sbp_channel import ChannelLimits
 from headrace.net.sbp_server import Payload, Peer, Reply, SbpServer, ServerLimits, build_routes
-from headrace.observability.context import request_text
+from headrace.observability.logging import request_text
 from headrace.runtime.interfaces import Connection
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.flat import decode, encode

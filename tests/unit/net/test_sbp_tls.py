@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.client.tls_options import TlsOptions, tls_from
+from headrace.client.url import TlsOptions, tls_from
 from headrace.errors import (
     ConfigError,
     RemoteProtocolError,

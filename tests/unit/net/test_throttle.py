@@ -10,9 +10,7 @@ import pytest
 
 from headrace.errors import ThrottledError, UnavailableError
 from headrace.net.addresses import parse_address
-from headrace.net.sbp_channel import ChannelLimits, TcpChannel
-from headrace.net.sbp_server import Payload, Peer, Reply, SbpServer, ServerLimits, build_routes
-from headrace.net.throttle import (
+from headrace.net.flow import (
     CONNECTION_PAUSE_MS_MAX,
     HONOURED_SECONDS_MAX,
     REFUSED_PAUSE_MS_MIN,
@@ -20,6 +18,8 @@ from headrace.net.throttle import (
     pause_ms,
     with_pause,
 )
+from headrace.net.sbp_channel import ChannelLimits, TcpChannel
+from headrace.net.sbp_server import Payload, Peer, Reply, SbpServer, ServerLimits, build_routes
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code, Role
 from tests.simulator.runtime import Simulation

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.observability.exposition import Family, bounded, format_families
-from headrace.observability.histogram import LATENCY_SECONDS, Histogram
+from headrace.observability.exposition import (
+    LATENCY_SECONDS,
+    Family,
+    Histogram,
+    bounded,
+    format_families,
+)
 from headrace.observability.metrics import TABLE, family
 
 

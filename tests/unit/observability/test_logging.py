@@ -10,8 +10,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from headrace.observability import tracing
-from headrace.observability.context import REQUEST_ID
-from headrace.observability.logging import Format, configure_logging, get_logger
+from headrace.observability.logging import REQUEST_ID, Format, configure_logging, get_logger
 
 
 @pytest.fixture

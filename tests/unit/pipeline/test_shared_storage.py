@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.pipeline.shared_storage import filesystem_of, storage_problem
+from headrace.pipeline.shared_files import filesystem_of, storage_problem
 
 MOUNTS = """\
 overlay / overlay rw 0 0

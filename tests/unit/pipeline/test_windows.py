@@ -6,7 +6,7 @@ import pytest
 
 from headrace.errors import InvalidArgumentError
 from headrace.ids import WindowId
-from headrace.pipeline.windows import NO_WINDOW, WindowGrid, format_window, parse_window
+from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid, format_window, parse_window
 
 GRID = WindowGrid(start_ms=1_700_000_000_000, width_ms=500)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.process.disk_reserve import RESERVE, RESERVE_BYTES, keep_reserve
+from headrace.process.limits import RESERVE, RESERVE_BYTES, keep_reserve
 from headrace.runtime import Runtime
 from headrace.runtime.system import system_runtime
 from tests.simulator.runtime import Simulation

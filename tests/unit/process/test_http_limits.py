@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from headrace.process.http_limits import HttpLimits
-from headrace.process.http_server import WebServer
+from headrace.process.http_server import HttpLimits, WebServer
 from tests.unit.net.sbp_fixtures import until
 
 GET = "GET {} HTTP/1.1\r\nHost: localhost\r\n{}\r\n"

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.config.client import ClientSettings
+from headrace.config.process import ClientSettings
 from headrace.errors import (
     CorruptionError,
     DeadlineError,
@@ -20,8 +20,8 @@ from headrace.errors import (
     ThrottledError,
     UnavailableError,
 )
+from headrace.sbp_client.answers import Fetched, Want
 from headrace.sbp_client.client import SbpClient
-from headrace.sbp_client.fetched import Fetched, Want
 from headrace.sbp_client.ranges import Replicas, primary_address
 from headrace.wire.sbp.errors import NotPrimaryError
 from headrace.wire.sbp.opcodes import Code

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headrace.config.client import ClientSettings
+from headrace.config.process import ClientSettings
 from headrace.errors import (
     DeadlineError,
     DiskFullError,
@@ -20,9 +20,9 @@ from headrace.errors import (
     SealedError,
     UnavailableError,
 )
+from headrace.sbp_client.channels import PlacementLinks
 from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.owned_stream import OwnedStream
-from headrace.sbp_client.placement_links import PlacementLinks
 from headrace.wire.sbp.errors import NotPrimaryError, QuorumError, SealUnansweredError
 from headrace.wire.sbp.opcodes import Code
 from tests.log_cluster import batch

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from headrace.config.client import ClientSettings
+from headrace.config.process import ClientSettings
 from headrace.errors import (
     DeadlineError,
     DiskFullError,

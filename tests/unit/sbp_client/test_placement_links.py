@@ -17,9 +17,8 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.net.sbp_routes import Payload, Reply
-from headrace.sbp_client.channels import Connect
+from headrace.sbp_client.channels import FOREIGN_MAX, PAUSE_MAX, Connect, PlacementLinks
 from headrace.sbp_client.client import SbpClient
-from headrace.sbp_client.placement_links import FOREIGN_MAX, PAUSE_MAX, PlacementLinks
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import error_of, status_of
 from headrace.wire.sbp.opcodes import Code

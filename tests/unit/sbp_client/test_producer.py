@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headrace.config.client import ClientSettings
+from headrace.config.process import ClientSettings
 from headrace.errors import (
     CorruptionError,
     DeadlineError,

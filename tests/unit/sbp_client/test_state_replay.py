@@ -223,7 +223,7 @@ def test_what_both_copies_lost_stops_the_start_until_it_is_accepted() -> None:
 
 
 async def accept(client: SbpClient, epoch: int, lost: list[Span]) -> None:
-    from headrace.sbp_client.state_salvage import accept_losses
+    from headrace.sbp_client.state_replay import accept_losses
 
     await accept_losses(client, "s/test", epoch, lost)
 

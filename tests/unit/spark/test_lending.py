@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import UnauthorizedError
-from headrace.net.grants import Grant, Scope, grant_bytes, make_grant, verify_grant
+from headrace.net.credentials import Grant, Scope, grant_bytes, make_grant, verify_grant
 from headrace.pipeline.controller.grants import GRANT_MS
 from headrace.spark import server
 from headrace.spark.lending import TASK_MS, lend_reading, lend_writing

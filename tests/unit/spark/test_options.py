@@ -2,8 +2,8 @@
 
 import pytest
 
-from headrace.client.schema import COLUMNS
-from headrace.client.tls_options import TlsOptions
+from headrace.client.raw_messages import COLUMNS
+from headrace.client.url import TlsOptions
 from headrace.errors import ConfigError
 from headrace.spark.options import KAFKA_COLUMNS, Credentials, parse_sink, parse_source
 from headrace.spark.source.positions import AtOffsets

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.client.schema import COLUMNS
+from headrace.client.raw_messages import COLUMNS
 from headrace.spark.formats.options import PAYLOAD_FORMATS, VALUE_FORMATS
 from headrace.spark.options import KAFKA_COLUMNS, SINK_OPTIONS, SOURCE_OPTIONS
 from headrace.spark.sink.sink import SINK_COLUMNS

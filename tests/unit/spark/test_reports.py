@@ -7,7 +7,7 @@ import json
 from headrace.ids import WindowId
 from headrace.pipeline.container.reports import Place, operator_stats, read_progress
 from headrace.pipeline.container.window_log import BatchWindow
-from headrace.pipeline.windows import NO_WINDOW, WindowGrid
+from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 
 GRID = WindowGrid(1_700_000_000_000, 500)
 

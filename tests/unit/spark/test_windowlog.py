@@ -9,8 +9,8 @@ import pytest
 from headrace.errors import CorruptionError, NotFoundError
 from headrace.ids import WindowId
 from headrace.pipeline.container.window_log import BATCHES_KEPT, BatchWindow, WindowLog
-from headrace.pipeline.windows import NO_WINDOW, WindowGrid
 from headrace.runtime.interfaces import Disk
+from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 
 GRID = WindowGrid(1_700_000_000_000, 500)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from headrace.config.storage import StorageSettings
-from headrace.storage.activity import ActiveRanges
+from headrace.config.datanode import StorageSettings
 from headrace.storage.range.writer import RangeWriter
+from headrace.storage.shared import ActiveRanges
 from headrace.wire.sbp.messages import Durability
 
 SETTINGS = StorageSettings(idle_ms=500, idle_file_ms=1500)

@@ -12,7 +12,7 @@ from headrace.errors import FormatError
 from headrace.runtime import Disk
 from headrace.runtime.system import system_runtime
 from headrace.storage import CorruptSpan, LogStore, RangeKey, StorageSettings
-from headrace.storage.format import open_format
+from headrace.storage.folder import open_format
 from headrace.wire.sbp.messages import Durability
 from tests.simulator.runtime import PowerCut, SimulatedRandom
 from tests.unit.storage import make_fixture, make_fixture_v2

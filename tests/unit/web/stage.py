@@ -12,16 +12,15 @@ from starlette.applications import Starlette
 from headrace.client.iggy import IggyClient
 from headrace.errors import NotFoundError, UnauthenticatedError, UnavailableError
 from headrace.pipeline.controller import views
-from headrace.pipeline.controller.application.history import WindowPoint
+from headrace.pipeline.controller.application.statistics import WindowPoint
 from headrace.pipeline.controller.observations import Observations
-from headrace.pipeline.plan.letter_topics import plan_topics
+from headrace.pipeline.plan.logical import plan_topics
 from headrace.runtime.system import system_runtime
 from headrace.web.app import create_app
 from headrace.web.broker_api.people_api import ROLES
 from headrace.web.broker_api.types import ClusterInfo, RangeRow
 from headrace.web.server.assets import Asset
-from headrace.web.server.logins import Login
-from headrace.web.server.sessions import Credentials
+from headrace.web.server.logins import Credentials, Login
 from headrace.wire.umbilical import messages as m
 from tests.unit.pipeline.controller.application.test_state import START, Driver
 

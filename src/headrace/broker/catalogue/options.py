@@ -17,7 +17,7 @@ from headrace.broker.catalogue.resources import NEVER, Topic
 from headrace.broker.errors import InvalidOptionError, UnsupportedOptionError
 from headrace.config.broker import BrokerSettings
 from headrace.wire.iggy.messages.topics import Compression
-from headrace.wire.iggy.options import Options, decode_options, encode_options
+from headrace.wire.iggy.primitives import Options, decode_options, encode_options
 from headrace.wire.iggy.user_headers import HeaderKind, UserHeader
 from headrace.wire.sbp.messages import Durability
 

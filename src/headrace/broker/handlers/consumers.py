@@ -1,13 +1,35 @@
-"""Consumer groups."""
+"""Consumer groups.
+
+Stored consumer offsets.
+
+Whose offset on which partition a request means.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import xxhash
+
 from headrace.broker.catalogue import decisions
-from headrace.broker.catalogue.state import find_group, group_of
+from headrace.broker.catalogue.groups import Member
+from headrace.broker.catalogue.resources import Partition, Topic
+from headrace.broker.catalogue.state import find_group, group_of, partition_of
 from headrace.broker.core import Broker
+from headrace.broker.errors import (
+    ConsumerNotResolvedError,
+    GroupNotFoundError,
+    InvalidOffsetError,
+    MemberNotFoundError,
+    OffsetNotFoundError,
+    PartitionNotFoundError,
+)
 from headrace.broker.handlers.views import view_group, view_group_details
+from headrace.broker.partitions.offsets import DELETED, Entry, Kind, Reader
+from headrace.broker.partitions.open_partitions import place_of
 from headrace.broker.sessions.sessions import Session
 from headrace.wire.iggy.messages import consumers as m
+from headrace.wire.iggy.primitives import Consumer, ConsumerKind
 
 
 async def get_group(broker: Broker, session: Session, request: m.GetGroup) -> m.GroupDetails | None:
@@ -67,3 +89,82 @@ async def sync_group(broker: Broker, session: Session, request: m.SyncGroup) -> 
     member = broker.membership.member(group.uid, session.client_id)
     generation = broker.membership.generation(group.uid)
     return m.GroupAssignment(generation, tuple(member.partitions))
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    reader: Reader
+    member: Member | None = None
+    """Set for a consumer group: the caller's place in it."""
+
+
+def consumer_key(consumer: Consumer) -> int:
+    """A name counts as the hash of its bytes, so name and hash are the same consumer."""
+    if isinstance(consumer.id, int):
+        return consumer.id
+    return xxhash.xxh32_intdigest(consumer.id.encode())
+
+
+def resolve(
+    broker: Broker, session: Session, topic: Topic, consumer: Consumer, *, member: bool
+) -> Resolved:
+    """`member` asks for membership: MemberNotFoundError when the caller has none."""
+    if consumer.kind is ConsumerKind.CONSUMER:
+        return Resolved(Reader(Kind.CONSUMER, consumer_key(consumer)))
+    group = group_of(topic, consumer.id)
+    reader = Reader(Kind.GROUP, group.uid)
+    if not member:
+        return Resolved(reader)
+    return Resolved(reader, broker.membership.member(group.uid, session.client_id))
+
+
+def _target(
+    broker: Broker, session: Session, topic: Topic, consumer: Consumer, partition: int | None
+) -> tuple[Reader, Partition]:
+    """Without a partition: the member's current one for a group, the first for a consumer."""
+    try:
+        resolved = resolve(broker, session, topic, consumer, member=partition is None)
+    except (GroupNotFoundError, MemberNotFoundError) as error:
+        raise ConsumerNotResolvedError(**error.data) from error
+    if partition is None:
+        partition = 0 if resolved.member is None else resolved.member.current_partition()
+        if partition is None:
+            raise ConsumerNotResolvedError("the member has no partition")
+    return resolved.reader, partition_of(topic, partition)
+
+
+async def get_offset(
+    broker: Broker, session: Session, request: m.GetConsumerOffset
+) -> m.ConsumerOffset | None:
+    topic = broker.catalogue.find_topic(request.stream, request.topic)
+    if topic is None:
+        return None
+    try:
+        reader, partition = _target(broker, session, topic, request.consumer, request.partition)
+    except (ConsumerNotResolvedError, PartitionNotFoundError):
+        return None
+    log = await broker.partitions.find(topic, partition)  # opening it may clamp the offset
+    stored = broker.offsets.get(place_of(topic, partition), reader)
+    if log is None or stored is None:
+        return None
+    return m.ConsumerOffset(partition.id, log.current_offset, stored)
+
+
+async def store_offset(broker: Broker, session: Session, request: m.StoreConsumerOffset) -> None:
+    topic = broker.catalogue.topic(request.stream, request.topic)
+    reader, partition = _target(broker, session, topic, request.consumer, request.partition)
+    log = await broker.partitions.find(topic, partition)
+    if log is None or request.offset >= log.committed:
+        raise InvalidOffsetError(
+            offset=request.offset, messages_end=0 if log is None else log.committed
+        )
+    await broker.offset_writer.store([Entry(place_of(topic, partition), reader, request.offset)])
+
+
+async def delete_offset(broker: Broker, session: Session, request: m.DeleteConsumerOffset) -> None:
+    topic = broker.catalogue.topic(request.stream, request.topic)
+    reader, partition = _target(broker, session, topic, request.consumer, request.partition)
+    place = place_of(topic, partition)
+    if broker.offsets.get(place, reader) is None:
+        raise OffsetNotFoundError(topic=topic.name, partition=partition.id)
+    await broker.offset_writer.store([Entry(place, reader, DELETED)])

@@ -13,7 +13,7 @@ from headrace.broker.errors import (
     NotWindowTopicError,
     PartitionNotOwnedError,
 )
-from headrace.broker.handlers.readers import Resolved, resolve
+from headrace.broker.handlers.consumers import Resolved, resolve
 from headrace.broker.partitions.offsets import Entry, Place, Reader
 from headrace.broker.partitions.open_partitions import place_of
 from headrace.broker.partitions.partition import PartitionLog, Slice

@@ -9,8 +9,8 @@ from headrace.broker.catalogue import resources as r
 from headrace.broker.catalogue.options import view_options
 from headrace.broker.core import Broker
 from headrace.broker.partitions.stored_sizes import Figures
-from headrace.wire.iggy.messages import consumers, streams, topics, users
-from headrace.wire.iggy.options import decode_options
+from headrace.wire.iggy.messages import consumers, topics, users
+from headrace.wire.iggy.primitives import decode_options
 
 Stored: TypeAlias = dict[int, list[Figures | None]]
 """Figures of partitions by topic uid; None where nothing was ever written."""
@@ -74,11 +74,11 @@ def _view_partition(partition: r.Partition, log: Figures | None) -> topics.Parti
     )
 
 
-def view_stream(stream: r.Stream, logs: Stored) -> streams.Stream:
+def view_stream(stream: r.Stream, logs: Stored) -> topics.Stream:
     size, messages = _sums(
         log for topic in stream.topics.values() for log in logs.get(topic.uid, ())
     )
-    return streams.Stream(
+    return topics.Stream(
         id=stream.id,
         created_at_us=stream.created_at,
         topics_count=len(stream.topics),
@@ -89,9 +89,9 @@ def view_stream(stream: r.Stream, logs: Stored) -> streams.Stream:
     )
 
 
-async def view_stream_details(broker: Broker, stream: r.Stream) -> streams.StreamDetails:
+async def view_stream_details(broker: Broker, stream: r.Stream) -> topics.StreamDetails:
     logs = await open_logs(broker, list(stream.topics.values()))
-    return streams.StreamDetails(
+    return topics.StreamDetails(
         view_stream(stream, logs),
         tuple(view_topic(broker, topic, logs) for topic in stream.topics.values()),
     )

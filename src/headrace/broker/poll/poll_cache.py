@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from headrace.broker.partitions.partition import Slice
-from headrace.broker.poll.memory import MemoryAtHand, is_free
 from headrace.broker.poll.readahead import index_of, messages_of
-from headrace.broker.poll.recent_sends import Recent
+from headrace.broker.poll.recent_sends import MemoryAtHand, Recent, is_free
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.iggy import batch
 from headrace.wire.iggy.vsr.batch import Frames, Memory, fresh_memory

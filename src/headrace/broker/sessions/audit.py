@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.broker.catalogue.principals import SERVICE
+from headrace.broker.catalogue.permissions import SERVICE
 from headrace.broker.core import Broker
 from headrace.broker.sessions.sessions import Login, Session
 from headrace.observability.logging import get_logger

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.broker.catalogue.permissions import allowed, allowed_everywhere
-from headrace.broker.catalogue.principals import OUTSIDE_UID, SERVICE, holder_of
+from headrace.broker.catalogue.permissions import (
+    OUTSIDE_UID,
+    SERVICE,
+    allowed,
+    allowed_everywhere,
+    holder_of,
+)
 from headrace.broker.catalogue.resources import User
 from headrace.broker.core import Broker
 from headrace.broker.sessions.sessions import Session
 from headrace.errors import UnauthenticatedError, UnauthorizedError
-from headrace.net.grants import Grant
+from headrace.net.credentials import Grant
 from headrace.wire.iggy.commands import (
     CREATE_STREAM,
     CREATE_TOPIC,

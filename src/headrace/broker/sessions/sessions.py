@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from headrace.broker.sessions.dialect_rules import RULES, Rules
-from headrace.net.grants import Grant
-from headrace.wire.iggy.connection import PING_SECONDS, Spoken
+from headrace.net.credentials import Grant
+from headrace.wire.iggy.detection import PING_SECONDS, Spoken
 from headrace.wire.iggy.dialects import Dialect, Stated
 from headrace.wire.iggy.messages.system import TransportKind
 

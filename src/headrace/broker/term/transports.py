@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from headrace.broker.dispatch import Dispatcher
 from headrace.broker.sessions.sessions import Session
-from headrace.config.broker import BrokerSettings
-from headrace.config.quic import QuicSettings
+from headrace.config.broker import BrokerSettings, QuicSettings
 from headrace.errors import ConfigError
 from headrace.net.iggy_quic import IggyQuicLimits, IggyQuicServer
 from headrace.net.iggy_server import IggyLimits, IggyServer

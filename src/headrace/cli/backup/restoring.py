@@ -8,7 +8,7 @@ from pathlib import Path
 from headrace.cli.backup.manifest import MANIFEST, Manifest, Progress, copy, load, sync_folder
 from headrace.cli.backup.taking import LOG
 from headrace.errors import AlreadyExistsError, CorruptionError
-from headrace.storage.format import FORMAT_FILE
+from headrace.storage.folder import FORMAT_FILE
 
 
 def bring_back(source: Path, data_dir: Path, progress: Progress) -> Manifest:

@@ -13,7 +13,7 @@ from headrace.cli.backup.taking import LOG
 from headrace.errors import ConfigError, FormatError, LockedError
 from headrace.placement.metadata.store import SCHEMA_VERSION, open_database, schema_version
 from headrace.runtime.system import system_runtime
-from headrace.storage.format import FORMAT_FILE, FORMAT_VERSION, Format, open_format
+from headrace.storage.folder import FORMAT_FILE, FORMAT_VERSION, Format, open_format
 from headrace.storage.layout import LOCK
 
 

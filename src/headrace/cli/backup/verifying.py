@@ -15,11 +15,11 @@ import msgspec
 from headrace.cli.backup import manifest as kept
 from headrace.cli.backup.metadata import FILE, records
 from headrace.cli.backup.taking import LOG
-from headrace.config.storage import StorageSettings
+from headrace.config.datanode import StorageSettings
 from headrace.errors import ConfigError, CorruptionError, HeadraceError, LockedError, NotFoundError
 from headrace.placement.metadata.records import RangeRecord
 from headrace.runtime.system.disk import SystemDisk, SystemFile
-from headrace.storage.format import FORMAT_FILE, FORMAT_VERSION, Format
+from headrace.storage.folder import FORMAT_FILE, FORMAT_VERSION, Format
 from headrace.storage.layout import (
     ATTACHMENT,
     DELETED,

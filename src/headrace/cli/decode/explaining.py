@@ -170,7 +170,7 @@ def _batches(payload: Any) -> Any:
 
 class _Iggy:
     def __init__(self) -> None:
-        from headrace.wire.iggy.connection import Spoken
+        from headrace.wire.iggy.detection import Spoken
         from headrace.wire.iggy.dialects import Dialect
         from headrace.wire.iggy.request_stream import RequestStream
 
@@ -313,8 +313,7 @@ class _Umbilical:
         return self._message(Side.SERVER, method, message, told)
 
     def _message(self, sender: Side, method: str, message: bytes, told: dict[str, Any]) -> Entry:
-        from headrace.wire.umbilical.calls import TABLE
-        from headrace.wire.umbilical.codec import decode
+        from headrace.wire.umbilical.codec import TABLE, decode
 
         name = method if sender is Side.CLIENT else f"{method} answer"
         call = TABLE.get(method)

@@ -18,8 +18,7 @@ from headrace.cli.messages.consume import is_point, parse_time_us
 from headrace.cli.output import note, printable
 from headrace.client.connection import Link
 from headrace.client.consuming import GroupConsumer
-from headrace.client.positions import Position
-from headrace.client.topic_reader import TopicReading
+from headrace.client.topic_reader import Position, TopicReading
 from headrace.errors import NotFoundError
 from headrace.wire.iggy.messages.messages import Message, decode_messages
 from headrace.wire.iggy.messages.topics import PartitionInfo, TopicDetails

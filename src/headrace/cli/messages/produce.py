@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.connection import connects, with_link
-from headrace.cli.human import counted
 from headrace.cli.options import AsJson, TopicName, split_topic
-from headrace.cli.output import note, print_json
+from headrace.cli.output import counted, note, print_json
 
 if TYPE_CHECKING:
     from headrace.client.connection import Link, Sender

@@ -208,7 +208,7 @@ def _topics(name: str, operator: str, http: str | None) -> list[tuple[str, str, 
         return [(*split_topic(name), operator)]
     from headrace.cli.control_api import StramApi
     from headrace.errors import NotFoundError
-    from headrace.pipeline.plan.letter_topics import letter_topics
+    from headrace.pipeline.plan.logical import letter_topics
 
     target = TARGET.get()
     plan = StramApi(http or target.http, target.username, target.password).get(

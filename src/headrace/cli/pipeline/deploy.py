@@ -46,7 +46,7 @@ def check_script(script: Path) -> None:
 def read_project(script: Path, project: Path | None) -> dict[str, Any]:
     """All files of a project but those that begin with a dot, as the API takes them."""
     from headrace.errors import ConfigError
-    from headrace.pipeline.plan.requirements import locked_requirements
+    from headrace.pipeline.plan.packages import locked_requirements
 
     folder = (project or script.parent).resolve()
     check_script(script)

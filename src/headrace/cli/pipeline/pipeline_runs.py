@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from headrace.pipeline.plan.runs import Position, Run
+    from headrace.pipeline.plan.loading import Position, Run
 
 From = Annotated[
     list[str] | None,
@@ -43,7 +43,7 @@ def make_run(
     name: str,
     settings: Sequence[str] | None,
 ) -> Run:
-    from headrace.pipeline.plan.runs import Run
+    from headrace.pipeline.plan.loading import Run
 
     properties: dict[str, dict[str, Any]] = {}
     for each in settings or ():
@@ -67,7 +67,7 @@ def make_run(
 
 def add_run(package: dict[str, Any], run: Run) -> dict[str, Any]:
     """The package with the run's file in it, if the run says anything."""
-    from headrace.pipeline.plan.runs import RUN_FILE, Run, format_run
+    from headrace.pipeline.plan.loading import RUN_FILE, Run, format_run
 
     if run == Run():
         return package

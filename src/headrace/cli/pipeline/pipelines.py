@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.confirming import Yes, confirm
 from headrace.cli.control_api import Api, Pipeline, control_api, controls
-from headrace.cli.options import AsJson
+from headrace.cli.options import AsJson, Yes, confirm
 from headrace.cli.output import format_value, note, print_fields, print_json, print_rows, printable
 from headrace.cli.pipeline import deploy, init, pipeline_runs, pipeline_view, plan
 from headrace.cli.pipeline.deploy import check_script

@@ -38,9 +38,9 @@ def dry_run(
 ) -> None:
     """Print the physical plan: containers with their operators, streams and memory."""
     from headrace.config.controller import ControllerSettings
-    from headrace.pipeline.plan.dry_run import physical_view
     from headrace.pipeline.plan.logical import LogicalPlan
     from headrace.pipeline.plan.physical import make_physical_plan
+    from headrace.pipeline.plan.resources import physical_view
 
     run = pipeline_runs.make_run(starting, ending, backfill_name, settings)
     plan = _describe(script, run)

@@ -13,7 +13,7 @@ from headrace.cli.options import AsJson
 from headrace.cli.output import note, print_json, print_rows
 
 if TYPE_CHECKING:
-    from headrace.sbp_client.state_salvage import Condition
+    from headrace.sbp_client.state_replay import Condition
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,7 +56,7 @@ def salvage(
 def _look(data_dir: str, *, accept: bool) -> Sequence[Condition]:
     from headrace.cli.server.up import load_settings
     from headrace.errors import ConfigError
-    from headrace.process.control_logs import open_control_logs
+    from headrace.process.data_plane import open_control_logs
     from headrace.runtime.system import run, system_runtime
 
     if not (Path(data_dir) / "placement").is_dir() or not (Path(data_dir) / "node").is_dir():
@@ -98,7 +98,7 @@ def _tell(found: Sequence[Condition], *, as_json: bool) -> int:
 
 
 def _row(condition: Condition) -> dict[str, Any]:
-    from headrace.process.control_logs import CONTENTS
+    from headrace.process.data_plane import CONTENTS
 
     examined = condition.examined
     return {

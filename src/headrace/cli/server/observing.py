@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.observability import tracing
-from headrace.observability.variables import (
+from headrace.observability.logging import (
     LOG_FORMAT_VARIABLE,
     TRACES_RATIO_VARIABLE,
     TRACES_VARIABLE,
@@ -18,14 +18,14 @@ from headrace.observability.variables import (
 
 if TYPE_CHECKING:
     from headrace.config.settings import Settings
-    from headrace.process.endpoint import Endpoint
+    from headrace.process.http_server import Endpoint
     from headrace.web.metrics.checks import Observed
     from headrace.web.metrics.process import ProcessReading
 
 
 def make_endpoint(settings: Settings, roles: Sequence[Observed]) -> Endpoint:
     from headrace.cli.server.secrets import read_reference
-    from headrace.process.endpoint import Endpoint
+    from headrace.process.http_server import Endpoint
     from headrace.runtime.system import system_runtime
 
     token = settings.observability.metrics_token

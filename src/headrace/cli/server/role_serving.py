@@ -16,11 +16,10 @@ from headrace.cli.output import note
 from headrace.cli.server.observing import make_endpoint
 from headrace.cli.server.secrets import read_reference
 from headrace.cli.server.up import LABELS, SWITCH_INTERVAL_SECONDS, write_ready_file
-from headrace.config.settings import Settings
-from headrace.config.shown import shown_settings
+from headrace.config.settings import Settings, shown_settings
 from headrace.errors import UnavailableError
-from headrace.observability.recent import RecentLines
-from headrace.process.encryption import Tls, load_tls
+from headrace.observability.logging import RecentLines
+from headrace.process.certificates import Tls, load_tls
 from headrace.process.links import check_addresses, check_advertised, node_connect, placement_links
 from headrace.process.roles import Role
 from headrace.runtime.system import system_runtime
@@ -30,7 +29,7 @@ from headrace.wire.sbp.messages import ClientRole
 async def make_role(name: str, settings: Settings, secret: bytes) -> Role:
     runtime = system_runtime()
     if name == "controller":
-        from headrace.process.controller_role import ControllerRole
+        from headrace.process.control_plane import ControllerRole
 
         return ControllerRole(runtime, settings, secret=secret, environment=dict(os.environ))
     host = settings.iggy_host if name == "broker" else ""
@@ -40,7 +39,7 @@ async def make_role(name: str, settings: Settings, secret: bytes) -> Role:
     tls = await load_tls(runtime, settings)
     match name:
         case "placement-manager":
-            from headrace.process.placement_role import PlacementRole
+            from headrace.process.roles import PlacementRole
 
             role = ClientRole.PLACEMENT_MANAGER
             return PlacementRole(
@@ -54,7 +53,7 @@ async def make_role(name: str, settings: Settings, secret: bytes) -> Role:
                 ),
             )
         case "data-node":
-            from headrace.process.node_role import NodeRole
+            from headrace.process.roles import NodeRole
 
             role = ClientRole.DATA_NODE
             return NodeRole(
@@ -75,7 +74,7 @@ def _make_broker(settings: Settings, secret: bytes, tls: Tls) -> Role:
     from headrace.broker.term.snapshot import Diagnostics
     from headrace.cli.server.process_figures import Figures, list_processes
     from headrace.cli.server.root import tell_root
-    from headrace.process.broker_role import BrokerRole
+    from headrace.process.roles import BrokerRole
 
     runtime = system_runtime()
     recent = RecentLines()

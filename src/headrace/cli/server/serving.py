@@ -32,11 +32,9 @@ from headrace.cli.server.up import (
     print_ready,
     write_ready_file,
 )
-from headrace.config.settings import Settings
-from headrace.config.shown import shown_settings
+from headrace.config.settings import Settings, shown_settings
 from headrace.errors import ConfigError, UnavailableError
-from headrace.observability.logging import Format, get_logger
-from headrace.observability.recent import RecentLines
+from headrace.observability.logging import Format, RecentLines, get_logger
 from headrace.process.data_plane import DataPlane
 from headrace.process.secrets import load_http_token
 from headrace.runtime.system import system_runtime

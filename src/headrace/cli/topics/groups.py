@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.confirming import Yes, confirm
 from headrace.cli.connection import connects, with_broker
-from headrace.cli.options import AsJson, TopicName, split_topic
+from headrace.cli.options import AsJson, TopicName, Yes, confirm, split_topic
 from headrace.cli.output import note, print_fields, print_json, print_rows
 from headrace.cli.topics.topics import details_of
 

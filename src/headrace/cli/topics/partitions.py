@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.confirming import Yes, confirm
 from headrace.cli.connection import client_tls, connects, with_broker
-from headrace.cli.options import AsJson, TopicName, split_topic
+from headrace.cli.options import AsJson, TopicName, Yes, confirm, split_topic
 from headrace.cli.output import note, print_rows
 from headrace.cli.topics.topics import PARTITION_COLUMNS, details_of, partition_rows
 

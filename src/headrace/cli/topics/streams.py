@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli import completion
-from headrace.cli.confirming import Yes, confirm
 from headrace.cli.connection import connects, with_broker
-from headrace.cli.human import size
-from headrace.cli.options import AsJson
-from headrace.cli.output import note, print_fields, print_rows
+from headrace.cli.options import AsJson, Yes, confirm
+from headrace.cli.output import note, print_fields, print_rows, size
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
-    from headrace.wire.iggy.messages.streams import Stream, StreamDetails
+    from headrace.wire.iggy.messages.topics import Stream, StreamDetails
 
 app = typer.Typer(help="Streams: folders of topics.", no_args_is_help=True)
 

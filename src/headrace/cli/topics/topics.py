@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli import completion
-from headrace.cli.confirming import Yes, confirm
 from headrace.cli.connection import connects, with_broker
-from headrace.cli.human import NEVER, size
-from headrace.cli.options import AsJson, TopicName, split_topic
-from headrace.cli.output import note, print_fields, print_json, print_rows
+from headrace.cli.options import AsJson, TopicName, Yes, confirm, split_topic
+from headrace.cli.output import NEVER, note, print_fields, print_json, print_rows, size
 from headrace.cli.topics.streams import details_of as stream_details
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli import completion
-from headrace.cli.confirming import Yes, confirm
 from headrace.cli.connection import connects, with_broker
-from headrace.cli.options import AsJson
+from headrace.cli.options import AsJson, Yes, confirm
 from headrace.cli.output import note, print_fields, print_json, print_rows
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ class _Tables:
             raise ConfigError(
                 f"{format} needs pyarrow, which is not installed: pip install 'headrace[spark]'"
             ) from error
-        from headrace.client.schema import COLUMNS
+        from headrace.client.raw_messages import COLUMNS
 
         unknown = [name for name in columns if name not in COLUMNS]
         if unknown:

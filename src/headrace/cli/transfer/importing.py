@@ -106,7 +106,7 @@ def iggy(
 ) -> None:
     """Import topics from an Iggy server, or from another Headrace."""
     from headrace.cli.transfer.importing_iggy import IggySource
-    from headrace.client.tls_options import TlsOptions
+    from headrace.client.url import TlsOptions
 
     tls = TlsOptions(source_tls, "", "", False).client()
     server = IggySource(

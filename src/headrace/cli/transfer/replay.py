@@ -138,7 +138,7 @@ def _replay_pipeline(
 
     from headrace.cli.control_api import StramApi
     from headrace.errors import NotFoundError
-    from headrace.pipeline.plan.letter_topics import topic_inputs
+    from headrace.pipeline.plan.logical import topic_inputs
 
     target = TARGET.get()
     api = StramApi(http or target.http, target.username, target.password)

@@ -9,18 +9,36 @@ A range has a table of its own: what was known when it was opened, which comes w
 is kept beside its log, and the batches in that log. So it is the same on every replica and after
 every restart, whatever else a node has heard of the stream. What a table says are facts of the log:
 tables of one stream may be joined in any order, and the batch with the highest offset is the last.
+
+The tables of producers of the plain ranges that this node holds.
+
+In memory are those of open ranges, and of a stream's last one that was sealed. Others are read back
+when a placement manager asks for them, by a seal.
+
+What producers sent again and an earlier range holds: acknowledged when enough disks hold it.
+
+A producer's table travels with the seal, so a primary may be sent a batch that is in the range
+before its own. Where that one ends in what too few disks hold, its end has to be healed first.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headrace.errors import InvalidArgumentError
+from headrace.config.datanode import DataNodeSettings
+from headrace.errors import HeadraceError, InvalidArgumentError, StateError, ThrottledError
+from headrace.runtime.interfaces import Clock
+from headrace.sbp_client.ranges import are_held
+from headrace.storage.layout import RangeKey
+from headrace.storage.range.log import RangeLog
+from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.messages import ProducerState
+from headrace.wire.sbp.records import PRODUCER, split
 
 _START = struct.Struct("<q")
 _ENTRY_1 = struct.Struct("<qqq")
@@ -159,3 +177,132 @@ def decode_producers(data: bytes) -> tuple[int, tuple[ProducerState, ...]]:
         (start_offset,) = _START.unpack_from(body)
         entry, body = _ENTRY, body[_START.size :]
     return start_offset, tuple(ProducerState(*each) for each in entry.iter_unpack(body))
+
+
+_SCAN_BYTES = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class Tables:
+    def __init__(self, settings: DataNodeSettings) -> None:
+        self._settings = settings
+        self._streams: dict[int, dict[RangeKey, tuple[RangeLog, Producers]]] = {}
+
+    def open(self, log: RangeLog) -> Producers:
+        """Of an open range; every one has its table from the moment it takes appends."""
+        return self._streams[log.key.stream_id][log.key][1]
+
+    def on_opened(self, log: RangeLog, known: Iterable[ProducerState]) -> None:
+        """`known` is what its log begins with; the second time nothing changes."""
+        if self._find(log.key) is None:
+            table = self._new()
+            table.merge(known)
+            self._keep(log, table)
+
+    async def recover(self, log: RangeLog) -> None:
+        """Of an open range, at start."""
+        self._keep(log, await self._read(log))
+
+    async def sealed(self, log: RangeLog) -> tuple[tuple[ProducerState, ...], bool]:
+        """What was known when the range ended here, and whether that is all."""
+        if log.missing is not None:
+            return (), False
+        table = self._find(log.key) or await self._read(log)
+        return table.states(log.end_offset), table.whole
+
+    def forget(self, key: RangeKey) -> None:
+        """It is gone, or its log is going to hold more than what came to it by appends."""
+        tables = self._streams.get(key.stream_id, {})
+        tables.pop(key, None)
+        if not tables:
+            self._streams.pop(key.stream_id, None)
+
+    def _find(self, key: RangeKey) -> Producers | None:
+        found = self._streams.get(key.stream_id, {}).get(key)
+        return found[1] if found is not None else None
+
+    def _keep(self, log: RangeLog, table: Producers) -> None:
+        tables = self._streams.setdefault(log.key.stream_id, {})
+        for key in [key for key, (other, _) in tables.items() if other.sealed]:
+            del tables[key]
+        tables[log.key] = (log, table)
+
+    def _new(self) -> Producers:
+        return Producers(self._settings.producers_max, self._settings.producer_batches_max)
+
+    async def _read(self, log: RangeLog) -> Producers:
+        """What the range began with, then its log; of a long one only the end."""
+        table = self._new()
+        end = log.durable_offset
+        offset = max(log.start_offset, end - self._settings.producer_scan_records)
+        try:
+            attachment = await log.attachment()
+            if attachment is None:
+                table.whole = False
+            else:
+                start, known = decode_producers(attachment)
+                table.merge(known)
+                if offset > (start if known else log.start_offset):
+                    table.doubt_all()  # they may have written what is not read
+            while offset < end and (views := await log.read_durable(offset, _SCAN_BYTES)):
+                for view in views:
+                    for header, _ in split(view):
+                        offset = header.next_offset
+                        if header.attributes & PRODUCER:
+                            next_sequence = header.sequence + header.record_count
+                            table.on_stored(
+                                header.producer_id,
+                                next_sequence,
+                                header.base_offset,
+                                header.record_count,
+                                header.crc,
+                            )
+        except HeadraceError as error:
+            _log.warning("producers of %s not read: %s", log.key, error)
+            table.doubt_all()
+        return table
+
+
+_PAUSE_MIN = 0.05
+_PAUSE_MAX = 0.2
+_SECONDS_MAX = 0.5
+"""Then the producer is told to come again: one that hears nothing would seal its range."""
+_KNOWN_MAX = 10_000
+
+
+class EarlierRanges:
+    """Asks the placement manager, once for every range that is opened and asked about."""
+
+    def __init__(
+        self, clock: Clock, list_stream: Callable[[int], Awaitable[Sequence[m.Range]]]
+    ) -> None:
+        self._clock = clock
+        self._list_stream = list_stream
+        self._held: dict[RangeKey, None] = {}  # ranges before which nothing is in doubt
+
+    async def wait_held(self, key: RangeKey, start: int, end: int) -> None:
+        """Until as many disks hold [start, end), which lies before range `key`, as it takes.
+
+        ThrottledError when that is not known in a moment, StorageError when it was given up.
+        """
+        pause = _PAUSE_MIN
+        deadline = self._clock.monotonic() + _SECONDS_MAX
+        while key not in self._held and not await self._ask(key, start, end):
+            if self._clock.monotonic() >= deadline:
+                raise ThrottledError("stored on fewer disks than promised so far", offset=start)
+            await self._clock.sleep(pause)
+            pause = min(2 * pause, _PAUSE_MAX)
+
+    async def _ask(self, key: RangeKey, start: int, end: int) -> bool:
+        try:
+            ranges = await self._list_stream(key.stream_id)
+        except StateError as error:
+            if not error.retryable:
+                raise
+            return False
+        if not any(range_.doubtful_offset >= 0 for range_ in ranges):
+            if len(self._held) >= _KNOWN_MAX:
+                self._held.clear()
+            self._held[key] = None
+        return are_held(ranges, start, end)

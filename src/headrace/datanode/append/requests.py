@@ -3,33 +3,48 @@
 Everything up to the moment a batch has its offset happens without waiting, so the order of calls is
 the order of offsets. A primary's own appends and those that it sends to its secondaries are the
 same batches: here they get their offset, there they must fit to it.
+
+One APPEND request: every batch gets its offset at once, the answer is known when all are stored.
+
+No task is made for it: the reply is a future that the batches' own futures lead to.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from headrace.datanode.append.producers import Producers
 from headrace.datanode.replication.leader import LedRange
 from headrace.datanode.state import NodeState
-from headrace.errors import CorruptionError, InvalidArgumentError, SealedError, TooLargeError
+from headrace.errors import (
+    CorruptionError,
+    DeadlineError,
+    HeadraceError,
+    InvalidArgumentError,
+    RangeNotFoundError,
+    SealedError,
+    TooLargeError,
+    UnavailableError,
+)
+from headrace.net.sbp_server import Payload, Peer, Reply
+from headrace.observability import tracing
 from headrace.runtime.interfaces import Buffer
 from headrace.sbp_client.channels import PieceReader, payload_bytes
 from headrace.sbp_client.client import BATCH_BYTES_MAX
 from headrace.storage.layout import RangeKey
 from headrace.storage.range.log import RangeLog
 from headrace.wire.sbp import messages as m
-from headrace.wire.sbp.errors import AlreadyDurableError
-from headrace.wire.sbp.records import (
-    HEADER_BYTES,
-    PRODUCER,
-    BatchHeader,
-    patch_base_offset,
-    verify,
-)
+from headrace.wire.sbp.errors import AlreadyDurableError, AppendGapError, status_of
+from headrace.wire.sbp.messages import OK
+from headrace.wire.sbp.records import HEADER_BYTES, PRODUCER, BatchHeader, patch_base_offset, verify
+
+if TYPE_CHECKING:
+    from headrace.datanode.service import DataNodeService
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -160,3 +175,182 @@ async def _compare(log: RangeLog, header: BatchHeader) -> None:
             offset=header.base_offset,
         )
     raise AlreadyDurableError(offset=header.base_offset)
+
+
+def append(
+    node: DataNodeService, request: m.AppendRequest, payload: Payload, peer: Peer
+) -> asyncio.Future[Reply]:
+    infos = request.append_requests
+    replica = peer.role is m.ClientRole.DATA_NODE and node.access.is_node(peer)
+    batches = split_payload(infos, payload, replica=replica)
+    take = _take_replica if replica else _take_batch
+    # Nothing is awaited until every batch has its offset: arrival order is offset order.
+    taken = [take(node, info, batch, peer) for info, batch in zip(infos, batches, strict=True)]
+    reply = _AppendCall(node, request, taken, replica=replica).reply
+    if tracing.active:
+        span = tracing.begin_aside(
+            "headrace.node.replicate" if replica else "headrace.node.append",
+            kind=tracing.Kind.SERVER,
+            stream_id=[info.range.stream_id for info in infos if info.range is not None],
+            offset=[info.expected_offset for info in infos],
+            peer=peer.client_id,
+        )
+        reply.add_done_callback(lambda _: span.end())
+    return reply
+
+
+def _take_batch(
+    node: DataNodeService, info: m.AppendInfo, batch: Batch | TooLargeError | None, peer: Peer
+) -> Accepted | HeadraceError:
+    try:
+        if isinstance(batch, TooLargeError):
+            raise batch
+        if info.range is None or batch is None:
+            raise InvalidArgumentError("append without a range")
+        stream_id = info.range.stream_id
+        log = node.state.writable(stream_id, info.range.range_index)
+        node.access.check_stream(peer, stream_id, owned=log.writer_epoch >= 0)
+        node.state.check_append(
+            log, writer_epoch=info.writer_epoch, expected_offset=info.expected_offset
+        )
+        if not node.access.is_node(peer):
+            node.plain_share.take(info.batch_length)
+        producers = None if log.writer_epoch >= 0 else node.tables.open(log)
+        led = node.leading.require(log) if log.ack_quorum > 1 else None
+        return accept(log, batch, producers, led, wait_held=node.earlier.wait_held)
+    except HeadraceError as error:
+        return error
+
+
+def _take_replica(
+    node: DataNodeService, info: m.AppendInfo, batch: Batch | TooLargeError | None, peer: Peer
+) -> Accepted | HeadraceError | None:
+    """From the range's primary; without a batch only to tell what is committed."""
+    try:
+        if isinstance(batch, TooLargeError):
+            raise batch
+        if info.range is None:
+            raise InvalidArgumentError("append without a range")
+        log = node.state.find(RangeKey(info.range.stream_id, info.range.range_index))
+        if log is None:
+            node.contact.settle_soon(certainly=True)  # its SYNC_RANGES may be lost
+            raise RangeNotFoundError(stream_id=info.range.stream_id)
+        committed = info.range.next_offset
+        if batch is None:
+            node.state.check_replica(log, base_offset=log.next_offset)
+            log.set_committed(committed)
+            return None
+        plain = log.writer_epoch < 0 and not log.sealed
+        producers = node.tables.open(log) if plain else None
+        return accept_replica(node.state, log, batch, producers, committed=committed)
+    except HeadraceError as error:
+        return error
+
+
+class _AppendCall:
+    """Collects the results of one request."""
+
+    __slots__ = (
+        "_infos", "_missing", "_node", "_replica", "_results", "_started", "_timer", "reply",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        node: DataNodeService,
+        request: m.AppendRequest,
+        taken: list[Accepted | HeadraceError | None] | list[Accepted | HeadraceError],
+        *,
+        replica: bool,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._node = node
+        self._infos = request.append_requests
+        self._replica = replica
+        self._started = node.runtime.clock.monotonic()
+        self._results: list[m.AppendResult | None] = [None] * len(taken)
+        self._missing = len(taken)
+        self._timer: asyncio.TimerHandle | None = None
+        self.reply: asyncio.Future[Reply] = loop.create_future()
+        node.counters.appends_in_flight += len(taken)
+        for index, each in enumerate(taken):
+            if isinstance(each, Accepted):
+                stored = asyncio.ensure_future(each.stored)  # a future stays what it is
+                stored.add_done_callback(partial(self._on_stored, index, each))
+            else:
+                self._set(index, self._result(index, each, base_offset=-1))
+        if not self._missing:
+            self._finish()
+        elif request.timeout_ms > 0:
+            self._timer = loop.call_later(request.timeout_ms / 1000, self._on_timeout)
+
+    def _on_stored(self, index: int, accepted: Accepted, stored: asyncio.Future[None]) -> None:
+        error = UnavailableError("cut off") if stored.cancelled() else stored.exception()
+        if error is not None and accepted.on_failed is not None:
+            accepted.on_failed()
+        if self._results[index] is not None:
+            return  # too late
+        if error is not None and not isinstance(error, HeadraceError):
+            self._give_up(error)
+            return
+        self._set(index, self._result(index, error, base_offset=accepted.base_offset))
+        if not self._missing:
+            self._finish()
+
+    def _on_timeout(self) -> None:
+        for index, result in enumerate(self._results):
+            if result is None:
+                error = DeadlineError("timeout: not stored in time; it may be yet")
+                self._set(index, self._result(index, error, base_offset=-1))
+        self._finish()
+
+    def _set(self, index: int, result: m.AppendResult) -> None:
+        self._results[index] = result
+        self._missing -= 1
+
+    def _result(
+        self, index: int, error: HeadraceError | None, *, base_offset: int
+    ) -> m.AppendResult:
+        info = self._infos[index]
+        stream_id = info.range.stream_id if info.range is not None else -1
+        if error is None:
+            now_ms = self._node.runtime.clock.now_ms()
+            return m.AppendResult(stream_id, info.request_index, base_offset, now_ms, OK)
+        self._node.on_append_failed(error)
+        return m.AppendResult(
+            stream_id=stream_id,
+            request_index=info.request_index,
+            base_offset=_next_of(error),
+            status=status_of(error),
+        )
+
+    def _finish(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        node, count = self._node, len(self._results)
+        node.counters.appends_in_flight -= count
+        if self.reply.done():
+            return  # whoever asked is gone
+        if node.state.closing and self._replica:
+            # What failed has failed because we stop: not our last word to the primary.
+            self.reply.set_exception(UnavailableError("the data node closes"))
+            return
+        node.counters.appends += count
+        seconds = node.runtime.clock.monotonic() - self._started
+        node.counters.append_times.observe_many(seconds, count)
+        results = tuple([result for result in self._results if result is not None])
+        self.reply.set_result(Reply(m.AppendResponse(append_responses=results, status=OK)))
+
+    def _give_up(self, error: BaseException) -> None:
+        """A defect of ours: the request fails as a whole, and loudly."""
+        self._node.counters.appends_in_flight -= len(self._results)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._results = [m.AppendResult()] * len(self._results)
+        if not self.reply.done():
+            self.reply.set_exception(error)
+
+
+def _next_of(error: HeadraceError) -> int:
+    """Where a replica that misses something goes on."""
+    found = error.data.get("next") if isinstance(error, AppendGapError) else -1
+    return found if isinstance(found, int) else -1

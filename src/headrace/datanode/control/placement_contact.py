@@ -27,7 +27,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.net.sbp_server import Reply
-from headrace.sbp_client.placement_links import PlacementLinks
+from headrace.sbp_client.channels import PlacementLinks
 from headrace.storage.layout import RangeKey
 from headrace.storage.range.log import RangeLog
 from headrace.wire.sbp import messages as m

@@ -6,6 +6,8 @@ Everything it needs comes by the environment (`ContainerSettings.from_environmen
 only speaks to the controller; whatever touches Spark runs in threads, so that a long start or a
 busy JVM never silences the heartbeat. Exit status: 0 after a shutdown or SIGTERM, 1 after anything
 else, among it a controller that cannot be reached within the umbilical's retry budget.
+
+What a container runs: an application's queries, or an ordinary script.
 """
 
 from __future__ import annotations
@@ -17,20 +19,25 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.net.addresses import parse_address
 from headrace.observability import tracing
-from headrace.observability.logging import Format, configure_logging, get_logger
-from headrace.observability.variables import (
+from headrace.observability.logging import (
     LOG_FORMAT_VARIABLE,
     TRACES_RATIO_VARIABLE,
     TRACES_VARIABLE,
+    Format,
+    configure_logging,
+    get_logger,
 )
 from headrace.pipeline.container.heartbeat import Vitals
+from headrace.pipeline.container.script_workload import ScriptWorkload
 from headrace.pipeline.container.umbilical import PATH_VARIABLE, UmbilicalClient, load_token
-from headrace.pipeline.container.workloads import AnyWorkload, make_workload
+from headrace.pipeline.container.workload import Workload, WorkloadSettings
 from headrace.pipeline.loglevels import set_python_levels
+from headrace.pipeline.plan.describe import script_text
 from headrace.runtime.interfaces import Runtime
 from headrace.runtime.system import run, system_runtime
 from headrace.wire.umbilical import attributes
@@ -47,6 +54,16 @@ from headrace.wire.umbilical.messages import (
     StreamingContainerContext,
 )
 from headrace.wire.umbilical.tokens import Token
+
+AnyWorkload: TypeAlias = Workload | ScriptWorkload
+
+
+def make_workload(
+    runtime: Runtime, settings: WorkloadSettings, context: StreamingContainerContext
+) -> AnyWorkload:
+    kind = ScriptWorkload if script_text(settings.package, settings.entry) else Workload
+    return kind(runtime, settings, context)
+
 
 log = get_logger(__name__)
 

@@ -17,7 +17,6 @@ from headrace.errors import ConfigError
 from headrace.pipeline.declare.application import Application
 from headrace.pipeline.declare.declarations import OUTPUT_PORT
 from headrace.pipeline.plan import deploy as d
-from headrace.pipeline.windows import NO_WINDOW, WindowGrid, format_window
 from headrace.wire.umbilical.messages import (
     InputDeployInfo,
     Json,
@@ -25,6 +24,7 @@ from headrace.wire.umbilical.messages import (
     Value,
     Values,
 )
+from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid, format_window
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

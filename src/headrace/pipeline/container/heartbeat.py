@@ -6,17 +6,26 @@
   operators report, because Spark does not tell fused operators apart.
 * A checkpoint names the streaming windows that have passed in the application window and in the
   checkpoint interval it falls into.
+
+What the threads of a container are doing, in Python and in the JVM.
 """
 
 from __future__ import annotations
 
+import json
+import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from headrace.ids import WindowId
-from headrace.pipeline.windows import WindowGrid
 from headrace.wire.umbilical import attributes
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.windows import WindowGrid
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _Counts = dict[tuple[int, str, int], int]  # rows by (operator, output port, window)
 
@@ -108,3 +117,17 @@ def _count(
     sources = [one for one in info.inputs if one.port_name == port.id]
     found = sum(rows.get((one.source_node_id, one.source_port_name, window), 0) for one in sources)
     return replace(port, tuple_count=found)
+
+
+def stack_traces(spark: SparkSession | None) -> str:
+    """As JSON."""
+    python = [
+        {"name": str(identity), "stack": traceback.format_stack(frame)}
+        for identity, frame in sys._current_frames().items()
+    ]
+    jvm: list[dict[str, Any]] = []
+    if spark is not None:
+        from headrace.spark.session.queries import thread_dump
+
+        jvm = thread_dump(spark)
+    return json.dumps({"python": python, "jvm": jvm})

@@ -79,7 +79,7 @@ class QueryPositions:
                 log.warning("positions_not_stored", group=self._group, reason=self._told)
 
     async def _store(self, remote: Remote, finished: Offsets) -> None:
-        from headrace.spark.source.groups import due
+        from headrace.spark.source.following import due
 
         async with asyncio.timeout(STORE_SECONDS):
             for options in self._topics.values():

@@ -4,11 +4,19 @@ Its batches go to a topic of the user's, to a sink function, or to an edge that 
 read. What it publishes between containers it publishes under the window that the window log gives
 the batch, after the last window that its publisher closed; while it has nothing to do it lets
 windows pass, so that whoever reads it together with others does not wait.
+
+Windows pass without a batch while a query has nothing to do.
+
+A batch costs Spark a tenth of a second and more, with or without rows, but readers of what a query
+publishes wait for its windows. So whoever runs the query closes them, by the same compare-and-set
+that a batch does: up to the window that all edges it reads have closed, if there is nothing in them
+to read, and up to the window before now if it reads topics. `WindowLog.advance` sees to it that no
+batch is under way meanwhile, and that the next one comes after them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,19 +24,22 @@ from typing import TYPE_CHECKING
 from headrace.ids import WindowId
 from headrace.pipeline.container.window_log import BatchWindow, CheckpointLostError, WindowLog
 from headrace.pipeline.declare.declarations import Batch
-from headrace.pipeline.windows import WindowGrid, format_window
 from headrace.runtime.interfaces import Disk, Lock
+from headrace.spark.edges.sink import EdgeSink, advance, last_closed
+from headrace.spark.edges.source import quiet_through
+from headrace.spark.options import Target
+from headrace.spark.server import connect
 from headrace.wire.umbilical.messages import DeployState
+from headrace.wire.umbilical.windows import WindowGrid, format_window
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from headrace.pipeline.container.failed_batch import Salvage
     from headrace.pipeline.container.query_positions import QueryPositions
-    from headrace.pipeline.container.salvage import Salvage
     from headrace.pipeline.declare.properties import PropertyValues
     from headrace.pipeline.declare.queries import Query
-    from headrace.spark.edges.sink import EdgeSink
-    from headrace.spark.options import SinkOptions, Target
+    from headrace.spark.options import SinkOptions
     from headrace.spark.session.queries import QueryIdentity, RunningQuery
 
 BATCHES_REMEMBERED = 1024
@@ -162,8 +173,7 @@ class QueryRun:
         batch_id: int,
         identity: QueryIdentity,
     ) -> int:
-        from headrace.spark.sink.publish import publish
-        from headrace.spark.sink.sink import publisher_name
+        from headrace.spark.sink.sink import publish, publisher_name
         from headrace.spark.sink.windows import Window
 
         publisher = publisher_name(identity.id, sink.target) + self._suffix
@@ -201,7 +211,6 @@ class QueryRun:
         """Let windows pass that have no rows, for those who read this query's edge."""
         if self.edge is None or self.in_batch is not None or now_ms - self._passed_ms < IDLE_MS:
             return
-        from headrace.pipeline.container.idle_windows import pass_idle_windows
 
         self._passed_ms = now_ms
         pass_idle_windows(
@@ -216,8 +225,6 @@ class QueryRun:
     def end(self, grid: WindowGrid) -> None:
         """Nothing comes after this: for a run that reads what is there, then ends."""
         if self.edge is not None:
-            from headrace.pipeline.container.idle_windows import end_streams
-
             end_streams(self.windows, grid, sinks=(self.edge,))
 
     def long_batch(self) -> int | None:
@@ -232,7 +239,7 @@ class QueryRun:
         """Whether nothing up to the window that it was let run to is left to read."""
         if self.until is None or self.in_batch is not None:
             return False
-        from headrace.spark.edges.edge_following import quiet_through
+        from headrace.spark.edges.source import quiet_through
         from headrace.spark.server import connect
 
         server = connect(self.reads[0])
@@ -245,3 +252,59 @@ class QueryRun:
     def _read_until(self) -> int:
         """The window that the newest batch reads up to; -1 for none."""
         return min(self.windows.inputs().values(), default=-1)
+
+
+def pass_idle_windows(
+    log: WindowLog,
+    grid: WindowGrid,
+    *,
+    sinks: Sequence[EdgeSink],
+    edges: Sequence[Target],
+    now_ms: int,
+    reads_topics: bool,
+) -> WindowId | None:
+    """The window that a query has reached by doing nothing, to be reported like that of a batch;
+    None when it has something to do, or reached it before. Blocking."""
+    window = idle_window(log, grid, edges=edges, now_ms=now_ms, reads_topics=reads_topics)
+    if window is None or not log.advance(window, lambda each: _close(sinks, each, last=False)):
+        return None
+    return window
+
+
+def end_streams(log: WindowLog, grid: WindowGrid, *, sinks: Sequence[EdgeSink]) -> WindowId | None:
+    """A query that ended for good tells the readers of its edges: they need not wait for more.
+
+    Returns its last window; None when a batch of it is not finished, so that it has not ended.
+    """
+    window = grid.next(log.passed())
+    done = log.advance(window, lambda each: _close(sinks, each, last=True))
+    return window if done else None
+
+
+def idle_window(
+    log: WindowLog,
+    grid: WindowGrid,
+    *,
+    edges: Sequence[Target],
+    now_ms: int,
+    reads_topics: bool,
+) -> WindowId | None:
+    """How far windows may pass if the query is idle now."""
+    bounds = []
+    if reads_topics or not edges:
+        bounds.append(grid.previous(grid.window_at(now_ms)))
+    if edges:
+        server = connect(edges[0])
+        through = server.run(quiet_through(server.remote, edges, log.inputs()))
+        if through is None:
+            return None
+        bounds.append(WindowId(through))
+    window = min(bounds)
+    return window if window > log.passed() else None
+
+
+def _close(sinks: Sequence[EdgeSink], window: WindowId, *, last: bool) -> None:
+    for sink in sinks:
+        before = last_closed(sink)
+        if window > before:
+            advance(sink, window=window, previous=before, last=last)

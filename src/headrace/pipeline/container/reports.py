@@ -18,7 +18,6 @@ from headrace.pipeline.controller.application.statistics import (
     WATERMARK_MS,
 )
 from headrace.pipeline.declare.declarations import OUTPUT_PORT
-from headrace.pipeline.windows import WindowGrid
 from headrace.wire.umbilical.messages import (
     Checkpoint,
     CheckpointStats,
@@ -26,6 +25,7 @@ from headrace.wire.umbilical.messages import (
     PortStats,
     Value,
 )
+from headrace.wire.umbilical.windows import WindowGrid
 
 # Spark's names of the parts of a batch's time, and ours.
 _PHASES = {

@@ -16,12 +16,11 @@ from headrace.errors import ConfigError
 from headrace.ids import WindowId
 from headrace.observability import tracing
 from headrace.pipeline import traces
+from headrace.pipeline.container.heartbeat import stack_traces
 from headrace.pipeline.container.reports import BatchReport, Place, operator_stats, read_progress
-from headrace.pipeline.container.stack_traces import stack_traces
 from headrace.pipeline.container.window_log import BatchWindow
 from headrace.pipeline.failures import readable
 from headrace.pipeline.plan.scripts import RUN_SCRIPT, operator_name
-from headrace.pipeline.windows import NO_WINDOW, WindowGrid
 from headrace.runtime.interfaces import Lock, Runtime
 from headrace.wire.umbilical import attributes
 from headrace.wire.umbilical.messages import (
@@ -32,6 +31,7 @@ from headrace.wire.umbilical.messages import (
     StramToNodeRequest,
     StreamingContainerContext,
 )
+from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 
 if TYPE_CHECKING:
     from headrace.pipeline.container.workload import WorkloadSettings

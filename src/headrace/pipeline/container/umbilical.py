@@ -31,7 +31,7 @@ from headrace.net.hadoop_rpc import HadoopRpcConnection
 from headrace.observability.logging import get_logger
 from headrace.pipeline.shared_files import read_shared
 from headrace.runtime.interfaces import Disk, Runtime
-from headrace.wire.umbilical import calls, codec, rpc
+from headrace.wire.umbilical import codec, rpc
 from headrace.wire.umbilical import messages as m
 from headrace.wire.umbilical.tokens import Token, parse_token
 
@@ -125,10 +125,10 @@ class UmbilicalClient:
     async def get_init_context(self, container_id: str) -> m.StreamingContainerContext | None:
         """None: the controller does not know this container."""
         request = m.GetInitContextRequest(container_id)
-        return (await self._call(calls.GET_INIT_CONTEXT, request)).context
+        return (await self._call(codec.GET_INIT_CONTEXT, request)).context
 
     async def log(self, container_id: str, msg: str) -> None:
-        await self._call(calls.LOG, m.LogRequest(container_id, msg))
+        await self._call(codec.LOG, m.LogRequest(container_id, msg))
 
     async def report_error(
         self,
@@ -138,18 +138,18 @@ class UmbilicalClient:
         log_file_info: m.LogFileInfo | None = None,
     ) -> None:
         request = m.ReportErrorRequest(container_id, operators, msg, log_file_info)
-        await self._call(calls.REPORT_ERROR, request)
+        await self._call(codec.REPORT_ERROR, request)
 
     async def process_heartbeat(
         self, heartbeat: m.ContainerHeartbeat
     ) -> m.ContainerHeartbeatResponse:
-        return await self._call(calls.PROCESS_HEARTBEAT, heartbeat)
+        return await self._call(codec.PROCESS_HEARTBEAT, heartbeat)
 
     async def close(self) -> None:
         await self._disconnect()
         self._disk.close()
 
-    async def _call(self, call: calls.Call[Q, R], request: Q) -> R:
+    async def _call(self, call: codec.Call[Q, R], request: Q) -> R:
         call_id = self._next_call_id
         self._next_call_id = (call_id + 1) & rpc.CALL_ID_MAX
         body = codec.encode(request)
@@ -188,8 +188,8 @@ class UmbilicalClient:
                 self._runtime,
                 uri.host,
                 uri.port,
-                protocol=calls.PROTOCOL_NAME,
-                version=calls.PROTOCOL_VERSION,
+                protocol=codec.PROTOCOL_NAME,
+                version=codec.PROTOCOL_VERSION,
                 client_id=self._client_id,
                 user=_USER,
                 token=self._token,

@@ -14,6 +14,12 @@ While a query has nothing to do its windows pass without a batch (`advance`). Th
 they may have passed is written down first, so that whoever comes after a crash knows that nothing
 but idle windows can lie between the last batch and it. A topic that is closed further than that
 belongs to another checkpoint, and nothing is published to it.
+
+Spark's checkpoint of a query, taken back to an earlier batch.
+
+Spark starts with the batch after the newest one in its logs, and its state stores find the version
+that this batch left: so a rollback removes what came later from `offsets` and `commits` (and the
+files beside them), and nothing else. Only batches that Spark still keeps can be gone back to.
 """
 
 from __future__ import annotations
@@ -26,8 +32,8 @@ from typing import Any
 from headrace.concurrency.thread_lock import Turn
 from headrace.errors import CorruptionError, NotFoundError
 from headrace.ids import WindowId
-from headrace.pipeline.windows import NO_WINDOW, WindowGrid, format_window, parse_window
 from headrace.runtime.interfaces import Disk
+from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid, format_window, parse_window
 
 BATCHES_KEPT = 200  # Spark keeps 100 batches to roll back to
 _PRUNE_EVERY = 50
@@ -237,3 +243,41 @@ def _windows_in(line: str) -> dict[str, WindowId]:
         return {}  # a source that has no offset yet
     windows = value.get("w") if isinstance(value, dict) else None
     return {uid: WindowId(int(each)) for uid, each in (windows or {}).items()}
+
+
+LOGS = ("commits", "offsets")  # in this order: an offset without a commit is a batch to repeat
+
+
+def roll_back(
+    disk: Disk, checkpoint: str, windows: WindowLog, window: WindowId, number: int = 0
+) -> int:
+    """Forget every batch after a window; the newest that is left, -1 for none. Blocks.
+
+    CorruptionError when that batch is not kept any more, before anything is removed. Repeating it
+    changes nothing.
+    """
+    batches = _batches(disk, f"{checkpoint}/offsets")
+    target = windows.newest_at(window)
+    if batches and target >= 0 and target not in batches:
+        raise CorruptionError(
+            f"window {format_window(window)} was batch {target}, and {checkpoint} keeps "
+            f"{min(batches)} to {max(batches)} only"
+        )
+    if batches and target < 0 and min(batches) > 0:
+        raise CorruptionError(
+            f"{checkpoint} keeps batches from {min(batches)} on only, all of them after window "
+            f"{format_window(window)}"
+        )
+    for log in LOGS:
+        folder = f"{checkpoint}/{log}"
+        for name in disk.list(folder):
+            batch = name.strip(".").split(".")[0]
+            if batch.isdigit() and int(batch) > target:
+                disk.remove(f"{folder}/{name}")
+        if disk.exists(folder):
+            disk.sync_folder(folder)
+    return windows.roll_back(window, number)
+
+
+def _batches(disk: Disk, folder: str) -> list[int]:
+    return sorted(int(name) for name in disk.list(folder) if name.isdigit())

@@ -8,10 +8,13 @@ a lock beside it, because Spark's fastest checkpoint files do not guard against 
 
 An operator is reported because its queries run, never because it was once deployed: one that lacks
 a query is neither reported nor known, so that the controller deploys it again.
+
+Calls the functions that an application declares with `@app.committed`.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +26,6 @@ from headrace.ids import WindowId
 from headrace.observability import tracing
 from headrace.observability.logging import get_logger
 from headrace.pipeline import traces
-from headrace.pipeline.container.checkpoint_files import roll_back
 from headrace.pipeline.container.deployed_part import (
     EdgeOutput,
     Part,
@@ -32,7 +34,7 @@ from headrace.pipeline.container.deployed_part import (
     properties_of,
     read_edges,
 )
-from headrace.pipeline.container.hooks import call_hook
+from headrace.pipeline.container.heartbeat import stack_traces
 from headrace.pipeline.container.query_positions import EDGE, QueryPositions, group_of
 from headrace.pipeline.container.query_run import QueryRun, Recording
 from headrace.pipeline.container.reports import (
@@ -42,12 +44,11 @@ from headrace.pipeline.container.reports import (
     read_progress,
     with_bad_rows,
 )
-from headrace.pipeline.container.stack_traces import stack_traces
-from headrace.pipeline.container.window_log import WindowLog
+from headrace.pipeline.container.window_log import WindowLog, roll_back
 from headrace.pipeline.controller.application.changes import SET_PROPERTY
 from headrace.pipeline.controller.application.statistics import TASKS_FINISHED
 from headrace.pipeline.declare.application import Application
-from headrace.pipeline.declare.declarations import OUTPUT_PORT, TopicInput
+from headrace.pipeline.declare.declarations import OUTPUT_PORT, SPARK, Hook, TopicInput
 from headrace.pipeline.failures import readable
 from headrace.pipeline.plan.deploy import (
     ACTIVATION,
@@ -58,7 +59,6 @@ from headrace.pipeline.plan.deploy import (
 )
 from headrace.pipeline.plan.loading import load_application
 from headrace.pipeline.plan.versions import CHECKPOINT_NAME
-from headrace.pipeline.windows import NO_WINDOW, WindowGrid
 from headrace.runtime.interfaces import Runtime
 from headrace.wire.umbilical import attributes
 from headrace.wire.umbilical.messages import (
@@ -72,6 +72,7 @@ from headrace.wire.umbilical.messages import (
     StreamingContainerContext,
     Value,
 )
+from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,6 +83,15 @@ if TYPE_CHECKING:
     from headrace.spark.edges.sink import EdgeSink
     from headrace.spark.options import Target
     from headrace.spark.session.queries import ProgressRings, RunningQuery
+
+
+def call_hook(hook: Hook, window: int, spark: SparkSession | None) -> None:
+    """With the window id under whatever name the function gives it."""
+    names = inspect.signature(hook.function).parameters
+    (first,) = (name for name in names if name != SPARK)
+    extra = {SPARK: spark} if SPARK in names else {}
+    hook.function(**{first: window}, **extra)
+
 
 log = get_logger(__name__)
 
@@ -201,8 +211,8 @@ class Workload:
     def _start(
         self, part: Part, query: Query, owner: OperatorDeployInfo, values: PropertyValues
     ) -> None:
-        from headrace.pipeline.container.salvage import make_salvage
-        from headrace.pipeline.declare.inspection import store_settings
+        from headrace.pipeline.container.failed_batch import make_salvage
+        from headrace.pipeline.declare.queries import store_settings
         from headrace.spark.session.queries import start_query
 
         relative = checkpoint_of(query.name, owner)
@@ -429,7 +439,7 @@ class Workload:
 
     def _closed_by_all(self, part: Part) -> int:
         """The last window that every edge read here has closed."""
-        from headrace.spark.edges.edge_following import last_window
+        from headrace.spark.edges.source import last_window
         from headrace.spark.server import connect
 
         targets = [self._target(one.topic) for one in part.inputs.values()]

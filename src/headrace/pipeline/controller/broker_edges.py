@@ -9,8 +9,7 @@ from typing import Protocol
 
 from headrace.client.iggy import IggyClient
 from headrace.ids import WindowId
-from headrace.pipeline.controller.backlog import Reading
-from headrace.pipeline.controller.stored_positions import readings, remove_positions
+from headrace.pipeline.controller.backlog import Reading, readings, remove_positions
 from headrace.pipeline.plan.edges import (
     Edge,
     edges_of,
@@ -21,7 +20,7 @@ from headrace.pipeline.plan.edges import (
     reset_edge,
 )
 from headrace.pipeline.plan.physical import PhysicalPlan
-from headrace.pipeline.windows import NO_WINDOW
+from headrace.wire.umbilical.windows import NO_WINDOW
 
 Connect = Callable[[], Awaitable[IggyClient]]
 """A connection that is logged in."""

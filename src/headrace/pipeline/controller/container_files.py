@@ -1,8 +1,13 @@
-"""Log files of an application's containers: `<application path>/logs/<container id>.log`."""
+"""Log files of an application's containers: `<application path>/logs/<container id>.log`.
+
+Sample rows that containers kept: `<application path>/recordings/<id>/<window>.jsonl`.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from headrace.errors import NotFoundError
 from headrace.runtime.interfaces import Disk
@@ -71,3 +76,23 @@ def _tail(disk: Disk, path: str, bytes_max: int) -> str:
     finally:
         file.close()
     return data.decode("utf-8", "replace")
+
+
+FILES_MAX = 10_000  # read at a time, the newest
+
+
+def read(disk: Disk, path: str, recording: str) -> list[dict[str, Any]]:
+    """Blocks. NotFoundError when no container has written a window yet."""
+    folder = f"{path}/{recording}"
+    # Only what is there: an id with a path in it, or what is no file's name, names nothing.
+    known = recording in disk.list(path)
+    names = [name for name in disk.list(folder) if name.endswith(".jsonl")] if known else []
+    if not names:
+        raise NotFoundError("nothing is recorded (yet)", recording=recording)
+    return [
+        {
+            "window": name.removesuffix(".jsonl"),
+            "rows": [json.loads(line) for line in disk.read(f"{folder}/{name}").splitlines()],
+        }
+        for name in sorted(names)[-FILES_MAX:]
+    ]

@@ -47,22 +47,26 @@ from headrace.pipeline.controller.application.lifecycle import (
 )
 from headrace.pipeline.controller.backlog import topics_read
 from headrace.pipeline.controller.broker_edges import Edges, NoEdges
-from headrace.pipeline.controller.fleet import Fleet, Running
 from headrace.pipeline.controller.grants import Grants, grant_path
 from headrace.pipeline.controller.journal import ApplicationRecord, Journal, Log, OpenLog
 from headrace.pipeline.controller.lineage import Lineage
 from headrace.pipeline.controller.operations import Operations
-from headrace.pipeline.controller.processes import Launcher, LaunchRequest, token_path
+from headrace.pipeline.controller.processes import (
+    Fleet,
+    Launcher,
+    LaunchRequest,
+    Running,
+    token_path,
+)
 from headrace.pipeline.controller.submission import Submission
-from headrace.pipeline.controller.tokens import ContainerTokens
-from headrace.pipeline.controller.umbilical import build_handlers
+from headrace.pipeline.controller.umbilical import ContainerTokens, build_handlers
 from headrace.pipeline.plan import packages
 from headrace.pipeline.plan.deploy import add_token
 from headrace.pipeline.plan.physical import PhysicalPlan
 from headrace.pipeline.plan.resources import container_resources
 from headrace.pipeline.shared_files import write_shared
 from headrace.runtime.interfaces import Runtime
-from headrace.wire.umbilical import calls
+from headrace.wire.umbilical import codec
 from headrace.wire.umbilical import messages as m
 from headrace.wire.umbilical.tokens import format_token
 
@@ -126,8 +130,8 @@ class Controller(Operations):
         )
         self._server = HadoopRpcServer(
             runtime,
-            calls.PROTOCOL_NAME,
-            calls.PROTOCOL_VERSION,
+            codec.PROTOCOL_NAME,
+            codec.PROTOCOL_VERSION,
             build_handlers(self),
             look_up=self._tokens.look_up,
             frame_bytes_max=settings.umbilical_frame_bytes_max,

@@ -1,6 +1,6 @@
 """What the containers of an application may do at the broker, and for how long.
 
-A container gets a grant (`net/grants.py`) for what the plan says: the topics that the application
+A container gets a grant (`net/credentials`) for what the plan says: the topics that the application
 reads and writes, its dead letters, the edges between its containers, and OTHER_TOPICS, which its
 functions use by themselves. A script is run as it is, and nobody knows beforehand what it uses: it
 may read and write every topic, but administer nothing.
@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headrace.net.grants import EVERYTHING, SCOPE_BYTES_MAX, Scope, exactly, make_grant
-from headrace.pipeline.plan.letter_topics import letter_topics, topic_inputs
-from headrace.pipeline.plan.logical import LogicalPlan
+from headrace.net.credentials import EVERYTHING, SCOPE_BYTES_MAX, Scope, exactly, make_grant
+from headrace.pipeline.plan.logical import LogicalPlan, letter_topics, topic_inputs
 from headrace.pipeline.plan.scripts import RUN_SCRIPT
 
 GRANT_MS = 12 * 3_600_000

@@ -30,7 +30,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from headrace.errors import CorruptionError
-from headrace.pipeline.windows import NO_WINDOW
+from headrace.wire.umbilical.windows import NO_WINDOW
 
 LOG_NAME = "s/controller"
 VERSION = 1

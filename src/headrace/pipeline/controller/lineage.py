@@ -26,8 +26,8 @@ from headrace.pipeline.controller.application.application import Application
 from headrace.pipeline.controller.application.events import Event, EventType
 from headrace.pipeline.controller.application.lifecycle import Phase
 from headrace.pipeline.plan.logical import READ_TOPIC
-from headrace.pipeline.windows import format_window
 from headrace.runtime.interfaces import Executor, Runtime
+from headrace.wire.umbilical.windows import format_window
 
 log = get_logger(__name__)
 

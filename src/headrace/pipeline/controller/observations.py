@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.pipeline.controller.application.history import WindowPoint, window_point
+from headrace.pipeline.controller.application.statistics import WindowPoint, window_point
 from headrace.wire.umbilical import messages as m
 
 LATENCY_SAMPLES = 100  # RPC_LATENCY_COMPENSATION_SAMPLES

@@ -21,25 +21,24 @@ from headrace.errors import (
     NotFoundError,
     TooLargeError,
 )
-from headrace.pipeline.controller import container_files, recordings, views
+from headrace.pipeline.controller import container_files, views
 from headrace.pipeline.controller.application.application import Application
 from headrace.pipeline.controller.application.events import EventType
-from headrace.pipeline.controller.application.history import WindowPoint
 from headrace.pipeline.controller.application.lifecycle import Action
 from headrace.pipeline.controller.application.model import plan_of
-from headrace.pipeline.controller.fleet import Running
+from headrace.pipeline.controller.application.statistics import WindowPoint
 from headrace.pipeline.controller.journal import ApplicationRecord, Journal
+from headrace.pipeline.controller.processes import Running
 from headrace.pipeline.controller.submission import Submission, check_storage, make_record
 from headrace.pipeline.loglevels import check_levels
 from headrace.pipeline.plan import packages, versions
-from headrace.pipeline.plan.letter_topics import plan_topics
-from headrace.pipeline.plan.logical import LogicalPlan
+from headrace.pipeline.plan.logical import LogicalPlan, plan_topics
 from headrace.pipeline.plan.physical import PhysicalPlan
 from headrace.pipeline.plan.plan_requests import apply_requests
 from headrace.pipeline.plan.resources import check_memory, needed_mb
-from headrace.pipeline.windows import parse_window
 from headrace.runtime.interfaces import Executor, Runtime
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.windows import parse_window
 
 Views: TypeAlias = list[dict[str, Any]]  # `list` is a method of the class below
 
@@ -232,7 +231,7 @@ class Operations(ABC):
     async def recorded(self, name: str, recording: str) -> Views:
         """The rows that a recording has so far, window by window."""
         path = f"{self._get(name).application.path}/recordings"
-        return await self._disk.run(recordings.read, self._runtime.disk, path, recording)
+        return await self._disk.run(container_files.read, self._runtime.disk, path, recording)
 
     async def send_request(self, name: str, request: m.StramToNodeRequest) -> None:
         """Queue an operator request; it goes out with the next heartbeat's answer."""

@@ -17,10 +17,10 @@ from headrace.pipeline.plan.deploy import checkpoint_folder
 from headrace.pipeline.plan.logical import LogicalPlan
 from headrace.pipeline.plan.scripts import RUN_SCRIPT
 from headrace.pipeline.plan.spark_conf import PROVIDER, SPARK_CONF, read_pinned, store_of
-from headrace.pipeline.shared_storage import is_local
-from headrace.pipeline.windows import WindowGrid
+from headrace.pipeline.shared_files import is_local
 from headrace.runtime.interfaces import Disk, Executor, Runtime
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.windows import WindowGrid
 
 SHAPES = ".shapes"  # beside a package: what checkpoints of its queries hold
 ENVIRONMENTS = ".environments"

@@ -10,7 +10,7 @@ from headrace.pipeline.controller.application.statistics import plain
 from headrace.pipeline.controller.journal import ApplicationRecord
 from headrace.pipeline.plan.deploy import checkpoint_folder
 from headrace.pipeline.plan.edges import Edge
-from headrace.pipeline.windows import NO_WINDOW, format_window
+from headrace.wire.umbilical.windows import NO_WINDOW, format_window
 
 
 def summary(application: Application, now_ms: int) -> dict[str, Any]:

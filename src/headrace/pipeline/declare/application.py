@@ -35,7 +35,7 @@ from headrace.wire.umbilical import attributes as origin
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
-    from headrace.pipeline.declare.preview import Preview
+    from headrace.pipeline.declare.trial import Preview
 
 __all__ = ["Application", "Batch"]
 
@@ -366,7 +366,7 @@ class Application:
         whether checkpoints under `application_path` are where the whole cluster sees them. A
         session is started for the time being if none is given.
         """
-        from headrace.pipeline.declare.validation import validate
+        from headrace.pipeline.declare.trial import validate
 
         return validate(
             self,
@@ -390,7 +390,7 @@ class Application:
         They come from the broker (the newest `limit` messages of each partition, as a batch), or
         from what is given by port. Nothing is published and no sink is called.
         """
-        from headrace.pipeline.declare.preview import preview
+        from headrace.pipeline.declare.trial import preview
 
         return preview(self, spark, rows, limit=limit, address=address, properties=properties or {})
 

@@ -28,12 +28,17 @@ from pyspark.sql.types import StructType
 from headrace.pipeline.container.query_positions import LETTERS
 from headrace.pipeline.declare.application import Application
 from headrace.pipeline.declare.declarations import OUTPUT_PORT, Stage, TopicInput
-from headrace.pipeline.declare.inputs import CORRUPT, MESSAGE_TYPES, row_schema
+from headrace.pipeline.declare.inputs import (
+    CORRUPT,
+    MESSAGE_TYPES,
+    PayloadDecoder,
+    decode_batches,
+    row_schema,
+)
 from headrace.pipeline.declare.per_row import FAILED
 from headrace.pipeline.declare.queries import Query
-from headrace.pipeline.declare.samples import PayloadDecoder, decode_batches
-from headrace.pipeline.plan.letter_topics import SUFFIX
-from headrace.spark.formats.rejects import REASON, Rejects
+from headrace.pipeline.plan.logical import SUFFIX
+from headrace.spark.formats.typed import REASON, Rejects
 from headrace.transfer.dead_letters import PREFIX
 
 Split = tuple[DataFrame, list[Query]]

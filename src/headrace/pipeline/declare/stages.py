@@ -39,15 +39,15 @@ from headrace.pipeline.declare.declarations import (
     feed_of,
 )
 from headrace.pipeline.declare.inputs import MESSAGE_TYPES, message_columns
-from headrace.pipeline.declare.inspection import (
+from headrace.pipeline.declare.properties import Properties, PropertyValues
+from headrace.pipeline.declare.queries import (
+    Query,
     check_query,
     check_stated_mode,
     is_stateful,
     stateful_parts,
     streaming_nodes,
 )
-from headrace.pipeline.declare.properties import Properties, PropertyValues
-from headrace.pipeline.declare.queries import Query
 
 if TYPE_CHECKING:
     from headrace.pipeline.declare.inputs import ReadTopic
@@ -317,7 +317,7 @@ class Builder:
 
 
 def _check_published(stage: Stage, frame: DataFrame) -> None:
-    from headrace.spark.sink.publish import check_messages
+    from headrace.spark.sink.sink import check_messages
 
     try:
         check_messages(frame.schema, stage.key)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 
 from headrace.errors import ConfigError
 from headrace.ids import WindowId
-from headrace.pipeline.windows import format_window
+from headrace.wire.umbilical.windows import format_window
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -3,27 +3,51 @@
 Every window of a port is a file of payloads, read by Spark's file stream one window per
 micro-batch; parsing, conditions, operators and sink functions are the ones that run in production.
 Stores (tables, files) are left alone: a test gets the rows that they would.
+
+`Application.preview`: the first rows of every stream, for a notebook.
+
+The operators run on *batch* DataFrames, so there is no state and no watermark to wait for: an
+aggregation shows what it makes of the rows that were read.
+
+`Application.validate`: everything is built on empty streams, and all that is wrong is told.
 """
 
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.pipeline.declare.application import Application
 from headrace.pipeline.declare.declarations import Batch, TopicInput
-from headrace.pipeline.declare.inspection import store_settings
+from headrace.pipeline.declare.inputs import (
+    decode,
+    payload_of,
+    read_windows,
+    row_schema,
+    source_options,
+    windows_of,
+    write_window,
+)
 from headrace.pipeline.declare.properties import Properties
-from headrace.pipeline.declare.samples import read_windows, windows_of, write_window
-from headrace.pipeline.declare.stages import Query, build_queries, give
+from headrace.pipeline.declare.queries import check_query, plan_query, store_settings
+from headrace.pipeline.declare.stages import Builder, Query, build_queries, give
 from headrace.pipeline.declare.stores import Store
+from headrace.pipeline.plan.logical import LogicalPlan
+from headrace.pipeline.plan.physical import make_physical_plan
+from headrace.pipeline.shared_files import storage_problem
+from headrace.runtime.system import system_runtime
 from headrace.spark.session.queries import settings
 
 END_OF_INPUT = 999_999  # number of the empty window that lets a finished query run once more
@@ -118,3 +142,212 @@ def _no_checksums(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         spark.conf.set(_CHECKSUMS, before)
+
+
+CELL_CHARACTERS_MAX = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    columns: tuple[tuple[str, str], ...]  # name, type
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Tables by stream ("valid", "split.ok"), as a notebook shows them, and the `frames` behind."""
+
+    tables: Mapping[str, Table]
+    problems: Sequence[str] = ()
+    frames: Mapping[str, DataFrame] = field(default_factory=dict, repr=False)
+
+    def __getitem__(self, name: str) -> DataFrame:
+        return self.frames[name]
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p><b>{html.escape(problem)}</b></p>" for problem in self.problems]
+        for name, table in self.tables.items():
+            head = "".join(
+                f"<th>{html.escape(column)}<br><small>{html.escape(kind)}</small></th>"
+                for column, kind in table.columns
+            )
+            body = "".join(
+                "<tr>" + "".join(f"<td>{html.escape(_cell(value))}</td>" for value in row) + "</tr>"
+                for row in table.rows
+            )
+            parts.append(
+                f"<h4>{html.escape(name)}</h4>"
+                f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            )
+        return "\n".join(parts)
+
+    def __str__(self) -> str:
+        parts = list(self.problems)
+        for name, table in self.tables.items():
+            columns = ", ".join(f"{column} {kind}" for column, kind in table.columns)
+            rows = ["  " + "  ".join(map(_cell, row)) for row in table.rows]
+            parts.append("\n".join([f"{name} ({columns})", *rows]))
+        return "\n\n".join(parts)
+
+
+def preview(
+    app: Application,
+    spark: SparkSession,
+    rows: Mapping[str, Sequence[Any]],
+    *,
+    limit: int,
+    address: str | None,
+    properties: Properties,
+) -> Preview:
+    if unknown := sorted(set(rows) - set(app.topics)):
+        raise ConfigError(
+            f"no topic port {', '.join(unknown)}; there is {', '.join(app.topics) or 'none'}"
+        )
+
+    def read_topic(topic: TopicInput, columns: tuple[str, ...]) -> DataFrame:
+        if topic.name in rows:
+            lines = [(payload_of(row),) for row in rows[topic.name][:limit]]
+            return decode(spark.createDataFrame(lines, "value string"), topic, columns)
+        return _read_newest(spark, topic, columns, limit=limit, address=address)
+
+    builder = Builder(app, spark, read_topic, properties)
+    builder.build()
+    problems, tables = list(builder.problems), {}
+    for feed, frame in builder.frames.items():
+        try:
+            tables[feed] = _take(frame, limit)
+        except PySparkException as error:
+            problems.append(f"{feed}: {str(error).splitlines()[0]}")
+    return Preview(tables, problems, builder.frames)
+
+
+def _take(frame: DataFrame, limit: int) -> Table:
+    columns = tuple((each.name, each.dataType.simpleString()) for each in frame.schema)
+    return Table(columns, tuple(tuple(row) for row in frame.limit(limit).collect()))
+
+
+def _read_newest(
+    spark: SparkSession,
+    topic: TopicInput,
+    columns: tuple[str, ...],
+    *,
+    limit: int,
+    address: str | None,
+) -> DataFrame:
+    """The newest messages of every partition: a Python source reads all it is told to, whatever
+    `limit()` says later."""
+    from headrace.spark.options import parse_source
+    from headrace.spark.server import connect
+
+    options = source_options(topic, columns) | ({"address": address} if address else {})
+    parsed = parse_source(options, streaming=False)
+    server = connect(parsed.target)
+    described = server.remote.reading.describe(parsed.target, parsed.topics, sizes=False)
+    state, _ = server.run(described)
+    start = {
+        str(each.partition): max(each.start, each.end - limit) for _, _, each in state.partitions()
+    }
+    reader = spark.read.format("headrace").options(**options)
+    reader = reader.option("startingOffsets", json.dumps(start))
+    if topic.schema is not None:
+        reader = reader.schema(row_schema(topic, columns))
+    return reader.load()
+
+
+def _cell(value: Any) -> str:
+    text = value.decode(errors="replace") if isinstance(value, bytes | bytearray) else str(value)
+    cut = len(text) > CELL_CHARACTERS_MAX
+    return text[: CELL_CHARACTERS_MAX - 1] + "…" if cut else text
+
+
+MOUNTS = "/proc/self/mounts"
+
+
+def validate(
+    app: Application,
+    spark: SparkSession | None,
+    *,
+    properties: Properties,
+    master: str | None = None,
+    application_path: str | None = None,
+) -> dict[str, str]:
+    make_physical_plan(LogicalPlan.from_json(app.plan()))  # wiring, before Spark is started
+    problems = []
+    if master is not None and application_path is not None:
+        mounts = system_runtime().disk.read(MOUNTS).decode(errors="replace")
+        problem = storage_problem(master, application_path, mounts)
+        problems += [problem] if problem else []
+    with _session(app, spark) as session, empty_streams(session) as read_topic:
+        builder = Builder(app, session, read_topic, properties)
+        builder.build()
+        problems += builder.problems + _check_terminals(app, builder, session)
+        schemas = {feed: _ddl(frame.schema) for feed, frame in builder.frames.items()}
+    if problems:
+        several = f"application {app.name} has {len(problems)} problems:\n  "
+        raise ConfigError((several if len(problems) > 1 else "") + "\n  ".join(problems))
+    return schemas
+
+
+class EmptyStreams:
+    """Topics without messages: a stream with the right columns that is never started."""
+
+    def __init__(self, spark: SparkSession, folder: str) -> None:
+        self._spark, self._folder = spark, folder
+
+    def __call__(self, topic: TopicInput, columns: tuple[str, ...]) -> DataFrame:
+        schema = StructType.fromDDL(row_schema(topic, columns))
+        if topic.schema is not None:
+            _check_decodable(topic, columns, schema)
+        return self._spark.readStream.schema(schema).format("parquet").load(self._folder)
+
+
+@contextlib.contextmanager
+def empty_streams(spark: SparkSession) -> Iterator[EmptyStreams]:
+    with tempfile.TemporaryDirectory(prefix="headrace-empty-") as folder:
+        yield EmptyStreams(spark, folder)
+
+
+def _check_decodable(topic: TopicInput, columns: tuple[str, ...], schema: StructType) -> None:
+    from headrace.spark.formats.options import FormatOptions
+    from headrace.spark.formats.typed import TypedRows
+
+    stream, name = topic.topic.split("/")
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    try:
+        TypedRows("json", FormatOptions(columns), arrow, stream=stream, topic=name, partition=0)
+    except ConfigError as error:
+        raise ConfigError(f"schema of {topic.name}: {error}") from error
+
+
+def _check_terminals(app: Application, builder: Builder, spark: SparkSession) -> list[str]:
+    problems = []
+    for stage in app.terminals():
+        feed = next(iter(stage.ports.values())) if stage.sink else stage.name
+        if feed not in builder.frames:
+            continue  # what stands above it was told already
+        try:
+            query = builder.query(stage)
+            check_query(query, spark)
+            plan_query(query)
+        except HeadraceError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _ddl(schema: StructType) -> str:
+    return ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in schema)
+
+
+@contextlib.contextmanager
+def _session(app: Application, spark: SparkSession | None) -> Iterator[SparkSession]:
+    running = spark or SparkSession.getActiveSession()
+    if running is not None:
+        yield running
+        return
+    from headrace.spark.session.session import session
+
+    started = session(f"{app.name} (validation)", master="local[1]", conf=app.spark_conf)
+    try:
+        yield started
+    finally:
+        started.stop()

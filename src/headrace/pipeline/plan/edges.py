@@ -25,8 +25,8 @@ from headrace.client.iggy import IggyClient
 from headrace.errors import AlreadyExistsError, InvalidArgumentError
 from headrace.ids import WindowId
 from headrace.pipeline.plan.physical import PhysicalPlan
-from headrace.pipeline.windows import NO_WINDOW, WindowGrid
 from headrace.wire.iggy.messages.topics import NEVER_EXPIRES, UNLIMITED
+from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 
 CODEC_ID = 1  # of Arrow, the one codec: `streamCodecs` of deploy requests is {1: "arrow"}
 

@@ -30,8 +30,7 @@ from headrace.pipeline.declare.declarations import (
     make_stage,
 )
 from headrace.pipeline.declare.stores import Store, make_store, store_arguments
-from headrace.pipeline.plan.letter_topics import LETTERS_SUFFIX
-from headrace.pipeline.plan.logical import READ_TOPIC
+from headrace.pipeline.plan.logical import LETTERS_SUFFIX, READ_TOPIC
 from headrace.pipeline.plan.spark_conf import SPARK_CONF
 
 TRIGGER = "TRIGGER"

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from headrace.config.etcd import EtcdSettings
-from headrace.config.placement import PlacementSettings
+from headrace.config.placement import EtcdSettings, PlacementSettings
 from headrace.errors import ConfigError, DiskFullError, UnavailableError
 from headrace.placement.metadata.coordination import (
     Condition,

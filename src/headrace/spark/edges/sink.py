@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.net.grants import exactly
+from headrace.net.credentials import exactly
 from headrace.spark.edges.offsets import encode_index
 from headrace.spark.lending import lend_writing
 from headrace.spark.options import Target

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import ConfigError
-from headrace.spark.formats.arrow_limits import rows_max
+from headrace.spark.formats.arrow_rows import rows_max
 from headrace.spark.formats.options import ValueFormat
 
 OWN_COLUMNS = ("key", "partition", "headers")

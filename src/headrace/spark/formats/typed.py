@@ -4,10 +4,14 @@ The columns are exactly those of the schema. Most are fields of the payload; tho
 `columns` names are the message's own. A payload that does not fit is never dropped in silence: it
 becomes a row of nulls with the payload in the column `_corrupt`, goes to a dead-letter topic, or
 fails the task with an error that says where it is and why.
+
+Payloads that do not fit their schema, with the reason, for whoever keeps them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +25,7 @@ from headrace.spark.formats.options import FormatOptions
 from headrace.wire.iggy.columns import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -216,3 +220,29 @@ def _decoder(payload_format: str, options: FormatOptions, schema: pa.Schema) -> 
     from headrace.spark.formats.arrow_rows import ArrowDecoder
 
     return ArrowDecoder(schema)
+
+
+REASON = "reason"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejects:
+    """Turns batches with a column `payload` into those rows whose payload does not fit, with a
+    column REASON at their end. Small and picklable; runs in Spark's workers."""
+
+    fields: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        from headrace.spark.formats.json_rows import JsonDecoder
+
+        decode = JsonDecoder(self.fields)
+        for batch in batches:
+            bad = decode(batch.column("payload")).bad if batch.num_rows else []
+            if bad:
+                rejected = batch.take(pa.array([each.row for each in bad], pa.int64()))
+                reasons = pa.array([each.reason for each in bad], pa.string())
+                yield pa.RecordBatch.from_arrays(
+                    [*rejected.columns, reasons], names=[*rejected.schema.names, REASON]
+                )

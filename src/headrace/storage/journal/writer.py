@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from headrace.concurrency.store_tasks import TaskSet
-from headrace.config.storage import StorageSettings
+from headrace.config.datanode import StorageSettings
 from headrace.errors import HeadraceError, StorageError
 from headrace.observability.logging import get_logger
 from headrace.runtime import Buffer, Disk, Executor, File

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import msgspec
 
-from headrace.config.storage import StorageSettings
+from headrace.config.datanode import StorageSettings
 from headrace.errors import CorruptionError, StorageError
 from headrace.observability.logging import get_logger
 from headrace.runtime import Disk, File

@@ -8,6 +8,8 @@ Two offsets end what a range holds. Below `durable_offset` lies what this disk k
 durability level; below `committed_offset` what enough replicas keep, which alone may be read. They
 are one while this node's copy suffices, and again once the placement manager has decided the end
 and enough replicas hold it.
+
+Tasks that wait until an offset is reached.
 """
 
 from __future__ import annotations
@@ -34,13 +36,36 @@ from headrace.runtime import Buffer
 from headrace.storage.group_commit import Committer
 from headrace.storage.range.recovery import RecoveredRange
 from headrace.storage.range.tail_cache import Batch, RangeTail
-from headrace.storage.range.waiters import Waiters
 from headrace.storage.segments.io import SegmentIO
 from headrace.storage.segments.marks import MARK_BYTES, Mark, binding_of, encode_mark
 from headrace.storage.segments.segment import Segment, SegmentWrite
 from headrace.storage.shared import Shared
 from headrace.wire.sbp.messages import Durability
 from headrace.wire.sbp.records import verify
+
+
+class Waiters:
+    __slots__ = ("_offsets",)
+
+    def __init__(self) -> None:
+        self._offsets: dict[asyncio.Future[None], int] = {}
+
+    async def wait(self, offset: int) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._offsets[waiter] = offset
+        try:
+            await waiter
+        finally:
+            self._offsets.pop(waiter, None)
+
+    def wake(self, reached: int) -> None:
+        """Whoever waits for an offset below `reached`."""
+        if not self._offsets:
+            return
+        for waiter, offset in list(self._offsets.items()):
+            if offset < reached and not waiter.done():
+                waiter.set_result(None)
+
 
 log = get_logger(__name__)
 

@@ -15,9 +15,8 @@ from headrace.web.broker_api import types as t
 from headrace.web.broker_api.visibility import may
 from headrace.web.server.logins import Broker, Login
 from headrace.wire.iggy.commands import Permission
-from headrace.wire.iggy.messages.streams import Stream
 from headrace.wire.iggy.messages.system import Stats
-from headrace.wire.iggy.messages.topics import UNLIMITED, Topic
+from headrace.wire.iggy.messages.topics import UNLIMITED, Stream, Topic
 
 HISTORY_SAMPLES = 360
 TOPIC_HISTORY_SAMPLES = 120

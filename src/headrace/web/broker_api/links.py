@@ -2,6 +2,8 @@
 
 A user's connection is kept for a while, because a login costs the broker an Argon2; there are at
 most LINKS_MAX of them. Each does one request at a time.
+
+Whether the broker answers the control plane: a page without it shows nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.client.iggy import IggyClient
-from headrace.errors import ThrottledError, UnauthenticatedError, UnavailableError
+from headrace.errors import HeadraceError, ThrottledError, UnauthenticatedError, UnavailableError
 from headrace.net.tls import ClientTls
+from headrace.observability.exposition import Family
 from headrace.runtime import Runtime
 from headrace.web.broker_api.visibility import may
-from headrace.web.server.logins import Login
-from headrace.web.server.sessions import Credentials
+from headrace.web.metrics.checks import Check
+from headrace.web.server.logins import Broker, Credentials, Login
 from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.errors import IggyError
 
@@ -176,3 +179,26 @@ class BrokerLinks:
 def _key(credentials: Credentials, purpose: str = "") -> bytes:
     said = f"{purpose}\0{credentials.username}\0{credentials.password}"
     return hashlib.sha256(said.encode()).digest()
+
+
+SECONDS = 2.0
+
+
+class ReachedBroker:
+    role = "broker"
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def families(self) -> list[Family]:
+        return []
+
+    async def checks(self) -> list[Check]:
+        try:
+            async with asyncio.timeout(SECONDS), self._broker.as_service() as client:
+                await client.ping()
+        except TimeoutError:
+            return [Check("answers", False, f"no answer within {SECONDS:.0f} s")]
+        except HeadraceError as error:
+            return [Check("answers", False, str(error))]
+        return [Check("answers", True)]

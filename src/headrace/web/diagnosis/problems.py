@@ -11,10 +11,9 @@ from typing import Any
 
 import msgspec
 
-from headrace.pipeline.controller.application.history import WindowPoint
-from headrace.web.diagnosis.failures import LATELY_MS
+from headrace.pipeline.controller.application.statistics import WindowPoint
+from headrace.web.diagnosis.failures import LATELY_MS, errors
 from headrace.web.diagnosis.findings import ENDED, LAG_SECONDS_NOTICE, findings
-from headrace.web.diagnosis.pipeline_errors import errors
 from headrace.web.diagnosis.types import (
     SEVERITIES,
     CatchUp,

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from headrace.datanode.metrics import Load
 from headrace.datanode.service import DataNodeService
 from headrace.errors import HeadraceError
-from headrace.observability.exposition import Family, Number
-from headrace.observability.histogram import Histogram
+from headrace.observability.exposition import Family, Histogram, Number
 from headrace.observability.metrics import family
 from headrace.web.metrics.checks import Check
 

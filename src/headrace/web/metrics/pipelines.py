@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeAlias
 from headrace.errors import HeadraceError
 from headrace.observability.exposition import Family, Number, bounded, format_families
 from headrace.observability.metrics import TABLE, family
-from headrace.pipeline.windows import WindowGrid, parse_window
 from headrace.web.metrics.checks import Check
 from headrace.web.stram.views import latencies_ms
+from headrace.wire.umbilical.windows import WindowGrid, parse_window
 
 METRICS_MAX = 50  # of one operator, by name
 LABELS_MAX = 500

@@ -1,4 +1,10 @@
-"""What the dashboard's front page and its pages of pipelines read. Buttons use Stram's paths."""
+"""What the dashboard's front page and its pages of pipelines read. Buttons use Stram's paths.
+
+Live topics of the pipelines' pages: `alerts` (how much is wrong, for every page), `problems`
+(the front page), and `pipeline/<name>` for each pipeline whose page somebody looks at.
+
+Everything is looked at once a second while any page is open, and never when none is.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +18,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.errors import InvalidArgumentError, NotFoundError
-from headrace.pipeline.controller.application.history import WindowPoint
-from headrace.pipeline.windows import format_window
+from headrace.pipeline.controller.application.statistics import WindowPoint
 from headrace.web.broker_api.visibility import may
-from headrace.web.diagnosis import pipeline_errors, problems
+from headrace.web.diagnosis import failures, problems
 from headrace.web.diagnosis.types import LastError, PipelineHealth, Problem, Situation
 from headrace.web.pipeline_api.graph import Graphs, graphs
 from headrace.web.pipeline_api.rights import PipelineRights
 from headrace.web.server.exchange import json_answer, query_number
+from headrace.web.server.live import Live, Sampler, View
 from headrace.web.server.logins import Login
 from headrace.web.stram.routes import AddRoute
 from headrace.wire.iggy.commands import Permission
+from headrace.wire.umbilical.windows import format_window
 
 ERRORS_MAX = 50
 LOG_LINES_MAX = 10_000
@@ -156,7 +163,7 @@ class Diagnosis:
         )
 
     async def errors(self, name: str) -> PipelineErrors:
-        found = pipeline_errors.errors(self._watched.glance(name)["events"])[:ERRORS_MAX]
+        found = failures.errors(self._watched.glance(name)["events"])[:ERRORS_MAX]
         return PipelineErrors(errors=[await self._with_log(name, one) for one in found])
 
     async def _with_log(self, name: str, error: LastError) -> LastError:
@@ -166,7 +173,7 @@ class Diagnosis:
             before = await self._watched.log_before(name, error.container, error.log_offset)
         except NotFoundError:
             return error  # old logs are deleted
-        return pipeline_errors.with_log(error, before)
+        return failures.with_log(error, before)
 
 
 class Sight:
@@ -215,9 +222,7 @@ def routes(add: AddRoute, watched: Watched, diagnosis: Diagnosis, sight: Sight) 
         name, container = request.path_params["name"], request.path_params["container"]
         # Lines of lower levels are read too, so that enough are left of the wanted ones.
         wanted = LOG_LINES_MAX if level else lines
-        text = pipeline_errors.filter_lines(
-            await watched.container_log(name, container, wanted), level
-        )
+        text = failures.filter_lines(await watched.container_log(name, container, wanted), level)
         kept = text.splitlines(keepends=True)[-lines:]
         return Response("".join(kept), media_type="text/plain; charset=utf-8")
 
@@ -252,3 +257,48 @@ def _windows(one: dict[str, Any], points: Sequence[WindowPoint], after_ms: int) 
         state_rows=[point.state_rows for point in new],
         watermark_ms=[point.watermark_ms for point in new],
     )
+
+
+SECONDS = 1.0
+SENT_MS = 20_000  # windows that are sent again and again; a page fetches older ones itself
+_FAILED = ("FAILED", "UNREADABLE")
+
+
+class Alerts(msgspec.Struct, frozen=True, kw_only=True):
+    critical: int
+    warning: int
+    notice: int
+    pipelines: int
+    failed: int
+
+
+def alerts_of(situation: Situation) -> Alerts:
+    severities = [one.severity for one in situation.problems]
+    return Alerts(
+        critical=severities.count("critical"),
+        warning=severities.count("warning"),
+        notice=severities.count("notice"),
+        pipelines=len(situation.pipelines),
+        failed=sum(one.state in _FAILED for one in situation.pipelines),
+    )
+
+
+def sample(sampler: Sampler, live: Live, diagnosis: Diagnosis, sight: Sight) -> None:
+    async def alerts() -> View:
+        found = await diagnosis.situation()
+        live.publish("problems", lambda login: sight.situation(found, login))
+        for one in found.pipelines:
+            await publish(one.name, found.now_ms)
+        return lambda login: alerts_of(sight.situation(found, login))
+
+    async def publish(name: str, now_ms: int) -> None:
+        topic = f"pipeline/{name}"
+        if not live.wanted(topic):
+            return
+        try:
+            value = await diagnosis.live(name, now_ms - SENT_MS)
+        except NotFoundError:
+            return  # it cannot be read, or was replaced a moment ago
+        live.publish(topic, lambda login: sight.live(value, login))
+
+    sampler.add("alerts", alerts, seconds=SECONDS, also=("problems",))

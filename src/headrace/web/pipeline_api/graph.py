@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.pipeline.controller.application.history import WindowPoint
+from headrace.pipeline.controller.application.statistics import WindowPoint
 from headrace.web.pipeline_api.stages import pressure, stages_of
 
 SWEEPS = 2

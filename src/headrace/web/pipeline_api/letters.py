@@ -17,12 +17,12 @@ from starlette.routing import Route
 
 from headrace.client.iggy import IggyClient
 from headrace.errors import NotFoundError, UnauthorizedError
-from headrace.pipeline.plan.letter_topics import letter_topics
+from headrace.pipeline.plan.logical import letter_topics
 from headrace.transfer.dead_letters import Letter, LetterSummary, list_letters, summarize
 from headrace.transfer.redriving import Redriving
 from headrace.web.pipeline_api.api import PIPELINE
 from headrace.web.server.exchange import json_answer, query_number, read_body
-from headrace.web.server.sessions import Credentials
+from headrace.web.server.logins import Credentials
 from headrace.web.stram.routes import AddRoute
 
 LETTERS_MAX = 500

@@ -2,15 +2,31 @@
 
 The broker decides what a user may do with streams, topics and users: those calls go to it as that
 user. What the controller does needs a user who may manage the server.
+
+Sessions of people in browsers: a cookie instead of a password in every request.
+
+A session keeps the credentials it was opened with, in memory alone, because each call goes to the
+broker as the user and the broker may have to be reached anew. The table holds digests of the
+tokens; it is bounded, and who was away longest goes first.
+
+Who may hand over code with the password that everybody knows.
+
+`headrace up --dev` has the root user iggy/iggy, as Iggy's examples expect. That password says
+nothing about who asks, and a pipeline's code runs as the user of the server. So whoever logs in
+with it proves by a token that they may read the server's files: it is made once, readable by its
+owner alone, and shown by the terminal of `headrace up --dev`.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+import hmac
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -18,10 +34,99 @@ from starlette.responses import Response
 
 from headrace.client.iggy import IggyClient
 from headrace.errors import UnauthenticatedError, UnauthorizedError
-from headrace.web.server.code_token import HEADER as TOKEN_HEADER
-from headrace.web.server.code_token import CodeToken
-from headrace.web.server.sessions import COOKIE, Credentials, Sessions
+from headrace.runtime import Runtime
 from headrace.wire.iggy.messages.users import Permissions
+
+COOKIE = "headrace_session"
+TOKEN_HEADER = "x-headrace-token"
+SESSIONS_MAX = 1_000
+SESSION_SECONDS = 12 * 3600.0
+_TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    username: str
+    password: str = field(repr=False)
+    host: str = field(default="", compare=False)
+    """Where they came from, if that is known."""
+
+
+WELL_KNOWN = Credentials("iggy", "iggy")
+
+
+class TokenNeededError(UnauthorizedError):
+    """`path` is the token's file: who can read it needs nobody to tell them what is in it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            "the password iggy is known to everybody, so it takes a token to run code with it: "
+            f"the one in {path or 'the data directory'}, which `headrace up --dev` shows, as the "
+            f"header {TOKEN_HEADER} (HEADRACE_HTTP_TOKEN for the command line); "
+            "or log in as another user"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CodeToken:
+    """An empty value is the token of nobody."""
+
+    value: str = field(default="", repr=False)
+    path: str = ""
+
+    def check(self, credentials: Credentials, given: str) -> None:
+        if credentials != WELL_KNOWN:
+            return
+        right = hmac.compare_digest(given.encode(), self.value.encode())
+        if not self.value or not right:
+            raise TokenNeededError(self.path)
+
+
+NOBODYS = CodeToken()
+
+
+@dataclass(slots=True)
+class _Session:
+    credentials: Credentials
+    ends: float
+
+
+@dataclass(slots=True)
+class Sessions:
+    runtime: Runtime
+    _known: OrderedDict[bytes, _Session] = field(default_factory=OrderedDict)
+
+    def open(self, credentials: Credentials) -> str:
+        """The token, which only the browser keeps."""
+        token = self.runtime.random.bytes(_TOKEN_BYTES).hex()
+        while len(self._known) >= SESSIONS_MAX:
+            self._known.popitem(last=False)
+        ends = self.runtime.clock.monotonic() + SESSION_SECONDS
+        self._known[_digest(token)] = _Session(credentials, ends)
+        return token
+
+    def find(self, token: str) -> Credentials | None:
+        key = _digest(token)
+        session = self._known.get(key)
+        if session is None:
+            return None
+        if session.ends <= self.runtime.clock.monotonic():
+            del self._known[key]
+            return None
+        self._known.move_to_end(key)
+        return session.credentials
+
+    def end(self, token: str) -> None:
+        self._known.pop(_digest(token), None)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
 
 PAGE_HEADER = "x-headrace-page"
 """Our page sends it with all that changes something: no other site's page can."""

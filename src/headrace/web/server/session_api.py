@@ -12,8 +12,15 @@ from headrace.errors import InvalidArgumentError, ThrottledError
 from headrace.web.broker_api.types import Rights, SessionInfo, SessionStart
 from headrace.web.server.exchange import json_answer, read_body
 from headrace.web.server.live import LISTENERS_MAX, Live
-from headrace.web.server.logins import Login, Logins, check_origin, host_of
-from headrace.web.server.sessions import COOKIE, SESSION_SECONDS, Credentials
+from headrace.web.server.logins import (
+    COOKIE,
+    SESSION_SECONDS,
+    Credentials,
+    Login,
+    Logins,
+    check_origin,
+    host_of,
+)
 from headrace.web.stram.routes import AddRoute
 
 PATH = "/api/v1/session"

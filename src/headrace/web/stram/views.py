@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.errors import NotFoundError
-from headrace.pipeline.controller.application.metrics import aggregate
+from headrace.pipeline.controller.application.statistics import aggregate
 from headrace.web.stram.types import (
     Aggregation,
     AppInfo,

@@ -13,16 +13,7 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.fields import Buffer
-from headrace.wire.iggy.messages import (
-    consumers,
-    extensions,
-    messages,
-    offsets,
-    streams,
-    system,
-    topics,
-    users,
-)
+from headrace.wire.iggy.messages import consumers, extensions, messages, system, topics, users
 from headrace.wire.iggy.messages.system import Empty
 
 
@@ -222,12 +213,16 @@ FLUSH_UNSAVED_BUFFER = _row(
     102, "FLUSH_UNSAVED_BUFFER", messages.FlushUnsavedBuffer, Empty, Permission.SEND
 )
 GET_CONSUMER_OFFSET = _optional_row(
-    120, "GET_CONSUMER_OFFSET", offsets.GetConsumerOffset, offsets.ConsumerOffset, Permission.POLL
+    120,
+    "GET_CONSUMER_OFFSET",
+    consumers.GetConsumerOffset,
+    consumers.ConsumerOffset,
+    Permission.POLL,
 )
 STORE_CONSUMER_OFFSET = _row(
     121,
     "STORE_CONSUMER_OFFSET",
-    offsets.StoreConsumerOffset,
+    consumers.StoreConsumerOffset,
     Empty,
     Permission.POLL,
     used_by_0_8_0=True,
@@ -235,7 +230,7 @@ STORE_CONSUMER_OFFSET = _row(
 DELETE_CONSUMER_OFFSET = _row(
     122,
     "DELETE_CONSUMER_OFFSET",
-    offsets.DeleteConsumerOffset,
+    consumers.DeleteConsumerOffset,
     Empty,
     Permission.POLL,
     used_by_0_8_0=True,
@@ -243,23 +238,23 @@ DELETE_CONSUMER_OFFSET = _row(
 GET_STREAM = _optional_row(
     200,
     "GET_STREAM",
-    streams.GetStream,
-    streams.StreamDetails,
+    topics.GetStream,
+    topics.StreamDetails,
     Permission.GET_STREAM,
     used_by_0_8_0=True,
 )
-GET_STREAMS = _row(201, "GET_STREAMS", Empty, streams.Streams, Permission.LIST_STREAMS)
+GET_STREAMS = _row(201, "GET_STREAMS", Empty, topics.Streams, Permission.LIST_STREAMS)
 CREATE_STREAM = _row(
     202,
     "CREATE_STREAM",
-    streams.CreateStream,
-    streams.StreamDetails,
+    topics.CreateStream,
+    topics.StreamDetails,
     Permission.CREATE_STREAM,
     used_by_0_8_0=True,
 )
-DELETE_STREAM = _row(203, "DELETE_STREAM", streams.DeleteStream, Empty, Permission.MANAGE_STREAM)
-UPDATE_STREAM = _row(204, "UPDATE_STREAM", streams.UpdateStream, Empty, Permission.MANAGE_STREAM)
-PURGE_STREAM = _row(205, "PURGE_STREAM", streams.PurgeStream, Empty, Permission.MANAGE_STREAM)
+DELETE_STREAM = _row(203, "DELETE_STREAM", topics.DeleteStream, Empty, Permission.MANAGE_STREAM)
+UPDATE_STREAM = _row(204, "UPDATE_STREAM", topics.UpdateStream, Empty, Permission.MANAGE_STREAM)
+PURGE_STREAM = _row(205, "PURGE_STREAM", topics.PurgeStream, Empty, Permission.MANAGE_STREAM)
 GET_TOPIC = _optional_row(
     300,
     "GET_TOPIC",

@@ -12,6 +12,10 @@ a field follows from its descriptor, worked out once per class:
 
 An empty record takes two bytes on the wire and some hundred in memory. `decode` therefore counts
 the records of a message, which costs nothing, before it makes objects of them.
+
+The one table of umbilical calls: method name, request and response classes.
+
+A call names its method, protocol and version in Hadoop's RequestHeaderProto; see `rpc.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from google.protobuf import message as protobuf
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -244,4 +248,28 @@ def _write_value(value: m.Value) -> umbilical_pb2.Value:
 # At import, so that a field added on one side only cannot go unnoticed.
 _RULES: Mapping[type[m.Message], tuple[_Rule, ...]] = MappingProxyType(
     {cls: _make_rules(cls) for cls in m.FIELD_GROUPS.values()}
+)
+
+
+PROTOCOL_NAME = "com.datatorrent.stram.api.StreamingContainerUmbilicalProtocol"
+PROTOCOL_VERSION = 201208081755
+
+Q = TypeVar("Q", bound=m.Message)
+R = TypeVar("R", bound=m.Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Q, R]):
+    name: str
+    request: type[Q]
+    response: type[R]
+
+
+GET_INIT_CONTEXT = Call("getInitContext", m.GetInitContextRequest, m.GetInitContextResponse)
+LOG = Call("log", m.LogRequest, m.LogResponse)
+REPORT_ERROR = Call("reportError", m.ReportErrorRequest, m.ReportErrorResponse)
+PROCESS_HEARTBEAT = Call("processHeartbeat", m.ContainerHeartbeat, m.ContainerHeartbeatResponse)
+
+TABLE: Mapping[str, Call[Any, Any]] = MappingProxyType(
+    {call.name: call for call in (GET_INIT_CONTEXT, LOG, REPORT_ERROR, PROCESS_HEARTBEAT)}
 )

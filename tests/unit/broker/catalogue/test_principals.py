@@ -6,11 +6,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 from headrace.errors import HeadraceError
-from headrace.net.credentials import service_token
-from headrace.net.grants import PREFIX, Scope, grant_bytes, make_grant
+from headrace.net.credentials import PREFIX, Scope, grant_bytes, make_grant, service_token
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages import extensions as x
-from headrace.wire.iggy.messages import streams as s
+from headrace.wire.iggy.messages import topics as s
 from headrace.wire.iggy.messages import users as u
 from headrace.wire.iggy.messages.system import Empty
 from headrace.wire.iggy.messages.topics import Compression, CreateTopic, DeleteTopic, GetTopic

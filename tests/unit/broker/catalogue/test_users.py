@@ -14,8 +14,8 @@ from headrace.runtime.system import system_runtime
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages import users as u
 from headrace.wire.iggy.messages.extensions import ReadTicket, SpeakFor
-from headrace.wire.iggy.messages.streams import CreateStream, DeleteStream, GetStream
 from headrace.wire.iggy.messages.system import Empty, GetClient
+from headrace.wire.iggy.messages.topics import CreateStream, DeleteStream, GetStream
 from headrace.wire.iggy.primitives import Partitioning
 from tests.unit.broker.fake_cluster import FakeCluster
 from tests.unit.broker.harness import Client, Harness, code_of, fake_runtime, opened

@@ -9,9 +9,8 @@ import pytest
 from headrace.broker.partitions import stored_sizes
 from headrace.broker.partitions.retention import enforce
 from headrace.wire.iggy import commands as c
-from headrace.wire.iggy.messages.streams import GetStream
 from headrace.wire.iggy.messages.system import Empty
-from headrace.wire.iggy.messages.topics import DeleteTopic, GetTopic
+from headrace.wire.iggy.messages.topics import DeleteTopic, GetStream, GetTopic
 from headrace.wire.iggy.primitives import Partitioning
 from tests.unit.broker.fake_cluster import FakeCluster
 from tests.unit.broker.harness import Client, opened

@@ -3,7 +3,7 @@ from __future__ import annotations
 from headrace.broker.catalogue.resources import NEVER, UNLIMITED
 from headrace.broker.partitions.retention import Candidate, enforce, plan
 from headrace.wire.iggy import commands as c
-from headrace.wire.iggy.messages.offsets import StoreConsumerOffset
+from headrace.wire.iggy.messages.consumers import StoreConsumerOffset
 from headrace.wire.iggy.messages.topics import GetTopic
 from headrace.wire.iggy.primitives import Consumer, Strategy
 from headrace.wire.sbp.messages import SegmentInfo

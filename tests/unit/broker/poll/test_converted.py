@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from headrace.broker.partitions.partition import Slice
-from headrace.broker.poll.memory import MemoryAtHand, is_free
 from headrace.broker.poll.poll_cache import Converted
 from headrace.broker.poll.readahead import batches_of, index_of, messages_of
+from headrace.broker.poll.recent_sends import MemoryAtHand, is_free
 from headrace.wire.iggy import batch
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.fields import Buffer

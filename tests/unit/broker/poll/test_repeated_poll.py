@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages import users as u
+from headrace.wire.iggy.messages.consumers import StoreConsumerOffset
 from headrace.wire.iggy.messages.messages import PolledMessages
-from headrace.wire.iggy.messages.offsets import StoreConsumerOffset
 from headrace.wire.iggy.messages.system import Empty
 from headrace.wire.iggy.messages.topics import DeleteTopic, PurgeTopic
 from headrace.wire.iggy.primitives import Consumer, Strategy

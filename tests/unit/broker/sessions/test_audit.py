@@ -14,8 +14,8 @@ from headrace.observability.logging import make_formatter
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages import topics as t
 from headrace.wire.iggy.messages import users as u
-from headrace.wire.iggy.messages.streams import DeleteStream
 from headrace.wire.iggy.messages.system import Empty
+from headrace.wire.iggy.messages.topics import DeleteStream
 from tests.unit.broker.harness import code_of, opened
 
 

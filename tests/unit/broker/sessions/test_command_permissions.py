@@ -15,9 +15,9 @@ from headrace.broker.sessions.authorization import authorize
 from headrace.errors import UnauthorizedError
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages import consumers as g
+from headrace.wire.iggy.messages import consumers as o
 from headrace.wire.iggy.messages import extensions as x
-from headrace.wire.iggy.messages import offsets as o
-from headrace.wire.iggy.messages import streams as s
+from headrace.wire.iggy.messages import topics as s
 from headrace.wire.iggy.messages import topics as t
 from headrace.wire.iggy.messages import users as u
 from headrace.wire.iggy.messages.messages import (

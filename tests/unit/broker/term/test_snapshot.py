@@ -13,7 +13,7 @@ import pytest
 
 from headrace.broker.term import snapshot
 from headrace.broker.term.snapshot import Diagnostics, Snapshots
-from headrace.observability.recent import RecentLines
+from headrace.observability.logging import RecentLines
 from headrace.runtime.system import system_runtime
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages.system import GetSnapshot

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.broker.windows.publishers import Publishers, encode
 from headrace.errors import HeadraceError
-from headrace.net.grants import Scope, make_grant, narrow_grant
+from headrace.net.credentials import Scope, make_grant, narrow_grant
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages import extensions as x
 from headrace.wire.iggy.messages import users as u

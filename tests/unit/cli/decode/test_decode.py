@@ -25,7 +25,7 @@ from headrace.wire.sbp.frames import END, RESPONSE, Frame, encode_frame
 from headrace.wire.sbp.messages import OK, FetchInfo, FetchRequest, FetchResponse, FetchResult
 from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import encode_header
-from headrace.wire.umbilical.calls import PROTOCOL_NAME, PROTOCOL_VERSION, TABLE
+from headrace.wire.umbilical.codec import PROTOCOL_NAME, PROTOCOL_VERSION, TABLE
 from headrace.wire.umbilical.codec import encode as encode_message
 from headrace.wire.umbilical.rpc import ClientConnection
 from tests.conformance.umbilical import samples

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.client import ClientSettings
-from headrace.config.storage import StorageSettings
+from headrace.config.datanode import StorageSettings
+from headrace.config.process import ClientSettings
 from headrace.errors import (
     FencedError,
     InvalidArgumentError,

@@ -21,8 +21,8 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.net.sbp_routes import Reply
+from headrace.sbp_client.channels import PlacementLinks
 from headrace.sbp_client.client import SbpClient
-from headrace.sbp_client.placement_links import PlacementLinks
 from headrace.storage.layout import RangeKey
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import status_of

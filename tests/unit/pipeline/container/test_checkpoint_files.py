@@ -8,10 +8,9 @@ import pytest
 
 from headrace.errors import CorruptionError
 from headrace.ids import WindowId
-from headrace.pipeline.container.checkpoint_files import roll_back
-from headrace.pipeline.container.window_log import WindowLog
-from headrace.pipeline.windows import WindowGrid
+from headrace.pipeline.container.window_log import WindowLog, roll_back
 from headrace.runtime.interfaces import Disk
+from headrace.wire.umbilical.windows import WindowGrid
 from tests.simulator.disk import SimulatedDisk
 from tests.simulator.random import SimulatedRandom
 

@@ -18,8 +18,8 @@ from headrace.pipeline.container.deployed_part import (
 from headrace.pipeline.plan import deploy as d
 from headrace.pipeline.plan.logical import LogicalPlan
 from headrace.pipeline.plan.physical import PhysicalPlan, make_physical_plan
-from headrace.pipeline.windows import WindowGrid
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.windows import WindowGrid
 
 GRID = WindowGrid(1_700_000_000_000, 500)
 

@@ -13,11 +13,11 @@ from headrace.ids import WindowId
 from headrace.pipeline.container.query_run import QueryRun, ReachedWindow, Recording
 from headrace.pipeline.container.window_log import WindowLog
 from headrace.pipeline.declare.queries import Query
-from headrace.pipeline.windows import WindowGrid, format_window
 from headrace.spark.edges import sink as edge_sink
 from headrace.spark.options import parse_sink
 from headrace.spark.session.queries import QueryIdentity
 from headrace.spark.sink.windows import Window
+from headrace.wire.umbilical.windows import WindowGrid, format_window
 from tests.simulator.disk import SimulatedDisk
 from tests.simulator.random import SimulatedRandom
 
@@ -90,7 +90,7 @@ def test_batches_after_a_rollback_of_the_query_have_another_publisher(
         seen.append((window.publisher, window.number))
         return 0
 
-    monkeypatch.setattr("headrace.spark.sink.publish.publish", publish)
+    monkeypatch.setattr("headrace.spark.sink.sink.publish", publish)
     sink = parse_sink({"address": "127.0.0.1:8090", "topic": "shop/out"})
     world = World()
 

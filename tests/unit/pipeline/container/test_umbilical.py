@@ -24,7 +24,7 @@ from headrace.pipeline.container.umbilical import (
     parse_heartbeat_uri,
 )
 from headrace.runtime.interfaces import Runtime
-from headrace.wire.umbilical import calls, codec, rpc
+from headrace.wire.umbilical import codec, rpc
 from headrace.wire.umbilical import messages as m
 from headrace.wire.umbilical.sasl import Credential
 from headrace.wire.umbilical.tokens import Token
@@ -45,15 +45,15 @@ def simulate(main: Callable[[Simulation], Coroutine[Any, Any, None]]) -> None:
 
 
 async def start(runtime: Runtime, _port: int = 0, /, **handlers: Handler) -> HadoopRpcServer:
-    server = HadoopRpcServer(runtime, calls.PROTOCOL_NAME, calls.PROTOCOL_VERSION, handlers)
+    server = HadoopRpcServer(runtime, codec.PROTOCOL_NAME, codec.PROTOCOL_VERSION, handlers)
     await server.start("c", _port)
     return server
 
 
 async def connect(runtime: Runtime, server: HadoopRpcServer, **more: Any) -> HadoopRpcConnection:
     arguments: dict[str, Any] = {
-        "protocol": calls.PROTOCOL_NAME,
-        "version": calls.PROTOCOL_VERSION,
+        "protocol": codec.PROTOCOL_NAME,
+        "version": codec.PROTOCOL_VERSION,
         "client_id": CLIENT_ID,
         "user": "ada",
     }
@@ -161,8 +161,8 @@ def test_nobody_gets_the_answer_that_was_made_for_another() -> None:
     async def main(simulation: Simulation) -> None:
         server = HadoopRpcServer(
             simulation.runtime("c"),
-            calls.PROTOCOL_NAME,
-            calls.PROTOCOL_VERSION,
+            codec.PROTOCOL_NAME,
+            codec.PROTOCOL_VERSION,
             {"whoami": whoami},
             look_up=look_up,
         )
@@ -276,7 +276,7 @@ def test_the_four_calls_through_the_client() -> None:
         "processHeartbeat": response,
     }
 
-    def handler(call: calls.Call[Any, Any]) -> Handler:
+    def handler(call: codec.Call[Any, Any]) -> Handler:
         async def handle(body: bytes, caller: str) -> bytes:
             seen.append(codec.decode(call.request, body))
             return codec.encode(answers[call.name])
@@ -285,7 +285,7 @@ def test_the_four_calls_through_the_client() -> None:
 
     async def main(simulation: Simulation) -> None:
         runtime = simulation.runtime("c")
-        handlers = {name: handler(call) for name, call in calls.TABLE.items()}
+        handlers = {name: handler(call) for name, call in codec.TABLE.items()}
         server = await start(runtime, **handlers)
         publish(runtime, server)
         client = UmbilicalClient(runtime, PATH)

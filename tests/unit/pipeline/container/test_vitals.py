@@ -6,8 +6,8 @@ import pytest
 
 from headrace.ids import WindowId
 from headrace.pipeline.container.heartbeat import Vitals
-from headrace.pipeline.windows import WindowGrid
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.windows import WindowGrid
 
 START = 1_700_000_000_000
 GRID = WindowGrid(START, 500)

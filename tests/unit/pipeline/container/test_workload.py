@@ -13,10 +13,10 @@ from headrace.pipeline.container.window_log import WindowLog
 from headrace.pipeline.container.workload import Workload
 from headrace.pipeline.declare.queries import Query
 from headrace.pipeline.plan.scripts import RUN_SCRIPT
-from headrace.pipeline.windows import WindowGrid
 from headrace.runtime.system import system_runtime
 from headrace.spark.session.queries import QueryStatus
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.windows import WindowGrid
 from tests.simulator.disk import SimulatedDisk
 from tests.simulator.random import SimulatedRandom
 

@@ -23,9 +23,9 @@ from headrace.pipeline.controller.controller import Controller
 from headrace.pipeline.controller.journal import Apply, Log, Restore, Snapshot
 from headrace.pipeline.controller.processes import LaunchRequest
 from headrace.pipeline.plan.packages import PackageSpec
-from headrace.pipeline.windows import WindowGrid
 from headrace.runtime.interfaces import Process, Runtime
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.windows import WindowGrid
 from tests.fake_process import FakeProcess
 from tests.simulator.runtime import Simulation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from headrace.net.grants import SCOPE_BYTES_MAX, Grant, grant_bytes, verify_grant
+from headrace.net.credentials import SCOPE_BYTES_MAX, Grant, grant_bytes, verify_grant
 from headrace.pipeline.controller.grants import GRANT_MS, Grants, application_scope
 from headrace.pipeline.declare.application import Application
 from headrace.pipeline.plan.logical import LogicalPlan

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import NotFoundError
-from headrace.pipeline.controller.recordings import read
+from headrace.pipeline.controller.container_files import read
 from headrace.runtime.system import system_runtime
 
 

@@ -12,7 +12,7 @@ from headrace.errors import UnauthenticatedError
 from headrace.net.hadoop_rpc import LOGIN_SECONDS_MAX, RpcRemoteError
 from headrace.pipeline.container.umbilical import UmbilicalClient, load_token
 from headrace.pipeline.controller.controller import Controller
-from headrace.pipeline.controller.tokens import ContainerTokens
+from headrace.pipeline.controller.umbilical import ContainerTokens
 from headrace.wire.umbilical import messages as m
 from headrace.wire.umbilical import rpc
 from headrace.wire.umbilical.tokens import Token

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from headrace.config.controller import ControllerSettings
-from headrace.pipeline.plan.dry_run import physical_view
 from headrace.pipeline.plan.logical import LogicalPlan
 from headrace.pipeline.plan.physical import make_physical_plan
+from headrace.pipeline.plan.resources import physical_view
 from tests.unit.pipeline.declare.test_dag import decorated
 
 

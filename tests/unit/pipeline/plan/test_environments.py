@@ -12,8 +12,14 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import InvalidArgumentError
-from headrace.pipeline.plan.environments import environment_of, prepare_environment, python_path
-from headrace.pipeline.plan.packages import content_hash, install, verify
+from headrace.pipeline.plan.packages import (
+    content_hash,
+    environment_of,
+    install,
+    prepare_environment,
+    python_path,
+    verify,
+)
 from headrace.runtime.system import system_runtime
 
 WHEEL = "own-1.0-py3-none-any.whl"

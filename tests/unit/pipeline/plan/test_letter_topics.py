@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from headrace.pipeline.declare.application import Application
-from headrace.pipeline.plan.letter_topics import letter_topics
+from headrace.pipeline.plan.loading import Run, apply_run
+from headrace.pipeline.plan.logical import letter_topics
 from headrace.pipeline.plan.logical_json import from_plan, to_plan
-from headrace.pipeline.plan.runs import Run, apply_run
 
 
 def test_every_operator_has_its_topic() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import InvalidArgumentError
-from headrace.pipeline.plan.requirements import locked_requirements
+from headrace.pipeline.plan.packages import locked_requirements
 
 HASH = "--hash=sha256:" + "0" * 64
 LOCKED = f"""# made by pip-compile

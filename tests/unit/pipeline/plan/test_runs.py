@@ -14,8 +14,14 @@ from headrace import Application
 from headrace.cli.pipeline.pipeline_runs import add_run, make_run
 from headrace.errors import ConfigError
 from headrace.pipeline.plan.describe import describe
-from headrace.pipeline.plan.loading import load_application
-from headrace.pipeline.plan.runs import RUN_FILE, Run, apply_run, format_run, parse_run
+from headrace.pipeline.plan.loading import (
+    RUN_FILE,
+    Run,
+    apply_run,
+    format_run,
+    load_application,
+    parse_run,
+)
 from tests.unit.pipeline import shop_functions as functions
 from tests.unit.pipeline.declare.test_dag import decorated
 

@@ -12,9 +12,9 @@ import pytest
 from headrace.client.tickets import Access
 from headrace.errors import OffsetOutOfRangeError, UnavailableError
 from headrace.runtime.system import system_runtime
-from headrace.spark.edges import edge_following
-from headrace.spark.edges.edge_following import EdgeFollowing, quiet_through
+from headrace.spark.edges import source as edge_following
 from headrace.spark.edges.options import EdgeOptions, parse_edge
+from headrace.spark.edges.source import EdgeFollowing, quiet_through
 from headrace.spark.remote import Remote
 from headrace.spark.source.losses import OtherTopicError
 from headrace.spark.source.offsets import PartitionState, SourceState, TopicState

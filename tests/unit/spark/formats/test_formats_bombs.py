@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.spark.formats import arrow_rows
-from headrace.spark.formats.arrow_limits import check_stream, rows_max
-from headrace.spark.formats.arrow_rows import ArrowDecoder
+from headrace.spark.formats.arrow_rows import ArrowDecoder, check_stream, rows_max
 from headrace.spark.formats.decoding import UnreadableError
 from headrace.spark.formats.encoding import arrow_messages
 from headrace.spark.formats.options import FormatOptions

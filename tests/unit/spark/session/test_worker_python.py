@@ -8,7 +8,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from headrace.spark.session.worker_python import worker_python
+from headrace.spark.session.session import worker_python
 
 HOME = Path(pyspark.__file__).parent
 

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.spark.options import Target, parse_source
-from headrace.spark.source import groups
-from headrace.spark.source.groups import GroupOffsets, due
+from headrace.spark.source import following
+from headrace.spark.source.following import GroupOffsets, due
 from headrace.spark.source.offsets import Offsets, PartitionState, SourceState, TopicState
 from headrace.spark.source.reading import Reading
 
@@ -106,7 +106,7 @@ async def test_an_idle_query_has_stored_its_latest_position() -> None:
 async def test_a_slow_broker_delays_an_idle_query_for_a_moment_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(groups, "STORE_SECONDS", 0.01)
+    monkeypatch.setattr(following, "STORE_SECONDS", 0.01)
     group, stub = make(consumerGroup="g")
     await group.on_finished(at(10), STATE)
     with caplog.at_level(logging.WARNING):

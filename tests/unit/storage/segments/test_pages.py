@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.storage import RangeKey, StorageSettings
-from headrace.storage.segments.pages import STEP_BYTES
+from headrace.storage.segments.open_files import STEP_BYTES
 from tests.unit.storage.support import (
     FOLDER,
     append_many,

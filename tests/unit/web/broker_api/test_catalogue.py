@@ -14,15 +14,13 @@ from headrace.runtime.system import system_runtime
 from headrace.web.broker_api import lag as lag_module
 from headrace.web.broker_api.catalogue import Catalogue
 from headrace.web.broker_api.lag import GroupWatch
-from headrace.web.server.logins import Login
-from headrace.web.server.sessions import Credentials
-from headrace.wire.iggy.messages.consumers import Group
-from headrace.wire.iggy.messages.offsets import ConsumerOffset
-from headrace.wire.iggy.messages.streams import Stream
+from headrace.web.server.logins import Credentials, Login
+from headrace.wire.iggy.messages.consumers import ConsumerOffset, Group
 from headrace.wire.iggy.messages.topics import (
     UNLIMITED,
     Compression,
     PartitionInfo,
+    Stream,
     Topic,
     TopicDetails,
 )

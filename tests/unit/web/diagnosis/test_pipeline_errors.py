@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.pipeline.container.bisecting import BadRecord
-from headrace.web.diagnosis.pipeline_errors import LINES_BESIDE, errors, filter_lines, with_log
+from headrace.web.diagnosis.failures import LINES_BESIDE, errors, filter_lines, with_log
 
 
 def event(reason: str, level: str = "ERROR", time_ms: int = 1, **data: object) -> dict[str, object]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.pipeline.controller import views
-from headrace.pipeline.controller.application.history import WindowPoint
+from headrace.pipeline.controller.application.statistics import WindowPoint
 from headrace.web.diagnosis.findings import span
 from headrace.web.diagnosis.problems import health, situation, unreadable
 from headrace.web.diagnosis.types import PipelineHealth, Problem

@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.errors import UnavailableError
 from headrace.web.broker_api import types as t
-from headrace.web.diagnosis.problems_broker import CLUSTER_SECONDS, BrokerTrouble
+from headrace.web.diagnosis.cluster import CLUSTER_SECONDS, BrokerTrouble
 from tests.simulator.runtime import Simulation
 from tests.unit.web.diagnosis.test_problems_cluster import CLUSTER, group, node, stats
 

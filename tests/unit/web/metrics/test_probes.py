@@ -16,8 +16,7 @@ from headrace.runtime.system import system_runtime
 from headrace.web.app import create_app
 from headrace.web.metrics.checks import Check, Observed
 from headrace.web.metrics.pipelines import ObservedController
-from headrace.web.metrics.probes import Probes
-from headrace.web.metrics.process import ObservedProcess, ProcessReading
+from headrace.web.metrics.process import ObservedProcess, Probes, ProcessReading
 from tests.unit.web.stage import Broker, Cluster, Pipelines
 
 

@@ -9,12 +9,18 @@ import msgspec
 import pytest
 
 from headrace.errors import NotFoundError
-from headrace.pipeline.controller.application.history import WindowPoint
+from headrace.pipeline.controller.application.statistics import WindowPoint
 from headrace.runtime.system import system_runtime
 from headrace.web.broker_api.catalogue import Catalogue
 from headrace.web.diagnosis.types import Problem, Situation
-from headrace.web.pipeline_api.api import Diagnosis, PipelineErrors, PipelineLive, Sight, trigger_ms
-from headrace.web.pipeline_api.pipeline_live import sample
+from headrace.web.pipeline_api.api import (
+    Diagnosis,
+    PipelineErrors,
+    PipelineLive,
+    Sight,
+    sample,
+    trigger_ms,
+)
 from headrace.web.pipeline_api.rights import PipelineRights
 from headrace.web.server.live import Live, Sampler
 from headrace.web.server.logins import Login

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.web.pipeline_api.pipeline_trends import Trend
-from headrace.web.pipeline_api.stages import Stage, bottleneck, pressure
+from headrace.web.pipeline_api.stages import Stage, Trend, bottleneck, pressure
 
 
 def stage(

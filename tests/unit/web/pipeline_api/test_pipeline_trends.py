@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.pipeline.controller.application.history import WindowPoint
-from headrace.web.pipeline_api.pipeline_trends import trend
+from headrace.pipeline.controller.application.statistics import WindowPoint
+from headrace.web.pipeline_api.stages import trend
 
 NOW = 1_700_000_100_000
 

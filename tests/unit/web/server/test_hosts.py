@@ -13,10 +13,8 @@ from headrace.errors import ConfigError, UnauthorizedError
 from headrace.process.http_server import WebServer
 from headrace.runtime.system import system_runtime
 from headrace.web.app import create_app
-from headrace.web.server.code_token import HEADER, CodeToken
 from headrace.web.server.hosts import OwnNames, host_name
-from headrace.web.server.logins import Login
-from headrace.web.server.sessions import Credentials
+from headrace.web.server.logins import TOKEN_HEADER, CodeToken, Credentials, Login
 from tests.unit.web.stage import MANAGER, Broker, Cluster, Pipelines
 
 
@@ -143,10 +141,10 @@ async def test_what_runs_code_asks_who_comes_with_it_for_the_token() -> None:
             assert refused.json()["token_file"] == "/data/secrets/http-token"
             assert not pipelines.calls
             wrong = await client.post(
-                path, json=package, auth=("iggy", "iggy"), headers={HEADER: "x"}
+                path, json=package, auth=("iggy", "iggy"), headers={TOKEN_HEADER: "x"}
             )
             assert wrong.status_code == 403
-        headers = {HEADER: "ab" * 32}
+        headers = {TOKEN_HEADER: "ab" * 32}
         for path in ("/api/pipelines", "/api/deployments", "/api/deployments/diff"):
             for user, more in ((("iggy", "iggy"), headers), (MANAGER, {})):
                 taken = await client.post(path, json=package, auth=user, headers=more)

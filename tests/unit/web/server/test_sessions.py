@@ -13,9 +13,8 @@ from headrace.errors import UnauthenticatedError
 from headrace.runtime import Clock
 from headrace.runtime.system import system_runtime
 from headrace.web.app import create_app
-from headrace.web.server import sessions
-from headrace.web.server.logins import Login
-from headrace.web.server.sessions import Credentials, Sessions
+from headrace.web.server import logins
+from headrace.web.server.logins import Credentials, Login, Sessions
 from tests.unit.web.stage import MANAGER, READER, Broker, Cluster, Pipelines, make
 
 PAGE = {"x-headrace-page": "1"}
@@ -45,7 +44,7 @@ def test_a_session_ends_by_itself_and_by_hand() -> None:
     assert "secret" not in repr(found)
     table.end(first)
     assert table.find(first) is None
-    clock.now = sessions.SESSION_SECONDS - 1
+    clock.now = logins.SESSION_SECONDS - 1
     assert table.find(second) is not None
     clock.now += 1
     assert table.find(second) is None
@@ -53,7 +52,7 @@ def test_a_session_ends_by_itself_and_by_hand() -> None:
 
 
 def test_who_was_away_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "SESSIONS_MAX", 3)
+    monkeypatch.setattr(logins, "SESSIONS_MAX", 3)
     table = Sessions(system_runtime())
     tokens = [table.open(Credentials(str(number), "")) for number in range(3)]
     table.find(tokens[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.wire.iggy.connection import Spoken
+from headrace.wire.iggy.detection import Spoken
 from headrace.wire.iggy.dialects import CLASSIC, Dialect, of_version
 
 A, B1, B2 = Dialect.A, Dialect.B1, Dialect.B2

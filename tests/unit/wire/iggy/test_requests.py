@@ -12,9 +12,8 @@ from headrace.wire.iggy.commands import AnyCommand
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.messages import extensions as x
+from headrace.wire.iggy.messages.consumers import GetConsumerOffset, StoreConsumerOffset
 from headrace.wire.iggy.messages.messages import Message, PollMessages, encode_send
-from headrace.wire.iggy.messages.offsets import GetConsumerOffset, StoreConsumerOffset
-from headrace.wire.iggy.messages.streams import CreateStream
 from headrace.wire.iggy.messages.system import (
     Empty,
     GetClient,
@@ -22,7 +21,12 @@ from headrace.wire.iggy.messages.system import (
     SnapshotCompression,
     SnapshotType,
 )
-from headrace.wire.iggy.messages.topics import Compression, DeleteSegments, UpdateTopic
+from headrace.wire.iggy.messages.topics import (
+    Compression,
+    CreateStream,
+    DeleteSegments,
+    UpdateTopic,
+)
 from headrace.wire.iggy.messages.users import LoginRegisterWithToken
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy, StrategyKind
 from headrace.wire.iggy.user_headers import UserHeader

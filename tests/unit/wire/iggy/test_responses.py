@@ -13,7 +13,7 @@ from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.commands import TABLE, AnyCommand
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import DecodeError
-from headrace.wire.iggy.messages import consumers, offsets, streams, system, topics, users
+from headrace.wire.iggy.messages import consumers, system, topics, users
 from headrace.wire.iggy.messages import extensions as x
 from headrace.wire.iggy.messages.extensions import (
     ServerHello,
@@ -26,7 +26,7 @@ from headrace.wire.iggy.messages.system import NodeRole, NodeStatus, TransportKi
 from headrace.wire.iggy.messages.topics import NEVER_EXPIRES, UNLIMITED, Compression
 from headrace.wire.iggy.user_headers import UserHeader, encode_headers
 
-STREAM = streams.Stream(0, 11, 2, 33, 44, "s1")
+STREAM = topics.Stream(0, 11, 2, 33, 44, "s1")
 STREAM_BYTES = struct.pack("<IQIQQ", 0, 11, 2, 33, 44) + b"\x02s1"
 TOPIC = topics.Topic(1, 12, 3, NEVER_EXPIRES, Compression.NONE, UNLIMITED, 1, 55, 66, "topic")
 TOPIC_BYTES = (
@@ -144,12 +144,12 @@ CASES: list[tuple[AnyCommand, object, bytes]] = [
     (c.CREATE_PERSONAL_ACCESS_TOKEN, users.RawPersonalAccessToken("abc"), b"\x03abc"),
     (
         c.GET_CONSUMER_OFFSET,
-        offsets.ConsumerOffset(1, 99, 42),
+        consumers.ConsumerOffset(1, 99, 42),
         struct.pack("<IQQ", 1, 99, 42),
     ),
-    (c.GET_STREAM, streams.StreamDetails(STREAM, (TOPIC, TOPIC)), STREAM_BYTES + TOPIC_BYTES * 2),
-    (c.GET_STREAMS, streams.Streams((STREAM, STREAM)), STREAM_BYTES * 2),
-    (c.CREATE_STREAM, streams.StreamDetails(STREAM), STREAM_BYTES),
+    (c.GET_STREAM, topics.StreamDetails(STREAM, (TOPIC, TOPIC)), STREAM_BYTES + TOPIC_BYTES * 2),
+    (c.GET_STREAMS, topics.Streams((STREAM, STREAM)), STREAM_BYTES * 2),
+    (c.CREATE_STREAM, topics.StreamDetails(STREAM), STREAM_BYTES),
     (c.GET_TOPIC, topics.TopicDetails(TOPIC, (PARTITION,)), TOPIC_BYTES + PARTITION_BYTES),
     (c.GET_TOPICS, topics.Topics((TOPIC,)), TOPIC_BYTES),
     (c.CREATE_TOPIC, topics.TopicDetails(TOPIC, (PARTITION,)), TOPIC_BYTES + PARTITION_BYTES),
@@ -298,8 +298,8 @@ CASES_C: list[tuple[AnyCommand, object, bytes]] = [
     ),
     (c.GET_TOPICS, topics.Topics((TOPIC_C,) * 2), b"\2\0\0\0" + TOPIC_C_BYTES * 2),
     (c.GET_TOPIC, topics.TopicDetails(TOPIC_C, (PARTITION,)), TOPIC_C_BYTES + PARTITION_BYTES),
-    (c.GET_STREAM, streams.StreamDetails(STREAM_C, (TOPIC_C,)), STREAM_C_BYTES + TOPIC_C_BYTES),
-    (c.GET_STREAMS, streams.Streams((STREAM_C,)), STREAM_C_BYTES),
+    (c.GET_STREAM, topics.StreamDetails(STREAM_C, (TOPIC_C,)), STREAM_C_BYTES + TOPIC_C_BYTES),
+    (c.GET_STREAMS, topics.Streams((STREAM_C,)), STREAM_C_BYTES),
     (c.GET_USER, users.UserDetails(USER_C), USER_BYTES + _block(GIVEN) + bytes(4)),
     (c.GET_USERS, users.Users((USER_C, USER_C)), (USER_BYTES + _block(GIVEN)) * 2),
     (c.GET_STATS, STATS, STATS_BYTES),
@@ -374,7 +374,7 @@ def test_stats_of_older_servers_lack_the_tail() -> None:
 
 def test_dialect_a_numbers_from_one() -> None:
     assert users.Identity(0).encode(Dialect.A) == b"\x01\0\0\0"
-    assert streams.Streams((STREAM,)).encode(Dialect.A)[:4] == b"\x01\0\0\0"
+    assert topics.Streams((STREAM,)).encode(Dialect.A)[:4] == b"\x01\0\0\0"
     details = topics.TopicDetails(TOPIC, (PARTITION,))
     encoded = details.encode(Dialect.A)
     assert encoded[:4] == b"\x02\0\0\0"
@@ -409,4 +409,4 @@ def test_numbers_that_do_not_fit_are_ours_to_refuse() -> None:
     with pytest.raises(LocalProtocolError):
         users.Identity(2**32).encode()
     with pytest.raises(LocalProtocolError):
-        streams.Stream(0, 0, 0, 0, 0, "x" * 256).encode()
+        topics.Stream(0, 0, 0, 0, 0, "x" * 256).encode()

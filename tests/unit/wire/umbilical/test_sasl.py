@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import RemoteProtocolError, UnauthenticatedError
-from headrace.wire.umbilical import digest, rpc
+from headrace.wire.umbilical import rpc, sasl
 from headrace.wire.umbilical._generated import hadoop_rpc_pb2 as pb
 from headrace.wire.umbilical.sasl import ClientLogin, Credential, ServerLogin
 from headrace.wire.umbilical.tokens import Token
@@ -56,9 +56,9 @@ def test_rfc_2831_example() -> None:
         b'realm="elwood.innosoft.com",nonce="OA6MG9tEQGm2hh",qop="auth",'
         b"algorithm=md5-sess,charset=utf-8"
     )
-    answer, expected = digest.respond(
+    answer, expected = sasl.respond(
         challenge,
-        digest.Secret("chris", "secret"),
+        sasl.Secret("chris", "secret"),
         digest_uri="imap/elwood.innosoft.com",
         cnonce="OA6MHXh6VqTrRk",
     )
@@ -232,8 +232,8 @@ def test_garbage_is_refused(data: bytes) -> None:
     )
 )
 def test_directives_round_trip(values: dict[str, str]) -> None:
-    text = ",".join(f'{name}="{digest._escape(value)}"' for name, value in values.items())
-    assert digest.parse_directives(text.encode()) == values
+    text = ",".join(f'{name}="{sasl._escape(value)}"' for name, value in values.items())
+    assert sasl.parse_directives(text.encode()) == values
 
 
 @pytest.mark.parametrize(
@@ -241,4 +241,4 @@ def test_directives_round_trip(values: dict[str, str]) -> None:
 )
 def test_not_directives(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        digest.parse_directives(data)
+        sasl.parse_directives(data)

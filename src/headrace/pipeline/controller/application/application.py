@@ -28,9 +28,9 @@ from headrace.pipeline.controller.journal import ApplicationRecord
 from headrace.pipeline.plan.deploy import CHECKPOINT_LOST, init_context
 from headrace.pipeline.plan.edges import purge_window
 from headrace.pipeline.plan.logical import READ_TOPIC
-from headrace.pipeline.windows import NO_WINDOW
 from headrace.spark.source.losses import read_gap
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.windows import NO_WINDOW
 
 __all__ = ["Application", "Outcome"]
 

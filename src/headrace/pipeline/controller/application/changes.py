@@ -21,8 +21,8 @@ from headrace.pipeline.declare.declarations import check_position
 from headrace.pipeline.plan.edges import purge_window
 from headrace.pipeline.plan.logical import READ_TOPIC
 from headrace.pipeline.plan.logical import Operator as LogicalOperator
-from headrace.pipeline.windows import NO_WINDOW, format_window
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.windows import NO_WINDOW, format_window
 
 SET_PROPERTY = "setProperty"
 

@@ -15,7 +15,7 @@ from collections.abc import Container
 
 from headrace.ids import OperatorId, WindowId
 from headrace.pipeline.plan.physical import PhysicalPlan
-from headrace.pipeline.windows import NO_WINDOW
+from headrace.wire.umbilical.windows import NO_WINDOW
 
 CHECKPOINTS_MAX = 1000  # reported and not yet passed by `recovery`; the oldest are forgotten
 

@@ -24,7 +24,7 @@ from headrace.pipeline.controller.application.statistics import OperatorStatisti
 from headrace.pipeline.controller.journal import ApplicationRecord
 from headrace.pipeline.plan.logical import LogicalPlan
 from headrace.pipeline.plan.physical import Identities, PhysicalPlan, make_physical_plan
-from headrace.pipeline.windows import WindowGrid
+from headrace.wire.umbilical.windows import WindowGrid
 
 
 class Roster:

@@ -1,23 +1,32 @@
-"""Consumer groups (codes 600 to 606)."""
+"""Consumer groups (codes 600 to 606).
+
+Stored consumer offsets (codes 120 to 122).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from headrace.wire.iggy.fields import (
+    FLAG,
+    ONLY_C,
     PARTITION,
     U32,
     U64,
     Body,
     Id,
+    OptionalPartition,
+    Partition,
     RequestedId,
     Str8,
     counted,
+    in_dialects,
     nested,
+    tail,
     to_end,
 )
-from headrace.wire.iggy.primitives import Reference
+from headrace.wire.iggy.primitives import ConsumerField, Reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +112,42 @@ class GroupAssignment(Body):
     generation: U64
     """Another one whenever partitions have changed hands."""
     partitions: Annotated[tuple[int, ...], counted(PARTITION)]
+
+
+_Acknowledge: TypeAlias = Annotated[bool, in_dialects(tail(FLAG, True), ONLY_C, True)]
+"""Whether to wait until the change is safe; here every change is, before it is answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetConsumerOffset(Body):
+    consumer: ConsumerField
+    stream: Reference
+    topic: Reference
+    partition: OptionalPartition = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOffset(Body):
+    partition: Partition
+    current_offset: U64
+    """The partition's last offset."""
+    stored_offset: U64
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConsumerOffset(Body):
+    consumer: ConsumerField
+    stream: Reference
+    topic: Reference
+    partition: OptionalPartition
+    offset: U64
+    acknowledge: _Acknowledge = True
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteConsumerOffset(Body):
+    consumer: ConsumerField
+    stream: Reference
+    topic: Reference
+    partition: OptionalPartition = None
+    acknowledge: _Acknowledge = True

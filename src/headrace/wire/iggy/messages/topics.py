@@ -1,4 +1,7 @@
-"""Topics, partitions, segments (codes 300 to 305, 402, 403, 503)."""
+"""Topics, partitions, segments (codes 300 to 305, 402, 403, 503).
+
+Streams (codes 200 to 205).
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,13 @@ from headrace.wire.iggy.fields import (
     nested,
     to_end,
 )
-from headrace.wire.iggy.options import OptionsBlock, OptionsToEnd
-from headrace.wire.iggy.primitives import REFERENCE, Identifier, Reference
+from headrace.wire.iggy.primitives import (
+    REFERENCE,
+    Identifier,
+    OptionsBlock,
+    OptionsToEnd,
+    Reference,
+)
 
 SERVER_DEFAULT = 0  # message expiry and topic size: what the server is configured to
 NEVER_EXPIRES = UNLIMITED = 0xFFFF_FFFF_FFFF_FFFF
@@ -216,3 +224,54 @@ class DeleteSegments(Body):
     topic: Reference
     partition: Partition
     segments_count: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Stream(Body):
+    id: Id
+    created_at_us: U64
+    topics_count: U32
+    size_bytes: U64
+    messages_count: U64
+    name: Str8
+    options: OptionsBlock = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDetails(Body):
+    stream: Annotated[Stream, nested(Stream)]
+    topics: Annotated[tuple[Topic, ...], to_end(nested(Topic))] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Streams(Body):
+    streams: Annotated[tuple[Stream, ...], to_end(nested(Stream))]
+
+
+@dataclass(frozen=True, slots=True)
+class GetStream(Body):
+    stream: Reference
+
+
+@dataclass(frozen=True, slots=True)
+class CreateStream(Body):
+    stream_id: RequestedId = field(default=None, kw_only=True)
+    name: Str8
+    options: OptionsToEnd = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteStream(Body):
+    stream: Reference
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStream(Body):
+    stream: Reference
+    name: Str8
+    options: OptionsToEnd = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeStream(Body):
+    stream: Reference

@@ -26,8 +26,7 @@ from headrace.wire.iggy.fields import (
     optional,
     to_end,
 )
-from headrace.wire.iggy.options import OptionsBlock, OptionsToEnd
-from headrace.wire.iggy.primitives import Reference
+from headrace.wire.iggy.primitives import OptionsBlock, OptionsToEnd, Reference
 
 
 class UserStatus(IntEnum):

@@ -24,9 +24,9 @@ from headrace.pipeline.controller.journal import ApplicationRecord
 from headrace.pipeline.plan import deploy as d
 from headrace.pipeline.plan.logical import READ_TOPIC
 from headrace.pipeline.plan.plan_requests import apply_requests
-from headrace.pipeline.windows import NO_WINDOW
 from headrace.runtime.interfaces import UNKNOWN_EXIT
 from headrace.wire.umbilical import messages as m
+from headrace.wire.umbilical.windows import NO_WINDOW
 from tests.unit.pipeline.controller.application.test_state import (
     ACTIVE,
     SHUTDOWN,
