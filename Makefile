@@ -83,6 +83,7 @@ check: $(DEV)
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.structure
 	$(BIN)/python -m tests.generated_pages --check
 
 format: $(DEV)
