@@ -24,32 +24,32 @@ SECRET = b"\x5a" * 32
 START_SECONDS = 60.0
 
 QUICK = """
-[broker]
+[advanced.broker]
 lease_ms = 2000
-[placement]
+[advanced.placement]
 node_timeout_ms = 1500
 tick_interval_ms = 200
 replace_after_ms = 6000
 settle_ms = 600
 leader_ttl_ms = 2000
-[data_node]
+[advanced.data_node]
 heartbeat_interval_ms = 300
 reconcile_interval_ms = 2000
 drain_timeout_ms = 1000
-[client]
+[advanced.client]
 request_timeout_ms = 2000
 """
 PATIENT = """
-[broker]
+[advanced.broker]
 lease_ms = 4000
-[placement]
+[advanced.placement]
 node_timeout_ms = 3000
 tick_interval_ms = 500
 replace_after_ms = 12000
 settle_ms = 1000
-[placement.etcd]
+[advanced.placement.etcd]
 timeout_ms = 2000
-[data_node]
+[advanced.data_node]
 heartbeat_interval_ms = 500
 reconcile_interval_ms = 4000
 drain_timeout_ms = 2000

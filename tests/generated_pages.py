@@ -134,6 +134,8 @@ def render(page: str, tables: Mapping[str, str]) -> str:
 
 
 def _setting_rows(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[list[str]]:
+    from headrace.config.advanced import place_in_file
+
     described = msgspec.inspect.type_info(kind)
     assert isinstance(described, msgspec.inspect.StructType)
     for field in described.fields:
@@ -148,14 +150,20 @@ def _setting_rows(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[list
             raise ProofError(f"setting {prefix}{field.name}: no description")
         made = field.default is msgspec.NODEFAULT and callable(field.default_factory)
         default = field.default_factory() if made else field.default
-        yield [f"`{prefix}{field.name}`", f"`{json.dumps(default)}`", text]
+        place = place_in_file(f"{prefix}{field.name}")
+        yield [f"`{place}`", f"`{json.dumps(default)}`", text]
 
 
 def settings_tables() -> dict[str, str]:
     from headrace.config.settings import Settings
 
+    head = ["Setting", "Default", "Meaning"]
     rows = list(_setting_rows(Settings))
-    return {"settings": markdown_table(["Setting", "Default", "Meaning"], rows)}
+    advanced = [row for row in rows if row[0].startswith("`advanced.")]
+    return {
+        "settings": markdown_table(head, (row for row in rows if row not in advanced)),
+        "advanced": markdown_table(head, advanced),
+    }
 
 
 def cli_tables() -> dict[str, str]:

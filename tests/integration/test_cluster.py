@@ -30,11 +30,11 @@ from tests.cluster_processes import (
 from tests.integration.server import PEERS, ROOT, wait_until_gone
 
 QUICK = """
-[broker]
+[advanced.broker]
 lease_ms = 6000
-[placement]
+[advanced.placement]
 leader_ttl_ms = 10000
-[data_node]
+[advanced.data_node]
 heartbeat_interval_ms = 300
 """
 

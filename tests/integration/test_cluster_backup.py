@@ -13,7 +13,7 @@ from tests.cluster_processes import ClusterProcesses, headrace, running_cluster,
 from tests.integration.server import wait_until_gone
 
 QUICK = """
-[data_node]
+[advanced.data_node]
 heartbeat_interval_ms = 300
 """
 SENT = [b"message %d" % number for number in range(600)]

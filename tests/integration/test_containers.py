@@ -56,6 +56,7 @@ SETTINGS = """
 [controller]
 container_heap_mb = 512
 container_cores = 1
+[advanced.controller]
 restart_delay_ms_min = 200
 retry_delay_ms = 500
 committed_interval_ms = 1000

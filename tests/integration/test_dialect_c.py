@@ -445,7 +445,7 @@ def polled_from(offset: int, count: int) -> PollMessages:
 def test_replies_that_wait_for_their_readers_are_left_alone(tmp_path: Path) -> None:
     """The memory they are in is used again and again, but not before."""
     config = tmp_path / "settings.toml"
-    config.write_text("[broker]\nconverted_bytes_max = 16777216\n")  # less than is sent
+    config.write_text("[advanced.broker]\nconverted_bytes_max = 16777216\n")  # less than is sent
     arguments = ("--dev", "--config", str(config))
     with running(tmp_path, arguments=arguments) as server, ExitStack() as clients:
         address = server.addresses["iggy"]

@@ -30,7 +30,7 @@ from tests.integration.server import Server, running
 MIB = 1 << 20
 HELD_MAX = 96 * MIB
 SETTINGS = f"""
-[broker]
+[advanced.broker]
 held_bytes_max = {HELD_MAX}
 login_idle_ms = 5000
 login_failures_free = 100
@@ -120,7 +120,7 @@ async def test_many_logins_at_once_delay_nobody_else(server: Server) -> None:
 
 async def test_guessing_gets_slower_on_the_wire(tmp_path: Path) -> None:
     settings = tmp_path / "settings.toml"
-    settings.write_text("[broker]\nlogin_failures_free = 2\nlogin_delay_ms_max = 1500\n")
+    settings.write_text("[advanced.broker]\nlogin_failures_free = 2\nlogin_delay_ms_max = 1500\n")
     arguments = ("--dev", "--config", str(settings))
     with running(tmp_path / "server", arguments=arguments) as server:
         async with await connect(server, login=False) as client:

@@ -33,6 +33,7 @@ TEXT_KEY = 'F.expr("cast(n % 2 as string)")'
 SETTINGS = """
 [controller]
 container_heap_mb = 512
+[advanced.controller]
 restart_delay_ms_min = 200
 committed_interval_ms = 500
 """

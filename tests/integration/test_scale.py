@@ -23,7 +23,7 @@ from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning
 from tests.integration.server import Server, running
 
-SETTINGS = "[storage]\nidle_file_ms = 1000\n"
+SETTINGS = "[advanced.storage]\nidle_file_ms = 1000\n"
 SENDERS = 32
 RESTART_SECONDS_MAX = 10.0
 BUSY_SECONDS_MAX = 60.0  # the same where other tests run beside it

@@ -35,11 +35,11 @@ PARTITIONS = 2
 BATCHES_AHEAD = 4
 PATIENCE_SECONDS = 150.0
 SETTINGS = """
-[broker]
+[advanced.broker]
 lease_ms = 3000
-[placement]
+[advanced.placement]
 node_timeout_ms = 2000
-[data_node]
+[advanced.data_node]
 heartbeat_interval_ms = 300
 """
 

@@ -305,7 +305,8 @@ def _staged(figures: PublishingFigures) -> Iterator[Finding]:
     if share > PUBLISHERS_SHARE_HIGH:
         yield Finding(
             "publish", Level.WARNING, f"{text}: soon nobody can open one",
-            "Raise broker.publishers_max; a query keeps one as long as its checkpoint counts.",
+            "Raise advanced.broker.publishers_max; a query keeps one as long as its checkpoint"
+            " counts.",
         )  # fmt: skip
     else:
         yield Finding("publish", Level.OK, text)
@@ -317,7 +318,8 @@ def _staged(figures: PublishingFigures) -> Iterator[Finding]:
             f"{figures.staged_messages} messages ({size:.0f} MiB) are staged and not published"
             + (f", some for {hours:.1f} h" if old else ""),
             "A job died, or a query is stuck: end it or start it again. They are removed after "
-            f"{figures.staged_ms_max / 3_600_000:g} h (broker.staged_ms_max)." if old else "",
+            f"{figures.staged_ms_max / 3_600_000:g} h (advanced.broker.staged_ms_max)."
+            if old else "",
         )  # fmt: skip
 
 

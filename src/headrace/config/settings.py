@@ -1,22 +1,22 @@
-"""One frozen `Settings`, made once at the edge from defaults, file, environment and flags.
+"""The frozen `Settings` of a process: how they are parsed, checked and shown to others.
 
-This module parses; it reads no file and no environment by itself.
-
-Settings as others than their operator may see them, in a snapshot for who may read the server.
-
-What is shown is said here by name. Text that is not named is hidden, because nobody can list all
-names that a secret may have: Spark's settings alone carry keys of S3, Azure and databases under
-dozens of them. Numbers and switches are shown; no secret is one.
+`parse_settings` makes them once, at the edge of the program, from the bytes of a file and from
+what flags said; this module reads no file and no environment by itself. `shown_settings` is what
+a snapshot of the server shows to people who are not its operator. `SHOWN` names the texts in it;
+other text is hidden, because nobody can list all names that a secret may have: Spark's settings
+alone carry keys of S3, Azure and databases under dozens of them. Numbers and switches are shown,
+because no secret is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from headrace.config.advanced import ADVANCED, OPERATOR, gather_advanced, put_setting
 from headrace.config.broker import BrokerSettings, QuicSettings
 from headrace.config.controller import ControllerSettings
 from headrace.config.datanode import DataNodeSettings, StorageSettings
@@ -179,19 +179,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ConfigError(f"{name} is empty: leave it out, or say what it should be")
 
 
-def _put(values: dict[str, object], name: str, value: object) -> None:
-    """`name` with a dot between a section and its setting."""
-    *sections, last = name.split(".")
-    for section in sections:
-        inner = values.setdefault(section, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(f"settings: {section} must be a table")
-        values = inner
-    values[last] = value
+def _ignore(line: str) -> None:
+    """Take a warning that nobody waits for."""
 
 
-def parse_settings(file: bytes, overrides: Mapping[str, object]) -> Settings:
-    """Settings from the bytes of a TOML file, then what flags and environment said."""
+def parse_settings(
+    file: bytes, overrides: Mapping[str, object], warn: Callable[[str], None] = _ignore
+) -> Settings:
+    """Make settings from the bytes of a TOML file, then from what flags and environment said.
+
+    `warn` gets a line for people about settings that stand at the wrong place of the file.
+    """
     for name, value in overrides.items():
         if isinstance(value, str) and not value.strip():
             raise ConfigError(
@@ -202,9 +200,10 @@ def parse_settings(file: bytes, overrides: Mapping[str, object]) -> Settings:
         values = msgspec.toml.decode(file) if file else {}
         if not isinstance(values, dict):
             raise ConfigError("the settings file must hold a table")
+        gather_advanced(values, Settings(), warn)
         for name, value in overrides.items():
             if value is not None:
-                _put(values, name, value)
+                put_setting(values, name, value)
         settings = msgspec.convert(values, Settings)
     except msgspec.DecodeError as error:
         raise ConfigError(f"settings: {error}") from error
@@ -247,19 +246,24 @@ _SPARK = "controller.spark_conf"
 
 
 def shown_settings(settings: Settings) -> dict[str, Any]:
-    return _section(settings, "")
+    """Give the settings as the settings file has them, the advanced ones under `advanced`."""
+    shown: dict[str, Any] = {}
+    advanced: dict[str, Any] = {}
+    for name, value in _leaves(settings, ""):
+        put_setting(shown if name in OPERATOR else advanced, name, _shown(value, name))
+    return {**shown, ADVANCED: advanced}
 
 
-def _section(section: msgspec.Struct, prefix: str) -> dict[str, Any]:
-    return {
-        name: _value(getattr(section, name), f"{prefix}{name}")
-        for name in section.__struct_fields__
-    }
+def _leaves(section: msgspec.Struct, prefix: str) -> Iterator[tuple[str, Any]]:
+    for field in section.__struct_fields__:
+        value = getattr(section, field)
+        if isinstance(value, msgspec.Struct):
+            yield from _leaves(value, f"{prefix}{field}.")
+        else:
+            yield f"{prefix}{field}", value
 
 
-def _value(value: Any, path: str) -> Any:
-    if isinstance(value, msgspec.Struct):
-        return _section(value, f"{path}.")
+def _shown(value: Any, path: str) -> Any:
     if value is None or isinstance(value, bool | int | float) or not value:
         return value
     if isinstance(value, dict):

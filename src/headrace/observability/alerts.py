@@ -77,7 +77,8 @@ ALERTS = (
         1,
         "page",
         "A data node keeps {{ $value }} ranges aside that the placement manager does not know.",
-        "See `headrace range quarantined`; they are removed after data_node.quarantine_ms.",
+        "See `headrace range quarantined`; they are removed after"
+        " advanced.data_node.quarantine_ms.",
     ),
     Alert(
         "HeadraceRangesUnavailable",

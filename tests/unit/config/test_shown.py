@@ -31,6 +31,7 @@ traces_endpoint = "https://u:hush@traces"
 metrics_token = "file:hush"
 [placement.etcd]
 password = "env:hush"
+[advanced.placement.etcd]
 endpoints = ["http://u:hush@etcd:1"]
 """
 
@@ -50,7 +51,17 @@ def test_no_secret_is_shown_whatever_it_is_called() -> None:
 def test_what_is_not_set_says_so() -> None:
     shown = shown_settings(Settings())
     assert (shown["secret"], shown["controller"]["spark_conf"]) == ("", {})
-    assert shown.keys() == msgspec.to_builtins(Settings()).keys()
+    beside = {"quic", "client", "plain_streams"}  # advanced as a whole
+    assert shown.keys() == msgspec.to_builtins(Settings()).keys() - beside | {"advanced"}
+    assert shown["advanced"].keys() >= beside
+
+
+def test_advanced_settings_are_shown_where_the_file_has_them() -> None:
+    shown = shown_settings(parse_settings(b"[advanced.broker]\nlease_ms = 600\n", {}))
+    assert shown["advanced"]["broker"]["lease_ms"] == 600
+    assert shown["advanced"]["placement"]["etcd"]["timeout_ms"] == 1_000
+    assert "lease_ms" not in shown["broker"]
+    assert shown["broker"]["durability"] == "synced"
 
 
 def test_every_name_that_may_be_shown_is_a_setting() -> None:

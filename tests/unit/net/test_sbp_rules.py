@@ -134,7 +134,7 @@ def test_defect_12_heartbeats_come_three_times_within_the_idle_limit() -> None:
     assert ChannelLimits().heartbeat_interval <= ServerLimits().idle_timeout / 3
     assert DataNodeSettings().heartbeat_interval_ms <= ServerLimits().idle_timeout * 1000 / 3
     with pytest.raises(ConfigError, match="heartbeat_interval_ms"):
-        parse_settings(b"[data_node]\nheartbeat_interval_ms = 30000\n", {})
+        parse_settings(b"[advanced.data_node]\nheartbeat_interval_ms = 30000\n", {})
 
 
 def test_defect_13_late_and_unknown_requests_leave_nothing_behind() -> None:

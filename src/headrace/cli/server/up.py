@@ -95,7 +95,7 @@ def load_settings(file: str, overrides: dict[str, Any]) -> Settings:
         content = Path(file).read_bytes() if file else b""
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    settings = parse_settings(content, overrides)
+    settings = parse_settings(content, overrides, note)
     return with_root(with_whole_paths(settings), os.environ)
 
 

@@ -41,7 +41,7 @@ class PlainShare:
         if self.used + size > self.limit:
             raise ShareFullError(
                 "plain streams have used their share of the disk; delete or trim some, or raise "
-                "data_node.plain_streams_percent_max",
+                "advanced.data_node.plain_streams_percent_max",
                 limit=self.limit,
             )
         self._now += size

@@ -61,7 +61,7 @@ class EtcdMetadata(NamedTuple):
 class EtcdCoordinator:
     def __init__(self, settings: EtcdSettings, *, password: str = "") -> None:
         if not settings.endpoints:
-            raise ConfigError("placement.etcd.endpoints: no etcd server is given")
+            raise ConfigError("advanced.placement.etcd.endpoints: no etcd server is given")
         self._settings = settings
         self._password = password
         self._prefix = settings.prefix.encode()

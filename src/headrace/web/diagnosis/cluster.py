@@ -92,7 +92,8 @@ def _cluster(cluster: t.ClusterInfo) -> Iterator[Problem]:
                 f"Data node {node.id} keeps {node.quarantined_ranges:,} ranges aside that the"
                 " placement manager does not know",
                 "See `headrace range quarantined`; bring the newer metadata back, or"
-                " `headrace range give-back`. They are removed after data_node.quarantine_ms.",
+                " `headrace range give-back`. They are removed after"
+                " advanced.data_node.quarantine_ms.",
             )
     if cluster.metadata_seen > cluster.metadata_version >= 0:
         yield _problem(

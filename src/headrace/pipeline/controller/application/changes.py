@@ -221,8 +221,8 @@ class Changes(Deployment):
         )
         if self.plan.split_streams and window < purged:
             raise InvalidArgumentError(
-                "topics between containers keep windows for controller.rollback_retention_ms, and "
-                "this one is older",
+                "topics between containers keep windows for "
+                "advanced.controller.rollback_retention_ms, and this one is older",
                 window=format_window(window),
                 oldest=format_window(purged),
             )
