@@ -1,7 +1,4 @@
-"""Settings of the broker.
-
-Settings of Iggy over QUIC.
-"""
+"""Settings of the broker and of its QUIC port."""
 
 from __future__ import annotations
 
@@ -267,7 +264,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class QuicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What TCP and QUIC share (frame sizes, login, idle and transfer times) is the broker's."""
+    """Settings of QUIC alone; TCP and QUIC share the broker's frame sizes, login, idle and
+    transfer times."""
 
     connections_max: Annotated[
         int, Meta(ge=1, description="Connections at a time; newcomers above it get no answer.")

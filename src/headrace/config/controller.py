@@ -1,5 +1,8 @@
-"""Settings of the pipeline controller. What an application can set for itself (window width,
-heartbeat times, recovery attempts) are attributes of its plan, not settings."""
+"""Settings of the pipeline controller.
+
+What an application can set for itself (window width, heartbeat times, recovery attempts) is an
+attribute of its plan and no setting.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings of a data node.
-
-Settings of the log on a data node's disk.
-"""
+"""Settings of a data node and of the log on its disk."""
 
 from __future__ import annotations
 

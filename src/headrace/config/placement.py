@@ -1,7 +1,4 @@
-"""Settings of the placement manager.
-
-Settings of the connection to etcd.
-"""
+"""Settings of the placement manager and of its connection to etcd."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Settings of TLS, for all TCP ports but the umbilical, and for QUIC.
+"""Settings that processes of every role have: TLS, what others are told, the SBP client.
 
-What others are told about a running process: metrics, traces, lineage.
-
-Settings of SBP clients: brokers, the controller, Spark tasks, producers of plain streams.
+TLS covers QUIC and all TCP ports but the umbilical. What others are told is metrics, traces and
+lineage. SBP clients are brokers, the controller, Spark tasks and producers of plain streams.
 """
 
 from __future__ import annotations
