@@ -108,12 +108,10 @@ class TopicReading:
         details = await self._link.call(lambda client: client.get_topic(stream, topic))
         if details is None:
             raise NotFoundError(f"there is no topic {stream}/{topic}")
-        spans = []
-        for each in details.partitions:
-            high = each.current_offset + 1 if each.messages_count or each.current_offset else 0
-            low = max(0, high - each.messages_count)
-            spans.append(Span(each.id, low, high, str(details.topic.created_at_us)))
-        return tuple(spans)
+        made = str(details.topic.created_at_us)
+        return tuple(
+            Span(each.id, each.start_offset, each.next_offset, made) for each in details.partitions
+        )
 
     async def offset_at(self, stream: str, topic: str, span: Span, timestamp_us: int) -> int:
         """The first message of the partition that is not older; its end where there is none."""

@@ -80,7 +80,7 @@ async def _describe_plain(client: IggyClient, stream: str, topic: str) -> Source
     spans = []
     for each in details.partitions:
         first = await _first_offset(client, stream, topic, each.id, Strategy.first())
-        end = each.current_offset + 1 if each.messages_count else each.current_offset
+        end = each.next_offset
         spans.append(Span(each.id, end if first is None else first, end))
     identity = f"{stream}/{topic}/{details.topic.created_at_us}"
     return SourceTopic(stream, topic, identity, tuple(spans))

@@ -12,15 +12,15 @@ from headrace.broker.partitions.stored_sizes import Figures
 from headrace.wire.iggy.messages import consumers, topics, users
 from headrace.wire.iggy.primitives import decode_options
 
-Stored: TypeAlias = dict[int, list[Figures | None]]
+FiguresByTopic: TypeAlias = dict[int, list[Figures | None]]
 """Figures of partitions by topic uid; None where nothing was ever written."""
 
 
-async def open_logs(broker: Broker, which: Iterable[r.Topic]) -> Stored:
+async def open_logs(broker: Broker, which: Iterable[r.Topic]) -> FiguresByTopic:
     """The figures of these topics' partitions."""
     pairs = [(topic, partition) for topic in which for partition in topic.partitions]
     figures = await broker.partitions.figures(pairs)
-    found: Stored = {topic.uid: [] for topic, _ in pairs}
+    found: FiguresByTopic = {topic.uid: [] for topic, _ in pairs}
     for (topic, _), each in zip(pairs, figures, strict=True):
         found[topic.uid].append(each)
     return found
@@ -32,7 +32,7 @@ def _sums(figures: Iterable[Figures | None]) -> tuple[int, int]:
     return sum(each.size_bytes for each in stored), sum(each.messages_count for each in stored)
 
 
-def view_topic(broker: Broker, topic: r.Topic, logs: Stored) -> topics.Topic:
+def view_topic(broker: Broker, topic: r.Topic, logs: FiguresByTopic) -> topics.Topic:
     size, messages = _sums(logs.get(topic.uid, ()))
     expiry, max_size = broker.expiry_of(topic), broker.max_size_of(topic)
     options, derived = view_options(topic, expiry=expiry, max_size=max_size)
@@ -74,7 +74,7 @@ def _view_partition(partition: r.Partition, log: Figures | None) -> topics.Parti
     )
 
 
-def view_stream(stream: r.Stream, logs: Stored) -> topics.Stream:
+def view_stream(stream: r.Stream, logs: FiguresByTopic) -> topics.Stream:
     size, messages = _sums(
         log for topic in stream.topics.values() for log in logs.get(topic.uid, ())
     )

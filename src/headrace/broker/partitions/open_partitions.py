@@ -14,7 +14,7 @@ from headrace.broker.catalogue.options import durability_of
 from headrace.broker.catalogue.resources import UNASSIGNED, Partition, Topic, log_name
 from headrace.broker.partitions.offsets import Offsets, OffsetWriter, Place
 from headrace.broker.partitions.partition import PartitionLog
-from headrace.broker.partitions.stored_sizes import Figures, Stored, describe
+from headrace.broker.partitions.stored_sizes import Figures, StoredPartition, describe
 from headrace.broker.poll.readahead import ReadAhead
 from headrace.concurrency.tasks import TaskSet
 from headrace.config.broker import BrokerSettings
@@ -55,7 +55,7 @@ class Partitions:
         self._opening: dict[Place, asyncio.Task[PartitionLog]] = {}
         self._known: set[Place] = set()
         """Opened before in this process: a clean stop of the last one says nothing any more."""
-        self._figures: dict[Place, Stored] = {}
+        self._figures: dict[Place, StoredPartition] = {}
         """Of partitions that nobody has opened yet."""
         self._opens = asyncio.Semaphore(settings.opens_max)
         self._tasks = TaskSet("partitions")

@@ -102,7 +102,7 @@ _Source: TypeAlias = tuple[int, int, int]
 and number of a request."""
 
 
-class Stored(NamedTuple):
+class StoredRequest(NamedTuple):
     """What is in the log of a numbered request."""
 
     first: int
@@ -150,7 +150,7 @@ class PartitionLog:
         self.closed_segments: list[SegmentInfo] = []
         self._refreshed_at = -1  # what `committed` was then
         self._opened_at = owned.next_offset
-        self._requests: dict[Request, Stored] | None = None
+        self._requests: dict[Request, StoredRequest] | None = None
 
     @classmethod
     async def open(
@@ -188,8 +188,13 @@ class PartitionLog:
         return self.committed - self.start_offset
 
     @property
+    def next_offset(self) -> int:
+        """The offset that the next message gets, once those on their way are acknowledged."""
+        return self.committed
+
+    @property
     def current_offset(self) -> int:
-        """Of the last message; 0 when there is none, as clients expect."""
+        """The offset of the last message; 0 when there is none, as clients expect."""
         return max(self.committed - 1, 0)
 
     async def refresh_if_written(self) -> None:
@@ -204,7 +209,7 @@ class PartitionLog:
         if stored is None:  # being deleted, or its data node has it no more: say so
             await self._client.list_ranges(self.stream_id)
             raise UnavailableError("partition cannot be described", stream_id=self.stream_id)
-        self.start_offset = stored.start
+        self.start_offset = stored.start_offset
         self.segments, self.closed_segments = stored.segments, stored.closed_segments
         self.size_bytes = stored.size_bytes
         self._refreshed_at = committed
@@ -379,12 +384,12 @@ class PartitionLog:
             self.committed = max(self.committed, end)
             self.size_bytes += length
 
-    async def recover(self) -> dict[Request, Stored]:
+    async def recover(self) -> dict[Request, StoredRequest]:
         """Numbered requests among the last batches that were here when this log was opened.
 
         Read when it is first asked for: most logs are never sent such requests.
         """
-        found: dict[Request, Stored] = {}
+        found: dict[Request, StoredRequest] = {}
         end = self._opened_at
         average = max(1, self.size_bytes // max(1, self.messages_count))
         position = max(self.start_offset, end - max(1, _RECOVERED_BYTES // average))
@@ -406,7 +411,7 @@ class PartitionLog:
                     if header.attributes & records.NUMBERED and header.base_offset < end:
                         request = Request(header.producer_id, header.sequence)
                         first, count = found.get(request, (header.base_offset, 0))
-                        found[request] = Stored(first, count + header.record_count)
+                        found[request] = StoredRequest(first, count + header.record_count)
             if position == before:
                 break
         self._requests = found

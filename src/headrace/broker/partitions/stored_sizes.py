@@ -21,7 +21,7 @@ STREAMS_PER_REQUEST = 500
 
 
 class Figures(Protocol):
-    """Of a partition, open or not."""
+    """What is stored in one partition, open or not."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -30,7 +30,16 @@ class Figures(Protocol):
     def messages_count(self) -> int: ...
 
     @property
-    def current_offset(self) -> int: ...
+    def start_offset(self) -> int:
+        """The offset of the oldest message that is kept; `next_offset` where none is."""
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next message gets."""
+
+    @property
+    def current_offset(self) -> int:
+        """The offset of the last message; 0 where there is none, as clients expect."""
 
     @property
     def segments(self) -> list[SegmentInfo]: ...
@@ -40,11 +49,11 @@ class Figures(Protocol):
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredPartition:
     """What the data nodes hold of one stream."""
 
-    start: int = 0
-    next: int = 0
+    start_offset: int = 0
+    next_offset: int = 0
     segments: list[SegmentInfo] = field(default_factory=list)
     closed_segments: list[SegmentInfo] = field(default_factory=list)
 
@@ -54,14 +63,14 @@ class Stored:
 
     @property
     def messages_count(self) -> int:
-        return self.next - self.start
+        return self.next_offset - self.start_offset
 
     @property
     def current_offset(self) -> int:
-        return max(self.next - 1, 0)
+        return max(self.next_offset - 1, 0)
 
 
-async def describe(client: SbpClient, stream_ids: Iterable[int]) -> dict[int, Stored]:
+async def describe(client: SbpClient, stream_ids: Iterable[int]) -> dict[int, StoredPartition]:
     """By stream id; streams that are gone, or whose data nodes are, are left out: what is known
     of the others is shown all the same."""
     wanted, found = list(stream_ids), {}
@@ -70,7 +79,7 @@ async def describe(client: SbpClient, stream_ids: Iterable[int]) -> dict[int, St
     return found
 
 
-async def _describe(client: SbpClient, stream_ids: list[int]) -> dict[int, Stored]:
+async def _describe(client: SbpClient, stream_ids: list[int]) -> dict[int, StoredPartition]:
     listed = await client.list_ranges_of(stream_ids)
     asked = [
         range_
@@ -79,8 +88,11 @@ async def _describe(client: SbpClient, stream_ids: list[int]) -> dict[int, Store
         if range_.end_offset != range_.start_offset  # else sealed before anything was written
     ]
     described = await _describe_reachable(client, asked)
-    found = {stream_id: Stored(start=ranges[0].start_offset, next=ranges[-1].start_offset)
-             for stream_id, ranges in listed.items() if ranges}  # fmt: skip
+    found = {
+        stream_id: StoredPartition(ranges[0].start_offset, ranges[-1].start_offset)
+        for stream_id, ranges in listed.items()
+        if ranges
+    }
     for range_, result in zip(asked, described, strict=True):
         if result is None:  # deleted or trimmed meanwhile, or out of reach
             found.pop(range_.stream_id, None)
@@ -102,11 +114,14 @@ async def _describe_reachable(
     return [each[0] for each in found]
 
 
-def _add(stored: Stored, range_: m.Range, result: m.DescribeRangeResult) -> None:
+def _add(stored: StoredPartition, range_: m.Range, result: m.DescribeRangeResult) -> None:
     is_open = range_.end_offset < 0
     stored.segments += result.segments
     stored.closed_segments += result.segments[:-1] if is_open else result.segments
     if is_open:
-        stored.next = range_.start_offset if result.range is None else result.range.next_offset
+        if result.range is None:
+            stored.next_offset = range_.start_offset
+        else:
+            stored.next_offset = result.range.next_offset
     else:
-        stored.next = range_.end_offset
+        stored.next_offset = range_.end_offset

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from dataclasses import dataclass
 
 from headrace.broker.errors import StagedDataGoneError
-from headrace.broker.partitions.stored_sizes import Stored
+from headrace.broker.partitions.stored_sizes import StoredPartition
 from headrace.broker.windows import publishers as p
 from headrace.concurrency.keyed_lock import Turns
 from headrace.errors import (
@@ -49,7 +49,7 @@ class StagingFigures:
     """How long the publisher that was silent longest has staged nothing."""
 
     @classmethod
-    def of(cls, held: Iterable[Stored], now_ms: int) -> StagingFigures:
+    def of(cls, held: Iterable[StoredPartition], now_ms: int) -> StagingFigures:
         waiting = [stored for stored in held if stored.messages_count]
         return cls(
             sum(stored.messages_count for stored in waiting),
@@ -58,7 +58,7 @@ class StagingFigures:
         )
 
 
-def newest(stored: Stored) -> int:
+def newest(stored: StoredPartition) -> int:
     """When the last batch of a staging stream came, in milliseconds; 0 when there is none."""
     return max((segment.max_timestamp for segment in stored.segments), default=0)
 

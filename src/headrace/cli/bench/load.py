@@ -202,10 +202,7 @@ class Run:
         details = await client.get_topic(self._load.stream, self._load.topic)
         if details is None or not self._load.produces:
             return {}
-        return {
-            one.id: one.current_offset + 1 if one.messages_count else 0
-            for one in details.partitions
-        }
+        return {one.id: one.next_offset for one in details.partitions}
 
     async def _poll(
         self, client: IggyClient, side: Side, positions: dict[int, int], partition: int

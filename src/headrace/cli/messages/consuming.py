@@ -160,7 +160,7 @@ def _strategy(start: str, partition: PartitionInfo) -> Strategy:
     if start == "earliest":
         return Strategy.first()
     if start == "latest":
-        return Strategy.offset(partition.current_offset + (1 if partition.messages_count else 0))
+        return Strategy.offset(partition.next_offset)
     if start.isdigit():
         return Strategy.offset(int(start))
     return Strategy.timestamp(parse_time_us(start))

@@ -136,10 +136,7 @@ async def _lag(
         stored = await client.get_consumer_offset(
             Consumer.group(group), stream, topic, partition.id
         )
-        behind = partition.messages_count
-        if stored is not None:
-            behind = min(behind, partition.current_offset - stored.stored_offset)
-        lag += max(0, behind)
+        lag += partition.lag(None if stored is None else stored.stored_offset)
     return lag
 
 

@@ -100,10 +100,15 @@ async def _progress(
     rows = []
     for partition in details.partitions:
         found = await client.get_consumer_offset(consumer, stream, topic, partition.id)
-        end = partition.current_offset + 1 if partition.messages_count else partition.current_offset
         stored = None if found is None else found.stored_offset
-        behind = partition.messages_count if stored is None else max(0, end - stored - 1)
-        rows.append({"partition": partition.id, "stored": stored, "next": end, "lag": behind})
+        rows.append(
+            {
+                "partition": partition.id,
+                "stored": stored,
+                "next": partition.next_offset,
+                "lag": partition.lag(stored),
+            }
+        )
     return rows
 
 

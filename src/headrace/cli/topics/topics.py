@@ -133,7 +133,7 @@ def partition_rows(details: TopicDetails) -> list[dict[str, Any]]:
         {
             "partition": one.id,
             "messages": one.messages_count,
-            "next_offset": one.current_offset + 1 if one.messages_count else one.current_offset,
+            "next_offset": one.next_offset,
             "bytes": one.size_bytes,
             "segments": one.segments_count,
         }

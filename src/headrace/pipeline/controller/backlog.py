@@ -242,9 +242,6 @@ async def _groups(
 async def _reading(
     client: IggyClient, stream: str, topic: str, groups: Iterable[str], partition: PartitionInfo
 ) -> Reading:
-    # The last offset is 0 for an empty partition, too.
-    empty = not partition.messages_count and not partition.current_offset
-    end = 0 if empty else partition.current_offset + 1
     positions = []
     for group in groups:
         stored = await client.get_consumer_offset(
@@ -252,4 +249,4 @@ async def _reading(
         )
         positions.append(0 if stored is None else stored.stored_offset + 1)
     next_ = min(positions, default=None)
-    return Reading(end - partition.messages_count, end, next_)
+    return Reading(partition.start_offset, partition.next_offset, next_)

@@ -380,15 +380,13 @@ def _state(ticket: Ticket, mean_bytes: Mapping[str, float]) -> SourceState:
 
 def plain_topic(stream: str, details: TopicDetails) -> TopicState:
     """A plain Iggy server has no uids: the name with the time of creation stands for one."""
-    partitions = []
-    for each in details.partitions:
-        end = each.current_offset + 1 if each.messages_count or each.current_offset else 0
-        partitions.append(
-            PartitionState(each.id, 0, max(0, end - each.messages_count), end, each.size_bytes)
-        )
+    partitions = tuple(
+        PartitionState(each.id, 0, each.start_offset, each.next_offset, each.size_bytes)
+        for each in details.partitions
+    )
     topic = details.topic
     uid = f"{topic.name}@{topic.created_at_us}"
-    return TopicState(uid, stream, topic.name, tuple(partitions))
+    return TopicState(uid, stream, topic.name, partitions)
 
 
 def _check_same(state: SourceState, span: Span) -> None:

@@ -157,14 +157,13 @@ async def lags(
         stored = await client.get_consumer_offset(Consumer.group(group), stream, topic, one.id)
         offset = None if stored is None else stored.stored_offset
         newest = one.current_offset if stored is None else stored.current_offset
-        behind = one.messages_count if offset is None else max(0, newest - offset)
         found.append(
             t.GroupPartition(
                 partition=one.id,
                 member=None,
                 stored_offset=offset,
                 current_offset=newest,
-                lag=behind if one.messages_count else 0,
+                lag=one.lag(offset),
             )
         )
     return found

@@ -55,10 +55,6 @@ class Search:
     words: bytes
     wanted: Format
 
-    @property
-    def end(self) -> int:
-        return self.partition.current_offset + 1 if self.partition.messages_count else 0
-
     def strategy(self) -> Strategy:
         if self.time_ms is not None:
             return Strategy.timestamp(self.time_ms * 1000)
@@ -68,7 +64,7 @@ class Search:
             back = min(SCANNED_MAX, SCANNED_BYTES_MAX // self._size)
         else:
             back = min(self.limit, PAGE_BYTES_MAX // self._size)
-        return Strategy.offset(max(0, self.end - max(1, back)))
+        return Strategy.offset(max(0, self.partition.next_offset - max(1, back)))
 
     @property
     def _size(self) -> int:
@@ -99,8 +95,8 @@ def routes(add: AddRoute, broker: Broker, executor: Executor, arrow: ArrowReader
             t.Messages(
                 messages=rows,
                 partition=search.partition.id,
-                start_offset=max(0, search.end - search.partition.messages_count),
-                end_offset=search.end,
+                start_offset=search.partition.start_offset,
+                end_offset=search.partition.next_offset,
                 next_offset=next_offset,
                 scanned=scanned,
             )
@@ -173,7 +169,7 @@ async def _collect(client: IggyClient, search: Search) -> tuple[list[Message], i
             scanned += 1
             scanned_bytes += len(message.payload)
             position = message.offset + 1
-        if not messages or position >= search.end:
+        if not messages or position >= search.partition.next_offset:
             break
         strategy = Strategy.offset(position)
     return list(page.found), scanned, position

@@ -162,12 +162,11 @@ def _topic_info(state: TopicState, details: TopicDetails, login: Login) -> t.Top
 
 
 def partition_row(one: PartitionInfo) -> t.PartitionRow:
-    end = one.current_offset + 1 if one.messages_count else one.current_offset
     return t.PartitionRow(
         id=one.id,
         messages=one.messages_count,
         bytes=one.size_bytes,
         segments=one.segments_count,
-        start_offset=end - one.messages_count if one.messages_count else None,
-        next_offset=end,
+        start_offset=one.start_offset if one.messages_count else None,
+        next_offset=one.next_offset,
     )

@@ -14,8 +14,7 @@ from headrace.broker.catalogue.resources import Group, Topic
 from headrace.broker.core import Broker
 from headrace.broker.partitions.offsets import Kind, Place, Reader
 from headrace.broker.partitions.open_partitions import place_of
-from headrace.broker.partitions.partition import PartitionLog
-from headrace.broker.partitions.stored_sizes import Figures, Stored
+from headrace.broker.partitions.stored_sizes import Figures
 from headrace.broker.service import BrokerService
 from headrace.broker.traffic import Traffic, command_name, dialect_counts
 from headrace.errors import HeadraceError, UnavailableError
@@ -163,15 +162,14 @@ async def _ends(broker: Broker, topics: list[Topic]) -> dict[int, list[End]]:
     ends: dict[int, list[End]] = {}
     for (topic, partition), figures in zip(pairs, found, strict=True):
         if figures is not None:
-            next_ = figures.committed if isinstance(figures, PartitionLog) else _next(figures)
-            start = next_ - figures.messages_count
-            end = End(place_of(topic, partition), start, next_, figures.size_bytes)
+            end = End(
+                place_of(topic, partition),
+                figures.start_offset,
+                figures.next_offset,
+                figures.size_bytes,
+            )
             ends.setdefault(topic.uid, []).append(end)
     return ends
-
-
-def _next(figures: Figures) -> int:
-    return figures.next if isinstance(figures, Stored) else figures.current_offset + 1
 
 
 def _groups(topics: list[Topic]) -> Iterator[tuple[Topic, Group]]:

@@ -84,3 +84,32 @@ async def test_retention_opens_only_what_it_trims() -> None:
         assert sum(name.startswith("p/") for name in opened_now) == 3
         assert await enforce(h.broker) == 3, "opening sealed their last segments, old as well"
         assert await enforce(h.broker) == 0
+
+
+async def test_the_next_offset_is_told_alike_of_open_and_of_other_partitions() -> None:
+    cluster = FakeCluster(segment_batches=2)
+    async with opened(cluster) as h:
+        root = await h.root()
+        await root.stream()
+        await fill(root, "t", 4)
+    async with opened(cluster, epoch=2) as h:
+        root = await h.root()
+        topic = h.broker.catalogue.topic("s", "t")
+        pairs = [(topic, partition) for partition in topic.partitions]
+        for opens in (False, True):
+            if opens:  # which seals them: all that they hold may be deleted now
+                for pair in pairs[:4]:
+                    log = await h.broker.partitions.get(*pair)
+                    await log.trim(log.next_offset)
+            details = await root.call(c.GET_TOPIC, GetTopic("s", "t"))
+            assert details is not None
+            figures = await h.broker.partitions.figures(pairs)
+            held = [0 if one is None else one.messages_count for one in figures]
+            assert held == ([0] * 5 if opens else [1, 2, 3, 4, 0])
+            assert [0 if one is None else one.next_offset for one in figures] == [1, 2, 3, 4, 0]
+            assert [0 if one is None else one.start_offset for one in figures] == (
+                [1, 2, 3, 4, 0] if opens else [0] * 5
+            )
+            # An only message that was deleted is the one case that the protocol cannot tell.
+            first = 0 if opens else 1
+            assert [one.next_offset for one in details.partitions] == [first, 2, 3, 4, 0]

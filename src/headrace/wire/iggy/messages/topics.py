@@ -75,14 +75,35 @@ class Topic(Body):
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo(Body):
-    """`current_offset` is 0 for an empty partition too; `messages_count` tells the difference."""
+    """One partition of a topic, as the protocol shows it: with its last offset, not its next."""
 
     id: Partition
     created_at_us: U64
     segments_count: U32
     current_offset: U64
+    """The offset of the last message, deleted or not; 0 where there never was one."""
     size_bytes: U64
     messages_count: U64
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next message gets.
+
+        A partition whose messages were all deleted still has a last offset. The protocol leaves one
+        case open: an only message, deleted, looks like no message, and counts as none here.
+        """
+        return self.current_offset + 1 if self.messages_count or self.current_offset else 0
+
+    @property
+    def start_offset(self) -> int:
+        """The offset of the oldest message that is kept; `next_offset` where none is."""
+        return max(0, self.next_offset - self.messages_count)
+
+    def lag(self, stored_offset: int | None) -> int:
+        """The number of kept messages that a consumer has yet to read."""
+        if stored_offset is None:
+            return self.messages_count
+        return min(self.messages_count, max(0, self.next_offset - stored_offset - 1))
 
 
 @dataclass(frozen=True, slots=True)
