@@ -9,7 +9,7 @@ DEV    := $(VENV)/.dev
 IGGY   := $(foreach version,0.5.0 0.6.0 0.7.0 0.8.0 0.9.0,$(VENV)/peers/iggy-$(version)/.done)
 SPARKS := $(VENV)/peers/spark-4.2/.done $(VENV)/peers/spark-client/.done
 
-.PHONY: demo test check format bench soak docs release clean servers
+.PHONY: demo test quick check format bench soak docs release clean servers
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -77,6 +77,10 @@ test: $(DEV) $(IGGY) $(SPARKS) servers
 	$(PYTEST) $(RUNNING) $(addprefix --ignore=,$(PIPELINES)); running=$$?; \
 	wait $$background; background=$$?; cat $(VENV)/.background.txt; \
 	exit $$((running | background))
+
+# Less than a minute: what changed since main (or BASE=), and what is fast anyway.
+quick: $(DEV)
+	@$(BIN)/python -m tests.quick
 
 check: $(DEV)
 	$(BIN)/ruff format --check src tests benchmarks examples

@@ -66,7 +66,9 @@ def test_every_command_and_setting_is_documented() -> None:
         assert f"| {name} | {default} |" in page, f"{name} is not on docs/settings.md"
 
 
-@pytest.mark.parametrize("page", ["README.md", "examples/README.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md"]
+)
 def test_links_outside_the_site_lead_somewhere(page: str) -> None:
     folder = (ROOT / page).parent
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / page).read_text())

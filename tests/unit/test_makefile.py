@@ -1,9 +1,11 @@
-"""`make test` names the folders of its parts; a new folder must not be left out."""
+"""`make test` names the folders of its parts, and pre-commit has the checks of `make check`."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]  # a dependency of mkdocs; no stubs
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,3 +17,13 @@ def test_the_parts_are_the_whole() -> None:
     found = {f"tests/{path.relative_to(ROOT / 'tests').parts[0]}"
              for path in (ROOT / "tests").rglob("test_*.py")}  # fmt: skip
     assert sorted(named) == sorted(found)
+
+
+def test_pre_commit_has_the_checks_of_make_check() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    checks = re.search(r"^check:.*\n((?:\t.+\n)+)", makefile, re.MULTILINE)
+    assert checks
+    wanted = [line.replace("$(BIN)", ".venv/bin").strip() for line in checks[1].splitlines()]
+    settings = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert [one["repo"] for one in settings["repos"]] == ["local"]  # nothing to download
+    assert [hook["entry"] for hook in settings["repos"][0]["hooks"]] == wanted
