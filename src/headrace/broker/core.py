@@ -115,9 +115,6 @@ class Broker:
         self.guard = Guard(runtime, settings)
         self.rotation: dict[int, int] = {}
         """Topic uid -> how many balanced batches it got."""
-        self.counters = {"sent_messages": 0, "sent_bytes": 0, "polled_messages": 0,
-                         "polled_bytes": 0, "requests": 0, "refusals": 0,
-                         "repeated_requests": 0}  # fmt: skip
         self.traffic = Traffic()
         self._deciding = asyncio.Lock()
         self._logs: list[StateLog] = []

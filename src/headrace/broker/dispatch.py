@@ -180,10 +180,8 @@ class Dispatcher:
     async def on_request(
         self, session: Session, code: int, payload: memoryview, head: Head | None = None
     ) -> tuple[int, Sequence[Buffer]]:
-        counters = self._broker.counters
-        counters["requests"] += 1
-        session.requests += 1
-        REQUEST_ID.set((session.client_id, session.requests))
+        session.last_request += 1
+        REQUEST_ID.set((session.client_id, session.last_request))
         status, pieces, size = _OK, _NOTHING, len(payload)
         started = self._monotonic()
         try:
@@ -194,11 +192,9 @@ class Dispatcher:
             else:
                 pieces = await self._send_once(session, payload, head)
         except HeadraceError as error:
-            counters["refusals"] += 1
             log.debug("request refused", client=session.client_id, code=code, reason=str(error))
             status = status_of(error, session.rules)
         except Exception:
-            counters["refusals"] += 1
             log.exception("request failed", client=session.client_id, code=code)
             status = Status.ERROR
         seconds = self._monotonic() - started
@@ -341,7 +337,7 @@ class Dispatcher:
         return pieces
 
     def _repeated(self, before: Applying) -> Sequence[Buffer]:
-        self._broker.counters["repeated_requests"] += 1
+        self._traffic.repeated_requests += 1
         if before.answer is None:
             raise RequestAppliedError("its answer was too long to keep")
         return [before.answer] if before.answer else []
@@ -356,7 +352,7 @@ class Dispatcher:
         """To a change that is part of the catalogue already."""
         effect = self._broker.catalogue.requests.find(request)
         assert effect is not None, "asked before"
-        self._broker.counters["repeated_requests"] += 1
+        self._traffic.repeated_requests += 1
         if not self._lease.holds:
             await self._lease.regain()
         response = await repeat_answer(self._broker, effect)

@@ -295,6 +295,6 @@ class BrokerService:
             "partitions_open": len(broker.open_logs()),
             "doomed_streams": len(broker.catalogue.doomed),
             **broker.publishing.statistics(),
-            **broker.counters,
+            **broker.traffic.totals(),
             **transports.statistics(),
         }

@@ -1,7 +1,8 @@
 """What a broker counts of its requests: plain integers and one histogram for each command.
 
-Everything here is bounded: commands by the protocol's table, dialects by their enum, refusals by
-the protocol's list. A code outside the table counts as command -1.
+A request is counted here and nowhere else: once, when it is answered. Everything here is bounded:
+commands by the protocol's table, dialects by their enum, refusals by the protocol's list. A code
+outside the table counts as command -1.
 """
 
 from __future__ import annotations
@@ -35,7 +36,26 @@ class Traffic:
     def __init__(self) -> None:
         self.bytes_in = 0
         self.bytes_out = 0
+        self.sent_messages = 0
+        self.sent_bytes = 0
+        self.polled_messages = 0
+        self.polled_bytes = 0
+        self.repeated_requests = 0
+        """Requests of dialect C that were answered as they had been before."""
         self.commands: dict[int, CommandTraffic] = {}
+
+    def totals(self) -> dict[str, int]:
+        """The figures over all commands and dialects, by name."""
+        commands = self.commands.values()
+        return {
+            "sent_messages": self.sent_messages,
+            "sent_bytes": self.sent_bytes,
+            "polled_messages": self.polled_messages,
+            "polled_bytes": self.polled_bytes,
+            "requests": sum(sum(command.by_dialect) for command in commands),
+            "refusals": sum(sum(command.errors.values()) for command in commands),
+            "repeated_requests": self.repeated_requests,
+        }
 
     def on_answer(
         self,

@@ -115,7 +115,6 @@ class IggyQuicServer(Generic[S]):
         self.limits = limits or IggyQuicLimits()
         self.monotonic = runtime.clock.monotonic
         self.held = 0
-        self.requests = 0
         self.malformed = 0
         self.cut_off = 0
         self.connections: dict[_Connection[S], None] = {}  # a set that keeps its order
@@ -146,7 +145,6 @@ class IggyQuicServer(Generic[S]):
     def statistics(self) -> dict[str, int]:
         return {
             "quic_connections": len(self.connections),
-            "quic_requests": self.requests,
             "quic_connections_refused": self._endpoint.refused,
             "quic_address_checks": self._endpoint.retries,
             "quic_cut_off": self.cut_off,
@@ -362,7 +360,6 @@ class _Connection(Generic[S]):
         server = self._server
         if not self._link.is_open or server.closing:
             return Status.ERROR, ()
-        server.requests += 1
         if self._session is None:
             self._session = server.open_session(self._link.peer)
         try:

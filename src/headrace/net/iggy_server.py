@@ -164,7 +164,6 @@ class IggyServer(Generic[S]):
         self._listener: Listener | None = None
         self._connections: dict[_Open[S], None] = {}  # a set that keeps its order
         self._closing = False
-        self._requests = 0
         self._refused = 0
         self._malformed = 0
         self._cut_off = 0
@@ -184,7 +183,6 @@ class IggyServer(Generic[S]):
     def statistics(self) -> dict[str, int]:
         return {
             "connections": len(self._connections),
-            "requests": self._requests,
             "connections_refused": self._refused,
             "connections_cut_off": self._cut_off,
             "held_bytes": self._held.total,
@@ -426,7 +424,6 @@ class IggyServer(Generic[S]):
         pieces = self._answer_at_once(served.session, code, payload)
         if pieces is None:
             return False
-        self._requests += 1
         served.held.since = self._monotonic()
         connection.write(encode_answer(head, Status.OK, pieces))
         if connection.is_behind():  # held until taken, which the sweep or the next request sees
@@ -480,7 +477,6 @@ class IggyServer(Generic[S]):
         self._held.set(held, held.bytes - length)
 
     async def _call(self, session: S, code: int, payload: memoryview, head: Head | None) -> Answer:
-        self._requests += 1
         try:
             status, pieces = await self._on_request(session, code, payload, head)
         except HeadraceError as error:

@@ -229,7 +229,7 @@ async def test_a_request_sent_again_is_applied_once() -> None:
         assert await third.again(c.SEND_MESSAGES) == sent
         assert await third.payloads() == [b"one", b"two"]
         assert (await third.send(b"three")).placed[0].base_offset == 2
-        assert harness.broker.counters["repeated_requests"] == 3
+        assert harness.broker.traffic.repeated_requests == 3
 
 
 async def test_a_request_sent_again_while_the_first_is_under_way() -> None:

@@ -42,3 +42,13 @@ def test_refusals_that_nobody_lists_stop_somewhere() -> None:
     for status in range(1, 1_000):
         traffic.on_answer(c.PING.code, Dialect.A, 0.0, 0, (), status)
     assert len(traffic.commands[c.PING.code].errors) == 200
+
+
+def test_totals_are_sums_over_commands_and_dialects() -> None:
+    traffic = Traffic()
+    traffic.on_answer(c.SEND_MESSAGES.code, Dialect.B2, 0.002, 100, ())
+    traffic.on_answer(c.SEND_MESSAGES.code, Dialect.C, 0.002, 100, (), 2010)
+    traffic.on_poll_at_once(Dialect.A, 50, [b"ab"])
+    traffic.sent_messages += 7
+    totals = traffic.totals()
+    assert (totals["requests"], totals["refusals"], totals["sent_messages"]) == (3, 1, 7)

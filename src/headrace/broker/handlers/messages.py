@@ -45,8 +45,8 @@ async def send_messages(
     if log is None:
         log = await broker.partitions.get(topic, partition)
     await log.append(request.area, request.starts)
-    broker.counters["sent_messages"] += request.count
-    broker.counters["sent_bytes"] += len(request.area)
+    broker.traffic.sent_messages += request.count
+    broker.traffic.sent_bytes += len(request.area)
     return None
 
 
@@ -60,8 +60,8 @@ async def send_numbered(
     if log is None:
         log = await broker.partitions.get(topic, partition)
     first = await log.append(request.area, request.starts, numbered, framed=request.framed)
-    broker.counters["sent_messages"] += request.count
-    broker.counters["sent_bytes"] += len(request.area)
+    broker.traffic.sent_messages += request.count
+    broker.traffic.sent_bytes += len(request.area)
     broker.converted.on_sent(len(request.area))
     if request.frames is not None:
         broker.converted.keep(log.serial, partition.id, request.area, request.frames, lent)
@@ -118,8 +118,8 @@ async def poll_messages(
     else:
         stored = broker.offsets.get(place, resolved.reader)
         found = await _read(broker, log, request.strategy, request.count, stored)
-    broker.counters["polled_messages"] += found.count
-    broker.counters["polled_bytes"] += found.bytes
+    broker.traffic.polled_messages += found.count
+    broker.traffic.polled_bytes += found.bytes
     return polled(broker, session.dialect, log, partition.id, found)
 
 

@@ -61,7 +61,7 @@ async def get_snapshot_file(broker: Broker, session: Session, request: m.GetSnap
     def usage() -> dict[str, Any]:
         return {**asdict(broker.figures()), **counters}
 
-    counters = {**broker.counters, "clients": len(broker.sessions)}
+    counters = {**broker.traffic.totals(), "clients": len(broker.sessions)}
     return m.Snapshot(await broker.snapshots.make(request.compression, request.types, usage))
 
 

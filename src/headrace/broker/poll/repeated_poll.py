@@ -93,9 +93,8 @@ def answer_at_once(
     found = log.read_kept(value, count, bytes_max=broker.settings.poll_bytes_max)
     if found is None:
         return None
-    broker.counters["requests"] += 1
-    broker.counters["polled_messages"] += found.count
-    broker.counters["polled_bytes"] += found.bytes
+    broker.traffic.polled_messages += found.count
+    broker.traffic.polled_bytes += found.bytes
     if known.dialect is Dialect.C:
         return [
             POLL_HEAD.pack(known.partition, log.current_offset, found.count),

@@ -60,8 +60,9 @@ class Session:
     """Of its session in that dialect; 0 before the login."""
     last_send: Applying | None = None
     """Its last request, if that was a SEND in dialect C."""
-    requests: int = 0
-    """How many it sent; with the client id it names a request in logs."""
+    last_request: int = 0
+    """The number of its last request that was not answered at once; with the client id it names
+    a request in logs."""
     login_failures: int = 0
     """And refusals, since it last logged in."""
     behalf: str = ""
