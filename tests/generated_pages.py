@@ -195,10 +195,10 @@ def metrics_tables() -> dict[str, str]:
 
 def rest_tables() -> dict[str, str]:
     from headrace.web.openapi import document
-    from tests.unit.web.stram.test_stram import all_routes
+    from tests.unit.web.stram.test_stram import all_endpoints
 
     rows = []
-    for path, operations in document(all_routes(), "")["paths"].items():
+    for path, operations in document(all_endpoints(), "")["paths"].items():
         for method, operation in operations.items():
             who = "anyone"
             if operation["security"]:

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from headrace.client.iggy import IggyClient
-from headrace.web.broker_api.people_api import ROLES
+from headrace.web.broker_api.groups import ROLES
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning
 from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header

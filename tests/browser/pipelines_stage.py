@@ -20,7 +20,7 @@ from headrace.pipeline.controller.controller import Controller
 from headrace.pipeline.declare.application import Application
 from headrace.process import control_plane
 from headrace.runtime.system import system_runtime
-from headrace.web.broker_api.people_api import ROLES
+from headrace.web.broker_api.groups import ROLES
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning
 from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header

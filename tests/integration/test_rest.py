@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from headrace.client.iggy import IggyClient
-from headrace.web.broker_api.people_api import ROLES
+from headrace.web.broker_api.groups import ROLES
 from headrace.wire.iggy.messages.messages import Message
 from tests.dashboard_stack import ROOT, Stack
 from tests.unit.web.broker_api.test_arrow_reader import nulls
@@ -40,7 +40,6 @@ KNOWN = {
     "topic": "orders",
     "group": "billing",
     "user": "reader",
-    "application": "shop",
     "name": "shop",
     "id": 2,
     "operator": "revenue",
@@ -48,6 +47,7 @@ KNOWN = {
     "port": "orders",
     "recording": "revenue-1",
     "path": "app.js",
+    "class": "shop:revenue",
 }
 ENDLESS = ("/api/v1/events/stream",)
 SESSION = "/api/v1/session"

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from headrace.client.iggy import IggyClient
-from headrace.web.broker_api.people_api import ROLES
+from headrace.web.broker_api.groups import ROLES
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.messages.users import (
     GlobalPermissions,
@@ -26,7 +26,7 @@ from headrace.wire.iggy.messages.users import (
 from tests.dashboard_stack import ROOT, Stack
 from tests.integration.test_rest import KNOWN, Answering
 
-PIPELINE = ("/api/pipelines/{name}", "/ws/v2/stram/{application}")
+PIPELINE = ("/api/v1/pipelines/{name}", "/ws/v2/stram/{name}")
 STREAM = "/api/v1/events/stream"
 LIVE = "overview,topics,streams,groups,cluster,alerts,problems,pipeline/shop"
 USERS = ("manager", "observer", "reader", "of topic", "of stream", "outsider", "nobody")
@@ -122,7 +122,9 @@ def test_what_runs_or_changes_pipelines_is_for_managers(stack: Stack, user: str)
     done = 0
     with _client(stack, user) as client:
         for path, methods in _paths(stack).items():
-            about = _is_pipeline(path) or path.startswith(("/api/pipelines", "/api/deployments"))
+            about = _is_pipeline(path) or path.startswith(
+                ("/api/v1/pipelines", "/api/v1/deployments")
+            )
             for method in set(methods) - {"get"} if about else ():
                 answer = client.request(method, _filled(path), json={})
                 assert answer.status_code == 403, f"{method} {path}: {answer.text}"

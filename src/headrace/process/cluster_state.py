@@ -23,7 +23,7 @@ OUTDATED = (
 
 
 class ClusterState:
-    """`headrace.web.broker_api.cluster_api.Cluster` over SBP."""
+    """`headrace.web.broker_api.overview.Cluster` over SBP."""
 
     def __init__(
         self, client: SbpClient, connect_to: Callable[[str], Connect], managers: Sequence[str]

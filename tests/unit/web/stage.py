@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import httpx
 from starlette.applications import Starlette
+from starlette.routing import Route
 
 from headrace.client.iggy import IggyClient
 from headrace.errors import NotFoundError, UnauthenticatedError, UnavailableError
@@ -17,9 +18,10 @@ from headrace.pipeline.controller.observations import Observations
 from headrace.pipeline.plan.logical import plan_topics
 from headrace.runtime.system import system_runtime
 from headrace.web.app import create_app
-from headrace.web.broker_api.people_api import ROLES
+from headrace.web.broker_api.groups import ROLES
 from headrace.web.broker_api.types import ClusterInfo, RangeRow
 from headrace.web.server.assets import Asset
+from headrace.web.server.endpoints import Endpoint, Served
 from headrace.web.server.logins import Credentials, Login
 from headrace.wire.umbilical import messages as m
 from tests.unit.pipeline.controller.application.test_state import START, Driver
@@ -163,6 +165,18 @@ def make() -> tuple[Starlette, Pipelines]:
     pipelines = Pipelines()
     assets = {"index.html": Asset(b"<html>", "text/html", '"1"')}
     return create_app(system_runtime(), pipelines, Broker(), Cluster(), assets).asgi, pipelines
+
+
+def endpoints(app: Starlette) -> list[Endpoint]:
+    """What the application serves, each once, whatever paths it had before."""
+    routes = [one for one in app.routes if isinstance(one, Route)]
+    return list(dict.fromkeys(map(endpoint_of, routes)))
+
+
+def endpoint_of(route: Route) -> Endpoint:
+    served = getattr(route.endpoint, "__self__", None)
+    assert isinstance(served, Served)
+    return served.endpoint
 
 
 async def ask(

@@ -10,8 +10,8 @@ import pytest
 from starlette.routing import Route
 
 from headrace.errors import InvalidArgumentError
-from headrace.web.pipeline_api.packages import _decode_package
-from tests.unit.web.stage import CONTAINER, MANAGER, ask, make
+from headrace.web.pipeline_api.pipelines import _decode_package
+from tests.unit.web.stage import CONTAINER, MANAGER, ask, endpoint_of, make
 
 TEXTS = (
     "²", "٣", "\0", "..", "a" * 300, "9" * 5000, "0" * 20 + "1" * 5000, "-1", "1e9", " ", "a\nb",
@@ -21,7 +21,7 @@ RAW = ("%ff", "%00", "%ed%a0%80", "%2e%2e%2f", "%2F")
 ODD = (*(quote(one, safe="") for one in TEXTS), *RAW)
 KNOWN = {
     "stream": "shop", "topic": "orders", "group": "billing", "user": "reader", "name": "shop",
-    "application": "shop", "id": "2", "operator": "revenue", "container": CONTAINER,
+    "class": "shop:revenue", "id": "2", "operator": "revenue", "container": CONTAINER,
     "port": "orders", "recording": "revenue-1", "path": "app.js",
 }  # fmt: skip
 BODIES = (
@@ -54,11 +54,9 @@ async def test_every_path_refuses_what_is_odd(method: str) -> None:
     async with httpx.AsyncClient(
         transport=transport, base_url="http://localhost", auth=MANAGER, headers=headers
     ) as client:
-        paths = (await client.get("/openapi.json")).json()["paths"]
 
         def queries(route: Route) -> list[str]:
-            told = paths[route.path_format][method.lower()].get("parameters", [])
-            return [one["name"] for one in told if one["in"] == "query"]
+            return [one.name for one in endpoint_of(route).query]
 
         for route in routes:
             if route.path == ENDLESS:

@@ -7,8 +7,6 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from headrace.client.iggy import IggyClient
 from headrace.errors import NotFoundError, UnauthorizedError
@@ -16,14 +14,38 @@ from headrace.web.broker_api import types as t
 from headrace.web.broker_api.lag import GroupState, GroupWatch, lags
 from headrace.web.broker_api.messages import TOPIC
 from headrace.web.broker_api.topics import topic_details
-from headrace.web.server.exchange import json_answer, read_body
+from headrace.web.server.endpoints import Endpoint
 from headrace.web.server.live import Sampler, View
 from headrace.web.server.logins import Broker
-from headrace.web.stram.routes import AddRoute
 from headrace.wire.iggy.messages.consumers import GroupDetails
 from headrace.wire.iggy.messages.topics import TopicDetails
+from headrace.wire.iggy.messages.users import (
+    GlobalPermissions,
+    Permissions,
+    User,
+    UserDetails,
+    UserStatus,
+)
 
 GROUP = f"{TOPIC}/groups/{{group}}"
+USER = "/api/v1/users/{user}"
+_READ = GlobalPermissions(
+    read_servers=True, read_users=True, read_streams=True, read_topics=True, poll_messages=True
+)
+_WRITE = GlobalPermissions(
+    read_servers=True,
+    read_users=True,
+    read_streams=True,
+    read_topics=True,
+    poll_messages=True,
+    send_messages=True,
+)
+ROLES: dict[str, Permissions | None] = {
+    "none": None,
+    "read": Permissions(_READ),
+    "write": Permissions(_WRITE),
+    "admin": Permissions(GlobalPermissions.all()),
+}
 
 
 def sample(sampler: Sampler, watch: GroupWatch) -> None:
@@ -34,39 +56,44 @@ def sample(sampler: Sampler, watch: GroupWatch) -> None:
     sampler.add("groups", rows, seconds=2.0, idle_seconds=5.0)
 
 
-def routes(add: AddRoute, broker: Broker, watch: GroupWatch) -> list[Route]:
-    async def listed(request: Request) -> Response:
-        return json_answer(t.GroupRows(groups=watch.rows(request.state.login)))
+def endpoints(broker: Broker, watch: GroupWatch) -> list[Endpoint]:
+    return [*_group_endpoints(broker, watch), *_user_endpoints(broker)]
 
-    async def show(request: Request) -> Response:
+
+def _group_endpoints(broker: Broker, watch: GroupWatch) -> list[Endpoint]:
+    async def listed(request: Request) -> t.GroupRows:
+        return t.GroupRows(groups=watch.rows(request.state.login))
+
+    async def show(request: Request) -> t.GroupInfo:
         stream, topic, name = _names(request)
         async with broker.as_user(request.state.credentials) as client:
             details, group = await _found(client, stream, topic, name)
             parts = await lags(client, stream, topic, name, details.partitions)
             members = await _members(client, group)
         known = watch.find(stream, topic, name)
-        return json_answer(_info(stream, topic, group, parts, members, known))
+        return _group_info(stream, topic, group, parts, members, known)
 
-    async def create(request: Request) -> Response:
-        wanted = await read_body(request, t.CreateGroup)
+    async def create(request: Request, wanted: t.CreateGroup) -> t.Done:
         stream, topic = request.path_params["stream"], request.path_params["topic"]
         async with broker.as_user(request.state.credentials) as client:
             await client.create_group(stream, topic, wanted.name)
             await _look(client, watch, stream, topic)
-        return json_answer(t.Done(detail=f"group {wanted.name} of {stream}/{topic}"), 201)
+        return t.Done(detail=f"group {wanted.name} of {stream}/{topic}")
 
-    async def delete(request: Request) -> Response:
+    async def delete(request: Request) -> t.Done:
         stream, topic, name = _names(request)
         async with broker.as_user(request.state.credentials) as client:
             await client.delete_group(stream, topic, name)
             await _look(client, watch, stream, topic)
-        return json_answer(t.Done(detail=f"group {name} of {stream}/{topic}"))
+        return t.Done(detail=f"group {name} of {stream}/{topic}")
 
     return [
-        add("/api/v1/groups", listed),
-        add(f"{TOPIC}/groups", create, "POST"),
-        add(GROUP, show),
-        add(GROUP, delete, "DELETE"),
+        Endpoint("GET", "/api/v1/groups", listed, "Consumer groups that the user may see."),
+        Endpoint("POST", f"{TOPIC}/groups", create, "Create a consumer group.", status=201),
+        Endpoint(
+            "GET", GROUP, show, "A consumer group: members, lag of each partition, lag over time."
+        ),
+        Endpoint("DELETE", GROUP, delete, "Delete a consumer group."),
     ]
 
 
@@ -106,7 +133,7 @@ async def _members(client: IggyClient, group: GroupDetails) -> list[t.GroupMembe
     return found
 
 
-def _info(
+def _group_info(
     stream: str,
     topic: str,
     details: GroupDetails,
@@ -123,4 +150,89 @@ def _info(
         members_list=members,
         parts=[msgspec.structs.replace(one, member=owners.get(one.partition)) for one in parts],
         history=[list(one) for one in state.history],
+    )
+
+
+def _user_endpoints(broker: Broker) -> list[Endpoint]:
+    async def clients(request: Request) -> t.ClientRows:
+        async with broker.as_user(request.state.credentials) as client:
+            found = await client.get_clients()
+            names = await _user_names(client)
+        rows = [
+            t.ClientRow(
+                id=one.client_id,
+                user_id=one.user_id,
+                user=None if one.user_id is None else names.get(one.user_id),
+                transport=one.transport.name.lower(),
+                address=one.address,
+                groups=one.groups_count,
+            )
+            for one in found
+        ]
+        return t.ClientRows(clients=rows)
+
+    async def users(request: Request) -> t.UserRows:
+        async with broker.as_user(request.state.credentials) as client:
+            found = await client.get_users()
+        return t.UserRows(users=[t.UserRow(**_user_row(one)) for one in found])
+
+    async def show(request: Request) -> t.UserInfo:
+        name = request.path_params["user"]
+        async with broker.as_user(request.state.credentials) as client:
+            details = await client.get_user(name)
+        if details is None:
+            raise NotFoundError(f"there is no user {name}")
+        return _user_info(details)
+
+    async def create(request: Request, wanted: t.CreateUser) -> t.Done:
+        async with broker.as_user(request.state.credentials) as client:
+            await client.create_user(wanted.name, wanted.password, permissions=ROLES[wanted.role])
+        return t.Done(detail=f"user {wanted.name}")
+
+    async def update(request: Request, wanted: t.UpdateUser) -> t.Done:
+        name = request.path_params["user"]
+        status = UserStatus.ACTIVE if wanted.active else UserStatus.INACTIVE
+        async with broker.as_user(request.state.credentials) as client:
+            await client.update_user(name, status=status)
+        return t.Done(detail=f"user {name}")
+
+    async def delete(request: Request) -> t.Done:
+        name = request.path_params["user"]
+        async with broker.as_user(request.state.credentials) as client:
+            await client.delete_user(name)
+        return t.Done(detail=f"user {name}")
+
+    return [
+        Endpoint("GET", "/api/v1/clients", clients, "Who is connected to the broker."),
+        Endpoint("GET", "/api/v1/users", users, "Users."),
+        Endpoint("POST", "/api/v1/users", create, "Create a user with a role.", status=201),
+        Endpoint("GET", USER, show, "A user and their rights."),
+        Endpoint("PUT", USER, update, "Let a user in or keep them out."),
+        Endpoint("DELETE", USER, delete, "Delete a user."),
+    ]
+
+
+async def _user_names(client: IggyClient) -> dict[int, str]:
+    with suppress(UnauthorizedError):
+        return {one.id: one.username for one in await client.get_users()}
+    return {}
+
+
+def _user_row(user: User) -> dict[str, Any]:
+    return {
+        "id": user.id,
+        "name": user.username,
+        "created_ms": user.created_at_us // 1000,
+        "active": user.status is UserStatus.ACTIVE,
+    }
+
+
+def _user_info(details: UserDetails) -> t.UserInfo:
+    permissions = details.permissions
+    everywhere = GlobalPermissions() if permissions is None else permissions.everywhere
+    names = t.Rights.__struct_fields__
+    return t.UserInfo(
+        **_user_row(details.user),
+        rights=t.Rights(**{name: getattr(everywhere, name) for name in names}),
+        streams=[] if permissions is None else [one.stream_id for one in permissions.streams],
     )

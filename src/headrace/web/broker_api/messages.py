@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from typing import cast, get_args
 
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from headrace.client.iggy import IggyClient
 from headrace.errors import InvalidArgumentError, NotFoundError
@@ -24,9 +22,9 @@ from headrace.runtime import Executor
 from headrace.web.broker_api import types as t
 from headrace.web.broker_api.arrow_reader import ArrowReader, Table
 from headrace.web.broker_api.browsing import Format, matches, may_be_arrow, message_row
-from headrace.web.server.exchange import json_answer, query_number, read_body
+from headrace.web.server.endpoints import Endpoint
+from headrace.web.server.exchange import Number, Text
 from headrace.web.server.logins import Broker
-from headrace.web.stram.routes import AddRoute
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.messages.topics import PartitionInfo
 from headrace.wire.iggy.primitives import Partitioning, Strategy
@@ -39,7 +37,12 @@ POLLED_BYTES_MAX = 4 * 1024 * 1024
 PAGE_BYTES_MAX = 8 * 1024 * 1024  # of the messages in an answer; one that is larger comes alone
 SCANNED_BYTES_MAX = 64 * 1024 * 1024
 BROWSED_AT_ONCE_MAX = 4
-_WORDS_MAX = 200
+_PARTITION = Number("partition", "Of this partition.", most=2**32 - 1)
+_OFFSET = Number("offset", "From this offset on.")
+_TIME = Number("time_ms", "From this time on; before `offset`.", most=2**53)
+_LIMIT = Number("limit", "At most so many.", default=50, most=MESSAGES_MAX, least=1)
+_SEARCH = Text("search", "Only those with this in payload, key or headers.", characters_max=200)
+_FORMAT = Text("format", "How to show payloads.", choices=get_args(Format))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,55 +80,53 @@ class Search:
         return max(1, min(1000, most, POLLED_BYTES_MAX // self._size))
 
 
-def routes(add: AddRoute, broker: Broker, executor: Executor, arrow: ArrowReader) -> list[Route]:
+def endpoints(broker: Broker, executor: Executor, arrow: ArrowReader) -> list[Endpoint]:
     browsing = asyncio.Semaphore(BROWSED_AT_ONCE_MAX)
 
-    async def browse(request: Request) -> Response:
+    async def browse(request: Request) -> t.Messages:
         async with browsing:
             return await answer(request)
 
-    async def answer(request: Request) -> Response:
+    async def answer(request: Request) -> t.Messages:
         async with broker.as_user(request.state.credentials) as client:
             search = await _search(client, request)
             found, scanned, next_offset = await _collect(client, search)
         seem = [n for n, one in enumerate(found) if may_be_arrow(one.payload, search.wanted)]
         read = await arrow.read([found[n].payload for n in seem])
         rows = await executor.run(_rows, search, found, dict(zip(seem, read, strict=True)))
-        return json_answer(
-            t.Messages(
-                messages=rows,
-                partition=search.partition.id,
-                start_offset=search.partition.start_offset,
-                end_offset=search.partition.next_offset,
-                next_offset=next_offset,
-                scanned=scanned,
-            )
+        return t.Messages(
+            messages=rows,
+            partition=search.partition.id,
+            start_offset=search.partition.start_offset,
+            end_offset=search.partition.next_offset,
+            next_offset=next_offset,
+            scanned=scanned,
         )
 
-    async def send(request: Request) -> Response:
-        wanted = await read_body(request, t.SendMessage)
+    async def send(request: Request, wanted: t.SendMessage) -> t.Done:
         message, partitioning = _message(wanted)
         names = request.path_params["stream"], request.path_params["topic"]
         async with broker.as_user(request.state.credentials) as client:
             await client.send(*names, [message], partitioning=partitioning)
-        return json_answer(t.Done(detail=f"{len(message.payload)} bytes"), 201)
+        return t.Done(detail=f"{len(message.payload)} bytes")
 
-    return [add(f"{TOPIC}/messages", browse), add(f"{TOPIC}/messages", send, "POST")]
+    return [
+        Endpoint(
+            "GET",
+            f"{TOPIC}/messages",
+            browse,
+            "Messages from an offset or a time on, or the newest.",
+            query=(_PARTITION, _OFFSET, _TIME, _LIMIT, _SEARCH, _FORMAT),
+        ),
+        Endpoint("POST", f"{TOPIC}/messages", send, "Send a message.", status=201),
+    ]
 
 
 async def _search(client: IggyClient, request: Request) -> Search:
     stream, topic = request.path_params["stream"], request.path_params["topic"]
-    query = request.query_params
-    wanted = query.get("format", "auto")
-    if wanted not in get_args(Format):
-        raise InvalidArgumentError(f"format is one of {', '.join(get_args(Format))}")
-    words = query.get("search", "")
-    if len(words) > _WORDS_MAX:
-        raise InvalidArgumentError(f"search has at most {_WORDS_MAX} characters")
-    number = query_number(request, "partition", 0, 2**32 - 1)
-    limit = query_number(request, "limit", 50, MESSAGES_MAX, least=1)
-    offset = query_number(request, "offset", 0) if "offset" in query else None
-    time_ms = query_number(request, "time_ms", 0, 2**53) if "time_ms" in query else None
+    wanted, words = _FORMAT.read(request, "auto"), _SEARCH.read(request)
+    number, limit = _PARTITION.read(request), _LIMIT.read(request)
+    offset, time_ms = _OFFSET.find(request), _TIME.find(request)
     details = await client.get_topic(stream, topic)
     if details is None:
         raise NotFoundError(f"there is no topic {stream}/{topic}")

@@ -1,33 +1,52 @@
-"""`/api/v1/overview`, `/streams`, `/topics`: what the sampler knows, and its live topics."""
+"""`/api/v1/overview`, `/streams`, `/topics`, `/cluster`: what the sampler knows, and live topics.
+
+The catalogue tells of streams and topics, the placement managers of the cluster: who is there, who
+leads, how replicated the log is, and where a topic lies.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from headrace.errors import UnavailableError
+from headrace.errors import UnauthorizedError, UnavailableError
 from headrace.web.broker_api import types as t
 from headrace.web.broker_api.catalogue import Catalogue
 from headrace.web.broker_api.lag import GroupWatch
+from headrace.web.broker_api.messages import TOPIC
 from headrace.web.broker_api.visibility import may
 from headrace.web.pipeline_api.rights import PipelineRights
-from headrace.web.server.exchange import json_answer, query_number
+from headrace.web.server.endpoints import Endpoint
+from headrace.web.server.exchange import Number, Text
 from headrace.web.server.live import Live, Sampler, View
-from headrace.web.server.logins import Login
-from headrace.web.stram.routes import AddRoute
+from headrace.web.server.logins import Broker, Login
 from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.messages.system import Stats
 
 TOPICS_MAX = 5_000
+DURABILITIES_A_SAMPLE = 50
+_SEARCH = Text("search", "Only those with this in `stream/topic`.")
+_OFFSET = Number("offset", "How many to leave out.")
+_LIMIT = Number("limit", "At most so many.", default=TOPICS_MAX, most=TOPICS_MAX)
 _RUNNING = ("RUNNING", "STARTING", "ACCEPTED")
 _FAILED = ("FAILED", "UNREADABLE")
 
 
 class Listed(Protocol):
     def list(self) -> list[dict[str, Any]]: ...
+
+
+class Cluster(Protocol):
+    """What this layer needs of the placement managers."""
+
+    async def describe(self) -> t.ClusterInfo: ...
+
+    async def ranges(self, streams: Sequence[tuple[int, int]]) -> list[t.RangeRow]:
+        """Of (partition, SBP stream) pairs."""
+
+    async def durability(self, stream: int) -> str: ...
 
 
 class Totals:
@@ -114,8 +133,16 @@ def _all(stats: Stats) -> t.Totals:
     )
 
 
-def sample(sampler: Sampler, live: Live, catalogue: Catalogue, totals: Totals) -> None:
-    """`overview` (without its history, which grows by what is sent), `topics` and `streams`."""
+def sample(
+    sampler: Sampler,
+    live: Live,
+    catalogue: Catalogue,
+    totals: Totals,
+    cluster: Cluster,
+    broker: Broker,
+) -> None:
+    """`overview` (without its history, which grows by what is sent), `topics` and `streams`;
+    `cluster`; and, for the catalogue alone, what topics promise about durability."""
 
     async def refreshed() -> View:
         await catalogue.refresh()
@@ -123,7 +150,31 @@ def sample(sampler: Sampler, live: Live, catalogue: Catalogue, totals: Totals) -
         live.publish("streams", catalogue.stream_rows)
         return lambda login: totals.of(login, history=False)
 
+    async def described() -> View:
+        found = await cluster.describe()
+        return lambda login: found if _may_look(login) else None
+
+    async def durabilities() -> View:
+        """A topic never changes its durability: each is asked for once."""
+        await learn_durabilities(cluster, broker, catalogue)
+        return lambda _login: None
+
     sampler.add("overview", refreshed, seconds=2.0, idle_seconds=5.0, also=("topics", "streams"))
+    sampler.add("cluster", described, seconds=4.0)
+    sampler.add("durability", durabilities, seconds=5.0, idle_seconds=5.0)
+
+
+async def learn_durabilities(cluster: Cluster, broker: Broker, catalogue: Catalogue) -> None:
+    unknown = [one for one in catalogue.topics.values() if one.durability is None]
+    chosen = [one for one in unknown if one.topic.partitions_count][:DURABILITIES_A_SAMPLE]
+    if not chosen:
+        return
+    async with broker.as_service() as client:
+        for one in chosen:
+            ticket = await client.read_ticket([(one.stream.id, one.topic.id)])
+            partitions = ticket.topics[0].partitions if ticket.topics else ()
+            if partitions:
+                one.durability = await cluster.durability(partitions[0].sbp_stream)
 
 
 def changing(catalogue: Catalogue, login: Login) -> list[list[float]]:
@@ -141,33 +192,62 @@ def changing(catalogue: Catalogue, login: Login) -> list[list[float]]:
     ]
 
 
-def routes(add: AddRoute, catalogue: Catalogue, totals: Totals) -> list[Route]:
+def endpoints(
+    catalogue: Catalogue, totals: Totals, cluster: Cluster, broker: Broker
+) -> list[Endpoint]:
     async def fresh() -> None:
         if catalogue.stats is None:
             await catalogue.refresh()
 
-    async def show(request: Request) -> Response:
+    async def show(request: Request) -> t.Overview:
         await fresh()
-        return json_answer(totals.of(request.state.login))
+        return totals.of(request.state.login)
 
-    async def streams(request: Request) -> Response:
+    async def streams(request: Request) -> t.StreamRows:
         await fresh()
-        return json_answer(t.StreamRows(streams=catalogue.stream_rows(request.state.login)))
+        return t.StreamRows(streams=catalogue.stream_rows(request.state.login))
 
-    async def topics(request: Request) -> Response:
+    async def topics(request: Request) -> t.TopicRows:
         await fresh()
-        limit = query_number(request, "limit", TOPICS_MAX, TOPICS_MAX)
-        skip = query_number(request, "offset", 0)
-        words = request.query_params.get("search", "").lower()
+        limit, skip = _LIMIT.read(request), _OFFSET.read(request)
+        words = _SEARCH.read(request).lower()
         rows = [
             one
             for one in catalogue.topic_rows(request.state.login)
             if words in f"{one.stream}/{one.name}".lower()
         ]
-        return json_answer(t.TopicRows(topics=rows[skip : skip + limit], total=len(rows)))
+        return t.TopicRows(topics=rows[skip : skip + limit], total=len(rows))
+
+    async def show_cluster(request: Request) -> t.ClusterInfo:
+        if not _may_look(request.state.login):
+            raise UnauthorizedError("this needs a user who may read the server's state")
+        return await cluster.describe()
+
+    async def ranges(request: Request) -> t.RangeRows:
+        names = request.path_params["stream"], request.path_params["topic"]
+        async with broker.as_user(request.state.credentials) as client:
+            ticket = await client.read_ticket([names])
+        found = [
+            (one.partition, one.sbp_stream) for topic in ticket.topics for one in topic.partitions
+        ]
+        return t.RangeRows(ranges=await cluster.ranges(found))
 
     return [
-        add("/api/v1/overview", show),
-        add("/api/v1/streams", streams),
-        add("/api/v1/topics", topics),
+        Endpoint("GET", "/api/v1/overview", show, "The server, totals and rates."),
+        Endpoint("GET", "/api/v1/streams", streams, "Streams that the user may see."),
+        Endpoint(
+            "GET",
+            "/api/v1/topics",
+            topics,
+            "Topics that the user may see.",
+            query=(_SEARCH, _OFFSET, _LIMIT),
+        ),
+        Endpoint(
+            "GET", "/api/v1/cluster", show_cluster, "Nodes, brokers, placement managers, health."
+        ),
+        Endpoint("GET", f"{TOPIC}/ranges", ranges, "Where a topic lies: ranges and replicas."),
     ]
+
+
+def _may_look(login: Login) -> bool:
+    return may(login.permissions, Permission.READ_SERVERS)

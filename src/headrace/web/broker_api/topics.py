@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from headrace.client.iggy import IggyClient
 from headrace.errors import NotFoundError
@@ -15,9 +14,8 @@ from headrace.web.broker_api import types as t
 from headrace.web.broker_api.catalogue import Catalogue, TopicState
 from headrace.web.broker_api.messages import TOPIC
 from headrace.web.broker_api.visibility import may
-from headrace.web.server.exchange import json_answer, read_body
+from headrace.web.server.endpoints import Endpoint
 from headrace.web.server.logins import Broker, Login
-from headrace.web.stram.routes import AddRoute
 from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.messages.topics import (
     SERVER_DEFAULT,
@@ -28,21 +26,46 @@ from headrace.wire.iggy.messages.topics import (
 
 STREAM = "/api/v1/streams/{stream}"
 
-Change = Callable[[IggyClient, Request], Awaitable[str]]
-"""Does it, and says what was done."""
 
+def endpoints(broker: Broker, catalogue: Catalogue) -> list[Endpoint]:
+    @asynccontextmanager
+    async def changing(request: Request) -> AsyncIterator[IggyClient]:
+        """As the user; what was changed is in the catalogue afterwards."""
+        async with broker.as_user(request.state.credentials) as client:
+            yield client
+        await catalogue.look_again()
 
-def routes(add: AddRoute, broker: Broker, catalogue: Catalogue) -> list[Route]:
-    def change(path: str, method: str, act: Change, status: int = 200) -> Route:
-        async def answer(request: Request) -> Response:
-            async with broker.as_user(request.state.credentials) as client:
-                detail = await act(client, request)
-            await catalogue.look_again()
-            return json_answer(t.Done(detail=detail), status)
+    async def create_stream(request: Request, wanted: t.CreateStream) -> t.Done:
+        async with changing(request) as client:
+            await client.create_stream(wanted.name)
+        return t.Done(detail=f"stream {wanted.name}")
 
-        return add(path, answer, method)
+    async def delete_stream(request: Request) -> t.Done:
+        stream = request.path_params["stream"]
+        async with changing(request) as client:
+            await client.delete_stream(stream)
+        return t.Done(detail=f"stream {stream}")
 
-    async def show_topic(request: Request) -> Response:
+    async def purge_stream(request: Request) -> t.Done:
+        stream = request.path_params["stream"]
+        async with changing(request) as client:
+            await client.purge_stream(stream)
+        return t.Done(detail=f"all messages of stream {stream}")
+
+    async def create_topic(request: Request, wanted: t.CreateTopic) -> t.Done:
+        stream = request.path_params["stream"]
+        async with changing(request) as client:
+            await client.create_topic(
+                stream,
+                wanted.name,
+                partitions_count=wanted.partitions,
+                message_expiry_us=_given(wanted.expiry_ms, 1000, SERVER_DEFAULT),
+                max_size_bytes=_given(wanted.max_bytes, 1, SERVER_DEFAULT),
+                replication_factor=wanted.replicas,
+            )
+        return t.Done(detail=f"topic {stream}/{wanted.name}")
+
+    async def show_topic(request: Request) -> t.TopicInfo:
         stream, topic = _names(request)
         async with broker.as_user(request.state.credentials) as client:
             details = await topic_details(client, stream, topic)
@@ -52,18 +75,49 @@ def routes(add: AddRoute, broker: Broker, catalogue: Catalogue) -> list[Route]:
             state = catalogue.find(stream, topic)
         if state is None:
             raise NotFoundError(f"there is no topic {stream}/{topic}")
-        return json_answer(_topic_info(state, details, request.state.login))
+        return _topic_info(state, details, request.state.login)
+
+    async def update_topic(request: Request, wanted: t.UpdateTopic) -> t.Done:
+        stream, name = _names(request)
+        async with changing(request) as client:
+            old = (await topic_details(client, stream, name)).topic
+            await client.update_topic(
+                stream,
+                name,
+                wanted.name or old.name,
+                compression=old.compression,
+                message_expiry_us=_given(wanted.expiry_ms, 1000, old.message_expiry_us),
+                max_size_bytes=_given(wanted.max_bytes, 1, old.max_size_bytes),
+            )
+        return t.Done(detail=f"topic {stream}/{wanted.name or old.name}")
+
+    async def delete_topic(request: Request) -> t.Done:
+        stream, topic = _names(request)
+        async with changing(request) as client:
+            await client.delete_topic(stream, topic)
+        return t.Done(detail=f"topic {stream}/{topic}")
+
+    async def purge_topic(request: Request) -> t.Done:
+        stream, topic = _names(request)
+        async with changing(request) as client:
+            await client.purge_topic(stream, topic)
+        return t.Done(detail=f"all messages of topic {stream}/{topic}")
+
+    async def add_partitions(request: Request, wanted: t.AddPartitions) -> t.Done:
+        async with changing(request) as client:
+            await client.create_partitions(*_names(request), wanted.count)
+        return t.Done(detail=f"{wanted.count} partitions")
 
     return [
-        change("/api/v1/streams", "POST", _create_stream, 201),
-        change(STREAM, "DELETE", _delete_stream),
-        change(f"{STREAM}/purge", "POST", _purge_stream),
-        change(f"{STREAM}/topics", "POST", _create_topic, 201),
-        add(TOPIC, show_topic),
-        change(TOPIC, "PUT", _update_topic),
-        change(TOPIC, "DELETE", _delete_topic),
-        change(f"{TOPIC}/purge", "POST", _purge_topic),
-        change(f"{TOPIC}/partitions", "POST", _add_partitions, 201),
+        Endpoint("POST", "/api/v1/streams", create_stream, "Create a stream.", status=201),
+        Endpoint("DELETE", STREAM, delete_stream, "Delete a stream and all its topics."),
+        Endpoint("POST", f"{STREAM}/purge", purge_stream, "Delete all messages of a stream."),
+        Endpoint("POST", f"{STREAM}/topics", create_topic, "Create a topic.", status=201),
+        Endpoint("GET", TOPIC, show_topic, "One topic, its partitions, its rates over time."),
+        Endpoint("PUT", TOPIC, update_topic, "Change a topic; 0 takes a limit away."),
+        Endpoint("DELETE", TOPIC, delete_topic, "Delete a topic."),
+        Endpoint("POST", f"{TOPIC}/purge", purge_topic, "Delete all messages of a topic."),
+        Endpoint("POST", f"{TOPIC}/partitions", add_partitions, "Add partitions.", status=201),
     ]
 
 
@@ -72,66 +126,6 @@ async def topic_details(client: IggyClient, stream: str, topic: str) -> TopicDet
     if details is None:
         raise NotFoundError(f"there is no topic {stream}/{topic}")
     return details
-
-
-async def _create_stream(client: IggyClient, request: Request) -> str:
-    wanted = await read_body(request, t.CreateStream)
-    await client.create_stream(wanted.name)
-    return f"stream {wanted.name}"
-
-
-async def _delete_stream(client: IggyClient, request: Request) -> str:
-    await client.delete_stream(request.path_params["stream"])
-    return f"stream {request.path_params['stream']}"
-
-
-async def _purge_stream(client: IggyClient, request: Request) -> str:
-    await client.purge_stream(request.path_params["stream"])
-    return f"all messages of stream {request.path_params['stream']}"
-
-
-async def _create_topic(client: IggyClient, request: Request) -> str:
-    wanted = await read_body(request, t.CreateTopic)
-    await client.create_topic(
-        request.path_params["stream"],
-        wanted.name,
-        partitions_count=wanted.partitions,
-        message_expiry_us=_given(wanted.expiry_ms, 1000, SERVER_DEFAULT),
-        max_size_bytes=_given(wanted.max_bytes, 1, SERVER_DEFAULT),
-        replication_factor=wanted.replicas,
-    )
-    return f"topic {request.path_params['stream']}/{wanted.name}"
-
-
-async def _update_topic(client: IggyClient, request: Request) -> str:
-    wanted = await read_body(request, t.UpdateTopic)
-    stream, name = _names(request)
-    old = (await topic_details(client, stream, name)).topic
-    await client.update_topic(
-        stream,
-        name,
-        wanted.name or old.name,
-        compression=old.compression,
-        message_expiry_us=_given(wanted.expiry_ms, 1000, old.message_expiry_us),
-        max_size_bytes=_given(wanted.max_bytes, 1, old.max_size_bytes),
-    )
-    return f"topic {stream}/{wanted.name or old.name}"
-
-
-async def _delete_topic(client: IggyClient, request: Request) -> str:
-    await client.delete_topic(*_names(request))
-    return "topic {}/{}".format(*_names(request))
-
-
-async def _purge_topic(client: IggyClient, request: Request) -> str:
-    await client.purge_topic(*_names(request))
-    return "all messages of topic {}/{}".format(*_names(request))
-
-
-async def _add_partitions(client: IggyClient, request: Request) -> str:
-    wanted = await read_body(request, t.AddPartitions)
-    await client.create_partitions(*_names(request), wanted.count)
-    return f"{wanted.count} partitions"
 
 
 def _names(request: Request) -> tuple[str, str]:

@@ -11,8 +11,8 @@ from headrace.errors import HeadraceError
 from headrace.runtime import Runtime
 from headrace.web.broker_api import types as t
 from headrace.web.broker_api.catalogue import Catalogue
-from headrace.web.broker_api.cluster_api import Cluster
 from headrace.web.broker_api.lag import GroupWatch
+from headrace.web.broker_api.overview import Cluster
 from headrace.web.diagnosis.types import Problem, Severity, Subject
 from headrace.wire.iggy.messages.system import Stats
 

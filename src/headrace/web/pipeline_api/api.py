@@ -1,9 +1,8 @@
-"""What the dashboard's front page and its pages of pipelines read. Buttons use Stram's paths.
+"""What the dashboard's front page and its pages of pipelines read.
 
-Live topics of the pipelines' pages: `alerts` (how much is wrong, for every page), `problems`
-(the front page), and `pipeline/<name>` for each pipeline whose page somebody looks at.
-
-Everything is looked at once a second while any page is open, and never when none is.
+The pages follow live topics: `alerts` (how much is wrong, for every page), `problems` (the front
+page), and `pipeline/<name>` for each pipeline whose page somebody looks at. Everything is looked
+at once a second while any page is open, and never when none is.
 """
 
 from __future__ import annotations
@@ -14,28 +13,30 @@ from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.responses import PlainTextResponse, Response
 
-from headrace.errors import InvalidArgumentError, NotFoundError
+from headrace.errors import NotFoundError
 from headrace.pipeline.controller.application.statistics import WindowPoint
 from headrace.web.broker_api.visibility import may
 from headrace.web.diagnosis import failures, problems
 from headrace.web.diagnosis.types import LastError, PipelineHealth, Problem, Situation
+from headrace.web.pipeline_api.control import PIPELINE
 from headrace.web.pipeline_api.graph import Graphs, graphs
 from headrace.web.pipeline_api.rights import PipelineRights
-from headrace.web.server.exchange import json_answer, query_number
+from headrace.web.server.endpoints import Endpoint
+from headrace.web.server.exchange import Number, Text
 from headrace.web.server.live import Live, Sampler, View
 from headrace.web.server.logins import Login
-from headrace.web.stram.routes import AddRoute
 from headrace.wire.iggy.commands import Permission
 from headrace.wire.umbilical.windows import format_window
 
 ERRORS_MAX = 50
 LOG_LINES_MAX = 10_000
 POINTS_MAX = 180
-PIPELINE = "/api/pipelines/{name}"
-LEVELS = ("", "INFO", "WARNING", "ERROR")
+_AFTER = Number("after_ms", "Only windows that were heard of after this time.")
+_LINES = Number("lines", "How many.", default=100, most=LOG_LINES_MAX, least=1)
+_CONTAINER_LINES = Number("lines", "How many.", default=200, most=LOG_LINES_MAX, least=1)
+_LEVEL = Text("level", "Only these and worse.", choices=("INFO", "WARNING", "ERROR"), upper=True)
 _TRIGGER = re.compile(r"(\d+(?:\.\d+)?) (millisecond|second|minute|hour|day)s?\Z")
 _UNITS_MS = {
     "millisecond": 1,
@@ -203,34 +204,70 @@ class Sight:
         return may_look or problem.subject == "broker"
 
 
-def routes(add: AddRoute, watched: Watched, diagnosis: Diagnosis, sight: Sight) -> list[Route]:
-    async def situation(request: Request) -> Response:
-        return json_answer(sight.situation(await diagnosis.situation(), request.state.login))
+def endpoints(watched: Watched, diagnosis: Diagnosis, sight: Sight) -> list[Endpoint]:
+    async def situation(request: Request) -> Situation:
+        return sight.situation(await diagnosis.situation(), request.state.login)
 
-    async def live(request: Request) -> Response:
-        after_ms = query_number(request, "after_ms", 0)
-        return json_answer(await diagnosis.live(request.path_params["name"], after_ms))
+    async def live(request: Request) -> PipelineLive:
+        return await diagnosis.live(request.path_params["name"], _AFTER.read(request))
 
-    async def errors(request: Request) -> Response:
-        return json_answer(await diagnosis.errors(request.path_params["name"]))
+    async def errors(request: Request) -> PipelineErrors:
+        return await diagnosis.errors(request.path_params["name"])
+
+    async def logs(request: Request) -> Response:
+        name, lines = request.path_params["name"], _LINES.read(request)
+        return PlainTextResponse(await watched.logs(name, lines))
 
     async def container_log(request: Request) -> Response:
-        level = request.query_params.get("level", "").upper()
-        if level not in LEVELS:
-            raise InvalidArgumentError(f"level must be one of {', '.join(LEVELS[1:])}")
-        lines = query_number(request, "lines", 200, LOG_LINES_MAX, least=1)
+        level, lines = _LEVEL.read(request), _CONTAINER_LINES.read(request)
         name, container = request.path_params["name"], request.path_params["container"]
         # Lines of lower levels are read too, so that enough are left of the wanted ones.
         wanted = LOG_LINES_MAX if level else lines
         text = failures.filter_lines(await watched.container_log(name, container, wanted), level)
-        kept = text.splitlines(keepends=True)[-lines:]
-        return Response("".join(kept), media_type="text/plain; charset=utf-8")
+        return PlainTextResponse("".join(text.splitlines(keepends=True)[-lines:]))
 
+    former = "/api/pipelines/{name}"
     return [
-        add("/api/problems", situation),
-        add(f"{PIPELINE}/live", live),
-        add(f"{PIPELINE}/errors", errors),
-        add(f"{PIPELINE}/containers/{{container}}/logs", container_log),
+        Endpoint(
+            "GET",
+            "/api/v1/problems",
+            situation,
+            "Everything that is wrong, worst first, and how all pipelines are.",
+            former_path="/api/problems",
+        ),
+        Endpoint(
+            "GET",
+            f"{PIPELINE}/live",
+            live,
+            "One pipeline as its page shows it.",
+            query=(_AFTER,),
+            former_path=f"{former}/live",
+        ),
+        Endpoint(
+            "GET",
+            f"{PIPELINE}/errors",
+            errors,
+            "Its errors, newest first, each with its log lines.",
+            former_path=f"{former}/errors",
+        ),
+        Endpoint(
+            "GET",
+            f"{PIPELINE}/logs",
+            logs,
+            "The last lines of a pipeline's containers.",
+            query=(_LINES,),
+            media_type="text/plain",
+            former_path=f"{former}/logs",
+        ),
+        Endpoint(
+            "GET",
+            f"{PIPELINE}/containers/{{container}}/logs",
+            container_log,
+            "The last lines of a container.",
+            query=(_CONTAINER_LINES, _LEVEL),
+            media_type="text/plain",
+            former_path=f"{former}/containers/{{container}}/logs",
+        ),
     ]
 
 

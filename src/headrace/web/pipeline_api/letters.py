@@ -12,22 +12,26 @@ from typing import Annotated, Any, Protocol
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from headrace.client.iggy import IggyClient
 from headrace.errors import NotFoundError, UnauthorizedError
 from headrace.pipeline.plan.logical import letter_topics
 from headrace.transfer.dead_letters import Letter, LetterSummary, list_letters, summarize
 from headrace.transfer.redriving import Redriving
-from headrace.web.pipeline_api.api import PIPELINE
-from headrace.web.server.exchange import json_answer, query_number, read_body
+from headrace.web.pipeline_api.control import PIPELINE
+from headrace.web.server.endpoints import Endpoint
+from headrace.web.server.exchange import Number as NumberParameter
+from headrace.web.server.exchange import Text
 from headrace.web.server.logins import Credentials
-from headrace.web.stram.routes import AddRoute
 
 LETTERS_MAX = 500
 PAYLOAD_CHARACTERS_MAX = 8_192
 LETTERS = f"{PIPELINE}/dead-letters"
+_TOPIC = Text("topic", "Which, where the operator has several.")
+_COUNT = NumberParameter(
+    "count", "At most so many of each partition.", default=100, most=LETTERS_MAX, least=1
+)
+_ALL = Text("all", "`true`: also those that were sent again.")
 
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -81,6 +85,9 @@ class RedriveDone(msgspec.Struct, frozen=True, kw_only=True):
     homeless: int  # do not say where they belong
 
 
+_EVERYTHING = Redrive()
+
+
 class Shown(Protocol):
     def glance(self, name: str) -> dict[str, Any]: ...
 
@@ -88,7 +95,7 @@ class Shown(Protocol):
 AsUser = Callable[[Credentials], AbstractAsyncContextManager[IggyClient]]
 
 
-def routes(add: AddRoute, pipelines: Shown, as_user: AsUser) -> list[Route]:
+def endpoints(pipelines: Shown, as_user: AsUser) -> list[Endpoint]:
     def topics(request: Request) -> dict[str, tuple[str, ...]]:
         return letter_topics(pipelines.glance(request.path_params["name"])["plan"])
 
@@ -96,13 +103,13 @@ def routes(add: AddRoute, pipelines: Shown, as_user: AsUser) -> list[Route]:
         """The operator's; `topic` says which, where it has several."""
         operator = request.path_params["operator"]
         known = topics(request).get(operator, ())
-        wanted = request.query_params.get("topic", known[0] if known else "")
+        wanted = _TOPIC.read(request, known[0] if known else "")
         if wanted not in known:
             raise NotFoundError("this operator has no such dead letters", operator=operator)
         stream, _, name = wanted.partition("/")
         return stream, name
 
-    async def boxes(request: Request) -> Response:
+    async def boxes(request: Request) -> LetterBoxes:
         found = []
         async with as_user(request.state.credentials) as client:
             for operator, names in topics(request).items():
@@ -111,33 +118,46 @@ def routes(add: AddRoute, pipelines: Shown, as_user: AsUser) -> list[Route]:
                         known = await summarize(client, *one.split("/", 1))
                         if known is not None:
                             found.append(_box(operator, known))
-        return json_answer(LetterBoxes(operators=found))
+        return LetterBoxes(operators=found)
 
-    async def letters(request: Request) -> Response:
+    async def letters(request: Request) -> DeadLetters:
         stream, name = topic(request)
-        count = query_number(request, "count", 100, LETTERS_MAX, least=1)
-        waiting = request.query_params.get("all", "false") != "true"
+        count, waiting = _COUNT.read(request), _ALL.read(request) != "true"
         async with as_user(request.state.credentials) as client:
             found = await list_letters(
                 client, stream, name, waiting=waiting, newest=True, count=count
             )
-        return json_answer(
-            DeadLetters(topic=f"{stream}/{name}", letters=[_letter(one) for one in found[::-1]])
-        )
+        return DeadLetters(topic=f"{stream}/{name}", letters=[_letter(one) for one in found[::-1]])
 
-    async def redrive(request: Request) -> Response:
+    async def redrive(request: Request, wanted: Redrive = _EVERYTHING) -> RedriveDone:
         stream, name = topic(request)
-        wanted = await read_body(request, Redrive, Redrive())
         async with as_user(request.state.credentials) as client:
             run = Redriving(client, stream, name, again=wanted.again, skip_homeless=True)
             done = await (run.chosen(wanted.offsets) if wanted.offsets else run.all())
-        answer = RedriveDone(sent=done.sent, known=done.known, homeless=done.homeless)
-        return json_answer(answer, 202)
+        return RedriveDone(sent=done.sent, known=done.known, homeless=done.homeless)
 
+    former = "/api/pipelines/{name}/dead-letters"
     return [
-        add(LETTERS, boxes),
-        add(f"{LETTERS}/{{operator}}", letters),
-        add(f"{LETTERS}/{{operator}}/redrive", redrive, "POST", manage=True),
+        Endpoint("GET", LETTERS, boxes, "Dead-letter topics of its operators.", former_path=former),
+        Endpoint(
+            "GET",
+            f"{LETTERS}/{{operator}}",
+            letters,
+            "An operator's dead letters, newest first.",
+            query=(_TOPIC, _COUNT, _ALL),
+            former_path=f"{former}/{{operator}}",
+        ),
+        Endpoint(
+            "POST",
+            f"{LETTERS}/{{operator}}/redrive",
+            redrive,
+            "Send dead letters again, to where they came from.",
+            query=(_TOPIC,),
+            status=202,
+            manage=True,
+            first=topic,
+            former_path=f"{former}/{{operator}}/redrive",
+        ),
     ]
 
 

@@ -21,8 +21,8 @@ from headrace.web.metrics.pipelines import Measured
 from headrace.web.server.logins import Login
 from headrace.wire.iggy.commands import Permission
 
-BASES = (("/api/pipelines/{name}", "name"), ("/ws/v2/stram/{application}", "application"))
-"""Where a pipeline's name stands in a path."""
+BASES = ("/api/v1/pipelines/{name}", "/ws/v2/stram/{name}")
+"""Below these paths everything is about the pipeline that they name."""
 
 T = TypeVar("T")
 
@@ -55,12 +55,11 @@ class PipelineRights:
 
     def guard(self, path: str) -> Callable[[Login, Request], None] | None:
         """What holds every path below a pipeline's name against this; None for other paths."""
-        parameter = next((name for base, name in BASES if path.startswith(base)), None)
-        if parameter is None:
+        if not path.startswith(BASES):
             return None
 
         def allow(login: Login, request: Request) -> None:
-            self.check(login, request.path_params[parameter])
+            self.check(login, request.path_params["name"])
 
         return allow
 

@@ -1,8 +1,9 @@
-"""Requests and answers of the JSON API: bodies with a limit, numbers in a query, JSON out."""
+"""Requests and answers of the JSON API: bodies with a limit, parameters of a query, JSON out."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from starlette.convertors import Convertor, register_url_convertor
@@ -64,16 +65,71 @@ async def _read(request: Request) -> bytes:
     return bytes(body)
 
 
-def query_number(
-    request: Request, name: str, default: int, most: int = NUMBER_MAX, *, least: int = 0
-) -> int:
-    text = request.query_params.get(name, str(default))
-    # Not every digit is one of ours, and Python reads no number of thousands of them.
-    digits = text.lstrip("0") or "0"
-    right = text.isascii() and text.isdigit() and len(digits) <= _DIGITS_MAX
-    if not right or not least <= int(digits) <= most:
-        raise InvalidArgumentError(f"{name} must be {least} to {most}")
-    return int(digits)
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A parameter of a query that is text; `choices` and `characters_max` bound it."""
+
+    name: str
+    description: str
+    choices: tuple[str, ...] = ()
+    characters_max: int | None = None
+    pattern: str = ""
+    """Described, not checked: whoever reads the parameter knows more."""
+    required: bool = False
+    upper: bool = False
+    """Whether small letters stand for capitals."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"type": "string"}
+        if self.choices:
+            found["enum"] = list(self.choices)
+        if self.characters_max is not None:
+            found["maxLength"] = self.characters_max
+        if self.pattern:
+            found["pattern"] = self.pattern
+        return found
+
+    def read(self, request: Request, default: str = "") -> str:
+        given = request.query_params.get(self.name, default)
+        text = given.upper() if self.upper else given
+        if self.choices and text not in (*self.choices, default):
+            raise InvalidArgumentError(f"{self.name} is one of {', '.join(self.choices)}")
+        if self.characters_max is not None and len(text) > self.characters_max:
+            raise InvalidArgumentError(f"{self.name} has at most {self.characters_max} characters")
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A parameter of a query that is a whole number, `least` to `most`."""
+
+    name: str
+    description: str
+    default: int = 0
+    most: int = NUMBER_MAX
+    least: int = 0
+    required: bool = False
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "integer", "minimum": self.least, "maximum": self.most}
+
+    def read(self, request: Request) -> int:
+        text = request.query_params.get(self.name, str(self.default))
+        # Not every digit is one of ours, and Python reads no number of thousands of them.
+        digits = text.lstrip("0") or "0"
+        right = text.isascii() and text.isdigit() and len(digits) <= _DIGITS_MAX
+        if not right or not self.least <= int(digits) <= self.most:
+            raise InvalidArgumentError(f"{self.name} must be {self.least} to {self.most}")
+        return int(digits)
+
+    def find(self, request: Request) -> int | None:
+        """The number, or None where the query does not have it."""
+        return self.read(request) if self.name in request.query_params else None
+
+
+Parameter: TypeAlias = Text | Number
 
 
 def json_answer(value: Any, status: int = 200) -> Response:

@@ -3,18 +3,15 @@
 The broker decides what a user may do with streams, topics and users: those calls go to it as that
 user. What the controller does needs a user who may manage the server.
 
-Sessions of people in browsers: a cookie instead of a password in every request.
-
-A session keeps the credentials it was opened with, in memory alone, because each call goes to the
-broker as the user and the broker may have to be reached anew. The table holds digests of the
-tokens; it is bounded, and who was away longest goes first.
-
-Who may hand over code with the password that everybody knows.
+A session is a cookie instead of a password in every request, for people in browsers. It keeps the
+credentials it was opened with, in memory alone, because each call goes to the broker as the user
+and the broker may have to be reached anew. The table of sessions holds digests of their tokens; it
+is bounded, and who was away longest goes first.
 
 `headrace up --dev` has the root user iggy/iggy, as Iggy's examples expect. That password says
-nothing about who asks, and a pipeline's code runs as the user of the server. So whoever logs in
-with it proves by a token that they may read the server's files: it is made once, readable by its
-owner alone, and shown by the terminal of `headrace up --dev`.
+nothing about who asks, and a pipeline's code runs as the user of the server. So whoever hands over
+code with it proves by a `CodeToken` that they may read the server's files: the token is made once,
+readable by its owner alone, and shown by the terminal of `headrace up --dev`.
 """
 
 from __future__ import annotations
@@ -24,13 +21,11 @@ import binascii
 import hashlib
 import hmac
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from headrace.client.iggy import IggyClient
 from headrace.errors import UnauthenticatedError, UnauthorizedError
@@ -131,7 +126,6 @@ def _digest(token: str) -> bytes:
 PAGE_HEADER = "x-headrace-page"
 """Our page sends it with all that changes something: no other site's page can."""
 _OWN_PAGES = ("same-origin", "none")  # of Sec-Fetch-Site, which every browser sends
-_READING = ("GET", "HEAD")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,29 +211,3 @@ def check_origin(request: Request) -> None:
         raise UnauthorizedError("this cannot be done from another site's page")
     if "authorization" not in request.headers and PAGE_HEADER not in request.headers:
         raise UnauthorizedError(f"a request of a session says so with a header {PAGE_HEADER}")
-
-
-@dataclass(frozen=True, slots=True)
-class Guarded:
-    """A route's endpoint behind a login. Its `serve` is what the router gets."""
-
-    logins: Logins
-    answer: Callable[[Request], Awaitable[Response]]
-    manage: bool
-    code: CodeToken | None = None
-    """Of a route that runs what it is given."""
-    allow: Callable[[Login, Request], None] | None = None
-    """Raises where this user may not ask for what the path names."""
-
-    async def serve(self, request: Request) -> Response:
-        login = await self.logins.check(request)
-        if self.manage and not login.may_manage:
-            raise UnauthorizedError(f"user {login.username} may not manage pipelines")
-        if request.method not in _READING:
-            check_origin(request)
-        if self.allow is not None:
-            self.allow(login, request)
-        if self.code is not None:
-            given = request.headers.get(TOKEN_HEADER, "")
-            self.code.check(request.state.credentials, given)
-        return await self.answer(request)

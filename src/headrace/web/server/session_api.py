@@ -6,11 +6,11 @@ from importlib.metadata import version
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from headrace.errors import InvalidArgumentError, ThrottledError
 from headrace.web.broker_api.types import Rights, SessionInfo, SessionStart
-from headrace.web.server.exchange import json_answer, read_body
+from headrace.web.server.endpoints import Endpoint
+from headrace.web.server.exchange import Text, json_answer
 from headrace.web.server.live import LISTENERS_MAX, Live
 from headrace.web.server.logins import (
     COOKIE,
@@ -21,17 +21,21 @@ from headrace.web.server.logins import (
     check_origin,
     host_of,
 )
-from headrace.web.stram.routes import AddRoute
 
 PATH = "/api/v1/session"
 STREAM_PATH = "/api/v1/events/stream"
 EVENT_TOPICS_MAX = 32
+_TOPICS = Text(
+    "topics",
+    "overview, topics, streams, groups, cluster, alerts, problems, pipeline/<name>,"
+    " with commas between.",
+    pattern="^[a-z]+(,[a-z]+){0,31}$",
+    required=True,
+)
 
 
-def routes(add: AddRoute, logins: Logins, live: Live) -> list[Route]:
-    async def log_in(request: Request) -> Response:
-        check_origin(request)
-        wanted = await read_body(request, SessionStart)
+def endpoints(logins: Logins, live: Live) -> list[Endpoint]:
+    async def log_in(request: Request, wanted: SessionStart) -> Response:
         credentials = Credentials(wanted.username, wanted.password, host_of(request))
         login = await logins.verify(credentials)
         answer = json_answer(session_info(login), 201)
@@ -59,7 +63,7 @@ def routes(add: AddRoute, logins: Logins, live: Live) -> list[Route]:
         return json_answer(session_info(await logins.check(request)))
 
     async def stream(request: Request) -> Response:
-        topics = list(dict.fromkeys(request.query_params.get("topics", "").split(",")))
+        topics = list(dict.fromkeys(_TOPICS.read(request).split(",")))
         if not topics[0] or len(topics) > EVENT_TOPICS_MAX:
             raise InvalidArgumentError("topics names what to send, with commas between")
         if live.full:
@@ -71,10 +75,34 @@ def routes(add: AddRoute, logins: Logins, live: Live) -> list[Route]:
         )
 
     return [
-        Route(PATH, log_in, methods=["POST"], name=PATH),
-        Route(PATH, log_out, methods=["DELETE"], name=PATH),
-        Route(PATH, show, methods=["GET"], name=PATH),
-        add(STREAM_PATH, stream),
+        Endpoint(
+            "POST",
+            PATH,
+            log_in,
+            "Log in: sets the cookie of a session. Needs the header X-Headrace-Page.",
+            login=False,
+            first=check_origin,
+            answer=SessionInfo,
+        ),
+        Endpoint(
+            "GET",
+            PATH,
+            show,
+            "Who is logged in and what they may do; nothing (204) for nobody.",
+            login=False,
+            answer=SessionInfo,
+        ),
+        Endpoint(
+            "DELETE", PATH, log_out, "Log out. Needs the header X-Headrace-Page.", login=False
+        ),
+        Endpoint(
+            "GET",
+            STREAM_PATH,
+            stream,
+            "Server-sent events: the newest value of each topic of events, when it changes.",
+            query=(_TOPICS,),
+            media_type="text/event-stream",
+        ),
     ]
 
 

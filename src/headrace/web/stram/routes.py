@@ -2,325 +2,166 @@
 
 In the origin every application had a controller, and with it an address, of its own; here one
 controller has them all, so the application's name stands in the path. What follows it is the
-origin's. Answers are `stram_types`, made by `stram_views` from the same view as the JSON API's.
+origin's. What `/api/v1/pipelines` has too is answered by the same handlers (`Control`); the rest,
+made by `headrace.web.stram.views` from the same view, is for clients of the origin alone.
 """
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
-import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from headrace.errors import InvalidArgumentError, NotFoundError
-from headrace.web.server.exchange import (
-    check_numbers,
-    json_answer,
-    query_number,
-    read_body,
-    read_values,
-)
+from headrace.errors import NotFoundError
+from headrace.web.pipeline_api.control import AFTER, LIMIT, PATTERN, PROPERTY, STATES, Control
+from headrace.web.server.endpoints import Endpoint, Handler
+from headrace.web.server.exchange import Parameter
 from headrace.web.stram import types as t
 from headrace.web.stram import views
 
-BASE = "/ws/v2/stram/{application}"
-EVENTS_MAX = 1_000
-
-Answer = Callable[[Request], Awaitable[Response]]
+BASE = "/ws/v2/stram/{name}"
 
 
-class Stram(Protocol):
-    """What this layer needs of the controller."""
+def endpoints(control: Control, now_ms: Callable[[], int]) -> list[Endpoint]:
+    def get(path: str, handler: Handler, summary: str, *query: Parameter) -> Endpoint:
+        return Endpoint("GET", f"{BASE}{path}", handler, summary, query=query)
 
-    def show(self, name: str) -> dict[str, Any]: ...
+    def post(path: str, handler: Handler, summary: str) -> Endpoint:
+        return control.change(f"{BASE}{path}", handler, summary)
 
-    def events(self, name: str, *, after: int = 0) -> list[dict[str, Any]]: ...
+    async def application(request: Request) -> t.AppInfo:
+        return views.app_info(control.view(request), now_ms())
 
-    async def stop(self, name: str) -> None: ...
+    async def physical_plan(request: Request) -> t.PhysicalPlanInfo:
+        return views.physical_plan(control.view(request))
 
-    async def kill_container(self, name: str, container_id: str) -> None: ...
+    async def streams(request: Request) -> t.Streams:
+        return t.Streams(streams=views.streams(control.view(request)))
 
-    async def stack_trace(self, name: str, container_id: str) -> str: ...
+    async def ports(request: Request) -> t.Ports:
+        return t.Ports(ports=(await control.operator(request)).ports)
 
-    async def set_log_levels(self, name: str, levels: Mapping[str, str]) -> None: ...
+    async def port(request: Request) -> t.PortInfo:
+        return views.port_info(await control.operator(request), request.path_params["port"])
 
-    async def set_property(self, name: str, operator: str, values: Mapping[str, Any]) -> None: ...
+    async def properties(request: Request) -> dict[str, Any]:
+        return control.properties(request, (await control.operator(request)).name)
 
-    async def set_instances(self, name: str, operator: str, instances: int) -> None: ...
+    async def attributes(request: Request) -> dict[str, Any]:
+        found: dict[str, Any] = (await control.plan(request)).get("attributes", {})
+        return found
 
-    async def change_plan(self, name: str, requests: Sequence[Mapping[str, Any]]) -> None: ...
+    async def declared_operators(request: Request) -> dict[str, Any]:
+        return {"operators": (await control.plan(request))["operators"]}
 
-    async def start_recording(self, name: str, operator: str, windows: int = 100) -> str: ...
+    async def declared(request: Request) -> dict[str, Any]:
+        return views.logical_operator(control.view(request), request.path_params["operator"])
 
-    async def stop_recording(self, name: str, operator: str) -> None: ...
+    async def aggregation(request: Request) -> t.Aggregation:
+        return views.aggregation(control.view(request), request.path_params["operator"])
 
-    async def recorded(self, name: str, recording: str) -> list[dict[str, Any]]: ...
+    async def operator_attributes(request: Request) -> dict[str, Any]:
+        found: dict[str, Any] = (await declared(request)).get("attributes", {})
+        return found
 
-    async def resume(self, name: str) -> dict[str, Any]: ...
+    async def declared_ports(request: Request) -> dict[str, Any]:
+        return {"ports": (await declared(request)).get("ports", [])}
 
-    async def roll_back(self, name: str, window: str, operators: Sequence[str] = ()) -> None: ...
+    async def declared_port(request: Request) -> dict[str, Any]:
+        given = request.path_params
+        return views.logical_port(control.view(request), given["operator"], given["port"])
 
-    async def replay(self, name: str, topic: str, starting: str) -> None: ...
+    async def port_attributes(request: Request) -> dict[str, Any]:
+        found: dict[str, Any] = (await declared_port(request)).get("attributes", {})
+        return found
 
-    def log_levels(self, name: str) -> dict[str, str]: ...
+    async def operator_classes(request: Request) -> t.OperatorClasses:
+        return t.OperatorClasses(operator_classes=views.operator_classes(control.view(request)))
 
+    async def operator_class(request: Request) -> dict[str, Any]:
+        name, found = request.path_params["class"], control.view(request)
+        row = next((one for one in views.operator_classes(found) if one["name"] == name), None)
+        if row is None:
+            raise NotFoundError("no such operator class", name=name)
+        one = views.logical_operator(found, row["operators"][0])
+        return {**row, "ports": one.get("ports", []), "properties": one.get("properties", {})}
 
-class AddRoute(Protocol):
-    """Makes a route that only users who logged in reach; `manage`: only those who may manage."""
-
-    def __call__(
-        self, path: str, answer: Answer, method: str = "GET", *, manage: bool = False
-    ) -> Route: ...
-
-
-def routes(add: AddRoute, stram: Stram, now_ms: Callable[[], int]) -> list[Route]:
-    def view(request: Request) -> dict[str, Any]:
-        return stram.show(request.path_params["application"])
-
-    def get(path: str, make: Callable[[dict[str, Any], Request], Any]) -> Route:
-        async def answer(request: Request) -> Response:
-            return json_answer(make(view(request), request))
-
-        return add(f"{BASE}{path}", answer)
-
-    def post(path: str, act: Callable[[str, Request], Awaitable[Any]]) -> Route:
-        async def answer(request: Request) -> Response:
-            stram.show(request.path_params["application"])  # NotFoundError comes first
-            return json_answer(await act(request.path_params["application"], request), 202)
-
-        return add(f"{BASE}{path}", answer, "POST", manage=True)
-
-    async def shutdown(name: str, _request: Request) -> t.Done:
-        await stram.stop(name)
-        return t.Done(detail="it drains and ends")
-
-    async def kill(name: str, request: Request) -> t.Done:
-        await stram.kill_container(name, request.path_params["container"])
-        return t.Done(detail="it is started again")
-
-    async def stack_trace(request: Request) -> Response:
-        name, container = request.path_params["application"], request.path_params["container"]
-        views.container_info(view(request), container)
-        found = msgspec.json.decode(await stram.stack_trace(name, container))
-        return json_answer(
-            t.StackTrace(
-                container=container, python=found.get("python", []), jvm=found.get("jvm", [])
-            )
-        )
-
-    async def events(request: Request) -> Response:
-        after = query_number(request, "offset", 0)
-        limit = query_number(request, "limit", EVENTS_MAX, EVENTS_MAX)
-        found = stram.events(request.path_params["application"], after=after)
-        return json_answer(t.Events(events=views.events(found[-limit:] if limit else [])))
-
-    async def set_loggers(name: str, request: Request) -> t.Done:
-        wanted = await read_body(request, t.Loggers)
-        await stram.set_log_levels(name, {one.target: one.log_level for one in wanted.loggers})
-        return t.Done(detail=f"{len(wanted.loggers)} loggers")
-
-    async def change_plan(name: str, request: Request) -> t.Done:
-        wanted = await read_body(request, t.PlanChange)
-        for one in wanted.requests:
-            check_numbers(one)
-        await stram.change_plan(name, wanted.requests)
-        return t.Done(detail=f"{len(wanted.requests)} changes")
-
-    async def set_logical(name: str, request: Request) -> t.Done:
-        values = await read_values(request)
-        views.logical_operator(stram.show(name), request.path_params["operator"])
-        await stram.set_property(name, request.path_params["operator"], values)
-        return t.Done(detail=f"{len(values)} properties")
-
-    async def set_physical(name: str, request: Request) -> t.Done:
-        values = await read_values(request)
-        found = stram.show(name)
-        operator = _operator(found, request).name
-        if sum(one["name"] == operator for one in found["operators"]) > 1:
-            raise InvalidArgumentError("an instance has no properties of its own; set them on all")
-        await stram.set_property(name, operator, values)
-        return t.Done(detail=f"{len(values)} properties")
-
-    async def set_instances(name: str, request: Request) -> t.Done:
-        wanted = await read_body(request, t.Instances)
-        await stram.set_instances(name, request.path_params["operator"], wanted.instances)
-        return t.Done(detail="at a committed window")
-
-    async def record(name: str, request: Request) -> t.Recording:
-        operator = _recorded(stram.show(name), request)
-        wanted = await read_body(request, t.RecordingStart, t.RecordingStart())
-        return t.Recording(id=await stram.start_recording(name, operator, wanted.num_windows))
-
-    async def stop_recording(name: str, request: Request) -> t.Done:
-        await stram.stop_recording(name, _recorded(stram.show(name), request))
-        return t.Done(detail="what was recorded stays")
-
-    async def recording(request: Request) -> Response:
-        name = request.path_params["application"]
-        wanted = request.path_params["recording"]
-        try:
-            rows = await stram.recorded(name, wanted)
-        except NotFoundError:
-            if not any(one.get("recording") == wanted for one in stram.events(name)):
-                raise
-            rows = []  # it was started, and no window has passed yet
-        return json_answer(t.Recorded(windows=rows))
-
-    async def resume(name: str, _request: Request) -> t.Done:
-        await stram.resume(name)
-        return t.Done(detail="from its checkpoints")
-
-    async def roll_back(name: str, request: Request) -> t.Done:
-        wanted = await read_body(request, t.RollBack)
-        await stram.roll_back(name, wanted.window_id, wanted.operators)
-        return t.Done(detail=f"to {wanted.window_id}")
-
-    async def replay(name: str, request: Request) -> t.Done:
-        wanted = await read_body(request, t.Replay)
-        await stram.replay(name, wanted.topic, wanted.starting)
-        return t.Done(detail=f"{wanted.topic} from {wanted.starting}")
-
-    def loggers(found: dict[str, Any], request: Request) -> t.Loggers:
-        pattern = request.query_params.get("pattern", "*")
-        levels = stram.log_levels(found["name"])
-        return t.Loggers(
-            loggers=[
-                t.LoggerSetting(target=target, log_level=level)
-                for target, level in levels.items()
-                if fnmatch.fnmatchcase(target, pattern)
-            ]
-        )
-
-    operator, logical = "/physicalPlan/operators/{id:number}", "/logicalPlan/operators/{operator}"
+    containers, operator = "/physicalPlan/containers", "/physicalPlan/operators/{id:number}"
+    logical = "/logicalPlan/operators/{operator}"
     return [
-        get("", lambda found, _: views.app_info(found, now_ms())),
-        get("/info", lambda found, _: views.app_info(found, now_ms())),
-        get("/physicalPlan", lambda found, _: views.physical_plan(found)),
+        get("", application, "The application."),
+        get("/info", application, "The application."),
+        get("/physicalPlan", physical_plan, "What runs where."),
+        get("/physicalPlan/operators", control.operators, "Operators as they run."),
+        get("/physicalPlan/streams", streams, "Streams."),
+        get(operator, control.operator, "One operator."),
+        get(f"{operator}/ports", ports, "Its ports."),
+        get(f"{operator}/ports/{{port}}", port, "One of its ports."),
+        get(f"{operator}/properties", properties, "Its properties.", PROPERTY),
+        get(containers, control.containers, "Containers.", STATES),
+        get(f"{containers}/{{container}}", control.container, "One container."),
         get(
-            "/physicalPlan/operators",
-            lambda found, _: t.Operators(operators=views.operator_infos(found)),
+            f"{containers}/{{container}}/stackTrace",
+            control.stack_trace,
+            "What its threads are doing, asked of it now.",
         ),
-        get("/physicalPlan/streams", lambda found, _: t.Streams(streams=views.streams(found))),
-        get(operator, lambda found, request: _operator(found, request)),
-        get(
-            f"{operator}/ports",
-            lambda found, request: t.Ports(ports=_operator(found, request).ports),
+        post(
+            f"{containers}/{{container}}/kill",
+            control.kill,
+            "Kill a container; it is started again.",
         ),
-        get(
-            f"{operator}/ports/{{port}}",
-            lambda found, request: views.port_info(
-                _operator(found, request), request.path_params["port"]
-            ),
-        ),
-        get(
+        post(
             f"{operator}/properties",
-            lambda found, request: _properties(found, request, _operator(found, request).name),
+            control.set_physical,
+            "Set properties, by name; of an operator that has one instance.",
         ),
-        get("/physicalPlan/containers", _containers),
-        get(
-            "/physicalPlan/containers/{container}",
-            lambda found, request: views.container_info(found, request.path_params["container"]),
+        post(
+            f"{operator}/recordings/start",
+            control.record,
+            "Keep sample rows of the next windows.",
         ),
-        add(f"{BASE}/physicalPlan/containers/{{container}}/stackTrace", stack_trace),
-        post("/physicalPlan/containers/{container}/kill", kill),
-        post(f"{operator}/properties", set_physical),
-        post(f"{operator}/recordings/start", record),
-        post(f"{operator}/recordings/stop", stop_recording),
-        post(f"{operator}/ports/{{port}}/recordings/start", record),
-        post(f"{operator}/ports/{{port}}/recordings/stop", stop_recording),
-        add(f"{BASE}/recordings/{{recording}}", recording),
-        post("/logicalPlan", change_plan),
-        post(f"{logical}/properties", set_logical),
-        post(f"{logical}/instances", set_instances),
-        get("/logicalPlan", lambda found, _: found["plan"]),
-        get("/logicalPlan/attributes", lambda found, _: found["plan"].get("attributes", {})),
-        get(
-            "/logicalPlan/operators",
-            lambda found, _: {"operators": found["plan"]["operators"]},
+        post(f"{operator}/recordings/stop", control.stop_recording, "Record no more."),
+        post(
+            f"{operator}/ports/{{port}}/recordings/start",
+            control.record,
+            "The same; an operator's recording has all its ports.",
         ),
-        get(logical, _logical),
-        get(
-            f"{logical}/aggregation",
-            lambda found, request: views.aggregation(found, request.path_params["operator"]),
+        post(
+            f"{operator}/ports/{{port}}/recordings/stop",
+            control.stop_recording,
+            "Record no more.",
         ),
-        get(
-            f"{logical}/attributes",
-            lambda found, request: _logical(found, request).get("attributes", {}),
+        get("/recordings/{recording}", control.recording, "What was recorded."),
+        post(
+            "/logicalPlan",
+            control.change_plan,
+            "Change operators and streams, all requests or none.",
         ),
-        get(
-            f"{logical}/ports",
-            lambda found, request: {"ports": _logical(found, request).get("ports", [])},
+        post(f"{logical}/properties", control.set_declared, "Set properties, by name."),
+        post(
+            f"{logical}/instances",
+            control.set_instances,
+            "Run a stateless operator in so many containers.",
         ),
-        get(f"{logical}/ports/{{port}}", _logical_port),
-        get(
-            f"{logical}/ports/{{port}}/attributes",
-            lambda found, request: _logical_port(found, request).get("attributes", {}),
-        ),
-        get(
-            f"{logical}/properties",
-            lambda found, request: _properties(found, request, request.path_params["operator"]),
-        ),
-        get(
-            "/operatorClasses",
-            lambda found, _: t.OperatorClasses(operator_classes=views.operator_classes(found)),
-        ),
-        get("/operatorClasses/{name}", _operator_class),
-        get("/loggers", loggers),
-        get("/loggers/search", loggers),
-        post("/loggers", set_loggers),
-        add(f"{BASE}/events", events),
-        post("/shutdown", shutdown),
-        post("/resume", resume),
-        post("/rollBack", roll_back),
-        post("/replay", replay),
+        get("/logicalPlan", control.plan, "The plan as it was declared."),
+        get("/logicalPlan/attributes", attributes, "The application's attributes."),
+        get("/logicalPlan/operators", declared_operators, "Operators as they were declared."),
+        get(logical, declared, "One of them."),
+        get(f"{logical}/aggregation", aggregation, "Its metrics over all instances."),
+        get(f"{logical}/attributes", operator_attributes, "Its attributes."),
+        get(f"{logical}/ports", declared_ports, "Its ports."),
+        get(f"{logical}/ports/{{port}}", declared_port, "One of its ports."),
+        get(f"{logical}/ports/{{port}}/attributes", port_attributes, "The port's attributes."),
+        get(f"{logical}/properties", control.declared_properties, "Its properties.", PROPERTY),
+        get("/operatorClasses", operator_classes, "Functions that operators run."),
+        get("/operatorClasses/{class}", operator_class, "One of them."),
+        get("/loggers", control.loggers, "Log levels that were set.", PATTERN),
+        get("/loggers/search", control.loggers, "Log levels that were set.", PATTERN),
+        post("/loggers", control.set_loggers, "Set log levels in all containers."),
+        get("/events", control.events, "What happened, newest last.", AFTER, LIMIT),
+        post("/shutdown", control.shut_down, "Let the application drain and end."),
+        post("/resume", control.resume, "Start a stopped application again."),
+        post("/rollBack", control.roll_back, "Go back to a window."),
+        post("/replay", control.replay, "Read a topic again from a point."),
     ]
-
-
-def _operator(found: dict[str, Any], request: Request) -> t.OperatorInfo:
-    return views.operator_info(found, request.path_params["id"])
-
-
-def _recorded(found: dict[str, Any], request: Request) -> str:
-    """The operator that a recording is of; with a port in the path, one that it has."""
-    operator = _operator(found, request)
-    if "port" in request.path_params:
-        views.port_info(operator, request.path_params["port"])
-    return operator.name
-
-
-def _logical(found: dict[str, Any], request: Request) -> dict[str, Any]:
-    return views.logical_operator(found, request.path_params["operator"])
-
-
-def _logical_port(found: dict[str, Any], request: Request) -> dict[str, Any]:
-    return views.logical_port(found, request.path_params["operator"], request.path_params["port"])
-
-
-def _containers(found: dict[str, Any], request: Request) -> t.Containers:
-    states = request.query_params.get("states", "")
-    wanted = frozenset(filter(None, states.upper().split(",")))
-    return t.Containers(containers=views.container_infos(found, wanted))
-
-
-def _properties(found: dict[str, Any], request: Request, operator: str) -> dict[str, Any]:
-    """As they are now, all or the one that `propertyName` names."""
-    properties = views.properties(found, operator)
-    wanted = request.query_params.get("propertyName")
-    if wanted is None:
-        return properties
-    if wanted not in properties:
-        raise NotFoundError("no such property", operator=operator, property=wanted)
-    return {wanted: properties[wanted]}
-
-
-def _operator_class(found: dict[str, Any], request: Request) -> dict[str, Any]:
-    name = request.path_params["name"]
-    row = next((one for one in views.operator_classes(found) if one["name"] == name), None)
-    if row is None:
-        raise NotFoundError("no such operator class", name=name)
-    example = views.logical_operator(found, row["operators"][0])
-    return {**row, "ports": example.get("ports", []), "properties": example.get("properties", {})}

@@ -2,62 +2,45 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 import pytest
 from starlette.routing import Route
 
-from headrace.web.openapi import DETAILS, document, needs_login, needs_manager, plain_path
+from headrace.web.openapi import document, plain_path
+from headrace.web.server.endpoints import Endpoint
 from headrace.web.stram.routes import BASE
-from tests.unit.web.stage import CONTAINER, READER, ask, make
+from tests.unit.web.stage import CONTAINER, READER, ask, endpoint_of, endpoints, make
 
 VALUES = {
-    "application": "shop",
     "id": "2",
     "operator": "revenue",
     "container": CONTAINER,
     "name": "shop",
     "recording": "revenue-1",
+    "class": "shop:revenue",
+    "port": "orders",
 }
 HERE = "/ws/v2/stram/shop"
 
 
-def all_routes() -> list[Route]:
+def all_endpoints() -> list[Endpoint]:
     app, _ = make()
-    return [one for one in app.routes if isinstance(one, Route)]
-
-
-def described() -> list[tuple[str, str]]:
-    return [
-        (method, plain_path(route.path))
-        for route in all_routes()
-        for method in sorted((route.methods or set()) - {"HEAD"})
-    ]
+    return endpoints(app)
 
 
 def fill(path: str) -> str:
-    values = dict(VALUES)
-    values["port"] = "orders"
-    if "operatorClasses" in path:
-        values["name"] = "shop:revenue"
-    for name, value in values.items():
+    for name, value in VALUES.items():
         path = path.replace(f"{{{name}}}", value)
     return path
 
 
-GETS = [path for method, path in described() if method == "GET" and path.startswith(BASE)]
-POSTS = [
-    plain_path(route.path)
-    for route in all_routes()
-    if "POST" in (route.methods or ()) and needs_manager(route)
-]
-GUARDED = [
-    (method, plain_path(route.path))
-    for route in all_routes()
-    for method in sorted((route.methods or set()) - {"HEAD"})
-    if needs_login(route)
-]
+ENDPOINTS = {(one.method, plain_path(one.path)): one for one in all_endpoints()}
+GETS = [path for method, path in ENDPOINTS if method == "GET" and path.startswith(BASE)]
+POSTS = [path for (method, path), one in ENDPOINTS.items() if method == "POST" and one.manage]
+GUARDED = [key for key, one in ENDPOINTS.items() if one.login]
 OPEN = {"/health", "/ready", "/", "/static/{path}", "/api/v1/session"}
 
 
@@ -66,10 +49,8 @@ async def test_every_path_answers_in_the_shape_that_is_described(path: str) -> N
     app, _ = make()
     answer = await ask(app, fill(path), user=READER)
     assert answer.status_code == 200, answer.text
-    kind = DETAILS["GET", path].answer
-    if kind is not None:
-        told = msgspec.convert(answer.json(), kind)
-        assert msgspec.to_builtins(told) == answer.json()
+    told = msgspec.convert(answer.json(), ENDPOINTS["GET", path].answer_type)
+    assert msgspec.to_builtins(told) == answer.json()
 
 
 @pytest.mark.parametrize("path", GETS)
@@ -96,26 +77,22 @@ async def test_what_changes_something_needs_a_manager(path: str) -> None:
 
 
 def test_only_the_page_and_the_way_in_are_open() -> None:
-    assert {path for row in described() if row not in GUARDED for path in row[1:]} == OPEN
+    assert {path for method, path in ENDPOINTS if (method, path) not in GUARDED} == OPEN
 
 
-def test_the_document_has_every_route_and_no_other() -> None:
-    found = document(all_routes(), "1")
+def test_the_document_has_every_endpoint_and_no_other() -> None:
+    found = document(all_endpoints(), "1")
     listed = {(method.upper(), path) for path, row in found["paths"].items() for method in row}
-    assert listed == set(described())
-    assert set(DETAILS) <= listed
-    for route in all_routes():
-        for method in (route.methods or set()) - {"HEAD"}:
-            row = found["paths"][plain_path(route.path)][method.lower()]
-            assert bool(row["security"]) == needs_login(route)
-            if needs_manager(route) or method != "GET":
-                assert "403" in row["responses"]
-            assert ("description" in row) == needs_manager(route)
-            assert {one["name"] for one in row["parameters"] if one["in"] == "path"} == set(
-                route.param_convertors
-            )
-            if plain_path(route.path).startswith("/ws/v2"):
-                assert (method, plain_path(route.path)) in DETAILS
+    assert listed == set(ENDPOINTS)
+    for (method, path), one in ENDPOINTS.items():
+        row = found["paths"][path][method.lower()]
+        assert bool(row["security"]) == one.login
+        if one.manage or method != "GET":
+            assert "403" in row["responses"]
+        assert ("description" in row) == one.manage
+        named = {each["name"] for each in row["parameters"] if each["in"] == "path"}
+        assert named == set(re.findall(r"{(\w+)}", path))
+        assert ("requestBody" in row) == (one.body_type is not None)
     ids = [row["operationId"] for rows in found["paths"].values() for row in rows.values()]
     assert len(ids) == len(set(ids))
 
@@ -291,3 +268,18 @@ async def test_changes_of_what_is_not_there() -> None:
     ):
         assert (await ask(app, path, "POST", json={})).status_code == 404
     assert pipelines.calls == []
+
+
+def test_a_path_of_before_leads_to_the_same_endpoint() -> None:
+    app, _ = make()
+    served = {
+        (one.path, method): endpoint_of(one)
+        for one in app.routes
+        if isinstance(one, Route)
+        for method in one.methods or ()
+    }
+    former = [one for one in all_endpoints() if one.former_path]
+    assert len(former) > 10
+    for one in former:
+        assert served[one.former_path, one.method] == served[one.path, one.method]
+        assert one.former_path == one.path.replace("/api/v1/", "/api/")
