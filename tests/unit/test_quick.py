@@ -12,7 +12,7 @@ from tests import quick
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
     folder = tmp_path / "tests/unit"
-    for name in ("storage/journal", "storage/range", "wire/sbp"):
+    for name in ("storage/journal", "storage/range", "datanode/append"):
         (folder / name).mkdir(parents=True)
     return folder
 
@@ -37,7 +37,7 @@ def test_tests_lie_where_the_module_lies(unit: Path) -> None:
 def test_a_folder_takes_in_what_is_below_it(unit: Path) -> None:
     changed = ["src/headrace/storage/range/log.py", "src/headrace/storage/store.py"]
     assert chosen(unit, *changed) == ["storage"]
-    assert chosen(unit, "src/headrace/wire/sbp/flat.py") == []  # always run
+    assert chosen(unit, "src/headrace/datanode/append/requests.py") == []  # always run
 
 
 def test_a_test_that_changed_is_run_and_what_a_helper_serves(unit: Path) -> None:
