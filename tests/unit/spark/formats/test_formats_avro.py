@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, InvalidArgumentError
-from headrace.spark.formats.avro import read_long, write_long
-from headrace.spark.formats.avro_rows import AvroEncoder
+from headrace.spark.formats.avro_rows import AvroDecoder, AvroEncoder
 from tests.unit.spark.formats_area import decode
 
 
@@ -27,16 +26,25 @@ def read(payloads: list[bytes], schema: pa.Schema, avro: str) -> list[dict[str, 
     return decode("avro", payloads, schema, avro_schema=avro)
 
 
+def write(rows: list[dict[str, Any]], schema: pa.Schema, avro: str) -> list[bytes]:
+    payloads: list[bytes] = AvroEncoder(schema, avro)(
+        pa.RecordBatch.from_pylist(rows, schema)
+    ).to_pylist()
+    return payloads
+
+
+NUMBER = pa.schema([("a", pa.int64())])
+LONG = record(a="long")
+
+
 # Numbers, and the record {"a": 27, "b": "foo"}, as Avro's specification gives them.
 @pytest.mark.parametrize(
     ("value", "encoded"),
     [(0, b"\0"), (-1, b"\1"), (1, b"\2"), (-2, b"\3"), (-64, b"\x7f"), (64, b"\x80\x01")],
 )
 def test_numbers_of_the_specification(value: int, encoded: bytes) -> None:
-    out = bytearray()
-    write_long(out, value)
-    assert out == encoded
-    assert read_long(encoded, 0) == (value, len(encoded))
+    assert write([{"a": value}], NUMBER, LONG) == [encoded]
+    assert read([encoded], NUMBER, LONG) == [{"a": value}]
 
 
 def test_the_record_of_the_specification() -> None:
@@ -51,11 +59,10 @@ def test_the_record_of_the_specification() -> None:
 @settings(deadline=None)  # a loaded machine is no failure
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_any_number_comes_back(value: int) -> None:
-    out = bytearray()
-    write_long(out, value)
-    assert read_long(bytes(out), 0) == (value, len(out))
+    assert read(write([{"a": value}], NUMBER, LONG), NUMBER, LONG) == [{"a": value}]
 
 
+ENUM = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
 AVRO = record(
     i=["null", "int"],
     l="long",
@@ -64,7 +71,7 @@ AVRO = record(
     b="boolean",
     raw="bytes",
     s={"type": "string"},
-    e={"type": "enum", "name": "E", "symbols": ["A", "B"]},
+    e=ENUM,
     x={"type": "fixed", "name": "X", "size": 2},
     again="X",
     many={"type": "array", "items": ["null", "long"]},
@@ -161,9 +168,46 @@ def test_counts_and_lengths_that_are_not_there_cost_nothing(payload: bytes) -> N
 
 
 @pytest.mark.parametrize(
+    ("kind", "column", "payload", "reason"),
+    [
+        (["null", "long"], pa.int64(), b"\x01\x02", "a union has no branch -1"),
+        (["null", "long"], pa.int64(), b"\x03\x02", "a union has no branch -2"),
+        (["null", "long"], pa.int64(), b"\x04\x02", "a union has no branch 2"),
+        (["null", "long"], pa.int64(), b"\x80\x80\x80\x01\x02", "a union has no branch 1048576"),
+        (ENUM, pa.string(), b"\x01", "an enum has no symbol -1"),
+        (ENUM, pa.string(), b"\x04", "an enum has no symbol 2"),
+        ("string", pa.string(), b"\x01abc", "the payload ends too early"),
+        ("string", pa.string(), b"\x08abc", "the payload ends too early"),
+        ("string", pa.string(), b"\x02\xff", "utf-8"),
+        ("long", pa.int64(), b"\x80", "the payload ends too early"),
+        ("long", pa.int64(), b"\x02\x02", "1 bytes after the record"),
+        ("int", pa.int32(), b"\xfe\xff\xff\xff\x7f", "a: "),
+    ],
+)
+def test_the_reason_says_what_is_wrong(
+    kind: Any, column: pa.DataType, payload: bytes, reason: str
+) -> None:
+    (bad,) = AvroDecoder(pa.schema([("a", column)]), record(a=kind))(pa.array([payload])).bad
+    assert reason in bad.reason
+
+
+def test_a_union_in_a_type_that_is_used_twice_is_checked_too() -> None:
+    inner = {"type": "record", "name": "In", "fields": [{"name": "n", "type": ["null", "long"]}]}
+    struct = pa.struct([("n", pa.int64())])
+    schema = pa.schema([("a", struct), ("b", struct)])
+    decoded = AvroDecoder(schema, record(a=inner, b="In"))(pa.array([b"\x00\x02\x02", b"\x00\x01"]))
+    assert decoded.table.to_pylist() == [{"a": {"n": None}, "b": {"n": 1}}]
+    assert [bad.reason for bad in decoded.bad] == ["a union has no branch -1"]
+
+
+@pytest.mark.parametrize(
     ("avro", "text"),
     [
         ("oops", "not JSON"),
+        (
+            record(a={"type": "record", "name": "A", "fields": [{"name": "a", "type": "A"}]}),
+            "known",
+        ),
         ('"long"', "must be a record"),
         (record(a="Elsewhere"), "not known"),
         (record(a={"type": "array", "items": "null"}), "without bytes"),
@@ -190,6 +234,16 @@ def test_columns_and_values_that_do_not_fit_are_not_written() -> None:
     big = pa.RecordBatch.from_pydict({"a": [2**40]})
     with pytest.raises(InvalidArgumentError, match="no int"):
         AvroEncoder(schema, record(a="int"))(big)
+    with pytest.raises(InvalidArgumentError, match="float too large"):
+        write([{"a": 1e300}], pa.schema([("a", pa.float64())]), record(a="float"))
+    with pytest.raises(InvalidArgumentError, match="no symbol of the enum"):
+        write([{"a": "C"}], pa.schema([("a", pa.string())]), record(a=ENUM))
+    with pytest.raises(InvalidArgumentError, match="does not match schema size"):
+        write(
+            [{"a": b"abc"}],
+            pa.schema([("a", pa.binary())]),
+            record(a={"type": "fixed", "name": "F", "size": 2}),
+        )
     none = pa.RecordBatch.from_pylist([{"a": None}], schema)
     with pytest.raises(InvalidArgumentError, match="a is null"):
         AvroEncoder(schema, record(a="long"))(none)
