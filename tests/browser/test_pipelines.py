@@ -407,7 +407,7 @@ def test_a_reader_sees_everything_and_no_button(
     expect(page.get_by_role("button", name="Stack trace").first).to_be_visible()
     expect(page.get_by_role("button", name="Kill")).to_have_count(0)
     status = page.evaluate(
-        "fetch('/ws/v2/stram/shop/shutdown', {method: 'POST',"
+        "fetch('/api/v1/pipelines/shop/stop', {method: 'POST',"
         " headers: {'x-headrace-page': '1'}}).then((answer) => answer.status)"
     )
     assert status == 403

@@ -70,7 +70,7 @@ def test_a_reader_only_looks(stage: PipelinesStage, opens: Opens, complaints: li
     expect(page.locator("table[aria-label='Dead letters']")).to_contain_text("qty > 0")
     expect(page.get_by_role("button", name="Send all again")).to_have_count(0)
     status = page.evaluate(
-        "fetch('/api/pipelines/shop/dead-letters/valid/redrive', {method: 'POST',"
+        "fetch('/api/v1/pipelines/shop/dead-letters/valid/redrive', {method: 'POST',"
         " headers: {'x-headrace-page': '1', 'content-type': 'application/json'}, body: '{}'})"
         ".then((answer) => answer.status)"
     )

@@ -98,9 +98,9 @@ def control_api() -> Api:
     return Api(target.http, target.username, target.password)
 
 
-def stram_api() -> StramApi:
+def pipeline_api() -> PipelineApi:
     target = TARGET.get()
-    return StramApi(target.http, target.username, target.password)
+    return PipelineApi(target.http, target.username, target.password)
 
 
 class Api:
@@ -111,7 +111,8 @@ class Api:
         bare = address.removeprefix("https://").removeprefix("http://").rstrip("/")
         if self._tls is None and address.startswith("https://"):
             raise ConfigError(f"{address}: add --tls, and --tls-ca for a certificate of your own")
-        self._base = f"{'http' if self._tls is None else 'https'}://{bare}/api"
+        self._server = f"{'http' if self._tls is None else 'https'}://{bare}"
+        self._base = f"{self._server}/api/v1"
         self._auth = (username, password)
 
     def get(self, path: str, *, seconds: float = SUBMIT_SECONDS) -> Any:
@@ -130,14 +131,7 @@ class Api:
         self, method: str, path: str, body: object = None, seconds: float = SUBMIT_SECONDS
     ) -> Answer:
         from headrace.cli.http_token import find_token, given_token
-        from headrace.errors import (
-            AlreadyExistsError,
-            NotFoundError,
-            RequestError,
-            UnauthenticatedError,
-            UnauthorizedError,
-            UnavailableError,
-        )
+        from headrace.web.server.statuses import error_of
 
         answer = self._call(method, path, body, seconds, given_token())
         said = {} if answer.is_good else _said(answer)
@@ -147,17 +141,8 @@ class Api:
             said = {} if answer.is_good else _said(answer)
         if answer.is_good:
             return answer
-        where = self._base.removesuffix("/api")
-        strange = f"{where}: HTTP {answer.status} and nothing else; perhaps it is not the dashboard"
-        text = str(said.get("error", strange))
-        kind = {
-            401: UnauthenticatedError,
-            403: UnauthorizedError,
-            404: NotFoundError,
-            409: AlreadyExistsError,
-            503: UnavailableError,
-        }.get(answer.status, RequestError)
-        raise kind(text)
+        nothing = f"HTTP {answer.status} and nothing else; perhaps it is not the dashboard"
+        raise error_of(answer.status, str(said.get("error", f"{self._server}: {nothing}")))
 
     def _call(self, method: str, path: str, body: object, seconds: float, token: str) -> Answer:
         from headrace.cli.http_call import call
@@ -169,7 +154,7 @@ class Api:
                 method, url, user=self._auth, tls=self._tls, seconds=seconds, body=body, token=token
             )
         except UnavailableError as error:
-            raise UnavailableError(f"{self._base.removesuffix('/api')}: {error}") from error
+            raise UnavailableError(f"{self._server}: {error}") from error
 
 
 def told_windows(value: Any) -> Any:
@@ -189,9 +174,9 @@ def _said(answer: Answer) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-class StramApi(Api):
-    """The paths that Apache Apex had."""
+class PipelineApi(Api):
+    """What is below a pipeline's name."""
 
     def __init__(self, address: str, username: str, password: str) -> None:
         super().__init__(address, username, password)
-        self._base = f"{self._base.removesuffix('/api')}/ws/v2/stram"
+        self._base = f"{self._base}/pipelines"

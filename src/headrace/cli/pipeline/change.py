@@ -1,6 +1,6 @@
 """headrace pipeline resume|set|scale|change|roll-back|replay|record|recording|log-level
 
-Changes while a pipeline runs, over the REST paths of /openapi.json.
+Changes while a pipeline runs, over `/api/v1/pipelines/<name>`: see /openapi.json.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.control_api import Pipeline, controls, stram_api
+from headrace.cli.control_api import Pipeline, controls, pipeline_api
 from headrace.cli.options import AsJson
 from headrace.cli.output import note, print_json
 from headrace.cli.pipeline.pipelines import app
@@ -23,7 +23,7 @@ def resume(
     name: Pipeline,
 ) -> None:
     """Start a pipeline that was stopped, or failed, again: from its checkpoints."""
-    stram_api().post(f"/{name}/resume")
+    pipeline_api().post(f"/{name}/resume")
     note(f"{name} goes on")
 
 
@@ -34,8 +34,8 @@ def set_properties(
 ) -> None:
     """Set properties of an operator; a value is JSON, anything else is text."""
     body = dict(_property(one) for one in values)
-    path = f"/{name}/logicalPlan/operators/{operator}/properties"
-    stram_api().post(path, body)
+    path = f"/{name}/plan/operators/{operator}/properties"
+    pipeline_api().post(path, body)
     note(f"{operator}: {', '.join(body)} set")
 
 
@@ -45,8 +45,8 @@ def scale(
     instances: Annotated[int, typer.Argument(metavar="INSTANCES", min=1)],
 ) -> None:
     """Run a stateless operator in so many containers, from a committed window on."""
-    path = f"/{name}/logicalPlan/operators/{operator}/instances"
-    stram_api().post(path, {"instances": instances})
+    path = f"/{name}/plan/operators/{operator}/instances"
+    pipeline_api().post(path, {"instances": instances})
     note(f"{operator}: {instances} instances at a committed window")
 
 
@@ -62,7 +62,7 @@ def change(
     except ValueError as error:
         raise ConfigError(f"{file} is not JSON: {error}") from error
     body = requests if isinstance(requests, dict) else {"requests": requests}
-    stram_api().post(f"/{name}/logicalPlan", body)
+    pipeline_api().post(f"/{name}/plan", body)
     note(f"{name}: {len(body.get('requests', []))} changes")
 
 
@@ -75,7 +75,7 @@ def roll_back(
 ) -> None:
     """Take a pipeline back to a window."""
     body = {"windowId": window, "operators": operators or []}
-    stram_api().post(f"/{name}/rollBack", body)
+    pipeline_api().post(f"/{name}/roll-back", body)
     note(f"{name} goes back to {window}")
 
 
@@ -88,7 +88,7 @@ def replay(
 ) -> None:
     """Read a topic again from a point."""
     body = {"topic": topic, "starting": starting}
-    stram_api().post(f"/{name}/replay", body)
+    pipeline_api().post(f"/{name}/replay", body)
     note(f"{name} reads {topic} from {starting}")
 
 
@@ -100,8 +100,8 @@ def record(
     as_json: AsJson = False,
 ) -> None:
     """Keep sample rows of an operator's next windows; prints the recording's id."""
-    api = stram_api()
-    path = f"/{name}/physicalPlan/operators/{operator}/recordings"
+    api = pipeline_api()
+    path = f"/{name}/operators/{operator}/recordings"
     if stop:
         api.post(f"{path}/stop")
     else:
@@ -115,7 +115,7 @@ def recording(
     as_json: AsJson = False,
 ) -> None:
     """Print what a recording has so far, a line of JSON per window."""
-    windows = stram_api().get(f"/{name}/recordings/{id_}")["windows"]
+    windows = pipeline_api().get(f"/{name}/recordings/{id_}")["windows"]
     if as_json:
         print_json(windows)
         return
@@ -130,7 +130,7 @@ def log_level(
 ) -> None:
     """Set a log level in every container of a pipeline."""
     body = {"loggers": [{"target": logger, "logLevel": level}]}
-    stram_api().post(f"/{name}/loggers", body)
+    pipeline_api().post(f"/{name}/loggers", body)
     note(f"{logger}: {level.upper()} with the next heartbeats")
 
 

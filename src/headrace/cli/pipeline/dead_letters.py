@@ -206,14 +206,12 @@ def _topics(name: str, operator: str, http: str | None) -> list[tuple[str, str, 
     """(stream, topic, operator) of every topic that may hold letters."""
     if "/" in name:
         return [(*split_topic(name), operator)]
-    from headrace.cli.control_api import StramApi
+    from headrace.cli.control_api import PipelineApi
     from headrace.errors import NotFoundError
     from headrace.pipeline.plan.logical import letter_topics
 
     target = TARGET.get()
-    plan = StramApi(http or target.http, target.username, target.password).get(
-        f"/{name}/logicalPlan"
-    )
+    plan = PipelineApi(http or target.http, target.username, target.password).get(f"/{name}/plan")
     found = letter_topics(plan)
     if operator and operator not in found:
         raise NotFoundError(f"{name} has no operator {operator}; it has {', '.join(found)}")

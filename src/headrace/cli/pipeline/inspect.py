@@ -1,6 +1,6 @@
 """headrace container, operator, window, event: what a pipeline is made of and what it does.
 
-Over Stram's REST paths, which anyone may call: see /openapi.json.
+Over `/api/v1/pipelines/<name>`, which anyone may call: see /openapi.json.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.control_api import Pipeline, control_api, controls, stram_api
+from headrace.cli.control_api import Pipeline, control_api, controls, pipeline_api
 from headrace.cli.options import AsJson
 from headrace.cli.output import note, print_fields, print_json, print_rows
 from headrace.cli.pipeline.pipeline_view import event_row
@@ -50,7 +50,7 @@ def list_containers(
 ) -> None:
     """List a pipeline's containers."""
     wanted = f"?states={states}" if states else ""
-    found = stram_api().get(f"/{name}/physicalPlan/containers{wanted}")
+    found = pipeline_api().get(f"/{name}/containers{wanted}")
     _print(found["containers"], CONTAINERS, as_json=as_json)
 
 
@@ -58,14 +58,14 @@ def list_containers(
 @controls
 def show_container(name: Pipeline, container: Container, as_json: AsJson = False) -> None:
     """Show one container."""
-    print_fields(stram_api().get(f"/{name}/physicalPlan/containers/{container}"), as_json=as_json)
+    print_fields(pipeline_api().get(f"/{name}/containers/{container}"), as_json=as_json)
 
 
 @containers.command("kill")
 @controls
 def kill(name: Pipeline, container: Container) -> None:
     """Kill a container; the controller starts it again."""
-    stram_api().post(f"/{name}/physicalPlan/containers/{container}/kill")
+    pipeline_api().post(f"/{name}/containers/{container}/kill")
     note(f"{container} is killed and will be started again")
 
 
@@ -73,7 +73,7 @@ def kill(name: Pipeline, container: Container) -> None:
 @controls
 def stack_trace(name: Pipeline, container: Container, as_json: AsJson = False) -> None:
     """Ask a container what its threads, in Python and in the JVM, are doing now."""
-    found = stram_api().get(f"/{name}/physicalPlan/containers/{container}/stackTrace")
+    found = pipeline_api().get(f"/{name}/containers/{container}/stack-trace")
     if as_json:
         print_json(found)
         return
@@ -89,7 +89,7 @@ def stack_trace(name: Pipeline, container: Container, as_json: AsJson = False) -
 @controls
 def list_operators(name: Pipeline, as_json: AsJson = False) -> None:
     """List a pipeline's operators: rows, rates and latency."""
-    found = stram_api().get(f"/{name}/physicalPlan/operators")["operators"]
+    found = pipeline_api().get(f"/{name}/operators")["operators"]
     rows = [{shown: one[theirs] for shown, theirs in OPERATORS.items()} for one in found]
     _print(found if as_json else rows, tuple(OPERATORS), as_json=as_json)
 
@@ -102,10 +102,10 @@ def show_operator(
     as_json: AsJson = False,
 ) -> None:
     """Show one operator with its ports and properties."""
-    api = stram_api()
-    found = api.get(f"/{name}/physicalPlan/operators/{operator}")
+    api = pipeline_api()
+    found = api.get(f"/{name}/operators/{operator}")
     logical = found.get("logicalName") or found["name"]
-    found["properties"] = api.get(f"/{name}/logicalPlan/operators/{logical}/properties")
+    found["properties"] = api.get(f"/{name}/plan/operators/{logical}/properties")
     print_fields(found, as_json=as_json)
 
 
@@ -113,7 +113,7 @@ def show_operator(
 @controls
 def list_windows(name: Pipeline, as_json: AsJson = False) -> None:
     """List how far each operator is: its window, its checkpoint, and what is committed."""
-    rows = stram_api().get(f"/{name}/physicalPlan/operators")["operators"]
+    rows = pipeline_api().get(f"/{name}/operators")["operators"]
     told = [{"operator": one["name"], **one} for one in rows]
     kept = [{column: one.get(column) for column in WINDOWS} for one in told]
     view = control_api().get(f"/pipelines/{name}")
@@ -136,7 +136,7 @@ def list_events(
     as_json: AsJson = False,
 ) -> None:
     """List what happened to a pipeline, newest last."""
-    api = stram_api()
+    api = pipeline_api()
     found = api.get(f"/{name}/events?offset={after}")["events"]
     _print_events(found, as_json=as_json)
     try:

@@ -136,13 +136,13 @@ def _replay_pipeline(
     import json
     from datetime import UTC, datetime
 
-    from headrace.cli.control_api import StramApi
+    from headrace.cli.control_api import PipelineApi
     from headrace.errors import NotFoundError
     from headrace.pipeline.plan.logical import topic_inputs
 
     target = TARGET.get()
-    api = StramApi(http or target.http, target.username, target.password)
-    topics = topic_inputs(api.get(f"/{name}/logicalPlan"))
+    api = PipelineApi(http or target.http, target.username, target.password)
+    topics = topic_inputs(api.get(f"/{name}/plan"))
     inputs = [port for port, topic in topics.items() if topic == source]
     if not inputs:
         read = ", ".join(topics.values()) or "none"

@@ -5,12 +5,13 @@ import { confirm, formDialog, toast } from "../dom.js";
 import * as f from "../format.js";
 import { windowText } from "./words.js";
 
-const stram = (name) => path`/ws/v2/stram/${name}`;
+const pipeline = (name) => path`/api/v1/pipelines/${name}`;
 
-async function send(what, address, body) {
+async function send(what, address, detail) {
   try {
-    const answer = await post(address, body);
-    toast(`${what}${answer?.detail ? `: ${answer.detail}` : ""}`);
+    const answer = await post(address);
+    const said = detail ?? answer?.detail;
+    toast(`${what}${said ? `: ${said}` : ""}`);
     return true;
   } catch (error) {
     toast(`${what} was refused: ${error.message}`, "bad");
@@ -20,17 +21,17 @@ async function send(what, address, body) {
 
 export async function stop(name) {
   const sure = await confirm(`Stop ${name}?`, "Batches that run are finished and checkpointed; nothing is lost. Resume starts it from there.", { action: "Stop" });
-  return sure && send(`Stopping ${name}`, `${stram(name)}/shutdown`);
+  return sure && send(`Stopping ${name}`, `${pipeline(name)}/stop`, "it drains and ends");
 }
 
 export async function resume(name) {
   const sure = await confirm(`Resume ${name}?`, "The same code starts again from its checkpoints.", { action: "Resume", danger: false });
-  return sure && send(`Resuming ${name}`, `${stram(name)}/resume`);
+  return sure && send(`Resuming ${name}`, `${pipeline(name)}/resume`);
 }
 
 export async function kill(name, container) {
   const sure = await confirm(`Kill container ${container}?`, "Its process ends at once and is started again from its checkpoint. A batch that is cut off is run again; nothing is published twice.", { action: "Kill" });
-  return sure && send(`Killing ${container}`, `${stram(name)}/physicalPlan/containers/${encodeURIComponent(container)}/kill`);
+  return sure && send(`Killing ${container}`, `${pipeline(name)}/containers/${encodeURIComponent(container)}/kill`);
 }
 
 export function scale(name, operator, now) {
@@ -38,7 +39,7 @@ export function scale(name, operator, now) {
     `Scale ${operator}`,
     [{ name: "instances", label: "Instances", type: "number", min: 1, max: 64, value: now, required: true, hint: "Each runs in a container of its own. The change happens at a committed window." }],
     async (values) => {
-      const answer = await post(`${stram(name)}/logicalPlan/operators/${encodeURIComponent(operator)}/instances`, { instances: Number(values.instances) });
+      const answer = await post(`${pipeline(name)}/plan/operators/${encodeURIComponent(operator)}/instances`, { instances: Number(values.instances) });
       toast(`${operator} goes to ${f.plural(Number(values.instances), "instance")}: ${answer.detail}`);
     },
     { action: "Scale" },
@@ -51,7 +52,7 @@ export function setProperty(name, operator, property, value, live) {
     `Set ${property} of ${operator}`,
     [{ name: "value", label: property, value: value === null ? "" : String(value), hint: typeof value === "number" ? "A number." : typeof value === "boolean" ? "true or false." : "Text." }],
     async (values) => {
-      await post(`${stram(name)}/logicalPlan/operators/${encodeURIComponent(operator)}/properties`, { [property]: parse(values.value, value) });
+      await post(`${pipeline(name)}/plan/operators/${encodeURIComponent(operator)}/properties`, { [property]: parse(values.value, value) });
       toast(`${property} of ${operator} is set to ${values.value}`);
     },
     { action: "Set", intro: live ? "It counts from the next batch on." : "The operator's queries are started again from where they are." },
@@ -81,7 +82,7 @@ export function replay(name, topics) {
     ],
     async (values) => {
       const starting = values.kind === "time" ? new Date(values.start).toISOString() : values.kind === "offset" ? values.start : values.kind;
-      await post(`${stram(name)}/replay`, { topic: values.topic, starting });
+      await post(`${pipeline(name)}/replay`, { topic: values.topic, starting });
       toast(`${values.topic} is read again from ${starting}`);
     },
     { action: "Replay", intro: "What reads the topic begins a new checkpoint, without its state; rows that were published before are published again." },
@@ -94,7 +95,7 @@ export function rollBack(name, windows, committed) {
     `Roll ${name} back`,
     [{ name: "window", label: "To window", options: options.length ? options : [[committed, windowText(committed)]], value: committed, hint: "Everything after this window is computed and published again." }],
     async (values) => {
-      await post(`${stram(name)}/rollBack`, { windowId: values.window });
+      await post(`${pipeline(name)}/roll-back`, { windowId: values.window });
       toast(`${name} goes back to ${values.window}`);
     },
     { action: "Roll back" },
@@ -103,7 +104,7 @@ export function rollBack(name, windows, committed) {
 
 export async function record(name, operatorId, operator) {
   try {
-    const { id } = await post(`${stram(name)}/physicalPlan/operators/${operatorId}/recordings/start`, { numWindows: 20 });
+    const { id } = await post(`${pipeline(name)}/operators/${operatorId}/recordings/start`, { numWindows: 20 });
     toast(`Recording sample rows of ${operator}`);
     return id;
   } catch (error) {
@@ -113,7 +114,7 @@ export async function record(name, operatorId, operator) {
 }
 
 export const stopRecording = (name, operatorId, operator) =>
-  send(`Recording of ${operator} stopped`, `${stram(name)}/physicalPlan/operators/${operatorId}/recordings/stop`);
+  send(`Recording of ${operator} stopped`, `${pipeline(name)}/operators/${operatorId}/recordings/stop`);
 
 /** offsets: {partition: [offset]}; none at all are all letters that wait. */
 export async function redrive(name, operator, topic, offsets, many) {
@@ -124,7 +125,7 @@ export async function redrive(name, operator, topic, offsets, many) {
   );
   if (!sure) return false;
   try {
-    const done = await post(`${path`/api/pipelines/${name}/dead-letters/${operator}/redrive`}?topic=${encodeURIComponent(topic)}`, { offsets });
+    const done = await post(`${path`/api/v1/pipelines/${name}/dead-letters/${operator}/redrive`}?topic=${encodeURIComponent(topic)}`, { offsets });
     const sent = Object.values(done.sent).reduce((sum, one) => sum + one, 0);
     toast(`${f.plural(sent, "letter")} sent again${done.homeless ? `, ${done.homeless} do not say where they belong` : ""}`);
     return true;

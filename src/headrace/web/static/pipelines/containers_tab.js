@@ -42,7 +42,7 @@ export function containersTab({ ctx, name, live }) {
 
   function stackTrace(container) {
     const place = h("div", { class: "traces" }, h("p", { class: "soft" }, "Asking the container…"));
-    get(path`/ws/v2/stram/${name}/physicalPlan/containers/${container}/stackTrace`).then(
+    get(path`/api/v1/pipelines/${name}/containers/${container}/stack-trace`).then(
       (trace) => replace(place, thread("Python", trace.python), thread("JVM", trace.jvm)),
       (error) => replace(place, h("p", { class: "problem" }, error.message)),
     );

@@ -94,7 +94,7 @@ function makeFigures() {
 route("/pipelines/:name", "Pipeline", async (ctx) => {
   const name = ctx.params.name;
   ctx.head({ title: name, crumbs: [["Pipelines", "#/pipelines"]] });
-  const first = await ctx.guard(get(path`/api/pipelines/${name}/live`, { signal: ctx.signal }));
+  const first = await ctx.guard(get(path`/api/v1/pipelines/${name}/live`, { signal: ctx.signal }));
   if (!first) return;
   let live = first;
   let headSign = "";

@@ -73,7 +73,7 @@ export function errorsTab({ ctx, name, live }) {
   }
 
   async function load() {
-    const found = await ctx.guard(get(path`/api/pipelines/${name}/errors`, { signal: ctx.signal }));
+    const found = await ctx.guard(get(path`/api/v1/pipelines/${name}/errors`, { signal: ctx.signal }));
     if (!found) return;
     // What is drawn stays as it is: a row that somebody opened does not close when another error comes.
     const cards = found.errors.map((error) => {

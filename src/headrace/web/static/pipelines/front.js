@@ -67,7 +67,7 @@ route("/", "What is wrong", async (ctx) => {
     table.update(situation.pipelines);
   }
 
-  const first = await ctx.guard(get("/api/problems", { signal: ctx.signal }));
+  const first = await ctx.guard(get("/api/v1/problems", { signal: ctx.signal }));
   if (first) draw(first);
   ctx.live("problems", draw);
   ctx.live("overview", ({ totals, rates }) => {

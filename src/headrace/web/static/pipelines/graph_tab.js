@@ -119,7 +119,7 @@ export function graphTab({ ctx, name, live }) {
     let timer = 0;
     const look = async () => {
       try {
-        const { windows } = await get(path`/ws/v2/stram/${name}/recordings/${id}`);
+        const { windows } = await get(path`/api/v1/pipelines/${name}/recordings/${id}`);
         if (windows.length) replace(place, windows.slice(-8).reverse().map((one) => h("div", {}, h("h3", {}, `Window ${one.window}`), h("pre", { class: "sample" }, one.rows.map((row) => JSON.stringify(row)).join("\n")))));
       } catch (error) {
         replace(place, h("p", { class: "problem" }, error.message));

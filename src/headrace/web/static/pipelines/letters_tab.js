@@ -90,7 +90,7 @@ export function lettersTab({ ctx, name, live }) {
     const from = box();
     list.hidden = !from;
     if (!from) return;
-    const found = await ctx.guard(get(path`/api/pipelines/${name}/dead-letters/${from.operator}` + query({ topic: from.topic, count: 200, all: all ? "true" : "" }), { signal: ctx.signal }));
+    const found = await ctx.guard(get(path`/api/v1/pipelines/${name}/dead-letters/${from.operator}` + query({ topic: from.topic, count: 200, all: all ? "true" : "" }), { signal: ctx.signal }));
     if (found) table.update(found.letters);
     rest.disabled = !from.waiting;
   }
@@ -103,7 +103,7 @@ export function lettersTab({ ctx, name, live }) {
   async function load() {
     let found;
     try {
-      found = await get(path`/api/pipelines/${name}/dead-letters`, { signal: ctx.signal });
+      found = await get(path`/api/v1/pipelines/${name}/dead-letters`, { signal: ctx.signal });
     } catch (error) {
       if (error.name !== "AbortError") replace(nothing, h("p", { class: "problem" }, error.message));
       return;
@@ -130,7 +130,7 @@ export function lettersTab({ ctx, name, live }) {
       if (value.health.rows_dead !== counted && performance.now() - askedAt > COUNT_MS) {
         counted = value.health.rows_dead;
         askedAt = performance.now();
-        get(path`/api/pipelines/${name}/dead-letters`, { signal: ctx.signal }).then((found) => { waiting = sum(found.operators); }, () => {});
+        get(path`/api/v1/pipelines/${name}/dead-letters`, { signal: ctx.signal }).then((found) => { waiting = sum(found.operators); }, () => {});
       }
       return waiting ? f.compact(waiting) : "";
     },

@@ -18,7 +18,7 @@ route("/pipelines", "Pipelines", async (ctx) => {
     onView: ({ sort, descending, filter }) => setQuery({ sort: sort === "rank" ? null : sort, down: descending ? 1 : null, filter }),
   });
   replace(ctx.main, h("section", { class: "card flush" }, h("div", { class: "toolbar" }, filterField(table)), table.node));
-  const first = await ctx.guard(get("/api/problems", { signal: ctx.signal }));
+  const first = await ctx.guard(get("/api/v1/problems", { signal: ctx.signal }));
   if (first) table.update(first.pipelines);
   ctx.live("problems", (situation) => table.update(situation.pipelines));
 }, { nav: "pipelines" });

@@ -37,7 +37,7 @@ export function logsTab({ ctx, name, live }) {
   async function load() {
     if (!container || !node.isConnected) return;
     try {
-      const fresh = await get(path`/api/pipelines/${name}/containers/${container}/logs` + query({ lines: 500, level }), { signal: ctx.signal });
+      const fresh = await get(path`/api/v1/pipelines/${name}/containers/${container}/logs` + query({ lines: 500, level }), { signal: ctx.signal });
       if (fresh === shown) return;
       shown = fresh;
       draw();
