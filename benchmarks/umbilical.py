@@ -94,11 +94,11 @@ async def _measure() -> tuple[float, int]:
             while not _all_active(controller):  # noqa: ASYNC110 - the controller tells nobody
                 await asyncio.sleep(0.2)
             await asyncio.sleep(SETTLE_SECONDS)
-            served = controller.statistics()["umbilical"]["calls_served"]
+            served = controller.statistics().umbilical["calls_served"]
             started, used = time.monotonic(), time.process_time()
             await asyncio.sleep(SECONDS)
             used, wall = time.process_time() - used, time.monotonic() - started
-            served = controller.statistics()["umbilical"]["calls_served"] - served
+            served = controller.statistics().umbilical["calls_served"] - served
             assert served > 0.9 * CONTAINERS * SECONDS, f"only {served} heartbeats came"
             return 100 * used / wall, served
         finally:
@@ -110,7 +110,7 @@ async def _measure() -> tuple[float, int]:
 
 
 def _all_active(controller: Controller) -> bool:
-    return all(one["state"] == "ACTIVE" for one in controller.show("swarm")["operators"])
+    return all(one.state == "ACTIVE" for one in controller.show("swarm").operators)
 
 
 class _Process:

@@ -17,6 +17,7 @@ from headrace.config.settings import Settings
 from headrace.pipeline.controller import operations
 from headrace.pipeline.controller.broker_edges import BrokerEdges
 from headrace.pipeline.controller.controller import Controller
+from headrace.pipeline.controller.views import to_json
 from headrace.pipeline.declare.application import Application
 from headrace.process import control_plane
 from headrace.runtime.system import system_runtime
@@ -68,7 +69,7 @@ class PipelinesStage(Stack):
 
     def show(self, name: str) -> dict[str, Any]:
         async def look() -> dict[str, Any]:
-            return self.controller.show(name)
+            return to_json(self.controller.show(name))
 
         return self.run(look)
 

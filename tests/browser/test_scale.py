@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from playwright.sync_api import expect
 
 from headrace.client.iggy import IggyClient
+from headrace.pipeline.controller.views import ApplicationRow, ApplicationView
 from headrace.wire.iggy.messages.messages import Message
 from tests.browser.conftest import Opens
 from tests.browser.paints import PAINT_MS_MAX, first_paint_ms
@@ -22,12 +23,12 @@ BUSY_SECONDS_MAX = 0.050
 class Fifty(Pipelines):
     """One application's state under fifty names."""
 
-    def list(self) -> list[dict[str, Any]]:
+    def list(self) -> list[ApplicationRow]:
         (one,) = super().list()
-        return [{**one, "name": f"shop-{number:02}"} for number in range(PIPELINES)]
+        return [replace(one, name=f"shop-{number:02}") for number in range(PIPELINES)]
 
-    def show(self, name: str) -> dict[str, Any]:
-        return {**super().show("shop"), "name": name}
+    def show(self, name: str) -> ApplicationView:
+        return replace(super().show("shop"), name=name)
 
 
 def _fill(stack: Stack) -> None:

@@ -16,8 +16,10 @@ import pytest
 
 from headrace.config.controller import ControllerSettings
 from headrace.errors import DeadlineError, InvalidArgumentError
+from headrace.pipeline.controller.application.events import EventType
 from headrace.pipeline.controller.controller import Controller
 from headrace.pipeline.controller.processes import LaunchRequest, LocalLauncher
+from headrace.pipeline.controller.views import ContainerView
 from headrace.pipeline.plan.packages import PackageSpec
 from headrace.pipeline.plan.resources import Resources
 from headrace.runtime.system import system_runtime
@@ -75,15 +77,14 @@ async def until(condition: Callable[[], bool], seconds: float = 60.0) -> float:
     return time.monotonic() - started
 
 
-def container(controller: Controller) -> dict[str, Any]:
-    found: dict[str, Any] = controller.show("shop")["containers"][0]
-    return found
+def container(controller: Controller) -> ContainerView:
+    return controller.show("shop").containers[0]
 
 
 def active(controller: Controller) -> bool:
     return bool(
-        all(one["state"] == "ACTIVE" for one in controller.show("shop")["operators"])
-        and container(controller)["state"] == "ACTIVE"
+        all(one.state == "ACTIVE" for one in controller.show("shop").operators)
+        and container(controller).state == "ACTIVE"
     )
 
 
@@ -91,19 +92,20 @@ async def test_a_container_killed_by_sigkill_is_noticed_and_restarted(make: Any)
     controller = await make()
     await controller.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
     await until(lambda: active(controller))
-    pid = container(controller)["pid"]
+    pid = container(controller).pid
+    assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    noticed = await until(lambda: container(controller)["state"] == "KILLED")
+    noticed = await until(lambda: container(controller).state == "KILLED")
     assert noticed < 5.0, "sooner than by a missing heartbeat"
     back = await until(lambda: active(controller))
     print(f"noticed after {noticed * 1000:.0f} ms, running again after {back:.2f} s")
-    assert container(controller)["pid"] != pid
-    assert controller.show("shop")["restarts"] == 1
-    (stopped,) = [one for one in controller.events("shop") if one["type"] == "StopContainer"]
-    assert stopped["exit_status"] == -signal.SIGKILL
+    assert container(controller).pid != pid
+    assert controller.show("shop").restarts == 1
+    (stopped,) = [one for one in controller.events("shop") if one.type is EventType.STOP_CONTAINER]
+    assert stopped.data["exit_status"] == -signal.SIGKILL
     assert "container shop.1.2 runs shop.py" in await controller.logs("shop", 10)
     await controller.stop("shop")
-    assert (await controller.wait("shop"))["state"] == "STOPPED"
+    assert (await controller.wait("shop")).state == "STOPPED"
 
 
 async def test_a_new_controller_runs_the_submitted_package_again(make: Any, tmp_path: Path) -> None:
@@ -113,9 +115,9 @@ async def test_a_new_controller_runs_the_submitted_package_again(make: Any, tmp_
     await first.close()
     second = await make()
     await until(lambda: active(second))
-    assert second.show("shop")["package"] == shown["package"]
-    assert container(second)["id"] == "shop.1.2"
-    folder = tmp_path / "applications" / "shop" / "packages" / shown["package"]
+    assert second.show("shop").package == shown.package
+    assert container(second).id == "shop.1.2"
+    folder = tmp_path / "applications" / "shop" / "packages" / shown.package
     assert sorted(path.name for path in folder.iterdir()) == [".manifest", "shop.py"]
 
 
@@ -130,36 +132,37 @@ async def test_a_container_outlives_its_controller_and_is_adopted(make: Any) -> 
     second = await make()
     await until(lambda: active(second))
     after = container(second)
-    assert (after["pid"], after["id"], after["restarts"]) == (before["pid"], before["id"], 0)
+    assert (after.pid, after.id, after.restarts) == (before.pid, before.id, 0)
     events = second.events("shop")
-    assert [one["type"] for one in events[:2]] == ["SubmitApplication", "StartContainer"]
-    assert [one["id"] for one in events] == list(range(1, len(events) + 1))
+    assert [one.type for one in events[:2]] == [EventType.SUBMIT, EventType.START_CONTAINER]
+    assert [one.id for one in events] == list(range(1, len(events) + 1))
 
     # It is no child of this controller, and yet its end is noticed at once.
-    os.kill(before["pid"], signal.SIGKILL)
-    assert await until(lambda: container(second)["state"] == "KILLED") < 5.0
+    assert before.pid is not None
+    os.kill(before.pid, signal.SIGKILL)
+    assert await until(lambda: container(second).state == "KILLED") < 5.0
     await until(lambda: active(second))
-    assert container(second)["pid"] != before["pid"]
+    assert container(second).pid != before.pid
 
 
 async def test_a_container_that_ended_meanwhile_is_replaced_at_once(make: Any) -> None:
     first = await make()
     await first.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
     await until(lambda: active(first))
-    process = first._running["shop"].processes.pop(container(first)["id"])
+    process = first._running["shop"].processes.pop(container(first).id)
     await first.close()
     process.kill()
     await process.wait()
     second = await make()
-    assert container(second)["id"] == "shop.1.2"
+    assert container(second).id == "shop.1.2"
     await until(lambda: active(second))
 
 
 async def test_a_script_states_its_plan_in_a_process_of_its_own(make: Any) -> None:
     controller = await make()
     shown = await controller.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
-    assert [one["name"] for one in shown["operators"]] == ["orders", "revenue"]
-    assert shown["operators"][1]["function"] == "shop:revenue"
+    assert [one.name for one in shown.operators] == ["orders", "revenue"]
+    assert shown.operators[1].function == "shop:revenue"
 
 
 @pytest.mark.parametrize(

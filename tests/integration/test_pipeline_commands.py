@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import typer
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from headrace.cli import completion
@@ -18,6 +20,7 @@ from headrace.cli.advice import advice
 from headrace.cli.main import app as commands
 from headrace.errors import HeadraceError, NotFoundError
 from headrace.pipeline.controller.application.events import EventType
+from headrace.pipeline.controller.views import ApplicationView
 from headrace.process.http_server import WebServer
 from tests.unit.pipeline.controller.application.test_state import START
 from tests.unit.web.stage import CONTAINER, MANAGER, READER, Pipelines, make
@@ -89,13 +92,13 @@ async def test_a_pipeline_is_shown_within_a_terminal(
     served.pipelines.driver.application.events.add(START, EventType.STOP_CONTAINER, reason)
     show = served.pipelines.show
 
-    def failed(name: str) -> dict[str, Any]:
+    def failed(name: str) -> ApplicationView:
         view = show(name)
-        for one in view["operators"]:
-            one["last_error"] = f"cannot cast\n=== Query ===\nIdentifier: {one['name']}"
-        view["last_error"] = view["operators"][0]["last_error"]
-        view["events"][0]["reason"] = view["last_error"]
-        return view
+        story = "cannot cast\n=== Query ===\nIdentifier:"
+        operators = [replace(one, last_error=f"{story} {one.name}") for one in view.operators]
+        error = operators[0].last_error or ""
+        events = [dataclasses.replace(view.events[0], reason=error), *view.events[1:]]
+        return replace(view, operators=operators, last_error=error, events=events)
 
     monkeypatch.setattr(served.pipelines, "show", failed)
     shown = await served.run("pipeline", "show", "shop")

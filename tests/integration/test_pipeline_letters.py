@@ -6,13 +6,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
 from headrace.cli.main import app as commands
 from headrace.errors import HeadraceError, NotFoundError, UnavailableError
+from headrace.pipeline.controller.views import ApplicationView
 from headrace.pipeline.declare.application import Application
 from headrace.pipeline.plan.logical_json import to_plan
 from headrace.process.http_server import WebServer
@@ -66,8 +67,8 @@ async def shop(
     web, pipelines = make()
     show, plan = pipelines.show, to_plan(declare(headrace_stream))
 
-    def with_plan(name: str) -> dict[str, Any]:
-        return {**show(name), "plan": plan}
+    def with_plan(name: str) -> ApplicationView:
+        return replace(show(name), plan=plan)
 
     monkeypatch.setattr(pipelines, "show", with_plan)
     server = WebServer(web)

@@ -22,6 +22,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from headrace.client.iggy import IggyClient
+from headrace.pipeline.controller.views import ApplicationView, VersionComparison
 from headrace.web.broker_api.groups import ROLES
 from headrace.wire.iggy.messages.messages import Message
 from tests.dashboard_stack import ROOT, Stack
@@ -64,13 +65,21 @@ PATIENT = settings(
 class Answering(Pipelines):
     """What is submitted is accepted."""
 
-    async def submit(self, package: Any) -> dict[str, Any]:
-        return {"name": package.name}
+    async def submit(self, package: Any) -> ApplicationView:
+        return self.show("shop")
 
-    diff = submit
+    async def diff(self, package: Any) -> VersionComparison:
+        return VersionComparison(
+            name=package.name,
+            deployed="",
+            package="",
+            verdict="COMPATIBLE",
+            state_compared=False,
+            operators=[],
+        )
 
-    async def deploy(self, package: Any, new_state: Any = ()) -> dict[str, Any]:
-        return {"name": package.name}
+    async def deploy(self, package: Any, new_state: Any = ()) -> ApplicationView:
+        return self.show("shop")
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,16 @@ from starlette.routing import Route
 
 from headrace.client.iggy import IggyClient
 from headrace.errors import NotFoundError, UnauthenticatedError, UnavailableError
-from headrace.pipeline.controller import views
-from headrace.pipeline.controller.application.statistics import WindowPoint
+from headrace.pipeline.controller import application_views
+from headrace.pipeline.controller.application.events import Event
 from headrace.pipeline.controller.observations import Observations
+from headrace.pipeline.controller.views import (
+    ApplicationRow,
+    ApplicationView,
+    ControllerStatistics,
+    RecordedWindow,
+    WindowPoint,
+)
 from headrace.pipeline.plan.logical import plan_topics
 from headrace.runtime.system import system_runtime
 from headrace.web.app import create_app
@@ -58,7 +65,9 @@ def report(operator: int, count: int, now_ms: int) -> m.OperatorHeartbeat:
     return m.OperatorHeartbeat(operator, m.DeployState.ACTIVE, window_stats=(stats,))
 
 
-Rows: TypeAlias = list[dict[str, Any]]  # `list` is a method of the class below
+# `list` is a method of the class below
+Recorded: TypeAlias = list[RecordedWindow]
+Happened: TypeAlias = list[Event]
 
 
 class Pipelines:
@@ -69,20 +78,20 @@ class Pipelines:
         self.observations = Observations()
         self.calls: list[tuple[Any, ...]] = []
 
-    def list(self) -> list[dict[str, Any]]:
-        return [views.summary(self.driver.application, self.driver.now)]
+    def list(self) -> list[ApplicationRow]:
+        return [application_views.summary(self.driver.application, self.driver.now)]
 
-    def show(self, name: str) -> dict[str, Any]:
+    def show(self, name: str) -> ApplicationView:
         if name != "shop":
             raise NotFoundError(f"there is no pipeline {name!r}")
-        view = views.details(self.driver.application, self.driver.now)
+        view = application_views.details(self.driver.application, self.driver.now)
         return self.observations.annotate(view, self.driver.now)
 
     def topics(self, name: str) -> tuple[str, ...]:
         self.show(name)
         return plan_topics(self.driver.application.record.plan)
 
-    def glance(self, name: str) -> dict[str, Any]:
+    def glance(self, name: str) -> ApplicationView:
         return self.show(name)
 
     def history(self, name: str) -> dict[int, tuple[WindowPoint, ...]]:
@@ -90,26 +99,26 @@ class Pipelines:
         return self.observations.history()
 
     async def container_log(self, name: str, container_id: str, lines: int = 100) -> str:
-        if container_id not in [one["id"] for one in self.show(name)["containers"]]:
+        if container_id not in [one.id for one in self.show(name).containers]:
             raise NotFoundError("no log of such a container", container_id=container_id)
         return "".join(f"[info] line {number}\n[error] bad {number}\n" for number in range(9))
 
     async def log_before(self, name: str, container_id: str, offset: int) -> str:
         return f"[error] what stands before {offset}\n"
 
-    def events(self, name: str, *, after: int = 0) -> Rows:
+    def events(self, name: str, *, after: int = 0) -> Happened:
         self.show(name)
-        return [one.to_json() for one in self.driver.application.events.list(after=after)]
+        return self.driver.application.events.list(after=after)
 
-    def statistics(self) -> dict[str, Any]:
-        return {"umbilical": {"connections": 1, "calls_served": 3}}
+    def statistics(self) -> ControllerStatistics:
+        return ControllerStatistics(umbilical={"connections": 1, "calls_served": 3})
 
     def log_levels(self, name: str) -> dict[str, str]:
         return {"headrace.spark": "DEBUG", "py4j": "WARN"}
 
-    async def recorded(self, name: str, recording: str) -> Rows:
+    async def recorded(self, name: str, recording: str) -> Recorded:
         self.show(name)
-        return [{"window": "1", "rows": []}]
+        return [RecordedWindow(window="1", rows=[])]
 
     async def start_recording(self, name: str, operator: str, windows: int = 100) -> str:
         self.calls.append(("start_recording", name, operator, windows))
@@ -128,6 +137,7 @@ class Pipelines:
 
         async def record(*arguments: Any, **named: Any) -> Any:
             self.calls.append((method, *arguments, *named.values()))
+            return self.show("shop") if method in ("submit", "deploy") else None
 
         return record
 

@@ -27,6 +27,7 @@ from headrace.cli.pipeline.pipelines import read_package
 from headrace.client.sync import SyncIggyClient
 from headrace.errors import ConfigError, HeadraceError, UnavailableError
 from headrace.net.addresses import parse_address
+from headrace.pipeline.controller.views import ApplicationView, read_view
 from headrace.wire.iggy.primitives import Strategy
 
 IGGY_VERSION = "0.8.0"
@@ -198,8 +199,8 @@ class Show:
         """Until the first orders went through; then the producer may go on."""
         deadline = time.monotonic() + STALL_SECONDS
         with self.console.status("Spark starts and runs its first batch") as status:
-            while not (view := api.get(f"/pipelines/{PIPELINE}"))["rows"]:
-                status.update(f"Spark starts and runs its first batch ({view['state'].lower()})")
+            while not (view := read_view(api.get(f"/pipelines/{PIPELINE}"))).rows:
+                status.update(f"Spark starts and runs its first batch ({view.state.lower()})")
                 self._check(view)
                 if time.monotonic() > deadline:
                     raise UnavailableError(f"no batch within {STALL_SECONDS:.0f} s")
@@ -213,11 +214,11 @@ class Show:
             self._producer.stdin.write("go on\n")
             self._producer.stdin.flush()
 
-    def _check(self, view: dict[str, Any]) -> None:
+    def _check(self, view: ApplicationView) -> None:
         if self._producer_failed:
             raise UnavailableError(f"the Iggy client failed: {self._producer_failed}")
-        if view["state"] == "FAILED":
-            raise UnavailableError(f"the pipeline failed: {view['last_error']}")
+        if view.state == "FAILED":
+            raise UnavailableError(f"the pipeline failed: {view.last_error}")
 
     def _watch(self, api: Api) -> Times:
         times = Times()
@@ -227,9 +228,9 @@ class Show:
         complete = 0.0
         with Live(console=self.console, refresh_per_second=4, transient=False) as live:
             while True:
-                view = api.get(f"/pipelines/{PIPELINE}")
-                rows = int(view["rows"] or 0)
-                self._follow_kill(view, rows, times)
+                answer = api.get(f"/pipelines/{PIPELINE}")
+                view = read_view(answer)
+                self._follow_kill(view, answer["events"], times)
                 live.update(self._picture(view, times))
                 self._check(view)
                 if self._closed and times.first_batch is not None:
@@ -237,42 +238,45 @@ class Show:
                     if self._results_count() >= wanted:
                         complete = complete or time.monotonic()
                         # How far it read is told a moment after the results are there.
-                        if not view["lag"] or time.monotonic() - complete > LAG_SECONDS:
+                        if not view.lag or time.monotonic() - complete > LAG_SECONDS:
                             return times
-                now = (self._sent, rows, view["state"])
+                now = (self._sent, view.rows, view.state)
                 if now != seen:
                     seen, moved = now, time.monotonic()
                 elif time.monotonic() - moved > STALL_SECONDS:
                     raise UnavailableError(f"nothing moved for {STALL_SECONDS:.0f} s")
                 time.sleep(TICK_SECONDS)
 
-    def _follow_kill(self, view: dict[str, Any], rows: int, times: Times) -> None:
-        running = [c for c in view["containers"] if c["state"] == "ACTIVE" and c["pid"]]
+    def _follow_kill(
+        self, view: ApplicationView, events: list[dict[str, Any]], times: Times
+    ) -> None:
+        rows = view.rows
+        running = [one.pid for one in view.containers if one.state == "ACTIVE" and one.pid]
         if not times.killed_at:
             if rows >= KILL_AT * self.events and running:
                 times.rows_before, times.killed_at = rows, time.monotonic()
                 times.killed_at_ms = time.time_ns() // 1_000_000
-                os.kill(running[0]["pid"], signal.SIGKILL)
+                os.kill(running[0], signal.SIGKILL)
                 self._let_producer_go_on()
             return
         since = time.monotonic() - times.killed_at
         if times.detected is None:
-            times.detected = _noticed(view["events"], times.killed_at_ms)
+            times.detected = _noticed(events, times.killed_at_ms)
         if times.detected is not None and times.first_batch is None and rows > times.rows_before:
             times.first_batch = since
 
-    def _picture(self, view: dict[str, Any], times: Times) -> Table:
+    def _picture(self, view: ApplicationView, times: Times) -> Table:
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column(style="dim", min_width=11)
         table.add_column()
         table.add_row("sent", f"{self._sent:,} of {self.events:,} orders")
         table.add_row(
             "processed",
-            f"{int(view['rows'] or 0):,} rows   {view['rows_per_second'] or 0:,.0f} rows/s",
+            f"{view.rows:,} rows   {view.rows_per_second:,.0f} rows/s",
         )
-        table.add_row("lag", "-" if view["lag"] is None else f"{view['lag']:,} messages")
-        table.add_row("window", str(view["window"] or "-"))
-        table.add_row("pipeline", f"{view['state']}   restarts {view['restarts']}")
+        table.add_row("lag", f"{view.lag:,} messages")
+        table.add_row("window", view.window or "-")
+        table.add_row("pipeline", f"{view.state}   restarts {view.restarts}")
         if times.killed_at:
             table.add_row("kill -9", _story(times))
         return table

@@ -16,6 +16,7 @@ from headrace.cli.options import AsJson, Yes, confirm
 from headrace.cli.output import format_value, note, print_fields, print_json, print_rows, printable
 from headrace.cli.pipeline import deploy, init, pipeline_runs, pipeline_view, plan
 from headrace.cli.pipeline.deploy import check_script
+from headrace.pipeline.controller.views import read_view
 
 app = typer.Typer(
     help="Pipelines: PySpark code that the controller supervises.", no_args_is_help=True
@@ -104,19 +105,20 @@ def follow(api: Api, name: str) -> dict[str, Any]:
     """Print a line whenever something moved, until the pipeline ends."""
     last = ""
     while True:
-        view: dict[str, Any] = api.get(f"/pipelines/{name}")
+        answer: dict[str, Any] = api.get(f"/pipelines/{name}")
+        view = read_view(answer)
         line = (
-            f"{name}: {view['state']}  rows {view['rows'] or 0:,}  "
-            f"{view['rows_per_second'] or 0:,.0f} rows/s  lag {format_value(view['lag'])}  "
-            f"window {view['window'] or '-'}  restarts {view['restarts']}"
+            f"{name}: {view.state}  rows {view.rows:,}  "
+            f"{view.rows_per_second:,.0f} rows/s  lag {format_value(view.lag)}  "
+            f"window {view.window or '-'}  restarts {view.restarts}"
         )
         if line != last:
             note(line)
             last = line
-        if view["state"] in ENDED:
-            if view.get("last_error"):
-                note(view["last_error"])
-            return view
+        if view.state in ENDED:
+            if view.last_error:
+                note(view.last_error)
+            return answer
         time.sleep(FOLLOW_SECONDS)
 
 

@@ -13,10 +13,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
+
+import msgspec
 
 from headrace.client.iggy import IggyClient
 from headrace.pipeline.container.query_positions import LETTERS, operator_of
+from headrace.pipeline.controller.views import ApplicationSummary, ApplicationView, OperatorView
 from headrace.pipeline.plan.logical import READ_TOPIC
 from headrace.pipeline.plan.physical import PhysicalOperator, PhysicalPlan
 from headrace.spark.source.positions import parse_topics
@@ -43,6 +46,9 @@ class Reading:
 
 Sample = Mapping[str, Mapping[str, Mapping[str, Reading]]]
 """By topic port, by operator that a query ends in, by `topic/partition`."""
+
+
+_View = TypeVar("_View", ApplicationSummary, ApplicationView)
 
 
 @dataclass(slots=True)
@@ -129,29 +135,34 @@ class Backlog:
     def rows(self) -> int:
         return sum(self._topics.values())
 
-    def summarize(self, view: dict[str, Any], now_ms: int) -> dict[str, Any]:
+    def summarize(self, view: _View, now_ms: int) -> _View:
         """The view of an application with what waits for it; what its containers told last stays
         where nothing was measured."""
-        view["lag_seconds"] = None
-        if self.known:
-            view["lag"] = self.rows
-            view["lag_seconds"] = _age(self._readers.values(), now_ms)
-        return view
+        if not self.known:
+            return view
+        return msgspec.structs.replace(
+            view, lag=self.rows, lag_seconds=_age(self._readers.values(), now_ms)
+        )
 
-    def annotate(self, view: dict[str, Any], now_ms: int) -> dict[str, Any]:
-        """The same with its operators: of a topic's what waits for the slowest that reads it, of
-        one that queries end in what waits for those."""
-        self.summarize(view, now_ms)
-        for one in view["operators"]:
-            one["lag_seconds"] = one["still_ms"] = None
-            reader = self._readers.get(one["name"])
-            if one["name"] in self._topics:
-                one["lag"] = self._topics[one["name"]]
-            elif reader is not None:
-                one["lag"] = reader.rows
-                one["lag_seconds"] = _age([reader], now_ms)
-                one["still_ms"] = now_ms - reader.moved_ms if reader.rows else 0
-        return view
+    def annotate(self, view: ApplicationView, now_ms: int) -> ApplicationView:
+        """The same with its operators."""
+        operators = [self.annotate_operator(one, now_ms) for one in view.operators]
+        return msgspec.structs.replace(self.summarize(view, now_ms), operators=operators)
+
+    def annotate_operator(self, view: OperatorView, now_ms: int) -> OperatorView:
+        """Of a topic's operator: what waits for the slowest that reads it; of one that queries end
+        in: what waits for those."""
+        if view.name in self._topics:
+            return msgspec.structs.replace(view, lag=self._topics[view.name])
+        reader = self._readers.get(view.name)
+        if reader is None:
+            return view
+        return msgspec.structs.replace(
+            view,
+            lag=reader.rows,
+            lag_seconds=_age([reader], now_ms),
+            still_ms=now_ms - reader.moved_ms if reader.rows else 0,
+        )
 
 
 def _ends(sample: Sample) -> dict[tuple[str, str], int]:

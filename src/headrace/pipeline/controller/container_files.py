@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from headrace.errors import NotFoundError
+from headrace.pipeline.controller.views import RecordedWindow
 from headrace.runtime.interfaces import Disk
 
 LOGS_MAX = 10  # log files kept per application and container
@@ -81,7 +81,7 @@ def _tail(disk: Disk, path: str, bytes_max: int) -> str:
 FILES_MAX = 10_000  # read at a time, the newest
 
 
-def read(disk: Disk, path: str, recording: str) -> list[dict[str, Any]]:
+def read(disk: Disk, path: str, recording: str) -> list[RecordedWindow]:
     """Blocks. NotFoundError when no container has written a window yet."""
     folder = f"{path}/{recording}"
     # Only what is there: an id with a path in it, or what is no file's name, names nothing.
@@ -90,9 +90,9 @@ def read(disk: Disk, path: str, recording: str) -> list[dict[str, Any]]:
     if not names:
         raise NotFoundError("nothing is recorded (yet)", recording=recording)
     return [
-        {
-            "window": name.removesuffix(".jsonl"),
-            "rows": [json.loads(line) for line in disk.read(f"{folder}/{name}").splitlines()],
-        }
+        RecordedWindow(
+            window=name.removesuffix(".jsonl"),
+            rows=[json.loads(line) for line in disk.read(f"{folder}/{name}").splitlines()],
+        )
         for name in sorted(names)[-FILES_MAX:]
     ]

@@ -60,6 +60,7 @@ from headrace.pipeline.controller.processes import (
 )
 from headrace.pipeline.controller.submission import Submission
 from headrace.pipeline.controller.umbilical import ContainerTokens, build_handlers
+from headrace.pipeline.controller.views import ControllerStatistics
 from headrace.pipeline.plan import packages
 from headrace.pipeline.plan.deploy import add_token
 from headrace.pipeline.plan.physical import PhysicalPlan
@@ -195,14 +196,14 @@ class Controller(Operations):
     def umbilical_address(self) -> tuple[str, int]:
         return self._server.host, self._server.port
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> ControllerStatistics:
         living = [one for one in self._running.values() if not one.application.finished]
-        return {
-            "applications": len(self._journal.applications),
-            "applications_running": len(living),
-            "containers": sum(len(one.processes) for one in self._running.values()),
-            "umbilical": self._server.statistics(),
-        }
+        return ControllerStatistics(
+            applications=len(self._journal.applications),
+            applications_running=len(living),
+            containers=sum(len(one.processes) for one in self._running.values()),
+            umbilical=self._server.statistics(),
+        )
 
     # the umbilical (handlers.UmbilicalService)
 

@@ -9,9 +9,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from headrace.pipeline.controller.application.statistics import WindowPoint, window_point
+import msgspec
+
+from headrace.pipeline.controller.application.statistics import window_point
+from headrace.pipeline.controller.views import (
+    ApplicationView,
+    ContainerView,
+    OperatorView,
+    PortView,
+    WindowPoint,
+)
 from headrace.wire.umbilical import messages as m
 
 LATENCY_SAMPLES = 100  # RPC_LATENCY_COMPENSATION_SAMPLES
@@ -64,21 +72,20 @@ class _Operator:
         self.cpu.append((now_ms, stats.cpu_time_used))
         self.points.append(window_point(stats, now_ms))
 
-    def to_json(self, now_ms: int) -> dict[str, Any]:
+    def annotate(self, view: OperatorView, now_ms: int) -> OperatorView:
         used = sum(ns for at_ms, ns in self.cpu if now_ms - at_ms < RATE_MS)
-        return {
-            "cpu_percent": round(100 * used / (RATE_MS * 1_000_000), 2),
-            "recording_id": self.recording_id,
-            "checkpoint_start_ms": self.checkpoint_start_ms,
-            "port_details": {
-                name: {
-                    "queue_size": port.queue_size,
-                    "bytes": port.bytes,
-                    "recording_id": port.recording_id,
-                }
+        return msgspec.structs.replace(
+            view,
+            cpu_percent=round(100 * used / (RATE_MS * 1_000_000), 2),
+            recording_id=self.recording_id,
+            checkpoint_start_ms=self.checkpoint_start_ms,
+            port_details={
+                name: PortView(
+                    queue_size=port.queue_size, bytes=port.bytes, recording_id=port.recording_id
+                )
                 for name, port in self.ports.items()
             },
-        }
+        )
 
 
 @dataclass(slots=True)
@@ -89,14 +96,15 @@ class _Container:
     latencies: deque[int] = field(default_factory=lambda: deque(maxlen=LATENCY_SAMPLES))
     levels_version: int = 0
 
-    def to_json(self) -> dict[str, Any]:
+    def annotate(self, view: ContainerView) -> ContainerView:
         average = sum(self.latencies) / len(self.latencies) if self.latencies else None
-        return {
-            "started_ms": self.started_ms,
-            "buffer_server": self.buffer_server,
-            "rpc_latency_ms": None if average is None else round(average),
-            "clock_ahead": self.ahead,
-        }
+        return msgspec.structs.replace(
+            view,
+            started_ms=self.started_ms,
+            buffer_server=self.buffer_server,
+            rpc_latency_ms=None if average is None else round(average),
+            clock_ahead=self.ahead,
+        )
 
 
 class Observations:
@@ -159,12 +167,18 @@ class Observations:
     def on_end(self, container_id: str) -> None:
         self._containers.pop(container_id, None)
 
-    def annotate(self, view: dict[str, Any], now_ms: int) -> dict[str, Any]:
+    def annotate(self, view: ApplicationView, now_ms: int) -> ApplicationView:
         """The view of an application with what is known here."""
-        for one in view["containers"]:
-            if found := self._containers.get(one["id"]):
-                one |= found.to_json()
-        for one in view["operators"]:
-            if known := self._operators.get(one["id"]):
-                one |= known.to_json(now_ms)
-        return view
+        return msgspec.structs.replace(
+            view,
+            containers=[self.annotate_container(one) for one in view.containers],
+            operators=[self.annotate_operator(one, now_ms) for one in view.operators],
+        )
+
+    def annotate_container(self, view: ContainerView) -> ContainerView:
+        known = self._containers.get(view.id)
+        return view if known is None else known.annotate(view)
+
+    def annotate_operator(self, view: OperatorView, now_ms: int) -> OperatorView:
+        known = self._operators.get(view.id)
+        return view if known is None else known.annotate(view, now_ms)

@@ -21,15 +21,25 @@ from headrace.errors import (
     NotFoundError,
     TooLargeError,
 )
-from headrace.pipeline.controller import container_files, views
+from headrace.pipeline.controller import container_files
 from headrace.pipeline.controller.application.application import Application
-from headrace.pipeline.controller.application.events import EventType
+from headrace.pipeline.controller.application.events import Event, EventType
 from headrace.pipeline.controller.application.lifecycle import Action
 from headrace.pipeline.controller.application.model import plan_of
-from headrace.pipeline.controller.application.statistics import WindowPoint
+from headrace.pipeline.controller.application_views import details, summary
 from headrace.pipeline.controller.journal import ApplicationRecord, Journal
 from headrace.pipeline.controller.processes import Running
 from headrace.pipeline.controller.submission import Submission, check_storage, make_record
+from headrace.pipeline.controller.views import (
+    ApplicationRow,
+    ApplicationSummary,
+    ApplicationView,
+    OperatorComparison,
+    RecordedWindow,
+    UnreadableApplication,
+    VersionComparison,
+    WindowPoint,
+)
 from headrace.pipeline.loglevels import check_levels
 from headrace.pipeline.plan import packages, versions
 from headrace.pipeline.plan.logical import LogicalPlan, plan_topics
@@ -40,7 +50,9 @@ from headrace.runtime.interfaces import Executor, Runtime
 from headrace.wire.umbilical import messages as m
 from headrace.wire.umbilical.windows import parse_window
 
-Views: TypeAlias = list[dict[str, Any]]  # `list` is a method of the class below
+# `list` is a method of the class below
+Recorded: TypeAlias = list[RecordedWindow]
+Happened: TypeAlias = list[Event]
 
 PROPERTY_SECONDS = 5.0  # for a container to confirm
 STACK_TRACE_SECONDS = 10.0
@@ -57,7 +69,7 @@ class Operations(ABC):
     _submitting: asyncio.Lock
     _disk: Executor
 
-    async def submit(self, package: packages.Package) -> dict[str, Any]:
+    async def submit(self, package: packages.Package) -> ApplicationView:
         """Deploy a package and start its application; what `show` says of it.
 
         AlreadyExistsError while one of that name runs. One that ended is replaced and goes on
@@ -71,7 +83,7 @@ class Operations(ABC):
                 versions.check_deployable(versions.compare(before.plan, plan), ())
             return await self._start_version(package, plan)
 
-    async def diff(self, package: packages.Package) -> dict[str, Any]:
+    async def diff(self, package: packages.Package) -> VersionComparison:
         """What deploying a package over its application would keep, operator by operator."""
         self._check_package(package)
         async with self._submitting:
@@ -79,16 +91,23 @@ class Operations(ABC):
             name = str(plan["name"])
             before = self._get(name).application.record
             comparison = await self._submission.compare(self._path(name), before, package, plan)
-        return {
-            "name": name,
-            "deployed": before.package,
-            "package": packages.content_hash(package.files),
-            **comparison.to_json(),
-        }
+        return VersionComparison(
+            name=name,
+            deployed=before.package,
+            package=packages.content_hash(package.files),
+            verdict=comparison.verdict.name,
+            state_compared=comparison.shapes_compared,
+            operators=[
+                OperatorComparison(
+                    name=one.operator, verdict=one.verdict.name, reasons=list(one.reasons)
+                )
+                for one in comparison.changes
+            ],
+        )
 
     async def deploy(
         self, package: packages.Package, new_state: Collection[str] = ()
-    ) -> dict[str, Any]:
+    ) -> ApplicationView:
         """Replace what an application runs, at a committed window; start it if there is none.
 
         The running version stops between two batches, so that everything it published is
@@ -110,7 +129,7 @@ class Operations(ABC):
 
     async def _start_version(
         self, package: packages.Package, plan: dict[str, Any], new_state: Collection[str] = ()
-    ) -> dict[str, Any]:
+    ) -> ApplicationView:
         hash_ = packages.content_hash(package.files)
         before = self._check_name(str(plan["name"]))
         record = make_record(package, plan, hash_, before, self._now_ms(), new_state)
@@ -124,7 +143,7 @@ class Operations(ABC):
             await self._remove_positions(plan_of(before), kept=plan_of(record))
         return self.show(record.name)
 
-    async def resume(self, name: str) -> dict[str, Any]:
+    async def resume(self, name: str) -> ApplicationView:
         """Start an application that was stopped, or failed, again: the same package, from its
         checkpoints."""
         running = self._get(name)
@@ -228,7 +247,7 @@ class Operations(ABC):
             await self._perform(running, [])
         return id_
 
-    async def recorded(self, name: str, recording: str) -> Views:
+    async def recorded(self, name: str, recording: str) -> Recorded:
         """The rows that a recording has so far, window by window."""
         path = f"{self._get(name).application.path}/recordings"
         return await self._disk.run(container_files.read, self._runtime.disk, path, recording)
@@ -259,26 +278,32 @@ class Operations(ABC):
     def log_levels(self, name: str) -> dict[str, str]:
         return dict(self._get(name).observations.log_levels)
 
-    def list(self) -> Views:
+    def list(self) -> list[ApplicationRow]:
         now_ms = self._now_ms()
         return [
             self._summary(self._running[name], now_ms)
             if name in self._running
-            else views.forgotten(record, "its plan cannot be read by this version")
+            else UnreadableApplication(
+                name=name,
+                package=record.package,
+                entry=record.entry,
+                submitted_ms=record.submitted_ms,
+                last_error="its plan cannot be read by this version",
+            )
             for name, record in self._journal.applications.items()
         ]
 
-    def _summary(self, running: Running, now_ms: int) -> dict[str, Any]:
-        return running.backlog.summarize(views.summary(running.application, now_ms), now_ms)
+    def _summary(self, running: Running, now_ms: int) -> ApplicationSummary:
+        return running.backlog.summarize(summary(running.application, now_ms), now_ms)
 
-    def show(self, name: str) -> dict[str, Any]:
+    def show(self, name: str) -> ApplicationView:
         running, now_ms = self._get(name), self._now_ms()
-        return running.annotate(views.details(running.application, now_ms), now_ms)
+        return running.annotate(details(running.application, now_ms), now_ms)
 
-    def glance(self, name: str) -> dict[str, Any]:
+    def glance(self, name: str) -> ApplicationView:
         """What `show` says, with the newest events alone: for those who look every second."""
         running, now_ms = self._get(name), self._now_ms()
-        view = views.details(running.application, now_ms, events_max=GLANCE_EVENTS)
+        view = details(running.application, now_ms, events_max=GLANCE_EVENTS)
         return running.annotate(view, now_ms)
 
     def topics(self, name: str) -> tuple[str, ...]:
@@ -288,14 +313,14 @@ class Operations(ABC):
             raise NotFoundError("no such application", name=name)
         return plan_topics(record.plan)
 
-    def events(self, name: str, *, after: int = 0) -> Views:
-        return [one.to_json() for one in self._get(name).application.events.list(after=after)]
+    def events(self, name: str, *, after: int = 0) -> Happened:
+        return self._get(name).application.events.list(after=after)
 
     def history(self, name: str) -> dict[int, tuple[WindowPoint, ...]]:
         """The last windows of every operator, by its id, oldest first."""
         return self._get(name).observations.history()
 
-    async def wait(self, name: str) -> dict[str, Any]:
+    async def wait(self, name: str) -> ApplicationView:
         """Until the application has ended and its processes with it; then what `show` says."""
         running = self._get(name)
         await running.over.wait()
@@ -304,7 +329,8 @@ class Operations(ABC):
                 [asyncio.ensure_future(one.wait()) for one in running.processes.values()]
             )
             await self._runtime.clock.sleep(0)
-        return views.details(running.application, self._now_ms())
+        now_ms = self._now_ms()
+        return running.annotate(details(running.application, now_ms), now_ms)
 
     async def logs(self, name: str, lines: int = 100) -> str:
         """The last lines of the application's containers, the newest container last."""

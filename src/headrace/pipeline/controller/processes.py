@@ -32,6 +32,7 @@ from headrace.pipeline.controller.application.application import Application
 from headrace.pipeline.controller.backlog import Backlog
 from headrace.pipeline.controller.grants import grant_path
 from headrace.pipeline.controller.observations import Observations
+from headrace.pipeline.controller.views import ApplicationView
 from headrace.pipeline.plan.packages import prepare_environment, python_path
 from headrace.pipeline.plan.physical import PhysicalPlan
 from headrace.pipeline.plan.resources import Resources
@@ -286,7 +287,7 @@ class Running:
     observations: Observations = field(default_factory=Observations)
     backlog: Backlog = field(default_factory=Backlog)
 
-    def annotate(self, view: dict[str, Any], now_ms: int) -> dict[str, Any]:
+    def annotate(self, view: ApplicationView, now_ms: int) -> ApplicationView:
         """The view of the application with what is known beside its state."""
         return self.backlog.annotate(self.observations.annotate(view, now_ms), now_ms)
 

@@ -62,16 +62,6 @@ class Comparison:
     def of(self, verdict: Verdict) -> tuple[OperatorChange, ...]:
         return tuple(one for one in self.changes if one.verdict is verdict)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "verdict": self.verdict.name,
-            "state_compared": self.shapes_compared,
-            "operators": [
-                {"name": one.operator, "verdict": one.verdict.name, "reasons": list(one.reasons)}
-                for one in self.changes
-            ],
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class _Output:

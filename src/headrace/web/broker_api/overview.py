@@ -7,11 +7,12 @@ leads, how replicated the log is, and where a topic lies.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.requests import Request
 
 from headrace.errors import UnauthorizedError, UnavailableError
+from headrace.pipeline.controller.views import ApplicationRow
 from headrace.web.broker_api import types as t
 from headrace.web.broker_api.catalogue import Catalogue
 from headrace.web.broker_api.lag import GroupWatch
@@ -35,7 +36,7 @@ _FAILED = ("FAILED", "UNREADABLE")
 
 
 class Listed(Protocol):
-    def list(self) -> list[dict[str, Any]]: ...
+    def list(self) -> list[ApplicationRow]: ...
 
 
 class Cluster(Protocol):
@@ -65,7 +66,7 @@ class Totals:
         stats = self._catalogue.stats
         if stats is None:
             raise UnavailableError("the broker has not answered yet")
-        states = [one["state"] for one in self._rights.seen_rows(login, self._pipelines.list())]
+        states = [one.state for one in self._rights.seen_rows(login, self._pipelines.list())]
         pipelines = t.PipelineTotals(
             all=len(states),
             running=sum(one in _RUNNING for one in states),

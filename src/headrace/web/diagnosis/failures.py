@@ -12,11 +12,12 @@ Errors of a pipeline out of its events, taken apart where their text says more. 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from headrace.pipeline.controller.application.events import Event, EventType
+from headrace.pipeline.controller.views import ApplicationView, ContainerView, OperatorView
 from headrace.web.diagnosis.types import LastError, Problem, Severity
 
 # As `FoundRecord.describe` writes it.
@@ -30,21 +31,21 @@ _LEVEL = re.compile(rf"\b({'|'.join(_LEVELS)})\b", re.IGNORECASE)
 _RANKS = {"CRITICAL": 4, "FATAL": 4, "ERROR": 3, "WARNING": 2, "WARN": 2, "INFO": 1}
 
 
-def errors(events: Iterable[Mapping[str, Any]]) -> list[LastError]:
+def errors(events: Iterable[Event]) -> list[LastError]:
     """Newest first."""
-    found = [error_of(one) for one in events if one["level"] == "ERROR"]
+    found = [error_of(one) for one in events if one.level == "ERROR"]
     return found[::-1]
 
 
-def error_of(event: Mapping[str, Any]) -> LastError:
-    text = str(event["reason"])
-    log = event.get("log") or {}
+def error_of(event: Event) -> LastError:
+    text = event.reason
+    log = event.data.get("log") or {}
     told = _RECORD.search(text)
     return LastError(
-        time_ms=event["time_ms"],
+        time_ms=event.time_ms,
         text=text,
-        operator=told["operator"] if told else str(event.get("operator") or ""),
-        container=str(event.get("container") or ""),
+        operator=told["operator"] if told else str(event.data.get("operator") or ""),
+        container=str(event.data.get("container") or ""),
         window=told["window"] if told else "",
         record=told["record"] if told else "",
         log_file=str(log.get("file") or ""),
@@ -79,60 +80,58 @@ def filter_lines(text: str, level: str) -> str:
     return "".join(kept)
 
 
-View = Mapping[str, Any]  # what `Controller.show` gives
-
 RESTARTS_MANY = 3  # of a container, lately
 LATELY_MS = 600_000
 _NUMBERS = re.compile(r"[0-9a-fA-F]{6,}|\d+")
 _LISTED_MAX = 3
 
 
-def failures(view: View, now_ms: int) -> Iterator[Problem]:
+def failures(view: ApplicationView, now_ms: int) -> Iterator[Problem]:
     causes = _causes(view)
     told: set[str] = set()  # containers whose end has its cause named
     for members in causes.values():
-        told |= {one["container"] for one in members}
+        told |= {one.container for one in members}
         yield _of_cause(view, members, now_ms)
-    ends = view["state"] == "STOPPING"  # as it was told to
-    for one in view["containers"]:
-        if not ends and one["id"] not in told and _was_lost(view, one):
+    ends = view.state == "STOPPING"  # as it was told to
+    for one in view.containers:
+        if not ends and one.id not in told and _was_lost(view, one):
             yield _of_container(view, one, now_ms)
 
 
-def failing_containers(view: View) -> set[str]:
+def failing_containers(view: ApplicationView) -> set[str]:
     """Those of which something fails, or that are being started again."""
-    failing = {one["container"] for one in view["operators"] if one["failures"]}
-    return failing | {one["id"] for one in view["containers"] if one["state"] == "KILLED"}
+    failing = {one.container for one in view.operators if one.failures}
+    return failing | {one.id for one in view.containers if one.state == "KILLED"}
 
 
-def _causes(view: View) -> dict[str, list[View]]:
+def _causes(view: ApplicationView) -> dict[str, list[OperatorView]]:
     """Operators that fail by themselves, by what the error says, numbers aside: offsets and
     addresses are others each time."""
-    found: dict[str, list[View]] = {}
-    for one in view["operators"]:
-        if one["failures"] > one["failures_lost"]:
-            said = _NUMBERS.sub("#", first_line(one["last_error"] or ""))
-            found.setdefault(said or f"in {one['container']}", []).append(one)
+    found: dict[str, list[OperatorView]] = {}
+    for one in view.operators:
+        if one.failures > one.failures_lost:
+            said = _NUMBERS.sub("#", first_line(one.last_error or ""))
+            found.setdefault(said or f"in {one.container}", []).append(one)
     return found
 
 
-def _was_lost(view: View, container: View) -> bool:
+def _was_lost(view: ApplicationView, container: ContainerView) -> bool:
     """Down, or up again and not yet where it was."""
-    fails = any(one["failures"] for one in view["operators"] if one["container"] == container["id"])
-    return fails or container["state"] == "KILLED"
+    fails = any(one.failures for one in view.operators if one.container == container.id)
+    return fails or container.state == "KILLED"
 
 
-def _of_cause(view: View, members: Sequence[View], now_ms: int) -> Problem:
-    name, error = view["name"], str(members[0]["last_error"] or "")
-    operators = list(dict.fromkeys(one["name"] for one in members))
+def _of_cause(view: ApplicationView, members: Sequence[OperatorView], now_ms: int) -> Problem:
+    name, error = view.name, members[0].last_error or ""
+    operators = list(dict.fromkeys(one.name for one in members))
     guilty = named_operator(error)
     if guilty in operators or len(operators) == 1:
         who, verb = guilty if guilty in operators else operators[0], "fails"
     else:
         who, verb = _listed(operators), "fail together"
-    containers = {one["container"] for one in members}
-    homes = [one for one in view["containers"] if one["id"] in containers]
-    again = max(one["failures"] for one in members) > 1 or any(
+    containers = {one.container for one in members}
+    homes = [one for one in view.containers if one.id in containers]
+    again = max(one.failures for one in members) > 1 or any(
         _restarts_lately(view, one, now_ms) >= RESTARTS_MANY for one in homes
     )
     title = (
@@ -140,7 +139,7 @@ def _of_cause(view: View, members: Sequence[View], now_ms: int) -> Problem:
         if again
         else f"{who} of {name} failed and {'is' if verb == 'fails' else 'are'} tried again"
     )
-    now = [_now(one, now_ms) for one in homes if one["state"] != "ACTIVE"]
+    now = [_now(one, now_ms) for one in homes if one.state != "ACTIVE"]
     return Problem(
         id=f"pipeline/{name}/operator fails/{operators[0]}",
         kind="operator fails",
@@ -153,15 +152,15 @@ def _of_cause(view: View, members: Sequence[View], now_ms: int) -> Problem:
         " or its attempts are used up.",
         actions=("errors", "logs"),
         operator=who if who in operators else operators[0],
-        container=members[0]["container"],
+        container=members[0].container,
     )
 
 
-def _of_container(view: View, container: View, now_ms: int) -> Problem:
-    name, number = view["name"], container["index"] + 1
+def _of_container(view: ApplicationView, container: ContainerView, now_ms: int) -> Problem:
+    name, number = view.name, container.index + 1
     lately = _restarts_lately(view, container, now_ms)
     severity: Severity = "critical" if lately >= RESTARTS_MANY else "warning"
-    status = container["exit_status"]
+    status = container.exit_status
     ended = f"Exit status {status}, {lately} times in ten minutes." if status is not None else ""
     return Problem(
         id=f"pipeline/{name}/container down/{number}",
@@ -174,16 +173,16 @@ def _of_container(view: View, container: View, now_ms: int) -> Problem:
         next_step="It goes on from its checkpoint by itself. If it comes down again, its log says"
         " why.",
         actions=("logs", "errors"),
-        container=container["id"],
+        container=container.id,
     )
 
 
-def _now(container: View, now_ms: int) -> str:
-    number = container["index"] + 1
-    if container["state"] == "KILLED":
-        wait = max(0, (container["restart_at_ms"] or now_ms) - now_ms) / 1000
+def _now(container: ContainerView, now_ms: int) -> str:
+    number = container.index + 1
+    if container.state == "KILLED":
+        wait = max(0, (container.restart_at_ms or now_ms) - now_ms) / 1000
         return f"Container {number} starts again in {wait:.0f} s."
-    if container["state"] in ("NEW", "ALLOCATED"):
+    if container.state in ("NEW", "ALLOCATED"):
         return f"Container {number} is starting."
     return f"Container {number} runs again, and has yet to finish a window."
 
@@ -195,13 +194,13 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _restarts_lately(view: View, container: View, now_ms: int) -> int:
-    prefix = container["id"].rpartition(".")[0]
+def _restarts_lately(view: ApplicationView, container: ContainerView, now_ms: int) -> int:
+    prefix = container.id.rpartition(".")[0]
     return sum(
-        one["type"] == "StopContainer"
-        and now_ms - one["time_ms"] <= LATELY_MS
-        and str(one.get("container", "")).rpartition(".")[0] == prefix
-        for one in view["events"]
+        one.type is EventType.STOP_CONTAINER
+        and now_ms - one.time_ms <= LATELY_MS
+        and str(one.data.get("container", "")).rpartition(".")[0] == prefix
+        for one in view.events
     )
 
 

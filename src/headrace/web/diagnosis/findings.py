@@ -6,14 +6,13 @@ thresholds are for people who are woken by them: what repairs itself is no more 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from headrace.pipeline.controller.views import ApplicationView
 from headrace.web.diagnosis.failures import failing_containers, failures, first_line
 from headrace.web.diagnosis.types import Bottleneck, PipelineHealth, Problem, Severity
 from headrace.web.pipeline_api.stages import BUSY_SOME, Stage
-
-View = Mapping[str, Any]  # what `Controller.show` gives
 
 LAG_SECONDS_NOTICE = 10.0
 LAG_SECONDS_CRITICAL = 300.0
@@ -26,7 +25,7 @@ ENDED = ("STOPPED", "FINISHED")
 
 
 def findings(
-    view: View, health: PipelineHealth, stages: Sequence[Stage], now_ms: int
+    view: ApplicationView, health: PipelineHealth, stages: Sequence[Stage], now_ms: int
 ) -> Iterator[Problem]:
     """What is wrong with a pipeline whose figures are known."""
     if health.state in ENDED:
@@ -72,35 +71,36 @@ def _failed(health: PipelineHealth) -> Problem:
     )
 
 
-def _of_containers(view: View) -> Iterator[Problem]:
+def _of_containers(view: ApplicationView) -> Iterator[Problem]:
     """Those that start for the first time, and those that run and say nothing."""
-    name, failing = view["name"], failing_containers(view)
-    for one in view["containers"]:
-        number = one["index"] + 1
-        if one["state"] in ("NEW", "ALLOCATED") and one["id"] not in failing:
+    name, failing = view.name, failing_containers(view)
+    for one in view.containers:
+        number = one.index + 1
+        if one.state in ("NEW", "ALLOCATED") and one.id not in failing:
             yield _problem(
                 name,
                 "container starting",
                 "notice",
                 f"Container {number} of {name} is starting",
                 "Nothing to do: Spark needs some seconds.",
-                container=one["id"],
+                container=one.id,
             )
-        elif one["state"] == "ACTIVE" and (one["heartbeat_age_ms"] or 0) > HEARTBEAT_MS:
+        elif one.state == "ACTIVE" and (age_ms := one.heartbeat_age_ms or 0) > HEARTBEAT_MS:
             yield _problem(
                 name,
                 "container silent",
                 "critical",
-                f"Container {number} of {name} has said nothing for "
-                f"{one['heartbeat_age_ms'] / 1000:.0f} s",
+                f"Container {number} of {name} has said nothing for {age_ms / 1000:.0f} s",
                 "It is replaced when its time-out is over. Look at its stack trace, or kill it"
                 " to have it replaced now.",
                 actions=("kill", "logs"),
-                container=one["id"],
+                container=one.id,
             )
 
 
-def _of_lag(view: View, health: PipelineHealth, stages: Sequence[Stage]) -> Iterator[Problem]:
+def _of_lag(
+    view: ApplicationView, health: PipelineHealth, stages: Sequence[Stage]
+) -> Iterator[Problem]:
     failing = failing_containers(view)  # what waits for them is of the same cause
     told = set(failing)
     for one in stages:
@@ -108,10 +108,10 @@ def _of_lag(view: View, health: PipelineHealth, stages: Sequence[Stage]) -> Iter
         if one.trend.lag_rows and silent_ms > SILENT_MS and one.container not in failing:
             told.add(one.container)
             yield _still(health.name, one.operator, one.container, silent_ms, one.trend.lag_rows)
-    for each in view["operators"]:  # as the log itself has it
-        silent_ms = min(each.get("still_ms") or 0, 1000 * (each.get("lag_seconds") or 0.0))
-        if each["lag"] and silent_ms > SILENT_MS and each["container"] not in told:
-            yield _still(health.name, each["name"], each["container"], silent_ms, each["lag"])
+    for each in view.operators:  # as the log itself has it
+        silent_ms = min(each.still_ms or 0, 1000 * (each.lag_seconds or 0.0))
+        if each.lag and silent_ms > SILENT_MS and each.container not in told:
+            yield _still(health.name, each.name, each.container, silent_ms, each.lag)
     late = health.lag_seconds or 0.0
     if late < LAG_SECONDS_NOTICE or not health.lag_rows or failing:
         return
@@ -157,7 +157,7 @@ def _still(name: str, operator: str, container: str, silent_ms: float, rows: int
     )
 
 
-def _faster(view: View, limiting: Bottleneck | None) -> str:
+def _faster(view: ApplicationView, limiting: Bottleneck | None) -> str:
     if limiting is None:
         return "Give it more cores, or take more messages per batch (messages_max)."
     if _can_scale(view, limiting):
@@ -172,18 +172,18 @@ def _faster(view: View, limiting: Bottleneck | None) -> str:
     )
 
 
-def _can_scale(view: View, limiting: Bottleneck | None) -> bool:
+def _can_scale(view: ApplicationView, limiting: Bottleneck | None) -> bool:
     """Only what is declared to keep no state can be shared anew."""
     if limiting is None:
         return False
-    declared = [one for one in view["plan"]["operators"] if one["name"] == limiting.operator]
-    return any(one.get("attributes", {}).get("STATELESS") is True for one in declared)
+    declared = view.declared.get(limiting.operator, {})
+    return declared.get("attributes", {}).get("STATELESS") is True
 
 
-def _keeps_state(view: View, limiting: Bottleneck) -> bool:
+def _keeps_state(view: ApplicationView, limiting: Bottleneck) -> bool:
     """As far as its reports tell."""
-    copies = [one for one in view["operators"] if one["name"] == limiting.operator]
-    return any("state_rows" in one["metrics"] for one in copies)
+    copies = [one for one in view.operators if one.name == limiting.operator]
+    return any("state_rows" in one.metrics for one in copies)
 
 
 def _of_rows(health: PipelineHealth) -> Iterator[Problem]:

@@ -7,11 +7,10 @@ What is found wrong is in `problems_findings`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
-from headrace.pipeline.controller.application.statistics import WindowPoint
+from headrace.pipeline.controller.views import ApplicationView, UnreadableApplication, WindowPoint
 from headrace.web.diagnosis.failures import LATELY_MS, errors
 from headrace.web.diagnosis.findings import ENDED, LAG_SECONDS_NOTICE, findings
 from headrace.web.diagnosis.types import (
@@ -24,7 +23,6 @@ from headrace.web.diagnosis.types import (
 )
 from headrace.web.pipeline_api.stages import Stage, bottleneck, stages_of, watermark_ms
 
-View = Mapping[str, Any]  # what `Controller.show` gives
 History = Mapping[int, Sequence[WindowPoint]]
 
 
@@ -54,47 +52,47 @@ def _rank(health: PipelineHealth) -> tuple[int, bool, float, str]:
     )
 
 
-def unreadable(summary: View) -> PipelineHealth:
+def unreadable(summary: UnreadableApplication) -> PipelineHealth:
     """An application of which only the record is left."""
     problem = Problem(
-        id=f"pipeline/{summary['name']}/unreadable",
+        id=f"pipeline/{summary.name}/unreadable",
         kind="unreadable",
         severity="critical",
         subject="pipeline",
-        name=summary["name"],
-        title=f"{summary['name']} cannot be read by this version",
-        detail=str(summary.get("last_error") or ""),
+        name=summary.name,
+        title=f"{summary.name} cannot be read by this version",
+        detail=summary.last_error,
         next_step="Start the version of Headrace that submitted it, or deploy it again.",
         actions=("deploy",),
     )
     return PipelineHealth(
-        name=summary["name"],
-        state=summary["state"],
+        name=summary.name,
+        state=summary.state,
         severity="critical",
         sentence=problem.title,
         next_step=problem.next_step,
         problems=(problem,),
-        package=summary.get("package", ""),
+        package=summary.package,
     )
 
 
-def health(view: View, history: History, now_ms: int) -> PipelineHealth:
+def health(view: ApplicationView, history: History, now_ms: int) -> PipelineHealth:
     stages = stages_of(view, history, now_ms)
     works = _works(view)
     told = _largest(one.trend.lag_seconds for one in stages)
-    measured = view.get("lag_seconds")  # by the log itself, whoever runs
+    measured = view.lag_seconds  # by the log itself, whoever runs
     late = _late(told, measured, works)
     waits = (late or 0.0) >= LAG_SECONDS_NOTICE
-    over = view["state"] in (*ENDED, "FAILED")  # nothing of it runs: what was, limits nothing
+    over = view.state in (*ENDED, "FAILED")  # nothing of it runs: what was, limits nothing
     limiting = None if over else bottleneck(stages)
-    failures = errors(view["events"])
+    failures = errors(view.events)
     draft = PipelineHealth(
-        name=view["name"],
-        state=view["state"],
+        name=view.name,
+        state=view.state,
         severity="ok",
         sentence="",
         next_step="",
-        lag_rows=sum(one.trend.lag_rows for one in stages) if measured is None else view["lag"],
+        lag_rows=sum(one.trend.lag_rows for one in stages) if measured is None else view.lag,
         # What stands still knows nothing of rows that came since.
         lag_seconds=late if works or late or measured is not None else None,
         keeps_up=works and not waits,
@@ -104,19 +102,19 @@ def health(view: View, history: History, now_ms: int) -> PipelineHealth:
         rows_per_second=_sum_of_sources(stages, "rows_per_second", over),
         bottleneck=limiting,
         watermark_delay_seconds=_watermark_delay(history, now_ms),
-        rows_late=view["rows_late"],
+        rows_late=view.rows_late,
         rows_late_lately=_lately(history, now_ms, "rows_late"),
-        rows_dead=view["rows_bad"],
+        rows_dead=view.rows_bad,
         rows_dead_lately=_lately(history, now_ms, "rows_bad"),
         state_rows=_newest(history, "state_rows"),
         state_bytes=_newest(history, "state_bytes"),
         last_error=failures[0] if failures else None,
-        package=view["package"],
-        restarts=view["restarts"],
-        containers=len(view["containers"]),
-        containers_active=sum(one["state"] == "ACTIVE" for one in view["containers"]),
-        window=view["window"],
-        committed_window=view["committed_window"],
+        package=view.package,
+        restarts=view.restarts,
+        containers=len(view.containers),
+        containers_active=sum(one.state == "ACTIVE" for one in view.containers),
+        window=view.window,
+        committed_window=view.committed_window,
     )
     found = sorted(
         findings(view, draft, stages, now_ms), key=lambda one: SEVERITIES.index(one.severity)
@@ -134,12 +132,12 @@ def _sum_of_sources(stages: Sequence[Stage], figure: str, over: bool) -> float:
     return 0.0 if over else sum(getattr(one.trend, figure) for one in stages if one.source)
 
 
-def _works(view: View) -> bool:
+def _works(view: ApplicationView) -> bool:
     """Whether all of it runs, so that its last figures are still true."""
     return (
-        view["state"] == "RUNNING"
-        and all(one["state"] == "ACTIVE" for one in view["containers"])
-        and not any(one["failures"] for one in view["operators"])
+        view.state == "RUNNING"
+        and all(one.state == "ACTIVE" for one in view.containers)
+        and not any(one.failures for one in view.operators)
     )
 
 

@@ -14,6 +14,11 @@ from typing import Any, Protocol, TypeAlias
 from headrace.errors import HeadraceError
 from headrace.observability.exposition import Family, Number, bounded, format_families
 from headrace.observability.metrics import TABLE, family
+from headrace.pipeline.controller.views import (
+    ApplicationRow,
+    ApplicationView,
+    ControllerStatistics,
+)
 from headrace.web.metrics.checks import Check
 from headrace.web.stram.views import latencies_ms
 from headrace.wire.umbilical.windows import WindowGrid, parse_window
@@ -26,7 +31,7 @@ _LAGS = ("pipeline_lag_rows", "pipeline_lag_seconds")
 
 _Row: TypeAlias = tuple[str, str, int | float]
 
-# metric, key in the view, factor to the metric's unit
+# metric, field of the view, factor to the metric's unit
 _APPLICATION: tuple[_Row, ...] = (
     ("pipeline_rows_total", "rows", 1),
     ("pipeline_lag_rows", "lag", 1),
@@ -58,11 +63,11 @@ _CONTAINER: tuple[_Row, ...] = (
 class Measured(Protocol):
     """What this layer needs of the controller."""
 
-    def list(self) -> list[dict[str, Any]]: ...
+    def list(self) -> list[ApplicationRow]: ...
 
-    def show(self, name: str) -> dict[str, Any]: ...
+    def show(self, name: str) -> ApplicationView: ...
 
-    def statistics(self) -> dict[str, Any]: ...
+    def statistics(self) -> ControllerStatistics: ...
 
 
 def format_metrics(controller: Measured) -> str:
@@ -96,18 +101,18 @@ class ObservedController:
 
 def families(controller: Measured, labels_max: int = LABELS_MAX) -> Iterator[Family]:
     summaries = controller.list()
-    running = [one for one in summaries if one["state"] not in _ENDED]
-    waited_for = [one for one in summaries if one["state"] not in _DONE]
-    living = [controller.show(one["name"]) for one in running[:labels_max]]
+    running = [one for one in summaries if one.state not in _ENDED]
+    waited_for = [one for one in summaries if one.state not in _DONE]
+    living = [controller.show(one.name) for one in running[:labels_max]]
     state = family("pipeline_state")
     for one in summaries[:labels_max]:
-        state.add(1, application=one["name"], state=one["state"])
+        state.add(1, application=one.name, state=one.state)
     yield state
     for name, key, factor in _APPLICATION:
         rows = (
-            ((one["name"],), _scale(one[key], factor))
+            ((one.name,), _scale(getattr(one, key), factor))
             for one in (waited_for if name in _LAGS else running)
-            if one.get(key) is not None
+            if getattr(one, key) is not None
         )
         made = family(name)
         for (application,), value in bounded(rows, labels_max):
@@ -116,22 +121,22 @@ def families(controller: Measured, labels_max: int = LABELS_MAX) -> Iterator[Fam
     yield from _of_windows(living)
     yield from _of_operators(living)
     yield from _of_containers(living)
-    yield from _of_umbilical(controller.statistics().get("umbilical", {}))
+    yield from _of_umbilical(controller.statistics().umbilical)
 
 
-def _of_windows(living: list[dict[str, Any]]) -> Iterator[Family]:
+def _of_windows(living: list[ApplicationView]) -> Iterator[Family]:
     behind = family("pipeline_windows_behind")
     age = family("pipeline_committed_window_age_seconds")
     for view in living:
-        grid = WindowGrid(view["start_window_ms"], view["window_ms"])
-        windows = grid.ordinal(parse_window(view["current_window"]))
-        windows -= max(0, grid.ordinal(parse_window(view["committed_window"])))
-        behind.add(windows, application=view["name"])
-        age.add(windows * view["window_ms"] / 1000, application=view["name"])
+        grid = WindowGrid(view.start_window_ms, view.window_ms)
+        windows = grid.ordinal(parse_window(view.current_window))
+        windows -= max(0, grid.ordinal(parse_window(view.committed_window)))
+        behind.add(windows, application=view.name)
+        age.add(windows * view.window_ms / 1000, application=view.name)
     yield from (behind, age)
 
 
-def _of_operators(living: list[dict[str, Any]]) -> Iterator[Family]:
+def _of_operators(living: list[ApplicationView]) -> Iterator[Family]:
     families = [(family(name), key, factor) for name, key, factor in _OPERATOR]
     latency, metric = (
         family("pipeline_operator_latency_seconds"),
@@ -139,30 +144,30 @@ def _of_operators(living: list[dict[str, Any]]) -> Iterator[Family]:
     )
     for view in living:
         latencies, instances = latencies_ms(view), _instances(view)
-        for one in view["operators"]:
+        for one in view.operators:
             labels = {
-                "application": view["name"],
-                "operator": one["name"],
-                "instance": str(instances[one["id"]]),
+                "application": view.name,
+                "operator": one.name,
+                "instance": str(instances[one.id]),
             }
             for made, key, factor in families:
-                made.add(_scale(one[key], factor), **labels)
-            latency.add(latencies[one["id"]] / 1000, **labels)
-            for name, value in sorted(_numbers(one["metrics"]).items())[:METRICS_MAX]:
+                made.add(_scale(getattr(one, key), factor), **labels)
+            latency.add(latencies[one.id] / 1000, **labels)
+            for name, value in sorted(_numbers(one.metrics).items())[:METRICS_MAX]:
                 metric.add(value, **labels, metric=name)
     yield from (made for made, _, _ in families)
     yield latency
     yield metric
 
 
-def _of_containers(living: list[dict[str, Any]]) -> Iterator[Family]:
+def _of_containers(living: list[ApplicationView]) -> Iterator[Family]:
     for name, key, factor in _CONTAINER:
         made = family(name)
         for view in living:
-            for one in view["containers"]:
-                if one[key] is not None:
-                    number = str(one["index"] + 1)
-                    made.add(_scale(one[key], factor), application=view["name"], container=number)
+            for one in view.containers:
+                if (value := getattr(one, key)) is not None:
+                    number = str(one.index + 1)
+                    made.add(_scale(value, factor), application=view.name, container=number)
         yield made
 
 
@@ -174,13 +179,13 @@ def _of_umbilical(statistics: Mapping[str, int]) -> Iterator[Family]:
         yield made
 
 
-def _instances(view: Mapping[str, Any]) -> dict[int, int]:
+def _instances(view: ApplicationView) -> dict[int, int]:
     """Operator ids to their number among those of the same name."""
     seen: dict[str, int] = {}
     instances = {}
-    for one in sorted(view["operators"], key=lambda operator: int(operator["id"])):
-        instances[one["id"]] = seen.get(one["name"], 0)
-        seen[one["name"]] = instances[one["id"]] + 1
+    for one in sorted(view.operators, key=lambda operator: operator.id):
+        instances[one.id] = seen.get(one.name, 0)
+        seen[one.name] = instances[one.id] + 1
     return instances
 
 

@@ -16,7 +16,14 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from headrace.errors import NotFoundError
-from headrace.pipeline.controller.application.statistics import WindowPoint
+from headrace.pipeline.controller.views import (
+    ApplicationRow,
+    ApplicationView,
+    ContainerView,
+    OperatorView,
+    UnreadableApplication,
+    WindowPoint,
+)
 from headrace.web.broker_api.visibility import may
 from headrace.web.diagnosis import failures, problems
 from headrace.web.diagnosis.types import LastError, PipelineHealth, Problem, Situation
@@ -50,9 +57,9 @@ _UNITS_MS = {
 class Watched(Protocol):
     """What this layer needs of the controller."""
 
-    def list(self) -> list[dict[str, Any]]: ...
+    def list(self) -> list[ApplicationRow]: ...
 
-    def glance(self, name: str) -> dict[str, Any]: ...
+    def glance(self, name: str) -> ApplicationView: ...
 
     def history(self, name: str) -> dict[int, tuple[WindowPoint, ...]]: ...
 
@@ -81,6 +88,12 @@ class Windows(msgspec.Struct, frozen=True, kw_only=True):
     watermark_ms: list[int]
 
 
+class LiveOperator(OperatorView, frozen=True, kw_only=True):
+    """An operator with the attributes that were declared for it."""
+
+    attributes: dict[str, Any]
+
+
 class PipelineLive(msgspec.Struct, frozen=True, kw_only=True):
     """One pipeline as its page shows it."""
 
@@ -92,8 +105,8 @@ class PipelineLive(msgspec.Struct, frozen=True, kw_only=True):
     health: PipelineHealth
     graphs: Graphs
     windows: list[Windows]
-    containers: list[dict[str, Any]]
-    operators: list[dict[str, Any]]
+    containers: list[ContainerView]
+    operators: list[LiveOperator]
     events: list[dict[str, Any]]
 
 
@@ -130,10 +143,10 @@ class Diagnosis:
             await self._pause()
         return problems.situation(healths, await self._others(), self._now_ms())
 
-    def _health(self, summary: dict[str, Any]) -> PipelineHealth:
-        if summary["state"] == "UNREADABLE":
+    def _health(self, summary: ApplicationRow) -> PipelineHealth:
+        if isinstance(summary, UnreadableApplication):
             return problems.unreadable(summary)
-        name, now_ms = summary["name"], self._now_ms()
+        name, now_ms = summary.name, self._now_ms()
         return problems.health(self._watched.glance(name), self._watched.history(name), now_ms)
 
     async def live(self, name: str, after_ms: int) -> PipelineLive:
@@ -143,28 +156,29 @@ class Diagnosis:
         if health.last_error is not None:
             error = await self._with_log(name, health.last_error)
             health = msgspec.structs.replace(health, last_error=error)
-        declared = {one["name"]: one for one in view["plan"]["operators"]}
+        declared = view.declared
         return PipelineLive(
             now_ms=now_ms,
-            entry=view["entry"],
-            submitted_ms=view["submitted_ms"],
-            window_ms=view["window_ms"],
-            trigger_ms=trigger_ms(view["plan"].get("attributes", {}).get("TRIGGER")),
+            entry=view.entry,
+            submitted_ms=view.submitted_ms,
+            window_ms=view.window_ms,
+            trigger_ms=trigger_ms(view.plan.get("attributes", {}).get("TRIGGER")),
             health=health,
             graphs=graphs(view, history, now_ms),
-            windows=[
-                _windows(one, history.get(one["id"], ()), after_ms) for one in view["operators"]
-            ],
-            containers=view["containers"],
+            windows=[_windows(one, history.get(one.id, ()), after_ms) for one in view.operators],
+            containers=view.containers,
             operators=[
-                {**one, "attributes": declared.get(one["name"], {}).get("attributes", {})}
-                for one in view["operators"]
+                LiveOperator(
+                    **msgspec.structs.asdict(one),
+                    attributes=declared.get(one.name, {}).get("attributes", {}),
+                )
+                for one in view.operators
             ],
-            events=view["events"],
+            events=[one.to_json() for one in view.events],
         )
 
     async def errors(self, name: str) -> PipelineErrors:
-        found = failures.errors(self._watched.glance(name)["events"])[:ERRORS_MAX]
+        found = failures.errors(self._watched.glance(name).events)[:ERRORS_MAX]
         return PipelineErrors(errors=[await self._with_log(name, one) for one in found])
 
     async def _with_log(self, name: str, error: LastError) -> LastError:
@@ -277,12 +291,12 @@ def trigger_ms(text: Any) -> int | None:
     return round(float(found[1]) * _UNITS_MS[found[2]]) if found else None
 
 
-def _windows(one: dict[str, Any], points: Sequence[WindowPoint], after_ms: int) -> Windows:
+def _windows(one: OperatorView, points: Sequence[WindowPoint], after_ms: int) -> Windows:
     new = [point for point in points if point.at_ms > after_ms][-POINTS_MAX:]
     return Windows(
-        operator=one["name"],
-        id=one["id"],
-        query=one["query"],
+        operator=one.name,
+        id=one.id,
+        query=one.query,
         at_ms=[point.at_ms for point in new],
         window=[format_window(point.window) for point in new],
         duration_ms=[point.duration_ms for point in new],

@@ -14,6 +14,8 @@ import msgspec
 from starlette.requests import Request
 
 from headrace.errors import InvalidArgumentError, NotFoundError
+from headrace.pipeline.controller.application.events import Event
+from headrace.pipeline.controller.views import ApplicationView, RecordedWindow
 from headrace.web.server.endpoints import Endpoint, Handler
 from headrace.web.server.exchange import Number, Parameter, Text, check_numbers, read_values
 from headrace.web.stram import types as t
@@ -32,9 +34,9 @@ _RECORDING = t.RecordingStart()
 class Controlled(Protocol):
     """What this layer needs of the controller."""
 
-    def show(self, name: str) -> dict[str, Any]: ...
+    def show(self, name: str) -> ApplicationView: ...
 
-    def events(self, name: str, *, after: int = 0) -> list[dict[str, Any]]: ...
+    def events(self, name: str, *, after: int = 0) -> list[Event]: ...
 
     async def stop(self, name: str) -> None: ...
 
@@ -54,9 +56,9 @@ class Controlled(Protocol):
 
     async def stop_recording(self, name: str, operator: str) -> None: ...
 
-    async def recorded(self, name: str, recording: str) -> list[dict[str, Any]]: ...
+    async def recorded(self, name: str, recording: str) -> list[RecordedWindow]: ...
 
-    async def resume(self, name: str) -> dict[str, Any]: ...
+    async def resume(self, name: str) -> ApplicationView: ...
 
     async def roll_back(self, name: str, window: str, operators: Sequence[str] = ()) -> None: ...
 
@@ -71,7 +73,7 @@ class Control:
     def __init__(self, controlled: Controlled) -> None:
         self._controlled = controlled
 
-    def view(self, request: Request) -> dict[str, Any]:
+    def view(self, request: Request) -> ApplicationView:
         return self._controlled.show(_name(request))
 
     def change(self, path: str, handler: Handler, summary: str) -> Endpoint:
@@ -180,14 +182,15 @@ class Control:
         try:
             rows = await self._controlled.recorded(name, wanted)
         except NotFoundError:
-            if not any(one.get("recording") == wanted for one in self._controlled.events(name)):
+            if not any(
+                one.data.get("recording") == wanted for one in self._controlled.events(name)
+            ):
                 raise
             rows = []  # it was started, and no window has passed yet
         return t.Recorded(windows=rows)
 
     async def plan(self, request: Request) -> dict[str, Any]:
-        found: dict[str, Any] = self.view(request)["plan"]
-        return found
+        return self.view(request).plan
 
     async def change_plan(self, request: Request, wanted: t.PlanChange) -> t.Done:
         for one in wanted.requests:
@@ -216,7 +219,7 @@ class Control:
 
     async def set_physical(self, request: Request) -> t.Done:
         values, operator = await read_values(request), (await self.operator(request)).name
-        copies = sum(one["name"] == operator for one in self.view(request)["operators"])
+        copies = sum(one.name == operator for one in self.view(request).operators)
         if copies > 1:
             raise InvalidArgumentError("an instance has no properties of its own; set them on all")
         await self._controlled.set_property(_name(request), operator, values)
@@ -229,7 +232,7 @@ class Control:
 
     async def loggers(self, request: Request) -> t.Loggers:
         pattern = PATTERN.read(request, "*")
-        levels = self._controlled.log_levels(self.view(request)["name"])
+        levels = self._controlled.log_levels(self.view(request).name)
         return t.Loggers(
             loggers=[
                 t.LoggerSetting(target=target, log_level=level)

@@ -8,11 +8,10 @@ that people write by hand. Positions are grid cells: the page decides how large 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
-from headrace.pipeline.controller.application.statistics import WindowPoint
+from headrace.pipeline.controller.views import ApplicationView, WindowPoint
 from headrace.web.pipeline_api.stages import pressure, stages_of
 
 SWEEPS = 2
@@ -62,69 +61,69 @@ class Graphs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def graphs(
-    view: Mapping[str, Any], history: Mapping[int, Sequence[WindowPoint]], now_ms: int
+    view: ApplicationView, history: Mapping[int, Sequence[WindowPoint]], now_ms: int
 ) -> Graphs:
     physical = _physical(view, history, now_ms)
     return Graphs(logical=_logical(view, physical), physical=physical)
 
 
 def _physical(
-    view: Mapping[str, Any], history: Mapping[int, Sequence[WindowPoint]], now_ms: int
+    view: ApplicationView, history: Mapping[int, Sequence[WindowPoint]], now_ms: int
 ) -> Graph:
     stages = {one.id: one for one in stages_of(view, history, now_ms)}
-    topics, declared = _topics(view), {one["name"]: one for one in view["plan"]["operators"]}
+    topics, declared = _topics(view), view.declared
     copies: dict[str, int] = {}
-    for one in view["operators"]:
-        copies[one["name"]] = copies.get(one["name"], 0) + 1
+    for one in view.operators:
+        copies[one.name] = copies.get(one.name, 0) + 1
     links = [
         Link(
-            source=str(feed["source"]),
-            target=str(one["id"]),
-            stream=_stream(view, one["name"], feed["port"]),
-            between_containers=not feed["local"],
-            rows_per_second=one["rows_in_per_second"],
+            source=str(feed.source),
+            target=str(one.id),
+            stream=_stream(view, one.name, feed.port),
+            between_containers=not feed.local,
+            rows_per_second=one.rows_in_per_second,
         )
-        for one in view["operators"]
-        for feed in one["inputs"]
+        for one in view.operators
+        for feed in one.inputs
     ]
-    places = layered([str(one["id"]) for one in view["operators"]], links)
+    places = layered([str(one.id) for one in view.operators], links)
     nodes = []
-    for one in view["operators"]:
-        stage, (layer, row) = stages[one["id"]], places[str(one["id"])]
-        name = one["name"]
+    for one in view.operators:
+        stage, (layer, row) = stages[one.id], places[str(one.id)]
+        name = one.name
         ports = declared.get(name, {}).get("ports", [])
-        leaf = not any(link.source == str(one["id"]) for link in links)
+        leaf = not any(link.source == str(one.id) for link in links)
         nodes.append(
             Node(
-                id=str(one["id"]),
+                id=str(one.id),
                 operator=name,
-                label=f"{name} {one['instance'] + 1}" if copies[name] > 1 else name,
-                kind="source" if not one["inputs"] and ports else "sink" if leaf else "operator",
+                label=f"{name} {one.instance + 1}" if copies[name] > 1 else name,
+                kind="source" if not one.inputs and ports else "sink" if leaf else "operator",
                 layer=layer,
                 row=row,
                 topic=topics.get(name, ""),
-                container=one["container"],
-                state=one["state"],
-                rows_per_second=one["rows_out_per_second"] or one["rows_in_per_second"],
+                container=one.container,
+                state=one.state,
+                rows_per_second=one.rows_out_per_second or one.rows_in_per_second,
                 lag=stage.trend.lag_rows,
                 busy=round(stage.trend.busy, 3),
                 batch_ms=stage.trend.batch_ms,
                 pressure=pressure(stage.trend.busy),
-                failures=one["failures"],
-                rows_late=one["rows_late"],
-                rows_bad=one["rows_bad"],
-                state_rows=int(one["metrics"].get("state_rows", 0)),
+                failures=one.failures,
+                rows_late=one.rows_late,
+                rows_bad=one.rows_bad,
+                state_rows=int(one.metrics.get("state_rows", 0)),
             )
         )
     return _graph(nodes, links)
 
 
-def _logical(view: Mapping[str, Any], physical: Graph) -> Graph:
+def _logical(view: ApplicationView, physical: Graph) -> Graph:
     """Instances of an operator are one node: rows are added up, of the rest the worst counts."""
     copies: dict[str, list[Node]] = {}
     for node in physical.nodes:
         copies.setdefault(node.operator, []).append(node)
-    names = [one["name"] for one in view["plan"]["operators"] if one["name"] in copies]
+    names = [name for name in view.declared if name in copies]
     names += [name for name in copies if name not in names]  # unifiers are in no logical plan
     operators = {node.id: node.operator for node in physical.nodes}
     joined: dict[tuple[str, str, str], Link] = {}
@@ -223,20 +222,15 @@ def _order(
     rank.sort(key=middle)
 
 
-def _topics(view: Mapping[str, Any]) -> dict[str, str]:
-    plan = view["plan"]
-    found = {
-        one["name"]: str(one["properties"]["topic"])
-        for one in plan["operators"]
-        if one.get("properties", {}).get("topic")
-    }
-    for one in plan["operators"]:
-        target = one.get("attributes", {}).get("OUTPUT_TOPIC")
-        if target:
-            found[one["name"]] = str(target)
+def _topics(view: ApplicationView) -> dict[str, str]:
+    found = {}
+    for name, one in view.declared.items():
+        topic = one.get("attributes", {}).get("OUTPUT_TOPIC")
+        if topic := topic or one.get("properties", {}).get("topic"):
+            found[name] = str(topic)
     return found
 
 
-def _stream(view: Mapping[str, Any], operator: str, port: str) -> str:
+def _stream(view: ApplicationView, operator: str, port: str) -> str:
     sink = f"{operator}.{port}"
-    return next((one["name"] for one in view["streams"] if sink in one["sinks"]), "")
+    return next((one.name for one in view.streams if sink in one.sinks), "")

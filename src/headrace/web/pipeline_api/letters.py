@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from headrace.client.iggy import IggyClient
 from headrace.errors import NotFoundError, UnauthorizedError
+from headrace.pipeline.controller.views import ApplicationView
 from headrace.pipeline.plan.logical import letter_topics
 from headrace.transfer.dead_letters import Letter, LetterSummary, list_letters, summarize
 from headrace.transfer.redriving import Redriving
@@ -89,7 +90,7 @@ _EVERYTHING = Redrive()
 
 
 class Shown(Protocol):
-    def glance(self, name: str) -> dict[str, Any]: ...
+    def glance(self, name: str) -> ApplicationView: ...
 
 
 AsUser = Callable[[Credentials], AbstractAsyncContextManager[IggyClient]]
@@ -97,7 +98,7 @@ AsUser = Callable[[Credentials], AbstractAsyncContextManager[IggyClient]]
 
 def endpoints(pipelines: Shown, as_user: AsUser) -> list[Endpoint]:
     def topics(request: Request) -> dict[str, tuple[str, ...]]:
-        return letter_topics(pipelines.glance(request.path_params["name"])["plan"])
+        return letter_topics(pipelines.glance(request.path_params["name"]).plan)
 
     def topic(request: Request) -> tuple[str, str]:
         """The operator's; `topic` says which, where it has several."""

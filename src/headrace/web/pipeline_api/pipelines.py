@@ -13,6 +13,12 @@ import msgspec
 from starlette.requests import Request
 
 from headrace.errors import InvalidArgumentError, TooLargeError
+from headrace.pipeline.controller.views import (
+    ApplicationRow,
+    ApplicationView,
+    VersionComparison,
+    to_json,
+)
 from headrace.web.pipeline_api.control import PIPELINE
 from headrace.web.pipeline_api.rights import PipelineRights
 from headrace.web.server.endpoints import Endpoint
@@ -35,17 +41,17 @@ class SubmittedPackage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class Submitted(Protocol):
     """What this layer needs of the controller."""
 
-    async def submit(self, package: SubmittedPackage) -> dict[str, Any]: ...
+    async def submit(self, package: SubmittedPackage) -> ApplicationView: ...
 
-    async def diff(self, package: SubmittedPackage) -> dict[str, Any]: ...
+    async def diff(self, package: SubmittedPackage) -> VersionComparison: ...
 
     async def deploy(
         self, package: SubmittedPackage, new_state: Collection[str] = ()
-    ) -> dict[str, Any]: ...
+    ) -> ApplicationView: ...
 
-    def list(self) -> list[dict[str, Any]]: ...
+    def list(self) -> list[ApplicationRow]: ...
 
-    def show(self, name: str) -> dict[str, Any]: ...
+    def show(self, name: str) -> ApplicationView: ...
 
     async def stop(self, name: str) -> None: ...
 
@@ -54,24 +60,24 @@ class Submitted(Protocol):
 
 def endpoints(pipelines: Submitted, rights: PipelineRights) -> list[Endpoint]:
     async def listed(request: Request) -> list[dict[str, Any]]:
-        return rights.seen_rows(request.state.login, pipelines.list())
+        return [to_json(one) for one in rights.seen_rows(request.state.login, pipelines.list())]
 
     async def show(request: Request) -> dict[str, Any]:
-        return pipelines.show(request.path_params["name"])
+        return to_json(pipelines.show(request.path_params["name"]))
 
     async def submit(request: Request) -> dict[str, Any]:
-        return await pipelines.submit(await read_package(request))
+        return to_json(await pipelines.submit(await read_package(request)))
 
-    async def diff(request: Request) -> dict[str, Any]:
+    async def diff(request: Request) -> VersionComparison:
         return await pipelines.diff(await read_package(request))
 
     async def deploy(request: Request) -> dict[str, Any]:
         package = await read_package(request)
-        return await pipelines.deploy(package, package.new_state)
+        return to_json(await pipelines.deploy(package, package.new_state))
 
     async def stop(request: Request) -> dict[str, Any]:
         await pipelines.stop(request.path_params["name"])
-        return pipelines.show(request.path_params["name"])
+        return to_json(pipelines.show(request.path_params["name"]))
 
     async def remove(request: Request) -> dict[str, Any]:
         await pipelines.remove(request.path_params["name"])

@@ -10,11 +10,16 @@ nothing but what comes of those, and dead letters are asked of the broker as the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
 
 from headrace.errors import NotFoundError
+from headrace.pipeline.controller.views import (
+    ApplicationRow,
+    ApplicationView,
+    ControllerStatistics,
+)
 from headrace.web.broker_api.catalogue import Catalogue
 from headrace.web.broker_api.visibility import may
 from headrace.web.metrics.pipelines import Measured
@@ -50,8 +55,8 @@ class PipelineRights:
     def seen(self, login: Login, rows: Iterable[T], name: Callable[[T], str]) -> list[T]:
         return [one for one in rows if self.sees(login, name(one))]
 
-    def seen_rows(self, login: Login, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        return self.seen(login, rows, lambda one: str(one["name"]))
+    def seen_rows(self, login: Login, rows: Iterable[ApplicationRow]) -> list[ApplicationRow]:
+        return self.seen(login, rows, lambda one: one.name)
 
     def guard(self, path: str) -> Callable[[Login, Request], None] | None:
         """What holds every path below a pipeline's name against this; None for other paths."""
@@ -89,12 +94,13 @@ class SeenPipelines:
         self._login = login
         self._all = may(login.permissions, Permission.READ_SERVERS)
 
-    def list(self) -> list[dict[str, Any]]:
+    def list(self) -> list[ApplicationRow]:
         rows = self._pipelines.list()
         return rows if self._all else self._rights.seen_rows(self._login, rows)
 
-    def show(self, name: str) -> dict[str, Any]:
+    def show(self, name: str) -> ApplicationView:
         return self._pipelines.show(name)
 
-    def statistics(self) -> dict[str, Any]:
-        return self._pipelines.statistics() if self._all or self._login.may_manage else {}
+    def statistics(self) -> ControllerStatistics:
+        allowed = self._all or self._login.may_manage
+        return self._pipelines.statistics() if allowed else ControllerStatistics()

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from headrace.pipeline.controller.application.statistics import WindowPoint
+from headrace.pipeline.controller.views import ApplicationView, WindowPoint
 from headrace.web.diagnosis.types import Bottleneck, CatchUp
 
 HORIZON_MS = 60_000  # rates are taken over so much
@@ -145,20 +144,20 @@ class Stage:
 
 
 def stages_of(
-    view: Mapping[str, Any], history: Mapping[int, Sequence[WindowPoint]], now_ms: int
+    view: ApplicationView, history: Mapping[int, Sequence[WindowPoint]], now_ms: int
 ) -> list[Stage]:
     return [
         Stage(
-            id=one["id"],
-            operator=one["name"],
-            container=one["container"],
-            source=not one["inputs"],
-            first=not one["inputs"] or any(not each["local"] for each in one["inputs"]),
-            terminal=one["query"] is not None,
-            trend=trend(history.get(one["id"], ()), now_ms),
-            phases={name: int(one["metrics"][name]) for name in _PHASES if name in one["metrics"]},
+            id=one.id,
+            operator=one.name,
+            container=one.container,
+            source=not one.inputs,
+            first=not one.inputs or any(not each.local for each in one.inputs),
+            terminal=one.query is not None,
+            trend=trend(history.get(one.id, ()), now_ms),
+            phases={name: int(one.metrics[name]) for name in _PHASES if name in one.metrics},
         )
-        for one in view["operators"]
+        for one in view.operators
     ]
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import field
 
+from headrace.pipeline.controller.views import RecordedWindow
+
 
 class Info(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Base of all."""
@@ -132,7 +134,7 @@ class Recording(Info, frozen=True):
 
 
 class Recorded(Info, frozen=True):
-    windows: list[dict[str, Any]]
+    windows: list[RecordedWindow]
 
 
 class Instances(Info, frozen=True, forbid_unknown_fields=True):

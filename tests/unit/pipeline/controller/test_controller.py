@@ -22,6 +22,7 @@ from headrace.pipeline.container.umbilical import UmbilicalClient, load_token
 from headrace.pipeline.controller.controller import Controller
 from headrace.pipeline.controller.journal import Apply, Log, Restore, Snapshot
 from headrace.pipeline.controller.processes import LaunchRequest
+from headrace.pipeline.controller.views import read_view, to_json
 from headrace.pipeline.plan.packages import PackageSpec
 from headrace.runtime.interfaces import Process, Runtime
 from headrace.wire.umbilical import messages as m
@@ -200,25 +201,27 @@ def package(**more: Any) -> PackageSpec:
 
 
 def types(controller: Controller) -> list[str]:
-    return [event["type"] for event in controller.events("shop")]
+    return [event.type.value for event in controller.events("shop")]
 
 
 def test_submit_runs_and_shows_progress() -> None:
     async def main(world: World) -> None:
         controller = await world.controller()
         shown = await controller.submit(package())
-        assert shown["state"] == "RUNNING"
+        assert shown.state == "RUNNING"
         await world.sleep(5)
         shown = controller.show("shop")
-        (container,), (operator,) = shown["containers"], shown["operators"]
-        assert container["state"] == "ACTIVE"
-        assert container["pid"] == 101
-        assert operator["state"] == "ACTIVE"
-        assert operator["rows_in"] >= 30
-        assert operator["rows_in_per_second"] > 0
+        (container,), (operator,) = shown.containers, shown.operators
+        assert container.state == "ACTIVE"
+        assert container.pid == 101
+        assert operator.state == "ACTIVE"
+        assert operator.rows_in >= 30
+        assert operator.rows_in_per_second > 0
         assert world.launcher.committed[-1] > 0
-        assert msgspec.json.decode(msgspec.json.encode(shown)) == shown
-        assert [one["name"] for one in controller.list()] == ["shop"]
+        told = msgspec.json.decode(msgspec.json.encode(to_json(shown)))
+        assert told == to_json(shown)
+        assert read_view(told) == msgspec.structs.replace(shown, events=[])
+        assert [one.name for one in controller.list()] == ["shop"]
         uri = world.runtime.disk.read("/data/applications/shop/recovery/heartbeatUri").decode()
         assert uri.startswith(f"stram://c:{controller.umbilical_address[1]}?rpcTimeout=5000")
         (request,) = world.launcher.requests
@@ -236,13 +239,13 @@ def test_a_killed_container_is_noticed_at_once_and_restarted() -> None:
         await world.sleep(5)
         world.launcher.processes[0].kill()
         await world.sleep(0.05)
-        assert controller.show("shop")["containers"][0]["state"] == "KILLED"
+        assert controller.show("shop").containers[0].state == "KILLED"
         await world.sleep(1.1)
         assert len(world.launcher.requests) == 2  # when it is due, not a tick later
         await world.sleep(3)
         shown = controller.show("shop")
-        assert shown["restarts"] == 1
-        assert shown["containers"][0]["state"] == "ACTIVE"
+        assert shown.restarts == 1
+        assert shown.containers[0].state == "ACTIVE"
         assert [info.run_id for info in world.launcher.deployed] == [1, 2]
         assert world.launcher.deployed[1].checkpoint != m.Checkpoint(-1)
         assert types(controller)[-4:] == [
@@ -310,7 +313,7 @@ def test_a_hung_container_is_killed_and_restarted() -> None:
         await world.sleep(6)
         assert world.launcher.processes[0].exit_status == -9
         assert len(world.launcher.requests) == 2
-        assert "no heartbeat" in controller.show("shop")["last_error"]
+        assert "no heartbeat" in (controller.show("shop").last_error or "")
         await controller.close()
 
     simulate(main)
@@ -323,7 +326,7 @@ def test_stop_and_wait() -> None:
         await world.sleep(3)
         waiting = asyncio.ensure_future(controller.wait("shop"))
         await controller.stop("shop")
-        assert (await waiting)["state"] == "STOPPED"
+        assert (await waiting).state == "STOPPED"
         assert world.launcher.processes[0].exit_status == 0
         await controller.close()
 
@@ -335,7 +338,7 @@ def test_an_application_that_has_read_everything_finishes() -> None:
         controller = await world.controller()
         world.launcher.finish_after = 3
         await controller.submit(package(available_now=True))
-        assert (await controller.wait("shop"))["state"] == "FINISHED"
+        assert (await controller.wait("shop")).state == "FINISHED"
         assert world.launcher.requests[0].available_now
         await controller.close()
 
@@ -353,8 +356,8 @@ def test_a_restarted_controller_goes_on() -> None:
         controller = await world.controller()
         await world.sleep(3)
         after = controller.show("shop")
-        assert after["state"] == "RUNNING"
-        assert after["start_window_ms"] == before["start_window_ms"]
+        assert after.state == "RUNNING"
+        assert after.start_window_ms == before.start_window_ms
         assert [info.run_id for info in world.launcher.deployed] == [1, 2]
         assert (
             world.launcher.requests[1].package_folder == world.launcher.requests[0].package_folder
@@ -376,8 +379,8 @@ def test_a_container_that_outlives_the_controller_finds_the_next_one() -> None:
         second = await world.controller(retry_delay_ms=1_000)
         await world.sleep(5)
         shown = second.show("shop")
-        assert shown["containers"][0]["state"] == "ACTIVE"
-        assert shown["operators"][0]["state"] == "ACTIVE"
+        assert shown.containers[0].state == "ACTIVE"
+        assert shown.operators[0].state == "ACTIVE"
         assert len(world.launcher.requests) == 1  # the same process
         assert len(world.launcher.deployed) == 1  # the same deployment
         await second.stop("shop")
@@ -397,7 +400,7 @@ def test_snapshots_replace_events() -> None:
         assert len(world.log.events) < 3
         await controller.close()
         controller = await world.controller()
-        assert controller.show("shop")["state"] == "RUNNING"
+        assert controller.show("shop").state == "RUNNING"
         await controller.close()
 
     simulate(main)
@@ -448,9 +451,9 @@ def test_an_ended_application_may_be_submitted_again_and_goes_on() -> None:
         await controller.stop("shop")
         await controller.wait("shop")
         second = await controller.submit(package())
-        assert second["start_window_ms"] == first["start_window_ms"]
-        assert second["containers"][0]["id"] == "shop.1.2"
-        assert second["committed_window"] != "f" * 16
+        assert second.start_window_ms == first.start_window_ms
+        assert second.containers[0].id == "shop.1.2"
+        assert second.committed_window != "f" * 16
         await controller.close()
 
     simulate(main)
@@ -467,8 +470,8 @@ def test_a_changed_package_is_not_run() -> None:
         await world.sleep(5)
         assert len(world.launcher.requests) == 1
         shown = controller.show("shop")
-        assert "was changed" in shown["last_error"]
-        assert shown["containers"][0]["exit_status"] == 127
+        assert "was changed" in (shown.last_error or "")
+        assert shown.containers[0].exit_status == 127
         await controller.close()
 
     simulate(main)
@@ -479,7 +482,7 @@ def test_a_container_that_cannot_be_started_is_tried_again() -> None:
         controller = await world.controller()
         world.launcher.refuse = NotFoundError("no such program")
         shown = await controller.submit(package())
-        assert "no such program" in shown["last_error"]
+        assert "no such program" in (shown.last_error or "")
         world.launcher.refuse = None
         await world.sleep(3)
         assert len(world.launcher.requests) == 1
@@ -525,7 +528,7 @@ def test_unknown_names_are_not_found() -> None:
     async def main(world: World) -> None:
         controller = await world.controller()
         await controller.submit(package(plan=PLAN, name="other"))
-        assert controller.show("other")["name"] == "other"
+        assert controller.show("other").name == "other"
         calls: Iterable[Callable[[], Any]] = (
             lambda: controller.stop("shop"),
             lambda: controller.wait("shop"),

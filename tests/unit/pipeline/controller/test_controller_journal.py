@@ -65,16 +65,16 @@ def test_a_power_cut_of_the_controller_loses_no_application() -> None:
         first.launcher.processes[0].kill()  # so that there is more history than one snapshot
         await clock.sleep(15)
         before = first.controller.show("shop")
-        assert before["restarts"] == 1
+        assert before.restarts == 1
         simulation.crash("c")
 
         second = Host(spine, "c", 2)
         await simulation.on("c", second.controller.start())
         await clock.sleep(3)
         after = second.controller.show("shop")
-        assert after["state"] == "RUNNING"
-        assert after["package"] == before["package"]
-        assert after["start_window_ms"] == before["start_window_ms"]
+        assert after.state == "RUNNING"
+        assert after.package == before.package
+        assert after.start_window_ms == before.start_window_ms
         assert [info.run_id for info in second.launcher.deployed] == [3]
         assert second.launcher.committed[0] > 0
         await simulation.on("c", second.close())

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.errors import InvalidArgumentError, TooLargeError
 from headrace.pipeline.controller import observations as module
+from headrace.pipeline.controller.application_views import details
 from headrace.pipeline.controller.observations import Observations
+from headrace.pipeline.controller.views import ContainerView, OperatorView, PortView
 from headrace.pipeline.loglevels import LOGGERS_MAX, check_levels
 from headrace.wire.umbilical import messages as m
+from tests.unit.pipeline.controller.application.test_state import Driver
 
 NOW = 1_700_000_000_000
 
@@ -24,9 +28,11 @@ def watch(observed: Observations, told: m.ContainerHeartbeat, now_ms: int) -> bo
     return observed.on_heartbeat(told, now_ms, {1})
 
 
-def seen(observed: Observations, now_ms: int = NOW) -> tuple[dict[str, Any], dict[str, Any]]:
-    view = observed.annotate({"containers": [{"id": "c"}], "operators": [{"id": 1}]}, now_ms)
-    return view["containers"][0], view["operators"][0]
+def seen(observed: Observations, now_ms: int = NOW) -> tuple[ContainerView, OperatorView]:
+    view = details(Driver().application, now_ms)
+    view = replace(view, containers=[replace(view.containers[0], id="c")])
+    view = observed.annotate(view, now_ms)
+    return view.containers[0], view.operators[0]
 
 
 def test_the_buffer_server_is_taken_from_the_first_heartbeat() -> None:
@@ -34,15 +40,15 @@ def test_the_buffer_server_is_taken_from_the_first_heartbeat() -> None:
     watch(observed, heartbeat(buffer_server_host="b", buffer_server_port=8090), NOW)
     watch(observed, heartbeat(buffer_server_host="x", buffer_server_port=1), NOW + 1)
     container, _ = seen(observed)
-    assert container["buffer_server"] == "b:8090"
-    assert container["started_ms"] == NOW
+    assert container.buffer_server == "b:8090"
+    assert container.started_ms == NOW
 
 
 def test_latency_is_a_moving_average() -> None:
     observed = Observations()
     for late in [1_000] * 50 + [10] * module.LATENCY_SAMPLES:
         assert not watch(observed, heartbeat(sent=NOW - late), NOW)
-    assert seen(observed)[0]["rpc_latency_ms"] == 10
+    assert seen(observed)[0].rpc_latency_ms == 10
 
 
 def test_a_clock_that_is_ahead_is_told_once() -> None:
@@ -50,7 +56,7 @@ def test_a_clock_that_is_ahead_is_told_once() -> None:
     assert not watch(observed, heartbeat(sent=NOW + 50), NOW)
     assert watch(observed, heartbeat(sent=NOW + 51), NOW)
     assert not watch(observed, heartbeat(sent=NOW + 51), NOW)
-    assert seen(observed)[0]["clock_ahead"]
+    assert seen(observed)[0].clock_ahead
 
 
 def test_ports_and_processor_time() -> None:
@@ -61,28 +67,28 @@ def test_ports_and_processor_time() -> None:
     watch(observed, heartbeat(first), NOW)
     watch(observed, heartbeat(first, second), NOW + 1_000)  # the first one came twice
     _, operator = seen(observed, NOW + 1_000)
-    assert operator["port_details"]["orders"] == {
-        "queue_size": 7,
-        "bytes": 1_000,
-        "recording_id": "r1",
+    assert operator.port_details == {
+        "orders": PortView(queue_size=7, bytes=1_000, recording_id="r1")
     }
-    assert operator["cpu_percent"] == 30.0
-    assert operator["recording_id"] is None
-    assert seen(observed, NOW + 20_000)[1]["cpu_percent"] == 0.0
+    assert operator.cpu_percent == 30.0
+    assert operator.recording_id is None
+    assert seen(observed, NOW + 20_000)[1].cpu_percent == 0.0
 
 
 def test_ports_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PORTS_MAX", 2)
     observed = Observations()
-    ports = tuple(m.PortStats(f"p{number}") for number in range(5))
-    watch(observed, heartbeat(m.OperatorStats(1, input_ports=ports)), NOW)
-    assert list(seen(observed)[1]["port_details"]) == ["p0", "p1"]
+    told = tuple(m.PortStats(f"p{number}") for number in range(5))
+    watch(observed, heartbeat(m.OperatorStats(1, input_ports=told)), NOW)
+    ports = seen(observed)[1].port_details
+    assert isinstance(ports, dict)
+    assert list(ports) == ["p0", "p1"]
 
 
 def test_nothing_is_kept_of_operators_that_the_plan_does_not_have() -> None:
     observed = Observations()
     observed.on_heartbeat(heartbeat(m.OperatorStats(1)), NOW, {2})
-    assert seen(observed)[1] == {"id": 1}
+    assert seen(observed)[1] == seen(Observations())[1]
 
 
 def test_what_is_gone_is_forgotten() -> None:
@@ -90,7 +96,7 @@ def test_what_is_gone_is_forgotten() -> None:
     watch(observed, heartbeat(m.OperatorStats(1)), NOW)
     observed.on_end("c")
     observed.on_heartbeat(m.ContainerHeartbeat(), NOW, ())  # the plan changed
-    assert seen(observed) == ({"id": "c"}, {"id": 1})
+    assert seen(observed) == seen(Observations())
 
 
 def test_a_container_that_comes_later_gets_the_log_levels_too() -> None:

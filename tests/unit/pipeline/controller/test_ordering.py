@@ -95,11 +95,11 @@ class World:
         self.one, self.two = (Fake(self.runtime, request) for request in launcher.requests)
 
     def state(self, operator: int = SECOND) -> str:
-        found = next(o for o in self.controller.show("shop")["operators"] if o["id"] == operator)
-        return str(found["state"])
+        found = next(o for o in self.controller.show("shop").operators if o.id == operator)
+        return found.state
 
     def events(self) -> list[str]:
-        return [event["type"] for event in self.controller.events("shop")]
+        return [event.type.value for event in self.controller.events("shop")]
 
     async def start_first(self) -> None:
         await self.one.beat()
@@ -219,7 +219,7 @@ def test_a_failure_before_the_operator_was_seen_running_counts_at_the_next_heart
 def test_an_undeployed_operator_is_deployed_again_under_the_next_run() -> None:
     async def main(world: World) -> None:
         await world.active()
-        first = world.controller.show("shop")["operators"][1]["run"]
+        first = world.controller.show("shop").operators[1].run
         await world.two.beat((SECOND, FAILED))
         assert not (await world.two.beat()).deploy_request  # the back-off
         await world.runtime.clock.sleep(1.5)
@@ -335,7 +335,7 @@ def test_a_shutdown_on_request_drains() -> None:
 def test_the_committed_window_is_what_every_operator_has_reached() -> None:
     async def main(world: World) -> None:
         await world.active()
-        grid = world.controller.show("shop")["start_window_ms"] // 1000 << 32
+        grid = world.controller.show("shop").start_window_ms // 1000 << 32
         assert (await world.two.beat((SECOND, ACTIVE), windows=(grid + 5,))).committed_window_id < 0
         response = await world.one.beat((FIRST, ACTIVE), windows=(grid + 7,))
         assert response.committed_window_id == -1 or response.committed_window_id <= grid + 5

@@ -73,7 +73,7 @@ def running(main: Callable[[World, Controller, Token], Coroutine[Any, Any, None]
         token = load_token(world.runtime.disk, request.login_environment)
         assert token is not None
         await main(world, controller, token)
-        assert controller.show("shop")["operators"][0]["state"] == "ACTIVE"
+        assert controller.show("shop").operators[0].state == "ACTIVE"
         assert controller.failure is None
         await controller.close()
 
@@ -109,7 +109,7 @@ def test_a_wrong_token_is_refused_and_the_controller_lives(
         stranger = client(world, change(token))
         with pytest.raises(UnauthenticatedError, match="login was refused"):
             await stranger.get_init_context("shop.1.1")
-        assert controller.statistics()["umbilical"]["connections_refused"] == 1
+        assert controller.statistics().umbilical["connections_refused"] == 1
         assert "rpc_connection_refused" in caplog.text
         await stranger.close()
 
@@ -122,7 +122,7 @@ def test_without_a_token_nobody_gets_in() -> None:
         stranger = client(world, None)
         with pytest.raises(RpcRemoteError, match="container's token"):
             await stranger.get_init_context("shop.1.1")
-        assert controller.statistics()["umbilical"]["connections_refused"] == 1
+        assert controller.statistics().umbilical["connections_refused"] == 1
         await stranger.close()
 
     running(main)
@@ -215,7 +215,7 @@ def test_an_expired_token_is_refused_at_the_next_login() -> None:
             await late.get_init_context("shop.1.1")
         await late.close()
         # The container logged in while the token was good; its connection goes on.
-        assert controller.show("shop")["restarts"] == 0
+        assert controller.show("shop").restarts == 0
         await controller.close()
 
     simulation = Simulation(1)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from headrace.pipeline.container.bisecting import BadRecord
+from headrace.pipeline.controller.application.events import Event, EventType
 from headrace.web.diagnosis.failures import LINES_BESIDE, errors, filter_lines, with_log
 
+ERROR, INFO = EventType.OPERATOR_ERROR, EventType.START_OPERATOR
 
-def event(reason: str, level: str = "ERROR", time_ms: int = 1, **data: object) -> dict[str, object]:
-    return {"level": level, "reason": reason, "time_ms": time_ms, **data}
+
+def event(reason: str, type: EventType = ERROR, time_ms: int = 1, **data: object) -> Event:
+    return Event(1, time_ms, type, reason, data=data)
 
 
 def test_the_newest_error_comes_first_and_nothing_else() -> None:
-    rows = [event("first"), event("fine", "INFO"), event("second", time_ms=2)]
+    rows = [event("first"), event("fine", INFO), event("second", time_ms=2)]
     assert [one.text for one in errors(rows)] == ["second", "first"]
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from headrace.pipeline.controller import views
-from headrace.pipeline.controller.application.statistics import WindowPoint
+from headrace.pipeline.controller.application_views import details
+from headrace.pipeline.controller.views import UnreadableApplication, WindowPoint
 from headrace.web.diagnosis.findings import span
 from headrace.web.diagnosis.problems import health, situation, unreadable
 from headrace.web.diagnosis.types import PipelineHealth, Problem
@@ -23,7 +24,7 @@ def judged(driver: Driver, history: dict[int, list[WindowPoint]] | None = None) 
         id_: [one._replace(at_ms=one.at_ms + shift) for one in rows]
         for id_, rows in (history or {}).items()
     }
-    return health(views.details(driver.application, driver.now), moved, driver.now)
+    return health(details(driver.application, driver.now), moved, driver.now)
 
 
 def kinds(found: PipelineHealth) -> list[str]:
@@ -39,10 +40,10 @@ def test_a_pipeline_that_keeps_up_has_no_problem() -> None:
 
 def waiting(driver: Driver, rows: int, seconds: float) -> PipelineHealth:
     """As the log has it: containers told of nothing that waits."""
-    view = views.details(driver.application, driver.now)
-    view |= {"lag": rows, "lag_seconds": seconds}
-    still = {"lag": rows, "lag_seconds": seconds, "still_ms": int(seconds * 1000)}
-    view["operators"][1] |= still
+    view = details(driver.application, driver.now)
+    orders, revenue = view.operators
+    revenue = replace(revenue, lag=rows, lag_seconds=seconds, still_ms=int(seconds * 1000))
+    view = replace(view, lag=rows, lag_seconds=seconds, operators=[orders, revenue])
     shift = driver.now - NOW
     quiet = [one._replace(at_ms=one.at_ms + shift) for one in points([0] * 10)]
     return health(view, {1: quiet}, driver.now)
@@ -170,7 +171,7 @@ def test_one_cause_is_one_problem_however_many_it_takes_down() -> None:
     driver.perform(driver.application.on_error(request, driver.now))
     for operator in driver.application.operators.values():
         operator.failures = 2
-    view = views.details(driver.application, driver.now)
+    view = details(driver.application, driver.now)
     history = {1: points([5] * 10), 2: points([5] * 10)}  # and rows wait for it
     shift = driver.now - NOW
     moved = {
@@ -181,14 +182,18 @@ def test_one_cause_is_one_problem_however_many_it_takes_down() -> None:
     assert problem.title == "orders and revenue of shop fail together again and again"
     assert problem.detail == "ValueError: no price for 17"
     # The operator that an error names is the one; another number makes no other cause.
-    for number, one in enumerate(view["operators"]):
+    named = []
+    for number, one in enumerate(view.operators):
         place = f"shop/orders partition 0 offset {number}"
-        one["last_error"] = f"revenue failed on {place} in window 6553f10000000001: no price"
+        error = f"revenue failed on {place} in window 6553f10000000001: no price"
+        named.append(replace(one, last_error=error))
+    view = replace(view, operators=named)
     (problem,) = health(view, moved, driver.now).problems
     assert problem.title == "revenue of shop fails again and again"
     assert problem.operator == "revenue"
     # Two causes are two.
-    view["operators"][0]["last_error"] = "KeyError: sku"
+    named[0] = replace(named[0], last_error="KeyError: sku")
+    view = replace(view, operators=named)
     assert kinds(health(view, moved, driver.now)) == ["operator fails", "operator fails"]
 
 
@@ -256,13 +261,13 @@ def test_state_and_watermark() -> None:
         for one in points([0] * 5)
     ]
     driver = running()
-    found = health(views.details(driver.application, NOW) | {"containers": []}, {1: behind}, NOW)
+    found = health(replace(details(driver.application, NOW), containers=[]), {1: behind}, NOW)
     assert found.watermark_delay_seconds == pytest.approx(7_200)
     assert (found.state_rows, found.state_bytes) == (9, 2 << 30)
     assert sorted(kinds(found)) == ["large state", "watermark behind"]
     assert "2 h behind" in "".join(one.title for one in found.problems)
     quiet = [one._replace(rows_in=0, rows_out=0, state_bytes=0) for one in behind]
-    found = health(views.details(driver.application, NOW) | {"containers": []}, {1: quiet}, NOW)
+    found = health(replace(details(driver.application, NOW), containers=[]), {1: quiet}, NOW)
     assert found.watermark_delay_seconds == pytest.approx(7_200)
     assert found.problems == (), "nobody sends, and that is no problem of the pipeline's"
 
@@ -314,7 +319,11 @@ def test_the_worst_comes_first() -> None:
 
 
 def test_a_record_that_cannot_be_read_is_told() -> None:
-    found = unreadable({"name": "old", "state": "UNREADABLE", "last_error": "no such shape"})
+    found = unreadable(
+        UnreadableApplication(
+            name="old", package="", entry="", submitted_ms=0, last_error="no such shape"
+        )
+    )
     assert (found.severity, found.problems[0].detail) == ("critical", "no such shape")
 
 

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import httpx
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.errors import HeadraceError, NotLeaderError
@@ -156,10 +157,10 @@ async def test_a_controller_is_ready_while_it_works() -> None:
 async def test_applications_beyond_the_limit_are_one() -> None:
     pipelines = Pipelines()
     one = pipelines.list()[0]
-    many = [{**one, "name": f"shop{n}"} for n in range(5)]
+    many = [replace(one, name=f"shop{n}") for n in range(5)]
     pipelines.list = lambda: many  # type: ignore[method-assign]
     view = pipelines.show("shop")
-    pipelines.show = lambda name: {**view, "name": name}  # type: ignore[method-assign]
+    pipelines.show = lambda name: replace(view, name=name)  # type: ignore[method-assign]
     role = ObservedController(lambda: pipelines, lambda: None, labels_max=2)
     text = (await get([role], "/metrics")).text
     rows = [line for line in text.splitlines() if line.startswith("headrace_pipeline_rows_total{")]

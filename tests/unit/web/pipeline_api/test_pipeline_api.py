@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headrace.errors import NotFoundError
-from headrace.pipeline.controller.application.statistics import WindowPoint
+from headrace.pipeline.controller.views import ApplicationView, WindowPoint
 from headrace.runtime.system import system_runtime
 from headrace.web.broker_api.catalogue import Catalogue
 from headrace.web.diagnosis.types import Problem, Situation
@@ -55,8 +55,8 @@ async def test_a_pipeline_in_full_with_its_last_error_beside_the_log() -> None:
     assert found.health.last_error is not None
     assert found.health.last_error.log_line == "[error] what stands before 42"
     assert [one.label for one in found.graphs.logical.nodes] == ["orders", "revenue"]
-    assert [one["id"] for one in found.containers] == [CONTAINER]
-    assert found.operators[1]["attributes"] == {}
+    assert [one.id for one in found.containers] == [CONTAINER]
+    assert found.operators[1].attributes == {}
     assert (await ask(app, LIVE.replace("shop", "nothing"))).status_code == 404
 
 
@@ -162,7 +162,7 @@ async def test_open_pages_are_fed_and_only_those() -> None:
 
 async def test_a_pipeline_that_vanishes_while_it_is_looked_at_is_left_out() -> None:
     class Vanishing(Pipelines):
-        def glance(self, name: str) -> dict[str, Any]:
+        def glance(self, name: str) -> ApplicationView:
             raise NotFoundError(f"there is no pipeline {name!r}")
 
         def history(self, name: str) -> dict[int, tuple[WindowPoint, ...]]:

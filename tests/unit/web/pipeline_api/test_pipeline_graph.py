@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.pipeline.controller import views
+from headrace.pipeline.controller.application_views import details
 from headrace.web.pipeline_api.graph import Link, graphs, layered
 from tests.unit.pipeline.controller.application.test_state import Driver
 from tests.unit.web.stage import CONTAINER, report, running
@@ -38,7 +38,7 @@ def test_an_empty_graph_is_one() -> None:
 
 def test_nodes_say_what_their_operators_do() -> None:
     driver = running()
-    view = views.details(driver.application, driver.now)
+    view = details(driver.application, driver.now)
     found = graphs(view, {}, driver.now)
     assert [one.label for one in found.logical.nodes] == ["orders", "revenue"]
     orders, revenue = found.physical.nodes
@@ -53,6 +53,6 @@ def test_a_stream_between_containers_is_marked() -> None:
     driver = Driver(remote=True)
     driver.start()
     driver.beat("shop.1.1", report(1, 1, driver.now))
-    found = graphs(views.details(driver.application, driver.now), {}, driver.now)
+    found = graphs(details(driver.application, driver.now), {}, driver.now)
     assert [one.between_containers for one in found.physical.links] == [True]
     assert len({one.container for one in found.physical.nodes}) == 2

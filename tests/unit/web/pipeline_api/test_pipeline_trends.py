@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.pipeline.controller.application.statistics import WindowPoint
+from headrace.pipeline.controller.views import WindowPoint
 from headrace.web.pipeline_api.stages import trend
 
 NOW = 1_700_000_100_000

@@ -47,12 +47,16 @@ class Event:
     )
     data: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def level(self) -> str:
+        return "ERROR" if self.type in _ERRORS else "INFO"
+
     def to_json(self) -> dict[str, Any]:
         return {
             "id": self.id,
             "time_ms": self.time_ms,
             "type": self.type.value,
-            "level": "ERROR" if self.type in _ERRORS else "INFO",
+            "level": self.level,
             "reason": self.reason,
             "group": self.group,
             **self.data,

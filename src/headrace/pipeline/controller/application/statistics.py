@@ -2,24 +2,20 @@
 
 A heartbeat may arrive twice and a restarted query repeats its last batch, so a window is counted
 once: rows of a window at or below the last counted one are not added again.
-
-The last windows of an operator, as points of a curve. Pure.
-
-One value for an operator out of those of its instances, as its metrics declare it. Pure.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from headrace.ids import WindowId
-from headrace.pipeline.declare.declarations import OUTPUT_PORT
+from headrace.pipeline.controller.views import WindowPoint
 from headrace.wire.umbilical import messages as m
 from headrace.wire.umbilical.messages import Json, OperatorStats, PortStats, Value
-from headrace.wire.umbilical.windows import NO_WINDOW, format_window
+from headrace.wire.umbilical.windows import NO_WINDOW
 
 ROWS_LATE = "rows_late"  # metric: rows of this window that came after their watermark
 ROWS_BAD = "bad_rows"  # metric, with the port before it: rows of this window that were set aside
@@ -103,26 +99,6 @@ class OperatorStatistics:
         seconds = RATE_MS / 1000
         return sum(one[1] for one in recent) / seconds, sum(one[2] for one in recent) / seconds
 
-    def to_json(self, now_ms: int) -> dict[str, Any]:
-        rate_in, rate_out = self.rates(now_ms)
-        return {
-            "window": format_window(self.window),
-            "batch_id": self.batch_id,
-            "rows_in": self.rows_in,
-            "rows_out": self.rows_out,
-            "rows_in_per_second": rate_in,
-            "rows_out_per_second": rate_out,
-            "bytes_in": self.bytes_in,
-            "lag": self.lag,
-            "rows_late": self.rows_late,
-            "rows_bad": self.rows_bad,
-            "cpu_ns": self.cpu_ns,
-            "end_window_ms": self.end_window_ms,
-            "checkpoint_ms": self.checkpoint_ms,
-            "ports": dict(self.ports),
-            "metrics": {name: plain(value) for name, value in self.metrics.items()},
-        }
-
 
 def _rows(ports: tuple[PortStats, ...]) -> int:
     return sum(port.tuple_count for port in ports)
@@ -132,23 +108,6 @@ def plain(value: Value) -> Any:
     if isinstance(value, Json):
         return value.text
     return value.hex() if isinstance(value, bytes) else value
-
-
-class WindowPoint(NamedTuple):
-    """One window. A tuple, because many are kept; what is not known is 0."""
-
-    at_ms: int  # when the controller heard of it
-    window: int
-    duration_ms: int  # of the batch
-    checkpoint_ms: int
-    rows_in: int
-    rows_out: int
-    lag: int  # rows that waited when the batch was planned
-    rows_late: int
-    rows_bad: int
-    state_rows: int
-    state_bytes: int
-    watermark_ms: int
 
 
 def window_point(stats: m.OperatorStats, now_ms: int) -> WindowPoint:
@@ -173,40 +132,3 @@ def window_point(stats: m.OperatorStats, now_ms: int) -> WindowPoint:
         state_bytes=number(STATE_BYTES),
         watermark_ms=number(WATERMARK_MS),
     )
-
-
-# What Spark and the container tell beside the declared metrics, where a sum would mean nothing.
-_KNOWN = {BATCH_DURATION_MS: "max", WATERMARK_MS: "min"}
-
-
-def aggregators(declared: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Metric key to aggregate; `declared` is the attribute METRICS of the plan."""
-    return {
-        name if port == OUTPUT_PORT else f"{port}.{name}": aggregate
-        for name, _, port, aggregate in declared
-    }
-
-
-def aggregate(
-    instances: Sequence[Mapping[str, Any]], declared: Sequence[Sequence[str]] = ()
-) -> dict[str, Any]:
-    """Numbers are added up unless their metric says otherwise; else the last value is kept."""
-    ways = {**_KNOWN, **aggregators(declared)}
-    values: dict[str, list[Any]] = {}
-    for metrics in instances:
-        for key, value in metrics.items():
-            values.setdefault(key, []).append(value)
-    return {key: _one(ways.get(key, "sum"), found) for key, found in values.items()}
-
-
-def _one(way: str, found: Sequence[Any]) -> Any:
-    numbers = [each for each in found if isinstance(each, int | float) and type(each) is not bool]
-    if way == "last" or not numbers:
-        return found[-1]
-    functions: dict[str, Callable[[Sequence[float]], float]] = {
-        "sum": sum,
-        "min": min,
-        "max": max,
-        "avg": lambda values: sum(values) / len(values),
-    }
-    return functions[way](numbers)

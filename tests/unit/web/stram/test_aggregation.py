@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.pipeline.controller.application.statistics import aggregate
+from headrace.web.stram.views import aggregate
 from tests.unit.pipeline.declare.test_dag import decorated
 
 DECLARED = [
