@@ -10,8 +10,7 @@ from typing import TypeVar
 from headrace.broker.catalogue import events
 from headrace.broker.catalogue.groups import Membership
 from headrace.broker.catalogue.passwords import Guard, Passwords
-from headrace.broker.catalogue.permissions import OUTSIDE_UID
-from headrace.broker.catalogue.resources import NEVER, SERVER_DEFAULT, UNLIMITED, Topic
+from headrace.broker.catalogue.resources import NEVER, OUTSIDE_UID, SERVER_DEFAULT, UNLIMITED, Topic
 from headrace.broker.catalogue.state import Catalogue
 from headrace.broker.partitions.offsets import Kind, Offsets, OffsetWriter, Place, Reader
 from headrace.broker.partitions.open_partitions import Partitions

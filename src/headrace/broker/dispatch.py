@@ -15,8 +15,7 @@ from headrace.broker.errors import (
     StaleSessionError,
 )
 from headrace.broker.handlers import consumers, extensions, messages, system, topics, users, windows
-from headrace.broker.handlers.repeated import repeat_answer
-from headrace.broker.poll.repeated_poll import answer_at_once
+from headrace.broker.handlers.views import repeat_answer
 from headrace.broker.sessions import audit
 from headrace.broker.sessions.authorization import authorize
 from headrace.broker.sessions.dialect_rules import status_of
@@ -170,7 +169,7 @@ class Dispatcher:
             return None  # the long way has the spans
         try:
             self._lease.check()
-            pieces = answer_at_once(self._broker, session, payload)
+            pieces = messages.answer_at_once(self._broker, session, payload)
         except HeadraceError:
             return None  # asked the long way it says why
         if pieces is not None:

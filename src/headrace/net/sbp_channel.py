@@ -30,7 +30,6 @@ from headrace.net.credentials import NodeCredential
 from headrace.net.flow import Gate, seconds_of
 from headrace.net.sbp_routes import (
     READS,
-    LocalNode,
     Payload,
     Peer,
     Reply,
@@ -398,13 +397,10 @@ class InProcessChannel:
         self._grace = grace
         self._tasks: dict[asyncio.Task[Reply], Code] = {}
         self._closed = False
+        self.local = routes.local
+        """The shorter way to a data node; errors that come this way go through `as_over_tcp`."""
         peer.in_process = True
         peer.credential = peer.credential or NodeCredential()
-
-    @property
-    def local(self) -> LocalNode | None:
-        """The shorter way to a data node; errors that come this way go through `as_over_tcp`."""
-        return None if self._closed else self._routes.local
 
     async def call(
         self, code: Code, message: Message, payload: Payload = (), *, timeout: float = 3.0
@@ -431,7 +427,7 @@ class InProcessChannel:
         return task.result()
 
     async def close(self) -> None:
-        self._closed = True
+        self._closed, self.local = True, None
         for task, code in list(self._tasks.items()):
             if code in READS:
                 task.cancel()

@@ -212,10 +212,6 @@ class PieceReader:
         return [piece for piece in taken if len(piece)]
 
 
-def payload_bytes(pieces: Sequence[Buffer]) -> int:
-    return sum(len(piece) for piece in pieces)
-
-
 PAUSE_MIN = 0.05
 PAUSE_MAX = 0.5
 ATTEMPT_MIN = 1.0

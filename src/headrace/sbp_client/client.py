@@ -29,7 +29,7 @@ from headrace.errors import (
 from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.sbp_client.answers import Fetched, Want, checked
 from headrace.sbp_client.append import BATCH_BYTES_MAX, append_request, appended_offset
-from headrace.sbp_client.channels import Connect, Link, Links, PlacementLinks, payload_bytes
+from headrace.sbp_client.channels import Connect, Link, Links, PlacementLinks
 from headrace.sbp_client.describe import Describer
 from headrace.sbp_client.fetch import Fetcher
 from headrace.sbp_client.local_reads import LocalReads
@@ -270,7 +270,7 @@ class SbpClient(MetadataClient):
         """One attempt on one range."""
         request = append_request(
             range_,
-            payload_bytes(pieces),
+            sum(map(len, pieces)),
             writer_epoch=writer_epoch,
             expected_offset=expected_offset,
             timeout=timeout,

@@ -42,7 +42,6 @@ from headrace.net.sbp_channel import Channel, InProcessChannel, as_over_tcp
 from headrace.net.sbp_routes import LocalNode
 from headrace.runtime.interfaces import Buffer
 from headrace.sbp_client.append import BATCH_BYTES_MAX, append_request, appended_offset
-from headrace.sbp_client.channels import payload_bytes
 from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.next_range import connect, succeed, wait_held
 from headrace.sbp_client.ranges import primary_address
@@ -167,7 +166,7 @@ class OwnedStream:
             raise UnexpectedOffsetError(
                 stream_id=self.stream_id, expected=self.next_offset, found=base_offset
             )
-        length = len(header) + payload_bytes(body)
+        length = len(header) + sum(map(len, body))
         if length > BATCH_BYTES_MAX:
             raise TooLargeError("record batch too large", bytes=length, limit=BATCH_BYTES_MAX)
         most = self._pending_bytes_max

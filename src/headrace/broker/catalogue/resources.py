@@ -14,6 +14,10 @@ ROOT_ID = 0
 UNASSIGNED = -1
 SERVER_DEFAULT = 0
 NEVER = UNLIMITED = (1 << 64) - 1
+OUTSIDE_UID = 1 << 62
+"""Uids from here on are nobody's in the catalogue."""
+OUTSIDE_ID = (1 << 32) - 2
+"""What the wire shows of such a user: no slot of the catalogue."""
 
 
 class UserStatus(IntEnum):

@@ -1,18 +1,8 @@
-"""Consumer groups.
-
-Stored consumer offsets.
-
-Whose offset on which partition a request means.
-"""
+"""Consumer groups, and the offsets that consumers and groups have stored."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import xxhash
-
 from headrace.broker.catalogue import decisions
-from headrace.broker.catalogue.groups import Member
 from headrace.broker.catalogue.resources import Partition, Topic
 from headrace.broker.catalogue.state import find_group, group_of, partition_of
 from headrace.broker.core import Broker
@@ -24,12 +14,13 @@ from headrace.broker.errors import (
     OffsetNotFoundError,
     PartitionNotFoundError,
 )
+from headrace.broker.handlers.messages import resolve
 from headrace.broker.handlers.views import view_group, view_group_details
-from headrace.broker.partitions.offsets import DELETED, Entry, Kind, Reader
+from headrace.broker.partitions.offsets import DELETED, Entry, Reader
 from headrace.broker.partitions.open_partitions import place_of
 from headrace.broker.sessions.sessions import Session
 from headrace.wire.iggy.messages import consumers as m
-from headrace.wire.iggy.primitives import Consumer, ConsumerKind
+from headrace.wire.iggy.primitives import Consumer
 
 
 async def get_group(broker: Broker, session: Session, request: m.GetGroup) -> m.GroupDetails | None:
@@ -89,33 +80,6 @@ async def sync_group(broker: Broker, session: Session, request: m.SyncGroup) -> 
     member = broker.membership.member(group.uid, session.client_id)
     generation = broker.membership.generation(group.uid)
     return m.GroupAssignment(generation, tuple(member.partitions))
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    reader: Reader
-    member: Member | None = None
-    """Set for a consumer group: the caller's place in it."""
-
-
-def consumer_key(consumer: Consumer) -> int:
-    """A name counts as the hash of its bytes, so name and hash are the same consumer."""
-    if isinstance(consumer.id, int):
-        return consumer.id
-    return xxhash.xxh32_intdigest(consumer.id.encode())
-
-
-def resolve(
-    broker: Broker, session: Session, topic: Topic, consumer: Consumer, *, member: bool
-) -> Resolved:
-    """`member` asks for membership: MemberNotFoundError when the caller has none."""
-    if consumer.kind is ConsumerKind.CONSUMER:
-        return Resolved(Reader(Kind.CONSUMER, consumer_key(consumer)))
-    group = group_of(topic, consumer.id)
-    reader = Reader(Kind.GROUP, group.uid)
-    if not member:
-        return Resolved(reader)
-    return Resolved(reader, broker.membership.member(group.uid, session.client_id))
 
 
 def _target(

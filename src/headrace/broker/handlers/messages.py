@@ -1,11 +1,21 @@
-"""SEND, POLL, FLUSH: the hot path."""
+"""SEND, POLL and FLUSH: the hot path.
+
+Consumers send the same poll over and over but for its offset, so what its first bytes mean is kept
+with the session (`KnownPoll`): which partition, for whom, and that the user may. It holds until
+anything in the catalogue changes or the session's user does. Such a poll whose messages are in
+memory is answered at once, without a task.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import xxhash
 
+from headrace.broker.catalogue.groups import Member
 from headrace.broker.catalogue.resources import Partition, Topic
-from headrace.broker.catalogue.state import partition_of
+from headrace.broker.catalogue.state import group_of, partition_of
 from headrace.broker.core import Broker
 from headrace.broker.errors import (
     InvalidMessagesCountError,
@@ -13,17 +23,17 @@ from headrace.broker.errors import (
     NotWindowTopicError,
     PartitionNotOwnedError,
 )
-from headrace.broker.handlers.consumers import Resolved, resolve
-from headrace.broker.partitions.offsets import Entry, Place, Reader
+from headrace.broker.partitions.offsets import Entry, Kind, Place, Reader
 from headrace.broker.partitions.open_partitions import place_of
 from headrace.broker.partitions.partition import PartitionLog, Slice
-from headrace.broker.poll.repeated_poll import remember
 from headrace.broker.sessions.request_dedup import REQUEST, Request
-from headrace.broker.sessions.sessions import Session
+from headrace.broker.sessions.sessions import KnownPoll, Session
+from headrace.runtime.interfaces import Buffer
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.messages import messages as m
 from headrace.wire.iggy.primitives import (
     Consumer,
+    ConsumerKind,
     Partitioning,
     PartitioningKind,
     Strategy,
@@ -31,7 +41,12 @@ from headrace.wire.iggy.primitives import (
 )
 from headrace.wire.iggy.vsr.frames import Lent
 
+_OFFSET = int(StrategyKind.OFFSET)
+_NEXT = int(StrategyKind.NEXT)
 _NOBODY = Consumer.single()  # what a poll says that names no consumer
+
+
+# -- SEND
 
 
 async def send_messages(
@@ -72,7 +87,7 @@ async def send_numbered(
 
 def _destination(broker: Broker, request: m.SendMessages) -> tuple[Topic, Partition]:
     topic = broker.catalogue.topic(request.stream, request.topic)
-    if topic.uid in broker.publishing.state.topics:
+    if topic.uid in broker.publishing.state.topics.by_uid:
         raise NotWindowTopicError("its publishers alone write to it", topic=topic.name)
     return topic, choose(broker, topic, request.partitioning)
 
@@ -89,6 +104,9 @@ def choose(broker: Broker, topic: Topic, partitioning: Partitioning) -> Partitio
     turn = broker.rotation.get(topic.uid, 0)
     broker.rotation[topic.uid] = turn + 1
     return topic.partitions[turn % count]
+
+
+# -- POLL
 
 
 async def poll_messages(
@@ -112,7 +130,7 @@ async def poll_messages(
             return m.PolledMessages(partition.id, log.current_offset, 0)
     place = place_of(topic, partition)
     if resolved.member is None:
-        remember(broker, session, partition.id, log, place, resolved.reader)
+        _remember(broker, session, partition.id, log, place, resolved.reader)
     if request.auto_commit:
         found = await _read_and_commit(broker, log, request, place, resolved.reader)
     else:
@@ -186,6 +204,106 @@ async def _read(
         case StrategyKind.OFFSET:
             pass
     return await log.read(offset, count, bytes_max=broker.settings.poll_bytes_max, from_us=from_us)
+
+
+# -- a poll like the last one
+
+
+def _remember(
+    broker: Broker,
+    session: Session,
+    partition: int,
+    log: PartitionLog,
+    place: Place,
+    reader: Reader,
+) -> None:
+    """The session's last poll was authorised and is answered from here."""
+    if session.last_poll is not None and session.grant is None:  # a grant ends at its time
+        dialect, front = session.last_poll
+        session.known_poll = KnownPoll(
+            front,
+            dialect,
+            session.user_uid,
+            broker.catalogue.version,
+            partition,
+            log,
+            place,
+            reader,
+        )
+
+
+def answer_at_once(
+    broker: Broker, session: Session, payload: memoryview
+) -> Sequence[Buffer] | None:
+    """None: it is not that poll, or it needs more than memory; ask the long way."""
+    known = session.known_poll
+    front = len(payload) - m.POLL_TAIL_BYTES
+    if (
+        known is None
+        or front <= 0
+        or known.front != payload[:front].tobytes()
+        or known.catalogue_version != broker.catalogue.version
+        or known.user_uid != session.user_uid
+        or known.dialect is not session.spoken.dialect
+        or known.log.failed
+    ):
+        return None
+    kind, value, count, auto_commit = m.POLL_TAIL.unpack_from(payload, front)
+    if auto_commit or not count:
+        return None
+    log = known.log
+    if kind == _NEXT:
+        stored = broker.offsets.get(known.place, known.reader)
+        value = log.start_offset if stored is None else stored + 1
+    elif kind != _OFFSET:
+        return None
+    found = log.read_kept(value, count, bytes_max=broker.settings.poll_bytes_max)
+    if found is None:
+        return None
+    broker.traffic.polled_messages += found.count
+    broker.traffic.polled_bytes += found.bytes
+    if known.dialect is Dialect.C:
+        return [
+            m.POLL_HEAD.pack(known.partition, log.current_offset, found.count),
+            *broker.converted.batches(log.serial, known.partition, found),
+        ]
+    slices = broker.converted.summed(log.serial, found)
+    return m.encode_poll_response(
+        known.partition, log.current_offset, found.count, slices, known.dialect
+    )
+
+
+# -- who polls
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    reader: Reader
+    member: Member | None = None
+    """Set for a consumer group: the caller's place in it."""
+
+
+def consumer_key(consumer: Consumer) -> int:
+    """A name counts as the hash of its bytes, so name and hash are the same consumer."""
+    if isinstance(consumer.id, int):
+        return consumer.id
+    return xxhash.xxh32_intdigest(consumer.id.encode())
+
+
+def resolve(
+    broker: Broker, session: Session, topic: Topic, consumer: Consumer, *, member: bool
+) -> Resolved:
+    """`member` asks for membership: MemberNotFoundError when the caller has none."""
+    if consumer.kind is ConsumerKind.CONSUMER:
+        return Resolved(Reader(Kind.CONSUMER, consumer_key(consumer)))
+    group = group_of(topic, consumer.id)
+    reader = Reader(Kind.GROUP, group.uid)
+    if not member:
+        return Resolved(reader)
+    return Resolved(reader, broker.membership.member(group.uid, session.client_id))
+
+
+# -- FLUSH
 
 
 async def flush(broker: Broker, session: Session, request: m.FlushUnsavedBuffer) -> None:

@@ -23,7 +23,6 @@ from headrace.broker.catalogue import decisions
 from headrace.broker.catalogue.events import UserUpdated
 from headrace.broker.catalogue.options import keep_options
 from headrace.broker.catalogue.passwords import check_password, draw_token, token_digest
-from headrace.broker.catalogue.permissions import SERVICE, holder_of
 from headrace.broker.catalogue.resources import Permissions, User
 from headrace.broker.core import Broker
 from headrace.broker.errors import (
@@ -34,7 +33,13 @@ from headrace.broker.errors import (
     UserInactiveError,
 )
 from headrace.broker.handlers.views import read_permissions, view_user, view_user_details
-from headrace.broker.sessions.authorization import catalogue_user, current_user, require
+from headrace.broker.sessions.authorization import (
+    SERVICE,
+    catalogue_user,
+    current_user,
+    holder_of,
+    require,
+)
 from headrace.broker.sessions.request_dedup import session_number
 from headrace.broker.sessions.sessions import Login, Session
 from headrace.errors import NotFoundError, ThrottledError, UnauthorizedError

@@ -11,14 +11,18 @@ from heapq import merge
 from itertools import groupby
 from operator import itemgetter
 
-from headrace.broker.catalogue.permissions import OUTSIDE_UID, SERVICE, may_somewhere
-from headrace.broker.catalogue.resources import ROOT_ID, Topic
+from headrace.broker.catalogue.resources import OUTSIDE_UID, ROOT_ID, Topic
 from headrace.broker.core import Broker
 from headrace.broker.errors import NotWindowTopicError, PartitionNotFoundError
 from headrace.broker.handlers.messages import choose
 from headrace.broker.partitions.offsets import Place
 from headrace.broker.partitions.open_partitions import place_of
-from headrace.broker.sessions.authorization import current_user, require_topic
+from headrace.broker.sessions.authorization import (
+    SERVICE,
+    current_user,
+    may_somewhere,
+    require_topic,
+)
 from headrace.broker.sessions.sessions import Session
 from headrace.broker.windows import publishers as p
 from headrace.broker.windows.window_topics import Event, WindowTopic

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.broker.catalogue.permissions import SERVICE
 from headrace.broker.core import Broker
+from headrace.broker.sessions.authorization import SERVICE
 from headrace.broker.sessions.sessions import Login, Session
 from headrace.observability.logging import get_logger
 from headrace.wire.iggy import commands as c

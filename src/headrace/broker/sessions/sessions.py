@@ -16,7 +16,8 @@ from headrace.wire.iggy.dialects import Dialect, Stated
 from headrace.wire.iggy.messages.system import TransportKind
 
 if TYPE_CHECKING:
-    from headrace.broker.poll.repeated_poll import KnownPoll
+    from headrace.broker.partitions.offsets import Place, Reader
+    from headrace.broker.partitions.partition import PartitionLog
     from headrace.broker.sessions.request_dedup import Applying
 
 _REMEMBERED_MAX = 10_000
@@ -28,8 +29,22 @@ class Login(Enum):
     VERSION = "version"  # name and password with the SDK's version
     SILENT = "silent"  # name and password alone: Node's SDK
     TOKEN = "token"  # a token says nothing about who holds it
-    SERVICE = "service"  # our own controller: see `principals.py`
+    SERVICE = "service"  # our own controller: see `authorization.py`
     GRANT = "grant"  # a container of a pipeline, or a task of one
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPoll:
+    """What a poll of a single consumer meant, when it was last answered the long way."""
+
+    front: bytes
+    dialect: Dialect
+    user_uid: int | None
+    catalogue_version: int
+    partition: int
+    log: PartitionLog
+    place: Place
+    reader: Reader
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +68,7 @@ class Session:
     last_poll: tuple[Dialect, bytes] | None = None
     """Bytes of the last POLL but for its tail: another one like it shows nothing new."""
     known_poll: KnownPoll | None = None
-    """What that POLL meant; see `repeated_poll`."""
+    """What that POLL meant; see `handlers/messages.py`."""
     client: bytes = b""
     """What a client of dialect C calls itself; it keeps the name when it connects again."""
     number: int = 0

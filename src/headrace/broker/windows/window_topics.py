@@ -125,20 +125,21 @@ class WindowTopics:
     """By the topic's uid. What publishers closed is theirs (`publishers.py`)."""
 
     def __init__(self) -> None:
-        self._by_uid: dict[int, WindowTopic] = {}
+        self.by_uid: dict[int, WindowTopic] = {}
+        """To be changed by this class alone."""
         self._of: dict[str, WindowTopic] = {}
 
     def __contains__(self, uid: int) -> bool:
-        return uid in self._by_uid
+        return uid in self.by_uid
 
     def __iter__(self) -> Iterator[WindowTopic]:
-        return iter(self._by_uid.values())
+        return iter(self.by_uid.values())
 
     def __len__(self) -> int:
-        return len(self._by_uid)
+        return len(self.by_uid)
 
     def get(self, uid: int) -> WindowTopic:
-        topic = self._by_uid.get(uid)
+        topic = self.by_uid.get(uid)
         if topic is None:
             raise NotWindowTopicError("the topic is not published in windows", topic=uid)
         return topic
@@ -157,7 +158,7 @@ class WindowTopics:
         self._check_names(uid, names)
         if after < NO_WINDOW or epoch < 0:
             raise InvalidArgumentError("not a window or an epoch", after=after, epoch=epoch)
-        known = self._by_uid.get(uid)
+        known = self.by_uid.get(uid)
         newest = known.eras[-1] if known is not None else None
         if known is not None and newest is not None:
             if newest.names == names and epoch <= known.epoch:
@@ -217,7 +218,7 @@ class WindowTopics:
     # -- changing: each returns who has no part in any window any more
 
     def on_set(self, event: PublishersSet) -> list[str]:
-        topic = self._by_uid.get(event.topic)
+        topic = self.by_uid.get(event.topic)
         era = Era(event.after, event.names)
         if topic is None:
             self.add(WindowTopic(event.topic, [era], event.epoch))
@@ -231,7 +232,7 @@ class WindowTopics:
 
     def on_reset(self, event: TopicReset, closed: int) -> list[str]:
         """`closed`: how far everyone had closed it before."""
-        topic = self._by_uid[event.topic]
+        topic = self.by_uid[event.topic]
         before = topic.names()
         topic.epoch = topic.reset_epoch = event.epoch
         topic.reset_window = event.window
@@ -242,7 +243,7 @@ class WindowTopics:
         return self._index(before)
 
     def on_purged(self, event: TopicPurged) -> list[str]:
-        topic = self._by_uid[event.topic]
+        topic = self.by_uid[event.topic]
         before = topic.names()
         topic.purged = event.window
         while len(topic.eras) > 1 and topic.eras[1].after <= event.window:
@@ -250,13 +251,13 @@ class WindowTopics:
         return self._index(before)
 
     def on_forgotten(self, event: TopicForgotten) -> list[str]:
-        topic = self._by_uid.pop(event.topic, None)
+        topic = self.by_uid.pop(event.topic, None)
         return [] if topic is None else self._index(topic.names())
 
     def add(self, topic: WindowTopic) -> None:
-        self._by_uid[topic.uid] = topic
+        self.by_uid[topic.uid] = topic
         self._index()
 
     def _index(self, before: Sequence[str] = ()) -> list[str]:
-        self._of = {name: topic for topic in self._by_uid.values() for name in topic.names()}
+        self._of = {name: topic for topic in self.by_uid.values() for name in topic.names()}
         return [name for name in before if name not in self._of]

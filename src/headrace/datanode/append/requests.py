@@ -34,12 +34,13 @@ from headrace.errors import (
 from headrace.net.sbp_server import Payload, Peer, Reply
 from headrace.observability import tracing
 from headrace.runtime.interfaces import Buffer
-from headrace.sbp_client.channels import PieceReader, payload_bytes
+from headrace.sbp_client.channels import PieceReader
 from headrace.sbp_client.client import BATCH_BYTES_MAX
 from headrace.storage.layout import RangeKey
 from headrace.storage.range.log import RangeLog
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import AlreadyDurableError, AppendGapError, status_of
+from headrace.wire.sbp.frames import payload_bytes
 from headrace.wire.sbp.messages import OK
 from headrace.wire.sbp.records import HEADER_BYTES, PRODUCER, BatchHeader, patch_base_offset, verify
 

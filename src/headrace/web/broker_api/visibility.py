@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from headrace.broker.catalogue import resources
-from headrace.broker.catalogue.permissions import allowed
+from headrace.broker.sessions.authorization import allowed
 from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.messages.users import Permissions
 

@@ -10,7 +10,7 @@
 Inside Headrace there is one canonical form, B2's: ids from 0, 64-byte message headers, typed keys.
 Codecs of the other dialects translate at this border. What servers of an era *did* differently is
 the broker's business (`broker/sessions/dialect_rules.py`), which dialect a connection speaks is
-`connection.py`'s.
+told by `detection.py`.
 """
 
 from __future__ import annotations
@@ -27,19 +27,16 @@ class Dialect(Enum):
 
     __hash__ = object.__hash__  # Enum's own is a call into Python, several for each request
 
-    @property
-    def id_base(self) -> int:
-        """What the first stream, topic, group, partition and user is called on the wire."""
-        return 1 if self is Dialect.A else 0
+    id_base: int
+    """What the first stream, topic, group, partition and user is called on the wire."""
+    header_bytes: int
+    """Size of a message header in SEND requests and POLL replies of classic framing."""
+    typed_header_keys: bool
 
-    @property
-    def header_bytes(self) -> int:
-        """Size of a message header in SEND requests and POLL replies of classic framing."""
-        return 64 if self is Dialect.B2 else 56
-
-    @property
-    def typed_header_keys(self) -> bool:
-        return self in (Dialect.B2, Dialect.C)
+    def __init__(self, name: str) -> None:
+        self.id_base = 1 if name == "A" else 0
+        self.header_bytes = 64 if name == "B2" else 56
+        self.typed_header_keys = name in ("B2", "C")
 
 
 CLASSIC = frozenset((Dialect.A, Dialect.B1, Dialect.B2))

@@ -11,7 +11,8 @@ from headrace.net.credentials import Scope, make_grant, narrow_grant
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages import extensions as x
 from headrace.wire.iggy.messages import users as u
-from tests.unit.broker.catalogue.test_principals import (
+from tests.unit.broker.harness import NOW_US, QUICK, code_of, opened
+from tests.unit.broker.sessions.test_principals import (
     HOUR_MS,
     MANAGER,
     SECRET,
@@ -19,7 +20,6 @@ from tests.unit.broker.catalogue.test_principals import (
     shop,
     with_grant,
 )
-from tests.unit.broker.harness import NOW_US, QUICK, code_of, opened
 from tests.unit.broker.windows.test_publishing import close, open_, stage, topic
 
 SENDER = u.Permissions(u.GlobalPermissions(send_messages=True))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.broker.catalogue.permissions import RULES, allowed
 from headrace.broker.catalogue.resources import (
     ROOT_PERMISSIONS,
     GlobalRight,
@@ -11,6 +10,7 @@ from headrace.broker.catalogue.resources import (
     StreamRight,
     TopicRight,
 )
+from headrace.broker.sessions.authorization import RULES, allowed
 from headrace.wire.iggy.commands import Permission
 
 ACTIONS = set(Permission) - {Permission.NONE}
