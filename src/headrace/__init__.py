@@ -1,4 +1,12 @@
-"""Headrace: a durable streaming log and supervised PySpark pipelines on it."""
+"""Headrace: a durable streaming log and supervised PySpark pipelines on it.
+
+What a pipeline's file imports is here: `Application` and what belongs to it. Other public names are
+in `headrace.client` (programs that send and read), `headrace.testing` (fixtures for tests) and
+`headrace.spark.limited_daemon` (a setting of Spark). Everything else may change between releases.
+
+To read the code, begin with docs/architecture.md: it has a picture of the packages below this one,
+and the journey of a record through them.
+"""
 
 from __future__ import annotations
 
