@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from headrace.ids import WindowId
 from headrace.pipeline.container.window_log import BatchWindow, CheckpointLostError, WindowLog
-from headrace.pipeline.declare.declarations import Batch
+from headrace.pipeline.declare.stores import Batch
 from headrace.runtime.interfaces import Disk, Lock
 from headrace.spark.edges.sink import EdgeSink, advance, last_closed
 from headrace.spark.edges.source import quiet_through

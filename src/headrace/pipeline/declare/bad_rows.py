@@ -26,8 +26,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.pipeline.container.query_positions import LETTERS
-from headrace.pipeline.declare.application import Application
 from headrace.pipeline.declare.declarations import OUTPUT_PORT, Stage, TopicInput
+from headrace.pipeline.declare.graph import ApplicationGraph
 from headrace.pipeline.declare.inputs import (
     CORRUPT,
     MESSAGE_TYPES,
@@ -53,7 +53,7 @@ _OWN_BYTES_MAX = 255  # of a header's value
 _HEADERS_BYTES_MAX = 64 << 10  # of the message's own; larger ones are left out
 
 
-def dead_letter_topic(app: Application, stream: str, operator: str) -> str:
+def dead_letter_topic(app: ApplicationGraph, stream: str, operator: str) -> str:
     """Of a topic's own payloads beside it, of an operator in `stream`."""
     name = app.topics[operator].topic if operator in app.topics else f"{stream}/{operator}"
     return f"{name}{SUFFIX}{app.letters_suffix}"

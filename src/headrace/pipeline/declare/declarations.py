@@ -37,22 +37,6 @@ _TOPIC = re.compile(r"[^/\s]+/[^/\s]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """What a sink function is told beside its rows.
-
-    A batch that was cut off is run again with the same rows, ids and `replay=True`: a sink that
-    writes under its `window_id` (or `batch_id`) and overwrites is exactly-once.
-    """
-
-    window_id: int
-    batch_id: int
-    replay: bool
-    query: str = ""
-    """What the output is known by: the same over restarts and versions, another for new state."""
-    output_mode: str = "append"
-
-
-@dataclass(frozen=True, slots=True)
 class TopicInput:
     """A topic as an input of the application; with a schema its payloads are JSON objects."""
 

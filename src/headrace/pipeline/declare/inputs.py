@@ -1,12 +1,10 @@
-"""How an application's topics are read: options and columns of the connector.
+"""How an application's topics are read: from the broker, or as rows that are given by hand.
 
-With a schema the connector decodes payloads itself, several times as fast as Spark's `from_json`.
-A payload that does not fit is a row of nulls with its bytes in the column CORRUPT.
-
-Rows given by hand instead of a topic: for `Application.test` and `Application.preview`.
-
-A payload is a line of a text file; it is decoded by the connector's own code, in Spark's workers,
-so a sample fits or does not fit exactly as a message would.
+From the broker the connector reads them. With a schema it decodes payloads itself, several times
+as fast as Spark's `from_json`; a payload that does not fit is a row of nulls with its bytes in the
+column CORRUPT. Rows given by hand (`Application.test`, `Application.preview`) are lines of text
+files, one payload each, which the connector's own code decodes in Spark's workers: a sample fits
+or does not fit exactly as a message would.
 """
 
 from __future__ import annotations

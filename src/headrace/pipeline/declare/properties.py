@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.pipeline.declare.application import Application
     from headrace.pipeline.declare.declarations import Stage
+    from headrace.pipeline.declare.graph import ApplicationGraph
 
 Properties = Mapping[str, Mapping[str, Any]]
 
@@ -22,7 +22,7 @@ class PropertyValues:
     """What every property is set to. Batches read it while a heartbeat changes it, so an operator's
     values are replaced as a whole and never changed."""
 
-    def __init__(self, app: Application, given: Properties | None = None) -> None:
+    def __init__(self, app: ApplicationGraph, given: Properties | None = None) -> None:
         self._app = app
         self._values = {name: dict(stage.properties) for name, stage in app.stages.items()}
         for operator, values in (given or {}).items():
@@ -43,7 +43,7 @@ class PropertyValues:
         self._values[operator] = {**self._values[operator], name: checked}
 
 
-def check_property(app: Application, operator: str, name: str, value: Any) -> Any:
+def check_property(app: ApplicationGraph, operator: str, name: str, value: Any) -> Any:
     """The value, of the type of the property's default; text is read as that type."""
     if operator not in app.stages:
         raise ConfigError(f"no operator {operator}; there is {', '.join(app.stages) or 'none'}")

@@ -1,6 +1,7 @@
-"""A streaming query of an application: what the builder hands to whoever starts it.
+"""The streaming queries of an application, and what Spark's analysed plan says about them.
 
-What Spark's analysed plan of a DataFrame says about it: state it needs, modes it can run in.
+A `Query` is what the builder hands to whoever starts it. The functions tell which state a query
+needs and in which modes it can run, before anything is started.
 """
 
 from __future__ import annotations

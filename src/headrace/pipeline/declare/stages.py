@@ -21,7 +21,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.pipeline.declare.application import Application
 from headrace.pipeline.declare.bad_rows import (
     dead_letter_topic,
     split_expected,
@@ -32,12 +31,12 @@ from headrace.pipeline.declare.declarations import (
     BATCH,
     OUTPUT_PORT,
     SPARK,
-    Batch,
     Metric,
     Stage,
     TopicInput,
     feed_of,
 )
+from headrace.pipeline.declare.graph import ApplicationGraph
 from headrace.pipeline.declare.inputs import MESSAGE_TYPES, message_columns
 from headrace.pipeline.declare.properties import Properties, PropertyValues
 from headrace.pipeline.declare.queries import (
@@ -48,6 +47,7 @@ from headrace.pipeline.declare.queries import (
     stateful_parts,
     streaming_nodes,
 )
+from headrace.pipeline.declare.stores import Batch
 
 if TYPE_CHECKING:
     from headrace.pipeline.declare.inputs import ReadTopic
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 def build_queries(
-    app: Application,
+    app: ApplicationGraph,
     spark: SparkSession,
     read_topic: ReadTopic,
     properties: Properties | PropertyValues | None = None,
@@ -91,7 +91,7 @@ class Builder:
 
     def __init__(
         self,
-        app: Application,
+        app: ApplicationGraph,
         spark: SparkSession,
         read_topic: ReadTopic,
         properties: Properties | PropertyValues | None = None,

@@ -24,13 +24,27 @@ from headrace.wire.umbilical.windows import format_window
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headrace.pipeline.declare.declarations import Batch
-
 Delivery = Literal["exactly-once", "at-least-once"]
 ROWS = "rows"  # the input port of every store
 
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?\Z")
 _PASSWORD = re.compile(r"password\s*=|://[^/@\s]*:[^/@\s]*@")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a sink function is told beside its rows.
+
+    A batch that was cut off is run again with the same rows, ids and `replay=True`: a sink that
+    writes under its `window_id` (or `batch_id`) and overwrites is exactly-once.
+    """
+
+    window_id: int
+    batch_id: int
+    replay: bool
+    query: str = ""
+    """What the output is known by: the same over restarts and versions, another for new state."""
+    output_mode: str = "append"
 
 
 @runtime_checkable

@@ -1,15 +1,14 @@
-"""Run an application on given rows, without broker or controller: `Application.test`.
+"""How an application is tried without a controller: `test`, `preview` and `validate`.
 
-Every window of a port is a file of payloads, read by Spark's file stream one window per
-micro-batch; parsing, conditions, operators and sink functions are the ones that run in production.
-Stores (tables, files) are left alone: a test gets the rows that they would.
+All three run the parsing, conditions and operators that run in production.
 
-`Application.preview`: the first rows of every stream, for a notebook.
-
-The operators run on *batch* DataFrames, so there is no state and no watermark to wait for: an
-aggregation shows what it makes of the rows that were read.
-
-`Application.validate`: everything is built on empty streams, and all that is wrong is told.
+* `test` runs the queries on given rows. Every window of a port is a file of payloads, which
+  Spark's file stream reads one window per micro-batch; sink functions are called, stores (tables,
+  files) are left alone, and the caller gets the rows that they would get.
+* `preview` shows a notebook the first rows of every stream. Its operators run on *batch*
+  DataFrames, so there is no state and no watermark to wait for: an aggregation shows what it makes
+  of the rows that were read.
+* `validate` builds everything on empty streams and tells all that is wrong.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.pipeline.declare.application import Application
-from headrace.pipeline.declare.declarations import Batch, TopicInput
+from headrace.pipeline.declare.declarations import TopicInput
+from headrace.pipeline.declare.graph import ApplicationGraph
 from headrace.pipeline.declare.inputs import (
     decode,
     payload_of,
@@ -43,8 +42,9 @@ from headrace.pipeline.declare.inputs import (
 from headrace.pipeline.declare.properties import Properties
 from headrace.pipeline.declare.queries import check_query, plan_query, store_settings
 from headrace.pipeline.declare.stages import Builder, Query, build_queries, give
-from headrace.pipeline.declare.stores import Store
+from headrace.pipeline.declare.stores import Batch, Store
 from headrace.pipeline.plan.logical import LogicalPlan
+from headrace.pipeline.plan.logical_json import to_plan
 from headrace.pipeline.plan.physical import make_physical_plan
 from headrace.pipeline.shared_files import storage_problem
 from headrace.runtime.system import system_runtime
@@ -58,7 +58,7 @@ _CHECKSUMS = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
 
 
 def emulate(
-    app: Application,
+    app: ApplicationGraph,
     spark: SparkSession,
     rows: Mapping[str, Sequence[Any]],
     *,
@@ -191,7 +191,7 @@ class Preview:
 
 
 def preview(
-    app: Application,
+    app: ApplicationGraph,
     spark: SparkSession,
     rows: Mapping[str, Sequence[Any]],
     *,
@@ -264,14 +264,14 @@ MOUNTS = "/proc/self/mounts"
 
 
 def validate(
-    app: Application,
+    app: ApplicationGraph,
     spark: SparkSession | None,
     *,
     properties: Properties,
     master: str | None = None,
     application_path: str | None = None,
 ) -> dict[str, str]:
-    make_physical_plan(LogicalPlan.from_json(app.plan()))  # wiring, before Spark is started
+    make_physical_plan(LogicalPlan.from_json(to_plan(app)))  # wiring, before Spark is started
     problems = []
     if master is not None and application_path is not None:
         mounts = system_runtime().disk.read(MOUNTS).decode(errors="replace")
@@ -319,7 +319,7 @@ def _check_decodable(topic: TopicInput, columns: tuple[str, ...], schema: Struct
         raise ConfigError(f"schema of {topic.name}: {error}") from error
 
 
-def _check_terminals(app: Application, builder: Builder, spark: SparkSession) -> list[str]:
+def _check_terminals(app: ApplicationGraph, builder: Builder, spark: SparkSession) -> list[str]:
     problems = []
     for stage in app.terminals():
         feed = next(iter(stage.ports.values())) if stage.sink else stage.name
@@ -339,7 +339,7 @@ def _ddl(schema: StructType) -> str:
 
 
 @contextlib.contextmanager
-def _session(app: Application, spark: SparkSession | None) -> Iterator[SparkSession]:
+def _session(app: ApplicationGraph, spark: SparkSession | None) -> Iterator[SparkSession]:
     running = spark or SparkSession.getActiveSession()
     if running is not None:
         yield running

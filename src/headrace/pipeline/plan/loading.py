@@ -171,7 +171,7 @@ def _load_plan(package: str, entry: str) -> Application:
         raise ConfigError(f"there is no {entry} in the package") from error
     except ValueError as error:
         raise ConfigError(f"{entry} is no JSON: {error}") from error
-    return from_plan(plan, resolve=package_function(package))
+    return from_plan(Application, plan, resolve=package_function(package))
 
 
 def package_function(package: str) -> Callable[[str], Callable[..., Any]]:

@@ -15,13 +15,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.errors import ConfigError
 from headrace.pipeline.controller.grants import OTHER_TOPICS
-from headrace.pipeline.declare.application import Application
 from headrace.pipeline.declare.declarations import (
     OUTPUT_PORT,
+    Hook,
     Metric,
     Stage,
     StreamOptions,
@@ -29,9 +29,12 @@ from headrace.pipeline.declare.declarations import (
     feed_of,
     make_stage,
 )
+from headrace.pipeline.declare.graph import ApplicationGraph
 from headrace.pipeline.declare.stores import Store, make_store, store_arguments
 from headrace.pipeline.plan.logical import LETTERS_SUFFIX, READ_TOPIC
 from headrace.pipeline.plan.spark_conf import SPARK_CONF
+
+G = TypeVar("G", bound=ApplicationGraph)
 
 TRIGGER = "TRIGGER"
 HOOKS = "COMMITTED_HOOKS"
@@ -49,7 +52,8 @@ METRICS = "METRICS"
 STORE = "STORE"  # arguments of the store that a built-in sink is
 
 
-def to_plan(app: Application) -> dict[str, Any]:
+def to_plan(app: ApplicationGraph) -> dict[str, Any]:
+    """Give the logical plan of an application, Apex-shaped."""
     terminals = app.terminals()
     stages = app.ordered()
     attributes = {"APPLICATION_NAME": app.name, TRIGGER: app.trigger, **app.attributes}
@@ -89,11 +93,19 @@ def to_plan(app: Application) -> dict[str, Any]:
 
 
 def from_plan(
-    plan: Mapping[str, Any], *, resolve: Callable[[str], Callable[..., Any]] | None = None
-) -> Application:
+    kind: type[G],
+    plan: Mapping[str, Any],
+    *,
+    resolve: Callable[[str], Callable[..., Any]] | None = None,
+) -> G:
+    """Make the application of a plan; ConfigError if it is none.
+
+    `kind` is the class to make; `resolve` finds functions by `module:function`, and imports them
+    unless it is given.
+    """
     find = resolve or import_function
     try:
-        return _from_plan(plan, find)
+        return _from_plan(kind, plan, find)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(f"not a plan: {error!r}") from error
 
@@ -112,10 +124,12 @@ def import_function(reference: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]  # checked the line above
 
 
-def _from_plan(plan: Mapping[str, Any], find: Callable[[str], Callable[..., Any]]) -> Application:
+def _from_plan(
+    kind: type[G], plan: Mapping[str, Any], find: Callable[[str], Callable[..., Any]]
+) -> G:
     attributes = dict(plan.get("attributes", {}))
     own = {name: attributes.pop(name) for name in _OWN_DAG if name in attributes}
-    app = Application(
+    app = kind(
         plan["name"],
         trigger=own.get(TRIGGER, "1 second"),
         other_topics=own.get(OTHER_TOPICS, ()),
@@ -144,7 +158,7 @@ def _from_plan(plan: Mapping[str, Any], find: Callable[[str], Callable[..., Any]
         else:
             app.add_stage(_stage_from_plan(operator, feeds, find))
     for reference, name in own.get(HOOKS, ()):
-        app.committed(name)(find(reference))
+        app.hooks.append(Hook(find(reference), name))
     return app
 
 
@@ -246,7 +260,7 @@ def _stage_from_plan(
     )
 
 
-def _streams(app: Application, stages: list[Stage]) -> list[dict[str, Any]]:
+def _streams(app: ApplicationGraph, stages: list[Stage]) -> list[dict[str, Any]]:
     """Every output that someone reads, with all who do."""
     sinks: dict[str, list[dict[str, str]]] = {}
     for stage in stages:

@@ -51,7 +51,9 @@ def test_an_application_reads_and_writes_what_its_plan_says() -> None:
 
 def test_other_topics_are_those_that_functions_use_by_themselves() -> None:
     plan = shop(other_topics=("crm/*",))
-    assert from_plan(plan, resolve=lambda _: shop_functions.split).other_topics == ("crm/*",)
+    assert from_plan(Application, plan, resolve=lambda _: shop_functions.split).other_topics == (
+        "crm/*",
+    )
     grant = grant_of(plan)
     assert grant.may_read("crm", "people")
     assert grant.may_write("crm", "people")

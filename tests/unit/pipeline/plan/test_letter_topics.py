@@ -22,4 +22,4 @@ def test_every_operator_has_its_topic() -> None:
     }
     backfill = to_plan(apply_run(app, Run(name="b1", starting="earliest")))
     assert letter_topics(backfill)["orders"] == ("shop/orders.dead_letter.b1",)
-    assert from_plan(backfill, resolve=lambda name: totals).letters_suffix == ".b1"
+    assert from_plan(Application, backfill, resolve=lambda name: totals).letters_suffix == ".b1"
