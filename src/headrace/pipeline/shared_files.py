@@ -1,10 +1,9 @@
-"""Small files that several machines read: under a local path, or at an fsspec address such as
-`s3://bucket/apps` or `hdfs://namenode/apps`. Calls block.
+"""Small files that several machines read, and whether a folder is one that they all see.
 
-An address needs the package that its scheme belongs to (s3fs, a Hadoop client, ...); fsspec itself
-comes with `headrace[spark]`.
-
-Whether checkpoints are where every machine of a Spark cluster can read and write them.
+A file is under a local path, or at an fsspec address such as `s3://bucket/apps` or
+`hdfs://namenode/apps`. An address needs the package that its scheme belongs to (s3fs, a Hadoop
+client, ...); fsspec itself comes with `headrace[spark]`. `storage_problem` tells whether
+checkpoints are where every machine of a Spark cluster can read and write them. Calls block.
 """
 
 from __future__ import annotations

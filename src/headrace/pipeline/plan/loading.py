@@ -1,12 +1,11 @@
-"""The application that a package's entry declares.
+"""The application that a package's entry declares, with what one run of it changes.
 
 `shop.py` and `folder/shop.py` hold one Application (or one Dag), `shop:app` names it, `plan.json`
 is a plan whose functions are those of the package. An ordinary PySpark script declares none: see
 `scripts.py`.
 
-How one run differs from what the file declares: properties, and the span of a backfill.
-
-It travels in the package, as the file RUN_FILE beside the code: whoever loads the application sees
+A run may differ from what the file declares: by properties, and by the span of a backfill. That
+travels in the package, as the file RUN_FILE beside the code: whoever loads the application sees
 the same, the package's hash covers it, and a restart runs it again.
 
     {"name": "backfill-1", "starting": "2026-01-01", "ending": "2026-01-02",

@@ -1,6 +1,6 @@
-"""The logical plan: what the user declared. Immutable; `physical.py` says what runs where.
+"""The logical plan: what the user declared, and where its dead letters go.
 
-Where an application's dead letters are, from its plan alone. Needs no Spark.
+Immutable, and without Spark; `physical.py` says what runs where.
 """
 
 from __future__ import annotations

@@ -1,26 +1,19 @@
-"""Deployed code: an immutable folder named by the hash of its content.
+"""Deployed code: packages of files, and the environments that their requirements become.
 
     <application path>/packages/<hash>/...files...
     <application path>/packages/<hash>/.manifest      paths, written last: none, no package
+    <application path>/packages/<hash>/.environment   where the package's environment is
+    <environments>/<hash of Python, machine and requirements>/...installed...
+    <environments>/<hash>/.complete                   written last: none, no environment
 
-The hash is SHA-256 over every file's path and bytes in the order of the paths, lengths included. A
-container is launched only after the files have been hashed again: a restart runs what was
-submitted, never an edited file.
+A package is immutable. Its hash is SHA-256 over every file's path and bytes in the order of the
+paths, lengths included. A container is launched only after the files have been hashed again: a
+restart runs what was submitted, never an edited file.
 
-Locked requirements of a package: which file holds them, and that they are locked.
-
-Locked means that a restart in a year installs the same bytes: every line names one version and the
-hashes of its files, and none says where to download from. `pip install --require-hashes` then
-checks what it gets. Pure; `environments.py` installs them.
-
-What a package's locked requirements become: a folder for the path of driver and executors.
-
-    <folder>/<hash of Python, machine and requirements>/...installed...
-    <folder>/<hash>/.complete                      written last: none, no environment
-    <package>/.environment                         where the package's environment is
-
-Packages with the same requirements share one. pip runs in a process of its own and takes only
-wheels with the hashes that the package names.
+Requirements are locked, so that a restart in a year installs the same bytes: every line names one
+version and the hashes of its files, and none says where to download from. pip runs in a process of
+its own and takes only wheels with these hashes. Packages with the same requirements share one
+environment, a folder on the path of driver and executors.
 """
 
 from __future__ import annotations

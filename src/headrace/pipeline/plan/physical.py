@@ -13,9 +13,6 @@ that needs them and keep no checkpoint of their own.
 A stream between containers is an *edge*: a topic that the controller makes (`edges.py`), with a
 partition for each instance that publishes. Each row carries the hash of its partition key, and an
 instance that reads takes those whose hash belongs to its keys.
-
-Which operators share a container; the rules stand in `physical.py`. Pure, and the same for the
-same plan.
 """
 
 from __future__ import annotations

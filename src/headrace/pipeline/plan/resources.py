@@ -2,9 +2,8 @@
 
 A container is a JVM (its heap and what it needs beside it) and Python: the driver and Spark's
 workers. Fused operators share all of it, so what counts is the container; an operator that states
-MEMORY_MB or VCORES adds its own to what its container would get anyway.
-
-The physical plan as `headrace pipeline dry-run` and the JSON API show it. Pure.
+MEMORY_MB or VCORES adds its own to what its container would get anyway. `headrace pipeline dry-run`
+and the JSON API show the physical plan as this module describes it. Pure.
 """
 
 from __future__ import annotations

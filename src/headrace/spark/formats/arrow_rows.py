@@ -2,14 +2,13 @@
 
 Columns are matched by name; a missing one is null, others are ignored, types are cast where nothing
 is lost. A payload that fails in any part gives no row at all. Bytes are checked in full before a
-value of them is used, and what they would unpack to before they are read (`arrow_limits`): a
-payload may give many times its size, but not any number of times. What is decoded at once is
-bounded as well, so a block of payloads may be taken in several parts.
-
-What an Arrow payload would take, read off its metadata before any of it is unpacked.
+value of them is used. What is decoded at once is bounded, so a block of payloads may be taken in
+several parts.
 
 A few bytes can state any number of rows (columns of nulls hold none), or any size (buffers may be
-compressed). Each message of an IPC stream says so beforehand:
+compressed), so what a payload would unpack to is read off its metadata before any of it is: a
+payload may give many times its size, but not any number of times. Each message of an IPC stream
+says it beforehand:
 
     0xFFFFFFFF | length of the metadata u32 | metadata (a FlatBuffer) | body
 
@@ -17,8 +16,8 @@ compressed). Each message of an IPC stream says so beforehand:
     RecordBatch: length, nodes [length, nulls], buffers [offset, length], compression; all i64
     DictionaryBatch: id, RecordBatch
 
-A compressed buffer begins with its unpacked size, i64. Only numbers are read here; whatever else is
-wrong is for Arrow to find.
+A compressed buffer begins with its unpacked size, i64. Only numbers are read there; whatever else
+is wrong is for Arrow to find.
 """
 
 from __future__ import annotations

@@ -7,13 +7,9 @@ nothing but what msgspec has found to be exactly one object per payload, at a te
 payloads are framed by a number that their authors cannot know.
 
 What Arrow does not read as JSON means it (maps, binary as base64) is read row by row by msgspec,
-those columns only; dates are read as text and cast. Schemas of plain values alone are read without
-Arrow (`json_flat`).
-
-JSON objects as columns where all columns are plain values: text, numbers, booleans, times.
-
-msgspec reads only the fields that are wanted, in a third of the time that Arrow takes for a whole
-object. It is as strict as Arrow: a number is not text, 1.0 is no int. Of a key that stands twice
+those columns only; dates are read as text and cast. Where all columns are plain values (text,
+numbers, booleans, times) msgspec reads everything: it takes only the fields that are wanted, in a
+third of the time that Arrow takes for a whole object, and is as strict; of a key that stands twice
 the last one counts.
 """
 

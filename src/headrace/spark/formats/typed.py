@@ -3,9 +3,8 @@
 The columns are exactly those of the schema. Most are fields of the payload; those that the option
 `columns` names are the message's own. A payload that does not fit is never dropped in silence: it
 becomes a row of nulls with the payload in the column `_corrupt`, goes to a dead-letter topic, or
-fails the task with an error that says where it is and why.
-
-Payloads that do not fit their schema, with the reason, for whoever keeps them.
+fails the task with an error that says where it is and why. `Rejects` gives those payloads alone,
+with the reason, for whoever keeps them.
 """
 
 from __future__ import annotations

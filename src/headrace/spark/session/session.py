@@ -1,11 +1,10 @@
-"""A Spark session with the settings that this project is measured with.
-
-Which Python runs Spark's workers on this machine: ours, without Spark's zipped copy of itself.
+"""A Spark session with the settings that this project is measured with, and our own Python.
 
 Spark puts `pyspark.zip` before everything else on its workers' path. What comes from a zip has no
 compiled form that could be kept, so each worker that starts compiles all of it again: 0.7 s of the
 processor every time, five times before a first batch, and more than Spark's patience of ten seconds
-on a busy machine. The same modules stand compiled in the environment that Spark was installed in.
+on a busy machine. The same modules stand compiled in the environment that Spark was installed in,
+so workers on this machine run our Python without Spark's zipped copy of itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The dataclasses of `messages.py` to protobuf bytes and back.
+"""The dataclasses of `messages.py` to protobuf bytes and back, and the one table of calls.
 
 A dataclass and its protobuf message have the same name and the same field names; what to do with
 a field follows from its descriptor, worked out once per class:
@@ -13,9 +13,8 @@ a field follows from its descriptor, worked out once per class:
 An empty record takes two bytes on the wire and some hundred in memory. `decode` therefore counts
 the records of a message, which costs nothing, before it makes objects of them.
 
-The one table of umbilical calls: method name, request and response classes.
-
-A call names its method, protocol and version in Hadoop's RequestHeaderProto; see `rpc.py`.
+`TABLE` has the request and response class of each method. A call names its method, protocol and
+version in Hadoop's RequestHeaderProto; see `rpc.py`.
 """
 
 from __future__ import annotations

@@ -6,10 +6,8 @@
     server   SUCCESS, the server's own proof
 
 A client may leave the early challenge unused: INITIATE without a token gets it as CHALLENGE, and
-the digest comes as RESPONSE. In the digest the user is the token's identifier and the password the
-token's password, both in base64.
-
-SASL DIGEST-MD5 (RFC 2831) as Hadoop's token login uses it: authentication alone, no layers.
+the digest comes as RESPONSE. The digest is SASL's DIGEST-MD5 (RFC 2831), authentication alone, no
+layers; its user is the token's identifier and its password the token's password, both in base64:
 
     challenge  realm="default",nonce="...",qop="auth",charset=utf-8,algorithm=md5-sess
     response   username="...",realm="default",nonce="...",nc=00000001,cnonce="...",
