@@ -31,8 +31,9 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.storage import LogStore, RangeKey, RangeLog, RangeState, StorageSettings
+from headrace.storage.range.control import RangeControl
 from headrace.storage.range.metadata import RangeMetadata
-from headrace.storage.range.writer import RangeWriter
+from headrace.storage.range.progress import RangeProgress
 from headrace.wire.sbp.messages import Durability
 from headrace.wire.sbp.records import HEADER_BYTES, split
 from tests.simulator.disk import SimulatedFile
@@ -373,8 +374,8 @@ PLAN = [
     ("owner", "name", "instead"),
     [
         (SimulatedFile, "sync_data", lambda self: None),
-        (RangeWriter, "set_committed", lambda self, offset: self.__dict__.update(_commit_limit=99)),
-        (RangeLog, "_check_end", lambda self, end: None),
+        (RangeProgress, "set_committed", lambda self, _: setattr(self, "commit_limit", 99)),
+        (RangeControl, "_check_end", lambda self, end: None),
         (RangeMetadata, "final", property(lambda self: self.sealed)),
     ],
 )

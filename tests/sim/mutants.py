@@ -33,8 +33,10 @@ from headrace.placement.nodes import Nodes
 from headrace.placement.state import PlacementState
 from headrace.runtime.interfaces import Disk
 from headrace.sbp_client.owned_stream import OwnedStream
+from headrace.storage.range.control import RangeControl
 from headrace.storage.range.log import RangeLog
-from headrace.storage.range.writer import NO_LIMIT, RangeWriter
+from headrace.storage.range.progress import NO_LIMIT, RangeProgress
+from headrace.storage.range.writer import RangeWriter
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import AlreadyDurableError
 from tests.sim.run import Plan, run
@@ -159,13 +161,13 @@ def acknowledge_without_a_quorum(patch: Patch) -> None:
 
 def replica_serves_uncommitted(patch: Patch) -> None:
     """Whatever is on a node's disk counts as committed there."""
-    advance = RangeWriter._advance
+    advance = RangeProgress.advance
 
-    def eager(self: RangeWriter) -> None:
-        self._commit_limit = NO_LIMIT
+    def eager(self: RangeProgress) -> None:
+        self.commit_limit = NO_LIMIT
         advance(self)
 
-    patch.setattr(RangeWriter, "_advance", eager)
+    patch.setattr(RangeProgress, "advance", eager)
 
 
 def restart_forgets_the_end(patch: Patch) -> None:
@@ -217,15 +219,16 @@ def replica_compares_no_checksum(patch: Patch) -> None:
 
 def node_forgets_its_seal(patch: Patch) -> None:
     """A seal is remembered in memory only: after a restart the range is open again."""
-    save = RangeLog._save
+    save = RangeControl._save
 
-    async def unsaved(self: RangeLog, **changes: object) -> None:
-        if changes.get("sealed") and not changes.get("decided") and self.ack_quorum > 1:
-            self._metadata = msgspec.structs.replace(self._metadata, **changes)
+    async def unsaved(self: RangeControl, **changes: object) -> None:
+        known = self._progress.metadata
+        if changes.get("sealed") and not changes.get("decided") and known.ack_quorum > 1:
+            self._progress.metadata = msgspec.structs.replace(known, **changes)
         else:
             await save(self, **changes)
 
-    patch.setattr(RangeLog, "_save", unsaved)
+    patch.setattr(RangeControl, "_save", unsaved)
 
 
 def dropped_range_opens_again(patch: Patch) -> None:

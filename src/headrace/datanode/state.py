@@ -31,10 +31,17 @@ from headrace.wire.sbp.messages import Range
 class RangeView(Protocol):
     """What a decision may know about a range; storage's RangeLog is one."""
 
-    key: RangeKey
-    start_offset: int
-    next_offset: int
-    durable_offset: int
+    @property
+    def key(self) -> RangeKey: ...
+
+    @property
+    def start_offset(self) -> int: ...
+
+    @property
+    def next_offset(self) -> int: ...
+
+    @property
+    def durable_offset(self) -> int: ...
 
     @property
     def committed_offset(self) -> int: ...

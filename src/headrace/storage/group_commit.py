@@ -15,17 +15,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from itertools import count
-from typing import TYPE_CHECKING
 
 from headrace.errors import StorageError
 from headrace.observability import tracing
 from headrace.observability.logging import get_logger
 from headrace.runtime import Disk, Executor
 from headrace.storage.journal.writer import Journal
-from headrace.storage.segments.segment import SegmentWrite, carry_out
-
-if TYPE_CHECKING:
-    from headrace.storage.range.writer import RangeWriter
+from headrace.storage.segments.segment import SegmentWrite, SegmentWriter, carry_out
+from headrace.wire.sbp.messages import Durability
 
 log = get_logger(__name__)
 
@@ -44,8 +41,11 @@ class GroupNumbers:
 
 
 class Committer:
+    """The group commits of one durability level."""
+
     def __init__(
         self,
+        level: Durability,
         disk: Disk,
         executor: Executor,
         journal: Journal,
@@ -55,6 +55,7 @@ class Committer:
         group_bytes_max: int,
         group_files_max: int,
     ) -> None:
+        self._level = level
         self._disk = disk
         self._executor = executor
         self._journal = journal
@@ -62,16 +63,16 @@ class Committer:
         self._threads = threads
         self._group_bytes_max = group_bytes_max
         self._group_files_max = group_files_max  # a group holds its files open
-        self._ready: dict[RangeWriter, None] = {}
+        self._ready: dict[SegmentWriter, None] = {}
         self._wake = asyncio.Event()
         self._closing = False
         self.groups_written = 0
         self.files_written = 0
         self.bytes_written = 0
 
-    def submit(self, log: RangeWriter) -> None:
+    def submit(self, writer: SegmentWriter) -> None:
         """The range has something to write."""
-        self._ready[log] = None
+        self._ready[writer] = None
         self._wake.set()
 
     def finish(self) -> None:
@@ -95,11 +96,11 @@ class Committer:
         group = self._groups.take()
         writes: list[SegmentWrite] = []
         budget = self._group_bytes_max
-        for log in list(self._ready):
+        for writer in list(self._ready):
             if budget <= 0 or len(writes) >= self._group_files_max:
                 break
-            del self._ready[log]
-            write = log.take_write(self, group, budget)
+            del self._ready[writer]
+            write = writer.take_write(self._level, group, budget)
             if write is not None:
                 writes.append(write)
                 budget -= write.size
@@ -129,7 +130,7 @@ class Committer:
         if tracing.active:
             span = tracing.begin_aside(
                 "headrace.log.sync",
-                stream_id=[write.log.key.stream_id for write in writes],
+                stream_id=[write.writer.key.stream_id for write in writes],
                 files=len(writes),
                 bytes=sum(write.size for write in writes),
             )
@@ -137,7 +138,7 @@ class Committer:
             await work
         except asyncio.CancelledError:
             for write in writes:
-                write.log.abandon(write)
+                write.writer.abandon(write)
             raise
         except Exception as error:  # ours, not the disk's: these ranges cannot be trusted any more
             log.exception("group commit failed", files=len(writes))
@@ -149,4 +150,4 @@ class Committer:
         self.files_written += len(writes)
         for write in writes:
             self.bytes_written += write.size
-            write.log.on_written(write)
+            write.writer.on_written(write)

@@ -1,9 +1,7 @@
-"""What the ranges of one store share.
+"""What the ranges of one store share: disk, threads, committers, caches, the bound on queued bytes.
 
-Which ranges have gone quiet since their last append.
-
-Time is counted in rounds of `idle_ms`. Ranges stand in the order of their last append, so that a
-round looks at those that are quiet and not at the thousands that are not.
+Here too is the list of ranges that were written to lately. A range that has gone quiet gets a
+closing mark, so that damage to its last group is not taken for a torn tail.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from headrace.concurrency.store_tasks import TaskSet
@@ -22,14 +19,16 @@ from headrace.storage.group_commit import Committer
 from headrace.storage.journal.writer import Journal
 from headrace.storage.range.tail_cache import TailCache
 from headrace.storage.segments.open_files import FilePool, WrittenPages
+from headrace.storage.segments.segment import SegmentWriter
 from headrace.wire.sbp.messages import Durability
-
-if TYPE_CHECKING:
-    from headrace.storage.range.writer import RangeWriter
 
 
 class ActiveRanges:
-    """Ranges with appends since their last closing mark. Used from the event loop alone."""
+    """Ranges with appends since their last closing mark. Used from the event loop alone.
+
+    Time is counted in rounds of `idle_ms`. Ranges stand in the order of their last append, so that
+    a round looks at those that are quiet and not at the thousands that are not.
+    """
 
     def __init__(self, settings: StorageSettings) -> None:
         # A `written` range is synced for its mark: thousands of them, with an append now and then,
@@ -38,19 +37,19 @@ class ActiveRanges:
             Durability.SYNCED: 1,
             Durability.WRITTEN: max(1, -(-settings.idle_file_ms // settings.idle_ms)),
         }
-        self._last: dict[Durability, dict[RangeWriter, int]] = {level: {} for level in Durability}
+        self._last: dict[Durability, dict[SegmentWriter, int]] = {level: {} for level in Durability}
         self._round = 0
         self._some = asyncio.Event()
 
-    def note(self, log: RangeWriter) -> None:
+    def note(self, writer: SegmentWriter) -> None:
         """It has just been written to."""
-        ranges = self._last[log.durability]
-        ranges.pop(log, None)
-        ranges[log] = self._round
+        ranges = self._last[writer.durability]
+        ranges.pop(writer, None)
+        ranges[writer] = self._round
         self._some.set()
 
-    def forget(self, log: RangeWriter) -> None:
-        self._last[log.durability].pop(log, None)
+    def forget(self, writer: SegmentWriter) -> None:
+        self._last[writer.durability].pop(writer, None)
 
     async def wait(self) -> None:
         """Until some range is active."""
@@ -58,19 +57,19 @@ class ActiveRanges:
             self._some.clear()
             await self._some.wait()
 
-    def take_quiet(self) -> list[RangeWriter]:
+    def take_quiet(self) -> list[SegmentWriter]:
         """Ends a round: the ranges that were quiet for long enough, which are active no more."""
         self._round += 1
-        quiet: list[RangeWriter] = []
+        quiet: list[SegmentWriter] = []
         for level, ranges in self._last.items():
             # The round in which the last append came does not count: it may be over just now.
             latest = self._round - 1 - self._rounds[level]
-            for log, last in ranges.items():
+            for writer, last in ranges.items():
                 if last > latest:
                     break
-                quiet.append(log)
-        for log in quiet:
-            self.forget(log)
+                quiet.append(writer)
+        for writer in quiet:
+            self.forget(writer)
         return quiet
 
 

@@ -37,8 +37,8 @@ from headrace.storage.range.log import RangeLog
 from headrace.storage.range.metadata import RangeMetadata
 from headrace.storage.range.recovery import RecoveredRange
 from headrace.storage.range.tail_cache import TailCache
-from headrace.storage.range.writer import RangeWriter
 from headrace.storage.segments.open_files import FilePool, WrittenPages
+from headrace.storage.segments.segment import SegmentWriter
 from headrace.storage.shared import ActiveRanges, Shared
 from headrace.wire.sbp.messages import Durability
 
@@ -126,6 +126,7 @@ class LogStore:
             control_executor=control,
             committers={
                 level: Committer(
+                    level,
                     runtime.disk,
                     commit,
                     journal,
@@ -418,18 +419,18 @@ class LogStore:
         while True:
             await active.wait()
             await self._runtime.clock.sleep(pause)
-            quiet = [log for log in active.take_quiet() if not log.journaled]
+            quiet = [writer for writer in active.take_quiet() if not writer.journaled]
             for at in range(0, len(quiet), _KEEP_AT_ONCE):
                 if at:
                     await self._runtime.clock.sleep(_KEEP_PAUSE_SECONDS)
                 some = quiet[at : at + _KEEP_AT_ONCE]
-                slow = [log for log in some if not log.close_mark_nowait()]
+                slow = [writer for writer in some if not writer.close_mark_nowait()]
                 # Together: syncs at the same time share what the file system does for them.
                 await asyncio.gather(*map(self._close_mark, slow))
 
-    async def _close_mark(self, log: RangeWriter) -> None:
+    async def _close_mark(self, writer: SegmentWriter) -> None:
         try:
-            await log.close_mark()
+            await writer.close_mark()
         except StorageError as error:
             _log.error("closing mark not written", error=str(error))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from headrace.config.datanode import StorageSettings
-from headrace.storage.range.writer import RangeWriter
+from headrace.storage.segments.segment import SegmentWriter
 from headrace.storage.shared import ActiveRanges
 from headrace.wire.sbp.messages import Durability
 
@@ -18,8 +18,8 @@ class OneRange:
     durability: Durability
 
 
-def one_range(level: Durability) -> RangeWriter:
-    return cast(RangeWriter, OneRange(level))
+def one_range(level: Durability) -> SegmentWriter:
+    return cast(SegmentWriter, OneRange(level))
 
 
 async def test_quiet_for_a_whole_round_or_as_long_as_files_are_kept() -> None:

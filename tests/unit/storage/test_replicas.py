@@ -601,7 +601,8 @@ async def test_one_range_is_written_by_one_committer_at_a_time() -> None:
     copies = [copy_one(log, data) for data in written[2:5]]
     await turns(3)  # being written
     copies += [copy_one(log, data) for data in written[5:]]
-    log._shared.committers[Durability.WRITTEN].submit(log)  # as one left from before the seal
+    writer = log._writer
+    writer._shared.committers[Durability.WRITTEN].submit(writer)  # as one left from before the seal
     await asyncio.gather(*copies)
     assert await log.verify() == ()
     await cut_power(disk, store)

@@ -28,7 +28,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from headrace.concurrency.store_tasks import TaskSet
@@ -50,10 +49,13 @@ from headrace.storage.journal.records import (
 from headrace.storage.journal.replay import Replayed, write_note
 from headrace.storage.layout import JOURNAL, RangeKey
 from headrace.storage.segments.open_files import FilePool
-from headrace.storage.segments.segment import Segment, SegmentWrite, carry_out, sync_directly
-
-if TYPE_CHECKING:
-    from headrace.storage.range.writer import RangeWriter
+from headrace.storage.segments.segment import (
+    Segment,
+    SegmentWrite,
+    SegmentWriter,
+    carry_out,
+    sync_directly,
+)
 
 log = get_logger(__name__)
 
@@ -66,7 +68,7 @@ _SYNC_THREADS = 2  # the disk is to be free for the groups that somebody waits f
 class Lap:
     number: int
     first: int  # its first group
-    files: dict[Segment, RangeWriter] = field(default_factory=dict)
+    files: dict[Segment, SegmentWriter] = field(default_factory=dict)
 
 
 class Journal:
@@ -83,7 +85,7 @@ class Journal:
         store_uuid: UUID,
         settings: StorageSettings,
         replayed: Replayed,
-        on_unprotected: Callable[[RangeWriter], None],
+        on_unprotected: Callable[[SegmentWriter], None],
     ) -> None:
         """`on_unprotected` is told of ranges whose last group is no longer in the journal, while
         nothing in their files says that it was synced."""
@@ -142,7 +144,7 @@ class Journal:
             for write in writes:
                 if write.error is None:
                     write.lap = lap.number
-                    lap.files[write.segment] = write.log
+                    lap.files[write.segment] = write.writer
             self._advance(end)
 
     def holds(self, segment: Segment) -> bool:
@@ -232,17 +234,17 @@ class Journal:
             self._laps.append(following)
         self._laps.popleft()
         self.laps_retired += 1
-        for segment, range_log in lap.files.items():
+        for segment, writer in lap.files.items():
             if segment.lap == lap.number:
                 segment.lap = -1
-                self._on_unprotected(range_log)
+                self._on_unprotected(writer)
         return True
 
-    async def _sync_some(self, waiting: Iterator[tuple[Segment, RangeWriter]]) -> None:
+    async def _sync_some(self, waiting: Iterator[tuple[Segment, SegmentWriter]]) -> None:
         while chunk := list(islice(waiting, _SYNC_AT_ONCE)):
             jobs = [
-                _Job(segment, range_log, self._pool.pin(segment))
-                for segment, range_log in chunk
+                _Job(segment, writer, self._pool.pin(segment))
+                for segment, writer in chunk
                 if not segment.removed
             ]
             try:
@@ -254,7 +256,7 @@ class Journal:
                 if job.error is None:
                     job.segment.unnamed = False
                 elif not job.segment.removed:
-                    job.log.fail(StorageError(f"not synced behind the journal: {job.error}"))
+                    job.writer.fail(StorageError(f"not synced behind the journal: {job.error}"))
                     raise job.error
 
     async def settle(self) -> None:
@@ -326,11 +328,11 @@ class Journal:
         await self._executor.run(self._disk.sync_folder, self._folder)
         self._laps = deque([Lap(self._laps[-1].number + 1, 0)])
 
-    def _named(self, stream_id: int, range_index: int) -> list[tuple[Segment, RangeWriter]]:
+    def _named(self, stream_id: int, range_index: int) -> list[tuple[Segment, SegmentWriter]]:
         return [
-            (segment, range_log)
+            (segment, writer)
             for lap in self._laps
-            for segment, range_log in lap.files.items()
+            for segment, writer in lap.files.items()
             if segment.key.stream_id == stream_id
             and range_index in (ALL_RANGES, segment.key.range_index)
         ]
@@ -402,7 +404,7 @@ class Journal:
 @dataclass(slots=True, eq=False)
 class _Job:
     segment: Segment
-    log: RangeWriter
+    writer: SegmentWriter
     file: File | None
     error: HeadraceError | None = None
 

@@ -1,35 +1,218 @@
 """One range: an open one takes appends, every one serves reads.
 
-Operations that change metadata run one at a time and to their end, even when their caller is
-cancelled: the metadata on disk is never older than what was answered.
+A `RangeLog` holds the parts that do the work, and they share a `RangeProgress`:
+
+    RangeWriter      appends and copies, through group commit to the disk
+    RangeReader      batches from memory or from the segment files
+    RangeControl     sealing, ending, trimming: what changes the metadata
+    RangeRepairer    damaged batches come back from another replica
+    SegmentFiles     the file work that they all need
 """
 
 from __future__ import annotations
 
-import msgspec
+import asyncio
+from collections.abc import Sequence
 
-from headrace.errors import (
-    CorruptionError,
-    FencedError,
-    InvalidArgumentError,
-    OffsetOutOfRangeError,
-    SealedError,
-    StorageError,
-)
-from headrace.observability.logging import get_logger
-from headrace.storage.layout import CorruptSpan
-from headrace.storage.range.metadata import RangeMetadata
-from headrace.storage.range.repair import RepairableRange
-from headrace.storage.range.writer import Status, readable_limit
+from headrace.errors import OffsetOutOfRangeError, StorageError
+from headrace.runtime import Buffer
+from headrace.storage.layout import CorruptSpan, RangeState, SegmentInfo
+from headrace.storage.range.control import RangeControl
+from headrace.storage.range.progress import RangeProgress, Status
+from headrace.storage.range.reader import RangeReader
+from headrace.storage.range.recovery import RecoveredRange
+from headrace.storage.range.repair import Batches, RangeRepairer
+from headrace.storage.range.tail_cache import RangeTail
+from headrace.storage.range.writer import RangeWriter
+from headrace.storage.segments.files import SegmentFiles
+from headrace.storage.segments.reader import Located
 from headrace.storage.segments.segment import Segment
+from headrace.storage.shared import Shared
+from headrace.wire.sbp.messages import Durability
 
-log = get_logger(__name__)
 
+class RangeLog:
+    """See `LogStore`, which alone constructs it."""
 
-class RangeLog(RepairableRange):
-    """See `LogStore`. Not constructed by callers."""
+    def __init__(self, shared: Shared, recovered: RecoveredRange) -> None:
+        self.key = recovered.key
+        self._tasks = shared.tasks
+        self._progress = RangeProgress(recovered)
+        self._files = SegmentFiles(shared, recovered.folder)
+        tail = RangeTail()
+        self._writer = RangeWriter(
+            shared, self._progress, self._files, tail, on_copied=self._on_copied
+        )
+        self._reader = RangeReader(shared, self._progress, self._files, tail)
+        self._repairer = RangeRepairer(shared, self._progress, self._files)
+        self._control = RangeControl(shared, self._progress, self._files, self._writer)
+        if recovered.tail_bytes:
+            shared.active.note(self._writer)
 
-    # Control
+    # What is known of it
+
+    @property
+    def start_offset(self) -> int:
+        return self._progress.start_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the next append: behind what is written or queued."""
+        return self._progress.next_offset
+
+    @property
+    def durable_offset(self) -> int:
+        """Below it lies what this disk keeps, by the range's durability level."""
+        return self._progress.durable_offset
+
+    @property
+    def committed_offset(self) -> int:
+        """Below it lies what enough replicas keep, which alone may be read."""
+        return self._progress.committed_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self._progress.metadata.end
+
+    @property
+    def writer_epoch(self) -> int:
+        return self._progress.metadata.writer_epoch
+
+    @property
+    def durability(self) -> Durability:
+        return self._progress.metadata.durability
+
+    @property
+    def sealed(self) -> bool:
+        return self._progress.metadata.sealed
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        return self._progress.metadata.replicas
+
+    @property
+    def ack_quorum(self) -> int:
+        return self._progress.metadata.ack_quorum
+
+    @property
+    def final(self) -> bool:
+        """Sealed, and the end is decided: here where one copy suffices, else by `finish`."""
+        return self._progress.metadata.final
+
+    @property
+    def doubtful(self) -> int:
+        """From here on too few replicas may hold a final range for it to be read; -1: nowhere."""
+        return self._progress.metadata.doubtful
+
+    @property
+    def missing(self) -> tuple[int, int] | None:
+        """[next offset, end) of a final range that `copy` has not filled durably yet."""
+        return self._progress.missing
+
+    @property
+    def failed(self) -> bool:
+        return self._progress.status is Status.FAILED
+
+    @property
+    def position(self) -> int:
+        """Bytes written to the active segment file."""
+        return self._writer.position
+
+    def state(self) -> RangeState:
+        return self._progress.state()
+
+    def corrupt(self) -> list[CorruptSpan]:
+        """The corrupt spans that were not trimmed."""
+        return self._progress.corrupt()
+
+    def damaged(self) -> list[CorruptSpan]:
+        """As `corrupt`, but one span for each segment: what a repair deals with at once."""
+        return self._progress.damaged()
+
+    def segments(self) -> list[SegmentInfo]:
+        """Closed segments and the active one, oldest first; whole files, whatever was trimmed."""
+        return [each.info() for each in self._progress.segments if each.content_bytes]
+
+    # Writing
+
+    def append(
+        self, header: bytearray, body: Sequence[Buffer], *, verified: bool = False
+    ) -> asyncio.Future[None]:
+        """Queue one batch; offsets follow the order of calls. The buffers now belong to the log.
+
+        Refusals raise here. The result resolves when the range's durability level holds; with
+        StorageError when the disk failed (the range then takes no more), with SealedError when the
+        batch was still queued at a seal or behind a failed one. `verified` says that the caller has
+        just computed or checked length and checksum.
+        """
+        return self._writer.append(header, body, verified=verified)
+
+    def copy(
+        self, header: bytearray, body: Sequence[Buffer], *, verified: bool = False
+    ) -> asyncio.Future[None]:
+        """Queue a batch of another replica, in offset order, while the range is `missing` some.
+
+        Resolves when it is synced, whatever the range's level. The first one of a range that holds
+        nothing may start before the range does: trimming stops inside batches. After a StorageError
+        it may be tried again from `missing` on.
+        """
+        return self._writer.copy(header, body, verified=verified)
+
+    def _on_copied(self) -> None:
+        self._tasks.spawn(self._control.complete_copy())
+
+    def set_committed(self, offset: int) -> None:
+        """The primary says so; offsets that this disk does not hold yet count once it does.
+
+        Never falls. Without effect where nobody has to be asked: one copy suffices, or final.
+        """
+        self._progress.set_committed(offset)
+
+    async def wait_for(self, offset: int) -> None:
+        """Until `offset` can be read, or never will be here (sealed, failed, deleted, closing)."""
+        await self._progress.wait_committed(offset)
+
+    async def sync(self) -> None:
+        """Everything appended so far is durable when this returns, whatever the level."""
+        await self._tasks.run(self._writer.sync())
+
+    # Reading
+
+    async def read(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
+        """Whole batches from the one that contains `offset`, at least one if any is committed.
+
+        Each view holds one or more whole batches, in order. Empty at the committed end, unless the
+        range is sealed and goes on elsewhere: RangeNotFoundError then, for another replica knows.
+        """
+        return await self._reader.read(offset, max_bytes)
+
+    def read_cached(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
+        """As `read`, of what is in memory; none when the offset is not, whatever the reason."""
+        return self._reader.read_cached(offset, max_bytes)
+
+    def read_cached_pieces(self, offset: int, max_bytes: int) -> Sequence[Sequence[memoryview]]:
+        """As `read_cached`, each batch in the pieces that it is in."""
+        return self._reader.read_cached_pieces(offset, max_bytes)
+
+    async def read_durable(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
+        """As `read`, up to what this disk holds, committed or not: for other replicas alone."""
+        return await self._reader.read_durable(offset, max_bytes)
+
+    async def locate(self, offset: int) -> Located | None:
+        """The file that holds what `read` would return, and what follows it there, up to what is
+        committed now; None where only a read can tell. The file may be removed at any time, and
+        an offset be given up while its bytes are still there."""
+        return await self._reader.locate(offset)
+
+    async def crc_at(self, offset: int) -> int | None:
+        """The CRC of the durable batch whose base is `offset`; None where no such batch begins."""
+        return await self._reader.crc_at(offset)
+
+    async def offset_at(self, timestamp_ms: int) -> int:
+        """The first batch whose highest timestamp reaches this; the committed end if none."""
+        return await self._reader.offset_at(timestamp_ms)
+
+    # Control. These operations run to their end even when their caller is cancelled.
 
     async def seal(self, *, writer_epoch: int = -1) -> int:
         """Take no more appends, for ever; persisted before return. The same end every time.
@@ -37,20 +220,7 @@ class RangeLog(RepairableRange):
         Queued appends are refused, a group already being written is awaited. The end is final where
         one copy suffices; else it is this disk's, and `finish` tells the one that was decided.
         """
-        return await self._shared.tasks.run(self._seal(writer_epoch))
-
-    async def _seal(self, writer_epoch: int) -> int:
-        async with self._control:
-            self._check_epoch(writer_epoch)
-            self._check_kept()
-            epoch = max(writer_epoch, self.writer_epoch)
-            if self.sealed:
-                await self._save(writer_epoch=epoch)
-            else:
-                await self._stop_appends()
-                await self._save(end=self.durable_offset, sealed=True, writer_epoch=epoch)
-                self._on_sealed()
-            return self.end_offset
+        return await self._tasks.run(self._control.seal(writer_epoch))
 
     async def finish(self, end: int, *, writer_epoch: int = -1, doubtful: int = -1) -> None:
         """The placement manager's end, for ever; persisted before return. Seals an open range.
@@ -62,151 +232,14 @@ class RangeLog(RepairableRange):
         Below, the batches from `end` on are no longer part of the range. SealedError when another
         end is final already, InvalidArgumentError below what was committed.
         """
-        await self._shared.tasks.run(self._finish(end, writer_epoch, doubtful))
-
-    async def _finish(self, end: int, writer_epoch: int, doubtful: int) -> None:
-        async with self._control:
-            self._check_kept()
-            if self.final:
-                if end != self.end_offset:
-                    raise SealedError("another end is final", found=end, end=self.end_offset)
-                if self.doubtful >= 0 and not 0 <= doubtful <= self.doubtful:
-                    await self._save(doubtful=doubtful)
-                    self.set_committed(readable_limit(doubtful))
-                return
-            self._check_end(end)
-            if not self.sealed:
-                await self._stop_appends()
-                self._check_end(end)  # what was being written may have been all that it took
-            await self._save(
-                end=end, sealed=True, decided=True, incomplete=end > self.durable_offset,
-                doubtful=doubtful, writer_epoch=max(writer_epoch, self.writer_epoch),
-            )  # fmt: skip
-            if self._metadata.incomplete:
-                await self._reopen()
-            else:
-                await self._lower_end(end)
-            self._commit_limit = max(self._commit_limit, readable_limit(doubtful))
-            self._advance()
+        await self._tasks.run(
+            self._control.finish(end, writer_epoch=writer_epoch, doubtful=doubtful)
+        )
 
     async def shorten(self, end: int) -> None:
         """What lies from `end` on in a final range was lost elsewhere, and is given up for ever;
         persisted before return."""
-        await self._shared.tasks.run(self._shorten(end))
-
-    async def _shorten(self, end: int) -> None:
-        async with self._control:
-            self._check_kept()
-            if not self.final or end >= self.end_offset:
-                return
-            if end < self.start_offset:
-                raise InvalidArgumentError("below the start", found=end, start=self.start_offset)
-            if self._status is Status.COPYING:
-                self._status = Status.SEALING
-                self._drop_pending()
-                await self._settled.wait()
-            doubtful = self.doubtful if self.doubtful < end else -1
-            incomplete = end > self.durable_offset
-            await self._save(end=end, incomplete=incomplete, doubtful=doubtful)
-            if incomplete:
-                self._status = Status.COPYING
-                return
-            await self._lower_end(end)
-            self.committed_offset = min(self.committed_offset, end)
-            self._commit_limit = max(self._commit_limit, readable_limit(doubtful))
-            self._advance()
-
-    def _check_end(self, end: int) -> None:
-        least = max(self.committed_offset, self.start_offset)
-        if end < least:
-            raise InvalidArgumentError("an end below what was committed", found=end, least=least)
-
-    async def _stop_appends(self) -> None:
-        """Refuse what is queued, await what is being written, sync what was written."""
-        if self._status is Status.OPEN:
-            self._status = Status.SEALING
-            self._drop_pending()
-            await self._settled.wait()
-        active = self._active()
-        if active is not None and self._status is Status.SEALING:
-            await self._sync_or_fail(active)
-
-    def _on_sealed(self) -> None:
-        active = self._active()
-        self._status = Status.SEALED
-        self.next_offset = self.durable_offset
-        self._shared.active.forget(self)
-        self._wake_everyone()
-        if active is not None:
-            active.closed = True
-            self._shared.tasks.spawn(self._finish_segment(active))
-
-    async def _reopen(self) -> None:
-        """Copies go on in the last segment, where there is one that can be written."""
-        self._on_sealed()
-        self._shared.cache.forget(self._tail)  # what follows is not kept in memory
-        if self._segments:
-            try:
-                await self._io.load_index(self._segments[-1])
-            except CorruptionError as error:
-                log.error("last segment not usable", path=self._io.folder, error=str(error))
-                self._start_copying(reopen=False)
-                return
-        self._start_copying()
-
-    async def _lower_end(self, end: int) -> None:
-        """Batches from `end` on are out of reach at once; their bytes are given back afterwards."""
-        if end < self.durable_offset:
-            self._shared.cache.forget(self._tail)
-        self.durable_offset = end
-        self._on_sealed()
-        gone = [segment for segment in self._segments if segment.base >= end]
-        self._segments = [segment for segment in self._segments if segment not in gone]
-        if self._segments and self._segments[-1].end_offset > end:
-            self._shared.tasks.spawn(self._cut(self._segments[-1], end))
-        if gone:
-            self._shared.tasks.spawn(self._io.remove(gone))
-
-    async def _cut(self, segment: Segment, end: int) -> None:
-        try:
-            async with self._control:
-                if not segment.removed:
-                    await self._io.cut(segment, end)
-        except StorageError as error:  # the next open does it
-            log.warning("tail not given back", path=segment.path, error=str(error))
-
-    def _check_kept(self) -> None:
-        if self._status in (Status.REMOVED, Status.CLOSED):
-            raise self._refusal()
-
-    async def set_replicas(self, replicas: tuple[int, ...]) -> None:
-        """Who else has the range; persisted before return."""
-        await self._shared.tasks.run(self._set_replicas(replicas))
-
-    async def _set_replicas(self, replicas: tuple[int, ...]) -> None:
-        async with self._control:
-            await self._save(replicas=replicas)
-
-    async def attachment(self) -> bytes | None:
-        """What the range was made with; None when nothing was said. CorruptionError."""
-        if self._metadata.attached_bytes <= 0:
-            return b"" if self._metadata.attached_bytes == 0 else None
-        return await self._io.read_attachment()
-
-    async def set_epoch(self, epoch: int) -> None:
-        """Raise the writer epoch; persisted before return. A lower one is fenced."""
-        await self._shared.tasks.run(self._set_epoch(epoch))
-
-    async def _set_epoch(self, epoch: int) -> None:
-        async with self._control:
-            self._check_epoch(epoch)
-            await self._save(writer_epoch=max(epoch, self.writer_epoch))
-
-    def _check_epoch(self, epoch: int) -> None:
-        if -1 < epoch < self.writer_epoch:
-            raise FencedError(
-                "a higher writer epoch exists", found=epoch, current=self.writer_epoch
-            )
+        await self._tasks.run(self._control.shorten(end))
 
     async def trim(self, offset: int) -> None:
         """Give up everything below `offset`; persisted before return. Below the start: no change.
@@ -214,94 +247,61 @@ class RangeLog(RepairableRange):
         Whole segments below it are removed, but never the active one: where a segment ends depends
         on its content alone.
         """
-        await self._shared.tasks.run(self._trim(offset))
+        await self._tasks.run(self._control.trim(offset))
 
-    async def _trim(self, offset: int) -> None:
-        async with self._control:
-            if self._status is Status.REMOVED:
-                raise self._refusal()
-            limit = self.durable_offset if self.missing is None else self.end_offset
-            if offset > limit:
-                raise OffsetOutOfRangeError(offset=offset, end=limit)
-            if offset > self.start_offset:
-                await self._save(start=offset)
-                self.start_offset = offset
-            if offset > self.durable_offset:
-                await self._skip_to(offset)
-            self.set_committed(offset)  # nobody trims what is not
-            gone = [each for each in self._segments if each.closed and each.end_offset <= offset]
-            self._segments = [each for each in self._segments if each not in gone]
-            await self._io.remove(gone)
+    async def set_replicas(self, replicas: tuple[int, ...]) -> None:
+        """Who else has the range; persisted before return."""
+        await self._tasks.run(self._control.set_replicas(replicas))
 
-    async def _skip_to(self, offset: int) -> None:
-        """What is left of a range that is being copied starts above everything held here."""
-        self._status = Status.SEALING
-        self._drop_pending()
-        await self._settled.wait()
-        if self.durable_offset < offset:
-            for segment in self._segments:
-                segment.closed = True  # all of them go with the trim
-            self.next_offset = self.durable_offset = offset
-            self._advance()
-        self._status = Status.COPYING
-        if self.missing is None:
-            self._shared.tasks.spawn(self._complete())
+    async def set_epoch(self, epoch: int) -> None:
+        """Raise the writer epoch; persisted before return. A lower one is fenced."""
+        await self._tasks.run(self._control.set_epoch(epoch))
 
-    async def sync(self) -> None:
-        """Everything appended so far is durable when this returns, whatever the level."""
-        await self._shared.tasks.run(self._sync())
+    async def attachment(self) -> bytes | None:
+        """What the range was made with; None when nothing was said. CorruptionError."""
+        return await self._control.read_attachment()
 
-    async def _sync(self) -> None:
-        target = self.next_offset
-        while self.durable_offset < target:
-            if self._status in (Status.FAILED, Status.REMOVED):
-                raise self._refusal()
-            if self._status is not Status.OPEN:  # a seal drops what it cannot keep
-                break
-            await self._syncers.wait(target - 1)
-        active = self._active()
-        if active is not None and active.synced_position < active.position:
-            await self._sync_or_fail(active)
+    # Damage
 
     async def verify(self) -> tuple[CorruptSpan, ...]:
         """Read everything and check it; the corrupt spans."""
-        for segment in list(self._segments):
-            await self._shared.tasks.run(self._verify(segment))
+        for segment in list(self._progress.segments):
+            await self._tasks.run(self._verify(segment))
         return self.state().corrupt
 
     async def _verify(self, segment: Segment) -> None:
         try:
             if not segment.removed:
-                await self._io.rescan(segment)
+                await self._files.rescan(segment)
         except OffsetOutOfRangeError:
             if not segment.removed:
                 raise
 
-    async def _save(self, **changes: object) -> None:
-        metadata: RangeMetadata = msgspec.structs.replace(self._metadata, **changes)
-        if metadata != self._metadata:
-            await self._io.save_metadata(metadata)
-            self._metadata = metadata
+    async def repair(self, span: CorruptSpan, batches: Batches) -> None:
+        """Put whole batches in the place of damaged ones; durable before return.
 
-    # Keeping: what the store calls
+        `span` is one of `state().corrupt`, or several of one segment taken together. `batches` are
+        views of one or more whole batches each, in order, that cover it; they are checked, and may
+        come one by one. What is intact stays as it is, and damage outside `span` is still known as
+        such. Only of a range that is final and complete: StateError. Nothing happens when
+        the damage is gone. After any error nothing has changed.
+        """
+        await self._repairer.repair(span, batches)
+
+    # What the store calls
+
+    def fail(self, error: StorageError) -> None:
+        """Nothing of this range will be written any more."""
+        self._writer.fail(error)
+
+    def refuse_appends(self) -> None:
+        """The store closes; what is queued is still written."""
+        self._writer.refuse_appends()
 
     async def close(self) -> bool:
         """Sync and save; whether the next open may go on where this one ended."""
-        async with self._control:
-            failed = self.failed
-            for segment in self._segments:
-                if not failed and segment.saved_position < segment.position:
-                    await self._io.finish(segment)
-            return not failed
+        return await self._control.close()
 
     async def remove(self) -> None:
         """Refuse everything from now on and let go of the files."""
-        self._status = Status.REMOVED
-        self._drop_pending()
-        self._shared.active.forget(self)
-        self._wake_everyone()
-        async with self._control:
-            await self._settled.wait()
-            self._shared.cache.forget(self._tail)
-            for segment in self._segments:
-                self._shared.pool.discard(segment)
+        await self._control.remove()

@@ -1,18 +1,15 @@
 """Repair of a sealed range: damaged or lost batches come back from another replica.
 
-The segment that holds them is written anew beside the damaged one (see `drafts`), from its own good
-batches and the ones given, and replaces it when it is whole. Until then nothing of the range
-changes; readers that are in the old file keep it.
+The segment that holds them is written anew beside the damaged one, from its own good batches and
+the ones given, and replaces it when it is whole. Until then nothing of the range changes; readers
+that are in the old file keep it.
 
-Segment files that are written anew to replace damaged or lost ones.
-
-A draft is a temporary file beside the segment it will be: batches in offset order, a mark before
-each chunk, every chunk synced, rolled where an append would have rolled. Before it may take its
+What is written anew is a draft: a temporary file with batches in offset order, a mark before each
+chunk, every chunk synced, rolled where an append would have rolled. Before a draft may take its
 place it is read back and scanned, as recovery would. Taking the place is a rename, the last file
-first: whatever a cut leaves of a set of files is a valid range with everything good still in it.
-
-A hole stands for batches that nobody has: padding that is no batch, then a mark with the offset
-that follows, so that a scan finds the same corrupt span again.
+first: whatever a cut leaves of a set of files is a valid range with everything good still in it. A
+hole in a draft stands for batches that nobody has: padding that is no batch, then a mark with the
+offset that follows, so that a scan finds the same corrupt span again.
 """
 
 from __future__ import annotations
@@ -43,9 +40,8 @@ from headrace.errors import (
 from headrace.observability.logging import get_logger
 from headrace.runtime import Buffer, Disk
 from headrace.storage.layout import DRAFT_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, CorruptSpan, format_base
-from headrace.storage.range.reader import RangeReader
-from headrace.storage.range.recovery import RecoveredRange
-from headrace.storage.range.writer import Status
+from headrace.storage.range.progress import RangeProgress, Status
+from headrace.storage.segments.files import SegmentFiles
 from headrace.storage.segments.index import Checkpoint
 from headrace.storage.segments.marks import MARK_BYTES, Mark, binding_of, encode_mark
 from headrace.storage.segments.reader import FreshDamage
@@ -55,9 +51,13 @@ from headrace.storage.shared import Shared
 from headrace.wire.sbp.records import BatchHeader, split
 
 _CHUNK_BYTES = 4 * 1024 * 1024
+_READ_BYTES = 4 * 1024 * 1024
 _PADDING = bytes(MARK_BYTES)
 
+log = get_logger(__name__)
+
 T = TypeVar("T")
+Batches = Iterable[memoryview] | AsyncIterable[memoryview]
 
 
 class RunStep(Protocol):
@@ -68,6 +68,8 @@ class RunStep(Protocol):
 
 @dataclass(slots=True)
 class Draft:
+    """One segment file being written anew."""
+
     base: int
     path: str
     binding: int
@@ -90,6 +92,8 @@ class DraftPlan:
 
 
 class Drafts:
+    """The drafts of one repair, written one after the other."""
+
     def __init__(self, disk: Disk, plan: DraftPlan, run: RunStep) -> None:
         self._disk = disk
         self._plan = plan
@@ -203,13 +207,6 @@ class Drafts:
             self._disk.remove(draft.path)
 
 
-_READ_BYTES = 4 * 1024 * 1024
-
-log = get_logger(__name__)
-
-Batches = Iterable[memoryview] | AsyncIterable[memoryview]
-
-
 class Damage(NamedTuple):
     """What one rewriting deals with: the damage of one segment, or files lost before the first."""
 
@@ -218,7 +215,7 @@ class Damage(NamedTuple):
     end: int
 
 
-class Given:
+class GivenBatches:
     """The batches of another replica, one after the other, each of them checked."""
 
     def __init__(self, batches: AsyncIterator[tuple[BatchHeader, memoryview]]) -> None:
@@ -247,20 +244,17 @@ class Given:
         return offset
 
 
-class RepairableRange(RangeReader):
-    def __init__(self, shared: Shared, recovered: RecoveredRange) -> None:
-        super().__init__(shared, recovered)
+class RangeRepairer:
+    def __init__(self, shared: Shared, progress: RangeProgress, files: SegmentFiles) -> None:
+        self._shared = shared
+        self._settings = shared.settings
+        self._key = progress.key
+        self._progress = progress
+        self._files = files
         self._repairing = asyncio.Lock()
 
     async def repair(self, span: CorruptSpan, batches: Batches) -> None:
-        """Put whole batches in the place of damaged ones; durable before return.
-
-        `span` is one of `state().corrupt`, or several of one segment taken together. `batches` are
-        views of one or more whole batches each, in order, that cover it; they are checked, and may
-        come one by one. What is intact stays as it is, and damage outside `span` is still known as
-        such. Only of a range that is final and complete: StateError. Nothing happens when
-        the damage is gone. After any error nothing has changed.
-        """
+        """See `RangeLog.repair`."""
         async with self._repairing, aclosing(_each_batch(batches)) as source:
             self._check_repairable()
             damage = self._damage_at(span)
@@ -268,7 +262,7 @@ class RepairableRange(RangeReader):
                 return
             drafts = Drafts(self._shared.disk, self._plan_drafts(), self._run_step)
             try:
-                await self._draft(drafts, damage, span, Given(source))
+                await self._draft(drafts, damage, span, GivenBatches(source))
                 found = await drafts.close(damage.end)
                 await self._shared.tasks.run(self._replace(damage, drafts, found))
             except (CorruptionError, OffsetOutOfRangeError):
@@ -280,16 +274,17 @@ class RepairableRange(RangeReader):
                     self._shared.tasks.spawn(self._discard(drafts))
 
     def _check_repairable(self) -> None:
-        if self._shared.closing or self._status is Status.REMOVED:
-            raise self._refusal()
-        if self._status is not Status.SEALED or not self.final:
-            raise StateError("only a final and complete range is repaired", **self.key._asdict())
+        progress = self._progress
+        if self._shared.closing or progress.status is Status.REMOVED:
+            raise progress.refusal()
+        if progress.status is not Status.SEALED or not progress.metadata.final:
+            raise StateError("only a final and complete range is repaired", **self._key._asdict())
 
     def _damage_at(self, span: CorruptSpan) -> Damage | None:
-        front = self._missing_front()
+        front = self._progress.missing_front()
         if front is not None and span.start < front.end:
             return Damage(None, [front], front.end)
-        segment = self._segment_at(span.start)
+        segment = self._progress.segment_at(span.start)
         spans = [each for each in segment.spans if each.start < each.end]
         if not any(each.start < span.end and span.start < each.end for each in spans):
             return None
@@ -298,10 +293,10 @@ class RepairableRange(RangeReader):
     def _plan_drafts(self) -> DraftPlan:
         settings = self._settings
         return DraftPlan(
-            folder=self._io.folder,
-            binding_of=lambda base: binding_of(self._shared.store_uuid, self.key, base),
+            folder=self._files.folder,
+            binding_of=lambda base: binding_of(self._shared.store_uuid, self._key, base),
             segment_bytes_max=settings.segment_bytes_max,
-            keep_free_bytes=0 if self._metadata.reserved else settings.min_free_bytes,
+            keep_free_bytes=0 if self._progress.metadata.reserved else settings.min_free_bytes,
             index_interval_bytes=settings.index_interval_bytes,
         )
 
@@ -309,11 +304,13 @@ class RepairableRange(RangeReader):
         return await self._shared.tasks.run(self._step(work))
 
     async def _step(self, work: Callable[[], T]) -> T:
-        async with self._control:  # nobody removes the folder meanwhile
+        async with self._progress.exclusive:  # nobody removes the folder meanwhile
             self._check_repairable()
             return await self._shared.read_executor.run(work)
 
-    async def _draft(self, drafts: Drafts, damage: Damage, span: CorruptSpan, given: Given) -> None:
+    async def _draft(
+        self, drafts: Drafts, damage: Damage, span: CorruptSpan, given: GivenBatches
+    ) -> None:
         first = await given.start(span.start)
         segment, spans, end = damage
         offset = segment.base if segment is not None else first
@@ -338,9 +335,9 @@ class RepairableRange(RangeReader):
         """Take over what is intact."""
         while offset < stop:
             try:
-                views = await self._io.read(segment, offset, stop=stop, max_bytes=_READ_BYTES)
+                views = await self._files.read(segment, offset, stop=stop, max_bytes=_READ_BYTES)
             except FreshDamage as error:
-                await self._on_damage(segment, error)
+                await self._files.rescan_damaged(segment, error)
                 raise CorruptionError(
                     "more of the segment is damaged", path=segment.path, offset=offset
                 ) from error
@@ -350,7 +347,7 @@ class RepairableRange(RangeReader):
                     offset = header.next_offset
 
     async def _replace(self, damage: Damage, drafts: Drafts, found: Sequence[Checkpoint]) -> None:
-        async with self._control:
+        async with self._progress.exclusive:
             self._check_repairable()
             if not self._is_there(damage):
                 return  # trimmed meanwhile
@@ -360,8 +357,8 @@ class RepairableRange(RangeReader):
                 for draft, each in zip(drafts.files, found, strict=True)
             ]
             old = damage.segment
-            kept = [segment for segment in self._segments if segment is not old]
-            self._segments = sorted([*kept, *new], key=lambda segment: segment.base)
+            kept = [segment for segment in self._progress.segments if segment is not old]
+            self._progress.segments = sorted([*kept, *new], key=lambda segment: segment.base)
             if old is not None:
                 self._shared.pool.discard(old)
             for segment in new:
@@ -370,12 +367,12 @@ class RepairableRange(RangeReader):
 
     def _is_there(self, damage: Damage) -> bool:
         if damage.segment is not None:
-            return damage.segment in self._segments
-        front = self._missing_front()
+            return damage.segment in self._progress.segments
+        front = self._progress.missing_front()
         return front is not None and front.end == damage.end
 
     async def _install(self, damage: Damage, drafts: Drafts) -> None:
-        await self._shared.journal.forget(*self.key)  # its records are for the bytes that go
+        await self._shared.journal.forget(*self._key)  # its records are for the bytes that go
         done: list[int] = []
         try:
             await self._shared.control_executor.run(drafts.install, done)
@@ -384,28 +381,28 @@ class RepairableRange(RangeReader):
                 damage.segment.saved_position = 0  # its index file may be gone
             if drafts.files[0].base not in done:
                 raise
-            log.warning("repair not synced", path=self._io.folder, error=str(error))
+            log.warning("repair not synced", path=self._files.folder, error=str(error))
 
     def _new_closed(self, base: int, found: Checkpoint) -> Segment:
-        binding = binding_of(self._shared.store_uuid, self.key, base)
-        segment = Segment.from_checkpoint(self.key, self._io.folder, base, binding, found)
+        binding = binding_of(self._shared.store_uuid, self._key, base)
+        segment = Segment.from_checkpoint(self._key, self._files.folder, base, binding, found)
         segment.closed = True
         return segment
 
     async def _save_new_index(self, segment: Segment) -> None:
         try:
-            await self._io.save_index(segment)
+            await self._files.save_index(segment)
         except StorageError as error:  # recovery scans what has no index
             log.warning("index not saved", path=segment.index_path, error=str(error))
 
     async def _discard(self, drafts: Drafts) -> None:
-        async with self._control:
-            if self._status is Status.REMOVED:
+        async with self._progress.exclusive:
+            if self._progress.status is Status.REMOVED:
                 return
             try:
                 await self._shared.control_executor.run(drafts.discard)
             except StorageError as error:  # the next open does it
-                log.warning("draft not removed", path=self._io.folder, error=str(error))
+                log.warning("draft not removed", path=self._files.folder, error=str(error))
 
 
 async def _each_batch(batches: Batches) -> AsyncGenerator[tuple[BatchHeader, memoryview]]:

@@ -12,48 +12,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
 
-import msgspec
-
-from headrace.runtime import Buffer
+from headrace.storage.segments.segment import Batch
 
 _COMPACT_AT = 1024  # dropped entries at the front of a list before it is rewritten
-_JOIN_BYTES_MAX = 16 * 1024
-
-
-class Batch(msgspec.Struct, gc=False, eq=False):
-    """An appended batch: first on its way to the disk, then in the cache.
-
-    Nothing that it refers to may lead back to it: the garbage collector does not look here.
-    """
-
-    header: Buffer
-    body: Sequence[Buffer]
-    offset: int
-    end: int
-    size: int
-    max_timestamp: int
-
-    def on_stored(self) -> None:
-        """The disk has it; only readers may want it from now on."""
-        if self.size <= _JOIN_BYTES_MAX:
-            self._join()
-
-    def view(self) -> memoryview:
-        """The whole batch in one piece; read-only, because many readers share it."""
-        return memoryview(self._join())
-
-    def pieces(self) -> tuple[memoryview, ...]:
-        """The same as it is now; nothing is copied."""
-        if not self.body:
-            return (self.view(),)
-        return tuple(memoryview(piece).toreadonly() for piece in (self.header, *self.body))
-
-    def _join(self) -> bytes:
-        if self.body or not isinstance(self.header, bytes):
-            self.header, self.body = b"".join((self.header, *self.body)), ()
-        return self.header
 
 
 class RangeTail:

@@ -6,9 +6,11 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from headrace.errors import DiskFullError, HeadraceError
+import msgspec
+
+from headrace.errors import DiskFullError, HeadraceError, StorageError
 from headrace.observability.logging import get_logger
 from headrace.runtime import Buffer, Disk, File
 from headrace.storage.layout import (
@@ -20,7 +22,6 @@ from headrace.storage.layout import (
     SegmentInfo,
     format_base,
 )
-from headrace.storage.range.tail_cache import Batch
 from headrace.storage.segments.index import (
     INDEX_BYTES_MAX,
     NO_TIMESTAMP,
@@ -29,11 +30,45 @@ from headrace.storage.segments.index import (
     decode_checkpoint,
 )
 from headrace.storage.segments.marks import Mark, encode_mark
-
-if TYPE_CHECKING:
-    from headrace.storage.range.writer import RangeWriter
+from headrace.wire.sbp.messages import Durability
 
 log = get_logger(__name__)
+
+_JOIN_BYTES_MAX = 16 * 1024
+
+
+class Batch(msgspec.Struct, gc=False, eq=False):
+    """An appended batch: first on its way to the disk, then in the cache.
+
+    Nothing that it refers to may lead back to it: the garbage collector does not look here.
+    """
+
+    header: Buffer
+    body: Sequence[Buffer]
+    offset: int
+    end: int
+    size: int
+    max_timestamp: int
+
+    def on_stored(self) -> None:
+        """The disk has it; only readers may want it from now on."""
+        if self.size <= _JOIN_BYTES_MAX:
+            self._join()
+
+    def view(self) -> memoryview:
+        """The whole batch in one piece; read-only, because many readers share it."""
+        return memoryview(self._join())
+
+    def pieces(self) -> tuple[memoryview, ...]:
+        """The same as it is now; nothing is copied."""
+        if not self.body:
+            return (self.view(),)
+        return tuple(memoryview(piece).toreadonly() for piece in (self.header, *self.body))
+
+    def _join(self) -> bytes:
+        if self.body or not isinstance(self.header, bytes):
+            self.header, self.body = b"".join((self.header, *self.body)), ()
+        return self.header
 
 
 @dataclass(slots=True, eq=False)
@@ -148,11 +183,50 @@ class Segment:
         return self.spans[at].start if at < len(self.spans) else None
 
 
+class SegmentWriter(Protocol):
+    """The writer of one range, as group commit and journal see it."""
+
+    @property
+    def key(self) -> RangeKey: ...
+
+    @property
+    def durability(self) -> Durability: ...
+
+    @property
+    def journaled(self) -> bool:
+        """Whether the journal holds the last group: nothing in the file needs to note it then."""
+        ...
+
+    def take_write(self, level: Durability, group: int, budget: int) -> SegmentWrite | None:
+        """The next write, for the committer of that level; None when there is none for now."""
+        ...
+
+    def on_written(self, write: SegmentWrite) -> None:
+        """Acknowledge the write, or fail with its error."""
+        ...
+
+    def abandon(self, write: SegmentWrite) -> None:
+        """Let go of a write whose outcome will not be known."""
+        ...
+
+    def fail(self, error: StorageError) -> None:
+        """Write nothing of this range any more."""
+        ...
+
+    async def close_mark(self) -> None:
+        """Note in the file what is synced, because the range went quiet."""
+        ...
+
+    def close_mark_nowait(self) -> bool:
+        """As `close_mark` where a mark is all it takes; False where it is not."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class SegmentWrite:
     """One group's write to one file, carried out in a thread by `carry_out`."""
 
-    log: RangeWriter
+    writer: SegmentWriter
     segment: Segment
     batches: list[Batch]
     waiting: list[asyncio.Future[None]]  # for each of them

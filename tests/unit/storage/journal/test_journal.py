@@ -400,7 +400,7 @@ async def test_no_mark_tells_of_an_append_that_came_after_the_sync() -> None:
     key = RangeKey(9, 0)
     log = await store.create_range(key, start_offset=0, durability=Durability.WRITTEN)
     await append_to_all([log])
-    log._want_mark()  # as one that an append overtook: of these bytes nothing is synced
+    log._writer.want_mark()  # as one that an append overtook: of these bytes nothing is synced
     await turns(50)
     assert disk.size(log_path(9)) == MARK_BYTES + 100
     await cut_power(disk, store)

@@ -7,7 +7,8 @@ import gc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.storage.range.tail_cache import Batch, RangeTail, TailCache
+from headrace.storage.range.tail_cache import RangeTail, TailCache
+from headrace.storage.segments.segment import Batch
 
 LIMIT = 1000
 

@@ -146,7 +146,7 @@ async def test_after_a_power_cut_the_last_group_is_tail_until_the_range_was_quie
     position = 2 * (MARK_BYTES + 100) + MARK_BYTES + 70
     disk, written = await written_store(3)
     store = await open_store(disk)
-    await store.range(KEY).close_mark()
+    await store.range(KEY)._writer.close_mark()
     await turns(50)
     assert disk.size(log_path(0)) == 3 * (MARK_BYTES + 100) + MARK_BYTES
     await cut_power(disk, store)
@@ -207,7 +207,7 @@ async def test_opening_quiet_ranges_writes_and_syncs_nothing() -> None:
     """Ten thousand of them are opened after a kill: a sync for each took seconds."""
     disk, written = await written_store(3)
     store = await open_store(disk)
-    await store.range(KEY).close_mark()
+    await store.range(KEY)._writer.close_mark()
     await turns(50)
     await end_process(disk, store)
     for _ in range(2):
@@ -223,7 +223,7 @@ async def test_a_group_is_written_over_the_closing_mark_that_recovery_found() ->
     for cut in range(1, 2 * MARK_BYTES + 100):
         disk, written = await written_store(2)
         store = await open_store(disk)
-        await store.range(KEY).close_mark()
+        await store.range(KEY)._writer.close_mark()
         await turns(50)
         await end_process(disk, store)
         size = disk.size(log_path(0))

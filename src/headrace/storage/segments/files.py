@@ -1,7 +1,8 @@
-"""Reads, syncs and index files of a range's segments: loop side pins and values, thread side I/O.
+"""Reads, syncs and index files of a range's segments.
 
-Every method that works on a file runs as a task of its own to its end, so that a file stays pinned
-for as long as a thread uses it.
+The event loop pins a file and hands values over; the file work itself is done in threads. Every
+method that works on a file runs as a task of its own to its end, so that a file stays pinned for as
+long as a thread uses it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import TypeVar
 from headrace.errors import CorruptionError, NotFoundError, OffsetOutOfRangeError
 from headrace.observability.logging import get_logger
 from headrace.runtime import Disk, Executor, File
-from headrace.storage.layout import ATTACHMENT, RANGE_METADATA, CorruptSpan, Point
-from headrace.storage.range.metadata import RangeMetadata, decode_attachment, encode_metadata
+from headrace.storage.layout import CorruptSpan, Point
 from headrace.storage.segments.index import Checkpoint, Index, encode_checkpoint
 from headrace.storage.segments.reader import (
+    FreshDamage,
     Located,
     MissingFileError,
     Stretch,
@@ -32,7 +33,9 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 
-class SegmentIO:
+class SegmentFiles:
+    """The segment files of one range, in its folder."""
+
     def __init__(self, shared: Shared, folder: str) -> None:
         self.folder = folder
         self._shared = shared
@@ -121,6 +124,11 @@ class SegmentIO:
             )  # fmt: skip
         self._take_over(segment, found, end)
 
+    async def rescan_damaged(self, segment: Segment, error: FreshDamage) -> None:
+        """Find out how far the damage goes; reading again then tells it from what is intact."""
+        log.error("damage met by a read", path=segment.path, error=str(error))
+        await self.rescan(segment)
+
     def _take_over(self, segment: Segment, found: Checkpoint, end: Point) -> None:
         new = [span for span in found.spans if span not in segment.spans]
         for span in new:
@@ -182,19 +190,6 @@ class SegmentIO:
             segment.take_over(found)
             await self.save_index(segment)
             await self.finish(segment)
-
-    async def save_metadata(self, metadata: RangeMetadata) -> None:
-        await self._shared.control_executor.run(
-            self._disk.write_atomic, f"{self.folder}/{RANGE_METADATA}", encode_metadata(metadata)
-        )
-
-    async def read_attachment(self) -> bytes:
-        path = f"{self.folder}/{ATTACHMENT}"
-        try:
-            data = await self._shared.control_executor.run(self._disk.read, path)
-        except NotFoundError:
-            raise CorruptionError("attachment lost", path=path) from None
-        return decode_attachment(data, path)
 
     async def remove(self, segments: Sequence[Segment]) -> None:
         if not segments:
