@@ -9,10 +9,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.datanode import fetch as fetching
 from headrace.datanode.append.requests import append
+from headrace.datanode.node import DataNode
 from headrace.errors import HeadraceError, TooLargeError
 from headrace.net.sbp_server import Handler, Payload, Peer, Reply
 from headrace.observability import tracing
@@ -22,9 +23,6 @@ from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import status_of
 from headrace.wire.sbp.messages import OK
 from headrace.wire.sbp.opcodes import Code
-
-if TYPE_CHECKING:
-    from headrace.datanode.service import DataNodeService
 
 
 def wire_range(log: RangeLog) -> m.Range:
@@ -38,9 +36,7 @@ def wire_range(log: RangeLog) -> m.Range:
     )
 
 
-async def heartbeat(
-    node: DataNodeService, request: m.HeartbeatRequest, _: Payload, peer: Peer
-) -> Reply:
+async def heartbeat(node: DataNode, request: m.HeartbeatRequest, _: Payload, peer: Peer) -> Reply:
     return Reply(
         m.HeartbeatResponse(
             client_id=request.client_id,
@@ -52,7 +48,7 @@ async def heartbeat(
 
 
 async def fetch(
-    node: DataNodeService, request: m.FetchRequest, _: Payload, peer: Peer
+    node: DataNode, request: m.FetchRequest, _: Payload, peer: Peer
 ) -> Reply | AsyncIterator[Reply]:
     if not tracing.active:
         return await _fetch(node, request, peer)
@@ -71,7 +67,7 @@ async def fetch(
 
 
 async def _fetch(
-    node: DataNodeService, request: m.FetchRequest, peer: Peer
+    node: DataNode, request: m.FetchRequest, peer: Peer
 ) -> Reply | AsyncIterator[Reply]:
     settings = node.settings
     if len(request.fetch_requests) > settings.fetch_streams_max:
@@ -136,7 +132,7 @@ async def _fetch(
 
 
 async def seal_ranges(
-    node: DataNodeService, request: m.SealRangesRequest, _: Payload, peer: Peer
+    node: DataNode, request: m.SealRangesRequest, _: Payload, peer: Peer
 ) -> Reply:
     node.metadata.check(request.metadata_version)
 
@@ -159,7 +155,7 @@ async def seal_ranges(
 
 
 async def sync_ranges(
-    node: DataNodeService, request: m.SyncRangesRequest, _: Payload, peer: Peer
+    node: DataNode, request: m.SyncRangesRequest, _: Payload, peer: Peer
 ) -> Reply:
     node.metadata.check(request.metadata_version)
 
@@ -184,7 +180,7 @@ async def sync_ranges(
 
 
 async def describe_ranges(
-    node: DataNodeService, request: m.DescribeRangesRequest, _: Payload, peer: Peer
+    node: DataNode, request: m.DescribeRangesRequest, _: Payload, peer: Peer
 ) -> Reply:
     async def describe(wanted: m.RangeId) -> m.DescribeRangeResult:
         try:
@@ -214,7 +210,7 @@ async def describe_ranges(
 
 
 async def delete_streams(
-    node: DataNodeService, request: m.DeleteStreamsRequest, _: Payload, peer: Peer
+    node: DataNode, request: m.DeleteStreamsRequest, _: Payload, peer: Peer
 ) -> Reply:
     node.metadata.check(request.metadata_version)
 
@@ -227,7 +223,7 @@ async def delete_streams(
 
 
 async def trim_streams(
-    node: DataNodeService, request: m.TrimStreamsRequest, _: Payload, peer: Peer
+    node: DataNode, request: m.TrimStreamsRequest, _: Payload, peer: Peer
 ) -> Reply:
     node.metadata.check(request.metadata_version)
 
@@ -242,7 +238,7 @@ async def trim_streams(
 
 
 async def list_ranges(
-    node: DataNodeService, request: m.ListRangesRequest, _: Payload, peer: Peer
+    node: DataNode, request: m.ListRangesRequest, _: Payload, peer: Peer
 ) -> Reply:
     """What lies here, whether or not the placement manager knows of it."""
 
@@ -281,7 +277,7 @@ async def _status(work: Awaitable[None]) -> m.Status:
     return OK
 
 
-def handlers(node: DataNodeService) -> dict[int, Handler]:
+def handlers(node: DataNode) -> dict[int, Handler]:
     functions: dict[int, Callable[..., Any]] = {
         Code.HEARTBEAT: heartbeat,
         Code.APPEND: append,

@@ -8,7 +8,7 @@ close the log cleanly.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar
 
 from headrace.config.datanode import DataNodeSettings, StorageSettings
@@ -24,13 +24,13 @@ from headrace.datanode.control.identity import (
     save_interrupted,
 )
 from headrace.datanode.control.placement_contact import Contact
-from headrace.datanode.control.quarantine import MetadataSeen, Quarantine
+from headrace.datanode.control.quarantine import MetadataSeen, Quarantine, Streams
 from headrace.datanode.control.ranges import Ranges
 from headrace.datanode.handlers import handlers
 from headrace.datanode.metrics import Counters, IoFigures, Load, metered
 from headrace.datanode.replication.copying import Copier, Peers, Repairer
 from headrace.datanode.replication.leader import Leading
-from headrace.datanode.state import NodeState
+from headrace.datanode.state import Differences, NodeState
 from headrace.errors import (
     DiskFullError,
     HeadraceError,
@@ -426,6 +426,11 @@ class DataNodeService:
                 await self._on_disk(self.metadata.save, self.runtime.disk, self._folder)
             except StorageError as error:
                 _log.warning("version of the metadata not kept: %s", error)
+
+    async def settle(
+        self, differences: Differences, listed: Iterable[m.Range], streams: Streams
+    ) -> None:
+        await self.ranges.settle(differences, listed, streams)
 
     async def save_quarantine(self) -> None:
         await self._on_disk(self.quarantine.save, self.runtime.disk, self._folder)

@@ -7,10 +7,11 @@ others nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from headrace.config.placement import PlacementSettings
 from headrace.errors import (
     HeadraceError,
     InvalidArgumentError,
@@ -20,23 +21,55 @@ from headrace.errors import (
     TooLargeError,
     UnauthorizedError,
 )
+from headrace.net.sbp_access import Access
 from headrace.net.sbp_server import Handler, Payload, Peer, Reply
+from headrace.placement.changes import Changes
 from headrace.placement.description import describe
 from headrace.placement.metadata.records import RangeRecord, StreamRecord
-from headrace.placement.state import OWNED_PREFIXES
+from headrace.placement.state import OWNED_PREFIXES, PlacementState
+from headrace.runtime.interfaces import Runtime
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import status_of
 from headrace.wire.sbp.messages import OK
 from headrace.wire.sbp.opcodes import Code
-
-if TYPE_CHECKING:
-    from headrace.placement.service import PlacementService
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 CONCURRENCY = 64  # items of one request in progress
 RANGES_LISTED_MAX = 10_000  # in one answer to a peer that is no node of the cluster
+
+
+class PlacementManager(Protocol):
+    """The placement manager as its handlers see it; `PlacementService` is the one that there is."""
+
+    runtime: Runtime
+    settings: PlacementSettings
+    access: Access
+    state: PlacementState
+    changes: Changes
+    metadata_seen: int
+
+    @property
+    def metadata_version(self) -> int: ...
+
+    def managers(self) -> Sequence[m.PlacementManagerNode]: ...
+
+    def check_elected(self) -> None: ...
+
+    def check_leading(self) -> None: ...
+
+    def not_leader(self) -> NotLeaderError: ...
+
+    async def protect(self, work: Coroutine[Any, Any, T]) -> T:
+        """Let a change run to its end even when the request that asked for it is cancelled."""
+        ...
+
+    async def on_heartbeat(self, request: m.HeartbeatRequest, peer: Peer) -> None: ...
+
+    async def lease(self, action: m.LeaseAction, request: m.LeaseRequest) -> m.LeaseResponse: ...
+
+    async def adopt(self, request: m.AdoptRequest) -> m.AdoptResponse: ...
 
 
 async def _each(items: Sequence[T], work: Callable[[T], Awaitable[U]]) -> tuple[U, ...]:
@@ -73,23 +106,23 @@ def _stream(record: StreamRecord) -> m.Stream:
     )
 
 
-def _check(service: PlacementService, peer: Peer, stream_id: int) -> None:
+def _check(manager: PlacementManager, peer: Peer, stream_id: int) -> None:
     """Tickets and anonymous peers reach only what they may; unknown streams stay unknown."""
-    access = service.access
+    access = manager.access
     if not access.is_node(peer) and not access.is_on_ticket(peer, stream_id):
-        access.check_stream(peer, stream_id, owned=service.state.is_owned(stream_id))
+        access.check_stream(peer, stream_id, owned=manager.state.is_owned(stream_id))
 
 
 async def heartbeat(
-    service: PlacementService, request: m.HeartbeatRequest, _: Payload, peer: Peer
+    manager: PlacementManager, request: m.HeartbeatRequest, _: Payload, peer: Peer
 ) -> Reply:
     """Taken by followers too, so that a new leader knows who lives."""
     status = OK
     try:
         if request.client_role == m.ClientRole.DATA_NODE and request.data_node is not None:
-            if not service.access.is_node(peer):
+            if not manager.access.is_node(peer):
                 raise UnauthorizedError("a data node needs the node credential")
-            await service.on_heartbeat(request, peer)
+            await manager.on_heartbeat(request, peer)
     except HeadraceError as error:
         status = status_of(error)
     return Reply(
@@ -98,97 +131,97 @@ async def heartbeat(
             client_role=request.client_role,
             data_node=request.data_node,
             status=status,
-            metadata_version=service.metadata_version,
+            metadata_version=manager.metadata_version,
         )
     )
 
 
 async def allocate_id(
-    service: PlacementService, request: m.IdAllocationRequest, _: Payload, peer: Peer
+    manager: PlacementManager, request: m.IdAllocationRequest, _: Payload, peer: Peer
 ) -> Reply:
-    node_id = await service.protect(service.changes.ledger.take_id(service.state.node_ids))
+    node_id = await manager.protect(manager.changes.ledger.take_id(manager.state.node_ids))
     return Reply(m.IdAllocationResponse(id=node_id, status=OK))
 
 
 async def report_metrics(
-    service: PlacementService, request: m.ReportMetricsRequest, _: Payload, peer: Peer
+    manager: PlacementManager, request: m.ReportMetricsRequest, _: Payload, peer: Peer
 ) -> Reply:
     """Taken by followers too."""
     node = request.data_node
-    if node is None or not service.state.nodes.on_metrics(node.node_id, request):
+    if node is None or not manager.state.nodes.on_metrics(node.node_id, request):
         raise NotFoundError("unknown data node")
     return Reply(m.ReportMetricsResponse(data_node=node, status=OK))
 
 
 async def create_streams(
-    service: PlacementService, request: m.CreateStreamsRequest, _: Payload, peer: Peer
+    manager: PlacementManager, request: m.CreateStreamsRequest, _: Payload, peer: Peer
 ) -> Reply:
     async def create(wanted: m.Stream) -> m.CreateStreamResult:
         try:
-            if wanted.name.startswith(OWNED_PREFIXES) and not service.access.is_node(peer):
+            if wanted.name.startswith(OWNED_PREFIXES) and not manager.access.is_node(peer):
                 raise UnauthorizedError("the name belongs to the cluster", name=wanted.name)
-            if not service.access.is_node(peer):
-                _check_plain_streams(service, wanted.name)
-            stream, range_ = await service.changes.create_stream(wanted)
+            if not manager.access.is_node(peer):
+                _check_plain_streams(manager, wanted.name)
+            stream, range_ = await manager.changes.create_stream(wanted)
         except HeadraceError as error:
             return m.CreateStreamResult(stream=wanted, status=_item_status(error))
         return m.CreateStreamResult(
-            stream=_stream(stream), range=service.changes.wire(range_), status=OK
+            stream=_stream(stream), range=manager.changes.wire(range_), status=OK
         )
 
-    results = await service.protect(_each(request.streams, create))
+    results = await manager.protect(_each(request.streams, create))
     return Reply(m.CreateStreamsResponse(create_responses=results, status=OK))
 
 
-def _check_plain_streams(service: PlacementService, name: str) -> None:
+def _check_plain_streams(manager: PlacementManager, name: str) -> None:
     """Room for one more of a peer without a credential, unless it is there already."""
-    if name and service.state.stream_named(name) is not None:
+    if name and manager.state.stream_named(name) is not None:
         return
-    limit = service.settings.plain_streams_max
-    streams = service.state.streams()
+    limit = manager.settings.plain_streams_max
+    streams = manager.state.streams()
     if sum(not stream.name.startswith(OWNED_PREFIXES) for stream in streams) >= limit:
         raise ShareFullError("too many plain streams; delete some first", limit=limit)
 
 
 async def delete_streams(
-    service: PlacementService, request: m.DeleteStreamsRequest, _: Payload, peer: Peer
+    manager: PlacementManager, request: m.DeleteStreamsRequest, _: Payload, peer: Peer
 ) -> Reply:
     async def delete(stream: m.Stream) -> m.DeleteStreamResult:
         try:
-            if not service.access.is_node(peer) and not service.state.is_deleted(stream.stream_id):
-                _check(service, peer, stream.stream_id)
-            await service.changes.delete_stream(stream.stream_id)
+            if not manager.access.is_node(peer) and not manager.state.is_deleted(stream.stream_id):
+                _check(manager, peer, stream.stream_id)
+            await manager.changes.delete_stream(stream.stream_id)
         except HeadraceError as error:
             return m.DeleteStreamResult(deleted_stream=stream, status=_item_status(error))
         return m.DeleteStreamResult(deleted_stream=stream, status=OK)
 
-    results = await service.protect(_each(request.streams, delete))
+    results = await manager.protect(_each(request.streams, delete))
     return Reply(m.DeleteStreamsResponse(delete_responses=results, status=OK))
 
 
 async def update_streams(
-    service: PlacementService, request: m.UpdateStreamsRequest, _: Payload, peer: Peer
+    manager: PlacementManager, request: m.UpdateStreamsRequest, _: Payload, peer: Peer
 ) -> Reply:
     async def update(stream: m.Stream) -> m.UpdateStreamResult:
         try:
-            _check(service, peer, stream.stream_id)
-            updated = await service.changes.update_stream(stream)
+            _check(manager, peer, stream.stream_id)
+            updated = await manager.changes.update_stream(stream)
         except HeadraceError as error:
             return m.UpdateStreamResult(stream=stream, status=_item_status(error))
         return m.UpdateStreamResult(stream=_stream(updated), status=OK)
 
-    results = await service.protect(_each(request.streams, update))
+    results = await manager.protect(_each(request.streams, update))
     return Reply(m.UpdateStreamsResponse(update_responses=results, status=OK))
 
 
 async def describe_streams(
-    service: PlacementService, request: m.DescribeStreamsRequest, _: Payload, peer: Peer
+    manager: PlacementManager, request: m.DescribeStreamsRequest, _: Payload, peer: Peer
 ) -> Reply:
     def describe(stream_id: int) -> m.DescribeStreamResult:
         try:
-            _check(service, peer, stream_id)
+            _check(manager, peer, stream_id)
             return m.DescribeStreamResult(
-                stream=_stream(service.state.stream(stream_id)), status=OK
+                stream=_stream(manager.state.stream(stream_id)), status=OK
             )
         except HeadraceError as error:
             return m.DescribeStreamResult(
@@ -200,41 +233,41 @@ async def describe_streams(
 
 
 async def trim_streams(
-    service: PlacementService, request: m.TrimStreamsRequest, _: Payload, peer: Peer
+    manager: PlacementManager, request: m.TrimStreamsRequest, _: Payload, peer: Peer
 ) -> Reply:
     async def trim(wanted: m.TrimmedStream) -> m.TrimStreamResult:
         try:
-            _check(service, peer, wanted.stream_id)
-            smallest = await service.changes.trim_stream(wanted.stream_id, wanted.trim_offset)
-            stream = service.state.stream(wanted.stream_id)
+            _check(manager, peer, wanted.stream_id)
+            smallest = await manager.changes.trim_stream(wanted.stream_id, wanted.trim_offset)
+            stream = manager.state.stream(wanted.stream_id)
         except HeadraceError as error:
             return m.TrimStreamResult(
                 trimmed_stream=m.Stream(stream_id=wanted.stream_id), status=_item_status(error)
             )
         return m.TrimStreamResult(
-            trimmed_stream=_stream(stream), range=service.changes.wire(smallest), status=OK
+            trimmed_stream=_stream(stream), range=manager.changes.wire(smallest), status=OK
         )
 
-    results = await service.protect(_each(request.trimmed_streams, trim))
+    results = await manager.protect(_each(request.trimmed_streams, trim))
     return Reply(m.TrimStreamsResponse(trim_responses=results, status=OK))
 
 
 async def list_ranges(
-    service: PlacementService, request: m.ListRangesRequest, _: Payload, peer: Peer
+    manager: PlacementManager, request: m.ListRangesRequest, _: Payload, peer: Peer
 ) -> Reply:
     room = RANGES_LISTED_MAX  # a short request may name one long stream thousands of times
 
     def select(criteria: m.RangeCriteria) -> m.ListRangesResult:
         nonlocal room
         try:
-            records = _select(service, criteria, peer)
+            records = _select(manager, criteria, peer)
             room -= len(records)
-            if room < 0 and not service.access.is_node(peer):
+            if room < 0 and not manager.access.is_node(peer):
                 raise TooLargeError("too many ranges for one answer", limit=RANGES_LISTED_MAX)
         except HeadraceError as error:
             return m.ListRangesResult(range_criteria=criteria, status=_item_status(error))
         viewer = criteria.data_node.node_id if criteria.data_node is not None else -1
-        ranges = tuple(service.changes.wire(record, viewer=viewer) for record in records)
+        ranges = tuple(manager.changes.wire(record, viewer=viewer) for record in records)
         return m.ListRangesResult(range_criteria=criteria, ranges=ranges, status=OK)
 
     results = tuple(select(criteria) for criteria in request.range_criteria)
@@ -242,37 +275,37 @@ async def list_ranges(
 
 
 def _select(
-    service: PlacementService, criteria: m.RangeCriteria, peer: Peer
+    manager: PlacementManager, criteria: m.RangeCriteria, peer: Peer
 ) -> Sequence[RangeRecord]:
     """By stream, by node, by both (intersection); by neither nothing."""
     node_id = criteria.data_node.node_id if criteria.data_node is not None else -1
     if criteria.stream_id >= 0:
-        _check(service, peer, criteria.stream_id)
-        records = service.state.ranges(criteria.stream_id)
+        _check(manager, peer, criteria.stream_id)
+        records = manager.state.ranges(criteria.stream_id)
         return [r for r in records if node_id < 0 or node_id in (*r.replicas, *r.joining)]
     if node_id < 0:
         return []
-    if not service.access.is_node(peer):
+    if not manager.access.is_node(peer):
         raise UnauthorizedError("ranges of a node are for nodes of the cluster")
-    return service.state.ranges_of_node(node_id)
+    return manager.state.ranges_of_node(node_id)
 
 
 async def seal_ranges(
-    service: PlacementService, request: m.SealRangesRequest, _: Payload, peer: Peer
+    manager: PlacementManager, request: m.SealRangesRequest, _: Payload, peer: Peer
 ) -> Reply:
     async def seal(wanted: m.RangeId) -> m.SealRangesResult:
         try:
-            _check(service, peer, wanted.stream_id)
-            if wanted.writer_epoch >= 0 and not service.access.is_node(peer):
+            _check(manager, peer, wanted.stream_id)
+            if wanted.writer_epoch >= 0 and not manager.access.is_node(peer):
                 raise UnauthorizedError("epochs are for nodes of the cluster")
             if wanted.accept_loss >= 0:
-                if not service.access.is_node(peer):
+                if not manager.access.is_node(peer):
                     raise UnauthorizedError("losses are accepted by who runs the cluster")
-                range_ = await service.changes.accept_loss(
+                range_ = await manager.changes.accept_loss(
                     wanted.stream_id, wanted.range_index, wanted.accept_loss
                 )
                 return m.SealRangesResult(range=range_, status=OK)
-            range_ = await service.changes.seal(
+            range_ = await manager.changes.seal(
                 wanted.stream_id, wanted.range_index, wanted.writer_epoch
             )
         except HeadraceError as error:
@@ -280,23 +313,23 @@ async def seal_ranges(
             return m.SealRangesResult(range=named, status=_item_status(error))
         return m.SealRangesResult(range=range_, status=OK)
 
-    results = await service.protect(_each(request.ranges, seal))
+    results = await manager.protect(_each(request.ranges, seal))
     return Reply(m.SealRangesResponse(seal_responses=results, status=OK))
 
 
 async def describe_ranges(
-    service: PlacementService, request: m.DescribeRangesRequest, _: Payload, peer: Peer
+    manager: PlacementManager, request: m.DescribeRangesRequest, _: Payload, peer: Peer
 ) -> Reply:
     """As far as it is known here; data nodes know next offsets and segments."""
 
     def describe(wanted: m.RangeId) -> m.DescribeRangeResult:
         try:
-            _check(service, peer, wanted.stream_id)
-            record = service.state.range(wanted.stream_id, wanted.range_index)
+            _check(manager, peer, wanted.stream_id)
+            record = manager.state.range(wanted.stream_id, wanted.range_index)
         except HeadraceError as error:
             return m.DescribeRangeResult(stream_id=wanted.stream_id, status=_item_status(error))
         return m.DescribeRangeResult(
-            stream_id=wanted.stream_id, range=service.changes.wire(record), status=OK
+            stream_id=wanted.stream_id, range=manager.changes.wire(record), status=OK
         )
 
     results = tuple(describe(wanted) for wanted in request.ranges)
@@ -304,34 +337,34 @@ async def describe_ranges(
 
 
 async def lease(
-    service: PlacementService, request: m.LeaseRequest, _: Payload, peer: Peer
+    manager: PlacementManager, request: m.LeaseRequest, _: Payload, peer: Peer
 ) -> Reply:
     try:
         action = m.LeaseAction(request.action)
     except ValueError:
         raise InvalidArgumentError("unknown lease action", action=request.action) from None
-    return Reply(await service.protect(service.lease(action, request)))
+    return Reply(await manager.protect(manager.lease(action, request)))
 
 
 async def describe_cluster(
-    service: PlacementService, request: m.DescribeClusterRequest, _: Payload, peer: Peer
+    manager: PlacementManager, request: m.DescribeClusterRequest, _: Payload, peer: Peer
 ) -> Reply:
-    now_ms = int(service.runtime.clock.monotonic() * 1000)
+    now_ms = int(manager.runtime.clock.monotonic() * 1000)
     return Reply(
         describe(
-            service.state,
+            manager.state,
             now_ms,
-            managers=service.managers(),
+            managers=manager.managers(),
             with_ranges=request.count_ranges,
-            metadata_seen=service.metadata_seen,
+            metadata_seen=manager.metadata_seen,
         )
     )
 
 
 async def adopt(
-    service: PlacementService, request: m.AdoptRequest, _: Payload, peer: Peer
+    manager: PlacementManager, request: m.AdoptRequest, _: Payload, peer: Peer
 ) -> Reply:
-    return Reply(await service.protect(service.adopt(request)))
+    return Reply(await manager.protect(manager.adopt(request)))
 
 
 FOR_FOLLOWERS = frozenset({Code.HEARTBEAT, Code.REPORT_METRICS})
@@ -344,18 +377,18 @@ def _leader_only(
 ) -> Callable[..., Awaitable[Reply]]:
     @wraps(function)
     async def serve(
-        service: PlacementService, request: m.Message, payload: Payload, peer: Peer
+        manager: PlacementManager, request: m.Message, payload: Payload, peer: Peer
     ) -> Reply:
         try:
-            (service.check_elected if outdated else service.check_leading)()
-            return await function(service, request, payload, peer)
+            (manager.check_elected if outdated else manager.check_leading)()
+            return await function(manager, request, payload, peer)
         except NotLeaderError:
-            raise service.not_leader() from None
+            raise manager.not_leader() from None
 
     return serve
 
 
-def handlers(service: PlacementService) -> dict[int, Handler]:
+def handlers(manager: PlacementManager) -> dict[int, Handler]:
     functions: dict[int, Callable[..., Any]] = {
         Code.HEARTBEAT: heartbeat,
         Code.ALLOCATE_ID: allocate_id,
@@ -377,7 +410,7 @@ def handlers(service: PlacementService) -> dict[int, Handler]:
             function
             if code in FOR_FOLLOWERS
             else _leader_only(function, outdated=code in ON_OUTDATED_METADATA),
-            service,
+            manager,
         )
         for code, function in functions.items()
     }

@@ -8,14 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
+from headrace.datanode.node import DataNode
 from headrace.errors import HeadraceError, InvalidArgumentError, UnavailableError
 from headrace.observability import tracing
 from headrace.runtime.interfaces import Buffer
-
-if TYPE_CHECKING:
-    from headrace.datanode.service import DataNodeService
 
 
 def _reason(done: asyncio.Future[None]) -> str:
@@ -25,7 +22,7 @@ def _reason(done: asyncio.Future[None]) -> str:
 class Local:
     """A `LocalNode`."""
 
-    def __init__(self, node: DataNodeService) -> None:
+    def __init__(self, node: DataNode) -> None:
         self._node = node
         self._state = node.state
         self._counters = node.counters

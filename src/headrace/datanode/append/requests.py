@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from headrace.datanode.append.producers import Producers
+from headrace.datanode.node import DataNode
 from headrace.datanode.replication.leader import LedRange
 from headrace.datanode.state import NodeState
 from headrace.errors import (
@@ -43,9 +43,6 @@ from headrace.wire.sbp.errors import AlreadyDurableError, AppendGapError, status
 from headrace.wire.sbp.frames import payload_bytes
 from headrace.wire.sbp.messages import OK
 from headrace.wire.sbp.records import HEADER_BYTES, PRODUCER, BatchHeader, patch_base_offset, verify
-
-if TYPE_CHECKING:
-    from headrace.datanode.service import DataNodeService
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -179,7 +176,7 @@ async def _compare(log: RangeLog, header: BatchHeader) -> None:
 
 
 def append(
-    node: DataNodeService, request: m.AppendRequest, payload: Payload, peer: Peer
+    node: DataNode, request: m.AppendRequest, payload: Payload, peer: Peer
 ) -> asyncio.Future[Reply]:
     infos = request.append_requests
     replica = peer.role is m.ClientRole.DATA_NODE and node.access.is_node(peer)
@@ -201,7 +198,7 @@ def append(
 
 
 def _take_batch(
-    node: DataNodeService, info: m.AppendInfo, batch: Batch | TooLargeError | None, peer: Peer
+    node: DataNode, info: m.AppendInfo, batch: Batch | TooLargeError | None, peer: Peer
 ) -> Accepted | HeadraceError:
     try:
         if isinstance(batch, TooLargeError):
@@ -224,7 +221,7 @@ def _take_batch(
 
 
 def _take_replica(
-    node: DataNodeService, info: m.AppendInfo, batch: Batch | TooLargeError | None, peer: Peer
+    node: DataNode, info: m.AppendInfo, batch: Batch | TooLargeError | None, peer: Peer
 ) -> Accepted | HeadraceError | None:
     """From the range's primary; without a batch only to tell what is committed."""
     try:
@@ -257,7 +254,7 @@ class _AppendCall:
 
     def __init__(
         self,
-        node: DataNodeService,
+        node: DataNode,
         request: m.AppendRequest,
         taken: list[Accepted | HeadraceError | None] | list[Accepted | HeadraceError],
         *,

@@ -11,13 +11,14 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from headrace.concurrency.tasks import TaskSet
+from headrace.config.datanode import DataNodeSettings
 from headrace.datanode.control.quarantine import Streams
-from headrace.datanode.metrics import Reporter
+from headrace.datanode.metrics import Load, Reporter
 from headrace.datanode.replication.commitment import ack_quorum_of
-from headrace.datanode.state import reconcile
+from headrace.datanode.state import Differences, NodeState, reconcile
 from headrace.errors import (
     DeadlineError,
     HeadraceError,
@@ -27,15 +28,13 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.net.sbp_server import Reply
+from headrace.runtime.interfaces import Runtime
 from headrace.sbp_client.channels import PlacementLinks
 from headrace.storage.layout import RangeKey
 from headrace.storage.range.log import RangeLog
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import OutdatedMetadataError, raise_for_status
 from headrace.wire.sbp.opcodes import Code
-
-if TYPE_CHECKING:
-    from headrace.datanode.service import DataNodeService
 
 R = TypeVar("R", bound=m.Message)
 
@@ -51,8 +50,42 @@ _DRAIN_ASK_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
+class ReportingNode(Protocol):
+    """The data node that keeps in touch: what it tells, and what it does with the answers."""
+
+    runtime: Runtime
+    settings: DataNodeSettings
+    state: NodeState[RangeLog]
+    advertise: str
+
+    @property
+    def node_id(self) -> int: ...
+
+    def logs(self) -> list[RangeLog]: ...
+
+    def data_node(self) -> m.DataNode: ...
+
+    def introduction(self) -> m.HeartbeatRequest: ...
+
+    async def load(self) -> Load: ...
+
+    async def take_identity(self, node_id: int) -> None:
+        """Keep the id that was given out, durably."""
+        ...
+
+    async def note_metadata(self, versions: Sequence[int]) -> None:
+        """Keep the versions that leaders say; OutdatedMetadataError when the node knows better."""
+        ...
+
+    async def settle(
+        self, differences: Differences, listed: Iterable[m.Range], streams: Streams
+    ) -> None:
+        """Become what the placement manager's list says."""
+        ...
+
+
 class Contact:
-    def __init__(self, node: DataNodeService, links: PlacementLinks) -> None:
+    def __init__(self, node: ReportingNode, links: PlacementLinks) -> None:
         self._node = node
         self._links = links
         self._clock = node.runtime.clock
@@ -252,7 +285,7 @@ class Contact:
             streams = await self._ask_about({key.stream_id for key in differences.retire})
         # Whoever told us that may have been put back to an earlier day since the last heartbeat.
         await self._heartbeat()
-        await self._node.ranges.settle(differences, listed, streams)
+        await self._node.settle(differences, listed, streams)
 
     async def _ask_about(self, stream_ids: Iterable[int]) -> Streams:
         """Why ranges of ours are not listed; a stream that nobody knows is left out."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from headrace.datanode.append.producers import encode_producers
-from headrace.datanode.control.fences import ALL_RANGES
-from headrace.datanode.control.quarantine import Streams, is_given_up, is_the_same
+from headrace.datanode.append.producers import Tables, encode_producers
+from headrace.datanode.control.fences import ALL_RANGES, FenceFile
+from headrace.datanode.control.placement_contact import Contact
+from headrace.datanode.control.quarantine import Quarantine, Streams, is_given_up, is_the_same
 from headrace.datanode.replication.commitment import ack_quorum_of
-from headrace.datanode.state import Differences, Sync
+from headrace.datanode.replication.copying import Copier, Repairer
+from headrace.datanode.replication.leader import Leading
+from headrace.datanode.state import Differences, NodeState, Sync
 from headrace.errors import (
     CorruptionError,
     DiskFullError,
@@ -24,18 +27,36 @@ from headrace.errors import (
     StateError,
     UnavailableError,
 )
+from headrace.runtime.interfaces import Runtime
 from headrace.storage.layout import RangeKey
 from headrace.storage.range.log import RangeLog
+from headrace.storage.store import LogStore
 from headrace.wire.sbp import messages as m
-
-if TYPE_CHECKING:
-    from headrace.datanode.service import DataNodeService
 
 _log = logging.getLogger(__name__)
 
 
+class HostingNode(Protocol):
+    """The data node that the ranges are on: the parts that a change of a range reaches."""
+
+    runtime: Runtime
+    state: NodeState[RangeLog]
+    tables: Tables
+    quarantine: Quarantine
+    fences: FenceFile
+    contact: Contact
+    leading: Leading
+    copier: Copier
+    repairer: Repairer
+
+    @property
+    def store(self) -> LogStore: ...
+
+    async def save_quarantine(self) -> None: ...
+
+
 class Ranges:
-    def __init__(self, node: DataNodeService) -> None:
+    def __init__(self, node: HostingNode) -> None:
         self._node = node
         self._state = node.state
         self._tables = node.tables
