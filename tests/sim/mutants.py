@@ -315,7 +315,7 @@ def old_epochs_may_append(patch: Patch) -> None:
         check(self, view, writer_epoch=epoch, expected_offset=expected_offset)
 
     patch.setattr(NodeState, "check_append", lenient)
-    patch.setattr(RangeLog, "_check_epoch", lambda self, epoch: None)
+    patch.setattr(RangeControl, "_check_epoch", lambda self, epoch: None)
 
 
 MUTANTS: dict[str, Mutant] = {

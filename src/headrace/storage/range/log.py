@@ -46,6 +46,11 @@ class RangeLog:
         self._reader = RangeReader(shared, self._progress, self._files, tail)
         self._repairer = RangeRepairer(shared, self._progress, self._files)
         self._control = RangeControl(shared, self._progress, self._files, self._writer)
+        # The calls that are made for every batch go to the parts directly.
+        self.append = self._writer.append
+        self.read = self._reader.read
+        self.read_cached = self._reader.read_cached
+        self.read_cached_pieces = self._reader.read_cached_pieces
         if recovered.tail_bytes:
             shared.active.note(self._writer)
 
@@ -135,18 +140,6 @@ class RangeLog:
 
     # Writing
 
-    def append(
-        self, header: bytearray, body: Sequence[Buffer], *, verified: bool = False
-    ) -> asyncio.Future[None]:
-        """Queue one batch; offsets follow the order of calls. The buffers now belong to the log.
-
-        Refusals raise here. The result resolves when the range's durability level holds; with
-        StorageError when the disk failed (the range then takes no more), with SealedError when the
-        batch was still queued at a seal or behind a failed one. `verified` says that the caller has
-        just computed or checked length and checksum.
-        """
-        return self._writer.append(header, body, verified=verified)
-
     def copy(
         self, header: bytearray, body: Sequence[Buffer], *, verified: bool = False
     ) -> asyncio.Future[None]:
@@ -177,22 +170,6 @@ class RangeLog:
         await self._tasks.run(self._writer.sync())
 
     # Reading
-
-    async def read(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
-        """Whole batches from the one that contains `offset`, at least one if any is committed.
-
-        Each view holds one or more whole batches, in order. Empty at the committed end, unless the
-        range is sealed and goes on elsewhere: RangeNotFoundError then, for another replica knows.
-        """
-        return await self._reader.read(offset, max_bytes)
-
-    def read_cached(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
-        """As `read`, of what is in memory; none when the offset is not, whatever the reason."""
-        return self._reader.read_cached(offset, max_bytes)
-
-    def read_cached_pieces(self, offset: int, max_bytes: int) -> Sequence[Sequence[memoryview]]:
-        """As `read_cached`, each batch in the pieces that it is in."""
-        return self._reader.read_cached_pieces(offset, max_bytes)
 
     async def read_durable(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
         """As `read`, up to what this disk holds, committed or not: for other replicas alone."""

@@ -20,7 +20,7 @@ from headrace.wire.sbp.records import decode_header
 
 
 class RangeReader:
-    """The methods do what those of `RangeLog` promise that have the same names."""
+    """A method without a word here does what its namesake of `RangeLog` promises."""
 
     def __init__(
         self, shared: Shared, progress: RangeProgress, files: SegmentFiles, tail: RangeTail
@@ -32,6 +32,11 @@ class RangeReader:
         self._tail = tail
 
     async def read(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
+        """Whole batches from the one that contains `offset`, at least one if any is committed.
+
+        Each view holds one or more whole batches, in order. Empty at the committed end, unless the
+        range is sealed and goes on elsewhere: RangeNotFoundError then, for another replica knows.
+        """
         stop = self._progress.committed_offset
         self._check_offset(offset, stop)
         if offset >= stop:
@@ -58,9 +63,11 @@ class RangeReader:
         return await self._read(offset, stop, max_bytes)
 
     def read_cached(self, offset: int, max_bytes: int) -> Sequence[memoryview]:
+        """As `read`, of what is in memory; none when the offset is not, whatever the reason."""
         return [batch.view() for batch in self._read_committed_tail(offset, max_bytes)]
 
     def read_cached_pieces(self, offset: int, max_bytes: int) -> Sequence[Sequence[memoryview]]:
+        """As `read_cached`, each batch in the pieces that it is in."""
         return [batch.pieces() for batch in self._read_committed_tail(offset, max_bytes)]
 
     def _read_committed_tail(self, offset: int, max_bytes: int) -> Sequence[Batch]:

@@ -86,7 +86,13 @@ class RangeWriter:
     def append(
         self, header: bytearray, body: Sequence[Buffer], *, verified: bool = False
     ) -> asyncio.Future[None]:
-        """Queue one batch; see `RangeLog.append`."""
+        """Queue one batch; offsets follow the order of calls. The buffers now belong to the log.
+
+        Refusals raise here. The result resolves when the range's durability level holds; with
+        StorageError when the disk failed (the range then takes no more), with SealedError when the
+        batch was still queued at a seal or behind a failed one. `verified` says that the caller has
+        just computed or checked length and checksum.
+        """
         progress = self._progress
         if progress.status is not Status.OPEN:
             raise progress.refusal()
