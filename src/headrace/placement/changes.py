@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 from headrace.errors import HeadraceError, InvalidArgumentError, UnavailableError
 from headrace.placement.metadata.records import Operations, RangeRecord, StreamRecord
-from headrace.placement.metadata.transactions import Ledger
 from headrace.placement.node_calls import NodeCalls
 from headrace.placement.node_notices import Telling
 from headrace.placement.sealing import Sealing
+from headrace.placement.term import Ledger
 from headrace.wire.sbp import messages as m
 
 

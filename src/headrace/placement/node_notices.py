@@ -20,9 +20,9 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.placement.metadata.records import RangeRecord
-from headrace.placement.metadata.transactions import Ledger
 from headrace.placement.node_calls import NodeCalls, Sync
 from headrace.placement.state import RESERVED_PREFIX
+from headrace.placement.term import Ledger
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import SealUnansweredError
 

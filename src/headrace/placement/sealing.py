@@ -29,10 +29,10 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.placement.metadata.records import RangeRecord
-from headrace.placement.metadata.transactions import Ledger
 from headrace.placement.node_calls import NodeCalls
 from headrace.placement.node_notices import Telling, producers_below
 from headrace.placement.state import Seal, Writable, ack_quorum, held_end, sealed_end
+from headrace.placement.term import Ledger
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import SealUnansweredError
 

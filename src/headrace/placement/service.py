@@ -21,7 +21,7 @@ from headrace.net.sbp_access import Access
 from headrace.net.sbp_channel import Channel, InProcessChannel
 from headrace.net.sbp_server import Peer, Routes, SbpServer, ServerLimits, build_routes
 from headrace.net.tls import TlsAcceptor
-from headrace.placement.adopting import Adoption
+from headrace.placement.adoption import Adoption
 from headrace.placement.changes import Changes
 from headrace.placement.description import count_ranges, metrics_of
 from headrace.placement.handlers import handlers
@@ -29,10 +29,10 @@ from headrace.placement.healing import Mending
 from headrace.placement.metadata.election import Election
 from headrace.placement.metadata.records import StreamRecord
 from headrace.placement.metadata.store import Store
-from headrace.placement.metadata.transactions import KeyedMutex, Ledger
 from headrace.placement.node_calls import NodeCalls
 from headrace.placement.nodes import Liveness, Nodes
 from headrace.placement.state import Counter, PlacementState
+from headrace.placement.term import KeyedMutex, Ledger
 from headrace.runtime.interfaces import Runtime
 from headrace.sbp_client.channels import Connect
 from headrace.wire.sbp import messages as m

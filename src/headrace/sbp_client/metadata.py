@@ -284,7 +284,7 @@ class MetadataClient:
     async def adopt(
         self, stream_id: int = -1, *, name: str = "", accept_metadata: bool = False
     ) -> m.AdoptResponse:
-        """List again what data nodes hold beyond what is listed; see `placement/adopting.py`."""
+        """List again what data nodes hold beyond what is listed; see `placement/adoption.py`."""
         request = m.AdoptRequest(stream_id=stream_id, name=name, accept_metadata=accept_metadata)
         return await self._ask(Code.ADOPT, request, m.AdoptResponse, lambda response: response)
 

@@ -18,9 +18,9 @@ from headrace.placement.metadata.records import (
     StreamRecord,
 )
 from headrace.placement.metadata.store import MemoryStore
-from headrace.placement.metadata.transactions import Ledger
 from headrace.placement.nodes import Nodes
 from headrace.placement.state import PlacementState
+from headrace.placement.term import Ledger
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
 from tests.simulator.runtime import Simulation
