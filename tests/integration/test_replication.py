@@ -770,7 +770,7 @@ async def test_a_range_that_moved_away_is_removed_with_its_files(tmp_path: Path)
     record = placement.state.range(stream.stream_id, 0)
     others = tuple(n for n in record.replicas if n != node.node_id)
     moved = msgspec.structs.replace(record, replicas=others, replica_nums=2)
-    await placement.changes.ledger.commit([Put(moved)])
+    await placement.changes.term.commit([Put(moved)])
     await node.contact.reconcile()
     assert node.state.find(RangeKey(stream.stream_id, 0)) is None
     assert not range_folder(cluster, at, stream.stream_id).is_dir()  # a test

@@ -17,7 +17,7 @@ from headrace.config.process import ClientSettings
 from headrace.datanode.service import DataNodeService
 from headrace.net.credentials import node_credential
 from headrace.net.sbp_channel import Channel
-from headrace.placement.metadata.coordination import Entry
+from headrace.placement.metadata.coordination import KeyValue
 from headrace.placement.metadata.coordination import Outcome as MetadataOutcome
 from headrace.placement.metadata.coordination import Transaction as MetadataTransaction
 from headrace.placement.metadata.election import LEADER_KEY, Candidate
@@ -75,7 +75,7 @@ class NotingMetadata(MemoryMetadata):
         outcome = super().write(transaction, author)
         if outcome.succeeded:
             puts = tuple(
-                decode_entry(Entry(key, value, 0))
+                decode_entry(KeyValue(key, value, 0))
                 for key, value in transaction.puts.items()
                 if key.startswith(RECORDS)
             )

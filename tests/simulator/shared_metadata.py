@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from headrace.config.placement import PlacementSettings
 from headrace.errors import UnavailableError
-from headrace.placement.metadata.coordination import CreatedAt, Entry, Outcome, Transaction
+from headrace.placement.metadata.coordination import CreatedAt, KeyValue, Outcome, Transaction
 from headrace.placement.metadata.election import LeaseElection
 from headrace.placement.metadata.guarded_store import RECORDS, GuardedStore, decode_entry
 from headrace.placement.metadata.records import Record
@@ -77,15 +77,15 @@ class MemoryMetadata:
 
     # What the coordinators ask
 
-    def read(self, key: str) -> Entry | None:
+    def read(self, key: str) -> KeyValue | None:
         self._expire()
         found = self._values.get(key)
-        return None if found is None else Entry(key, found.value, found.create_revision)
+        return None if found is None else KeyValue(key, found.value, found.create_revision)
 
-    def scan(self, prefix: str) -> Sequence[Entry]:
+    def scan(self, prefix: str) -> Sequence[KeyValue]:
         self._expire()
         return [
-            Entry(key, found.value, found.create_revision)
+            KeyValue(key, found.value, found.create_revision)
             for key, found in sorted(self._values.items())
             if key.startswith(prefix)
         ]
@@ -160,10 +160,10 @@ class MemoryCoordinator:
         await self._pass()
         return result
 
-    async def read(self, key: str) -> Entry | None:
+    async def read(self, key: str) -> KeyValue | None:
         return await self._call(self._metadata.read, key)
 
-    async def scan(self, prefix: str) -> Sequence[Entry]:
+    async def scan(self, prefix: str) -> Sequence[KeyValue]:
         return await self._call(self._metadata.scan, prefix)
 
     async def write(self, transaction: Transaction) -> Outcome:

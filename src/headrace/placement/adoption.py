@@ -33,11 +33,11 @@ Held = Mapping[int, Mapping[int, m.Range]]
 
 
 class Adoption:
-    """For one term."""
+    """Asks the data nodes what they hold, and lists it in the metadata of one term."""
 
     def __init__(self, changes: Changes, calls: NodeCalls) -> None:
         self._changes = changes
-        self._ledger = changes.ledger
+        self._term = changes.term
         self._state = changes.state
         self._calls = calls
 
@@ -51,17 +51,17 @@ class Adoption:
                 raise NotFoundError("no data node holds such a stream", stream_id=stream_id)
         else:
             wanted = [each.stream_id for each in self._state.streams() if each.stream_id in held]
-        operations: list[Operation] = above(self._state, held) if seen >= 0 else []
+        operations: list[Operation] = counters_above(self._state, held) if seen >= 0 else []
         if name and stream_id >= 0:
             operations += await self._free(name)
         for each in wanted:
-            async with self._ledger.mutex.hold(each):
-                operations += adoption(self._state, each, held[each], name=name)
+            async with self._term.mutex.hold(each):
+                operations += plan_adoption(self._state, each, held[each], name=name)
                 if seen < 0:
-                    await self._ledger.commit(operations)
+                    await self._term.commit(operations)
                     operations = []
         if operations:  # in one go: nothing else is decided meanwhile
-            await self._ledger.commit(operations, above=seen)
+            await self._term.commit(operations, above=seen)
             for counter in (self._state.stream_ids, self._state.node_ids):
                 counter.next = counter.bound
         self._changes.tell_newest_again(single_copies=True)
@@ -81,9 +81,9 @@ class Adoption:
         described = await self._changes.describe(last)
         if last.start > 0 or described.range is None or described.range.next_offset > 0:
             raise AlreadyExistsError("another stream has that name, and records", name=name)
-        operations = self._state.delete_stream(taken.stream_id, self._ledger.now_ms())
-        await self._ledger.commit(operations)
-        self._changes.telling.notify_later(last.replicas, taken.stream_id, -1)
+        operations = self._state.delete_stream(taken.stream_id, self._term.now_ms())
+        await self._term.commit(operations)
+        self._changes.notices.notify_later(last.replicas, taken.stream_id, -1)
         return []
 
     async def _ask_nodes(self, stream_id: int) -> dict[int, dict[int, dict[int, m.Range]]]:
@@ -99,7 +99,7 @@ class Adoption:
         return found
 
 
-def above(state: PlacementState, held: Mapping[int, Held]) -> list[Operation]:
+def counters_above(state: PlacementState, held: Mapping[int, Held]) -> list[Operation]:
     """Ids that were given out are not given out again; whoever leads next may write."""
     streams, nodes = max(held, default=-1), max(state.nodes.liveness.sightings, default=-1)
     epoch = max(
@@ -116,7 +116,9 @@ def above(state: PlacementState, held: Mapping[int, Held]) -> list[Operation]:
     ]
 
 
-def adoption(state: PlacementState, stream_id: int, held: Held, *, name: str) -> list[Operation]:
+def plan_adoption(
+    state: PlacementState, stream_id: int, held: Held, *, name: str
+) -> list[Operation]:
     """What lists the ranges of a stream that come after those that are listed."""
     if state.is_deleted(stream_id):
         raise InvalidArgumentError("the stream was deleted", stream_id=stream_id)

@@ -13,20 +13,20 @@ from collections.abc import Iterable
 from headrace.errors import HeadraceError, InvalidArgumentError, UnavailableError
 from headrace.placement.metadata.records import Operations, RangeRecord, StreamRecord
 from headrace.placement.node_calls import NodeCalls
-from headrace.placement.node_notices import Telling
+from headrace.placement.node_notices import NodeNotices
 from headrace.placement.sealing import Sealing
-from headrace.placement.term import Ledger
+from headrace.placement.term import Term
 from headrace.wire.sbp import messages as m
 
 
 class Changes:
-    """For one term."""
+    """The changes of one term; a new leader starts with new ones."""
 
-    def __init__(self, ledger: Ledger, calls: NodeCalls, *, seal_timeout: float) -> None:
-        self.ledger = ledger
-        self.state = ledger.state
-        self.telling = Telling(ledger, calls)
-        self.sealing = Sealing(ledger, self.telling, calls, timeout=seal_timeout)
+    def __init__(self, term: Term, calls: NodeCalls, *, seal_timeout: float) -> None:
+        self.term = term
+        self.state = term.state
+        self.notices = NodeNotices(term, calls)
+        self.sealing = Sealing(term, self.notices, calls, timeout=seal_timeout)
         self._calls = calls
 
     async def seal(self, stream_id: int, range_index: int, epoch: int) -> m.Range:
@@ -34,7 +34,7 @@ class Changes:
         return await self.sealing.seal(stream_id, range_index, epoch)
 
     def wire(self, record: RangeRecord, *, viewer: int = -1) -> m.Range:
-        return self.ledger.wire(record, viewer=viewer)
+        return self.term.wire(record, viewer=viewer)
 
     # Streams
 
@@ -43,48 +43,46 @@ class Changes:
         self.state.check_new_stream(wanted)
         if not wanted.name:
             return await self._create_stream(wanted)
-        async with self.ledger.mutex.hold(("name", wanted.name)):
+        async with self.term.mutex.hold(("name", wanted.name)):
             known = self.state.stream_named(wanted.name)
             if known is not None:
-                self.ledger.check_leading()
+                self.term.check_leading()
                 return known, self.state.last_range(known.stream_id)
             return await self._create_stream(wanted)
 
     async def _create_stream(self, wanted: m.Stream) -> tuple[StreamRecord, RangeRecord]:
-        replicas = await self.ledger.choose(wanted.replica_nums)
-        stream_id = await self.ledger.take_id(self.state.stream_ids)
-        async with self.ledger.mutex.hold(stream_id):
-            await self.ledger.commit(
+        replicas = await self.term.choose(wanted.replica_nums)
+        stream_id = await self.term.take_id(self.state.stream_ids)
+        async with self.term.mutex.hold(stream_id):
+            await self.term.commit(
                 self.state.create_stream(wanted, stream_id=stream_id, replicas=replicas)
             )
             stream = self.state.stream(stream_id)
             first = self.state.last_range(stream_id)
             try:
-                await self.telling.open(first)
+                await self.notices.open(first)
             except HeadraceError:
                 if not wanted.name:  # nobody could find it again
-                    await self.ledger.commit(
-                        self.state.delete_stream(stream_id, self.ledger.now_ms())
-                    )
-                    self.telling.notify_later(first.replicas, stream_id, -1)
+                    await self.term.commit(self.state.delete_stream(stream_id, self.term.now_ms()))
+                    self.notices.notify_later(first.replicas, stream_id, -1)
                 raise
         return stream, first
 
     async def update_stream(self, wanted: m.Stream) -> StreamRecord:
-        async with self.ledger.mutex.hold(wanted.stream_id):
-            await self.ledger.commit(self.state.update_stream(wanted))
+        async with self.term.mutex.hold(wanted.stream_id):
+            await self.term.commit(self.state.update_stream(wanted))
             return self.state.stream(wanted.stream_id)
 
     async def delete_stream(self, stream_id: int) -> None:
-        async with self.ledger.mutex.hold(stream_id):
-            operations = self.state.delete_stream(stream_id, self.ledger.now_ms())
-            await self.ledger.commit(operations)
+        async with self.term.mutex.hold(stream_id):
+            operations = self.state.delete_stream(stream_id, self.term.now_ms())
+            await self.term.commit(operations)
             self.sealing.forget(stream_id)
-        await self.telling.notify(_nodes_of(operations), stream_id, -1)
+        await self.notices.notify(_nodes_of(operations), stream_id, -1)
 
     async def trim_stream(self, stream_id: int, offset: int) -> RangeRecord:
         """Returns the smallest range that is left."""
-        async with self.ledger.mutex.hold(stream_id):
+        async with self.term.mutex.hold(stream_id):
             open_range = self.state.needs_next(stream_id, offset)
             next_offset = -1
             if open_range is not None:
@@ -96,10 +94,10 @@ class Changes:
             # Not only those that lose something by it: who holds another range of the stream may
             # still have one that it is no longer asked to keep.
             holders = _holders(self.state.ranges(stream_id))
-            await self.ledger.commit(operations)
+            await self.term.commit(operations)
             smallest = self.state.ranges(stream_id)[0]
         if operations:
-            await self.telling.notify(holders, stream_id, offset)
+            await self.notices.notify(holders, stream_id, offset)
         return smallest
 
     async def _next_offset(self, record: RangeRecord, offset: int) -> int:
@@ -129,7 +127,7 @@ class Changes:
         InvalidArgumentError when they have more by now, or all of it: whoever asks has to look
         again at what would be lost.
         """
-        async with self.ledger.mutex.hold(stream_id):
+        async with self.term.mutex.hold(stream_id):
             record = self.state.range(stream_id, range_index)
             if record.open:
                 raise InvalidArgumentError("the range is open", range=record.key)
@@ -138,18 +136,18 @@ class Changes:
                 raise InvalidArgumentError(
                     "not what living nodes hold of it", range=record.key, found=held, held=found
                 )
-            await self.ledger.commit(self.state.accept_loss(record, held))
+            await self.term.commit(self.state.accept_loss(record, held))
             record = self.state.range(stream_id, range_index)
             self.state.forget_held((stream_id, range_index))
-            self.telling.later((*record.replicas, *record.joining), record)
-        return self.ledger.wire(record)
+            self.notices.later((*record.replicas, *record.joining), record)
+        return self.term.wire(record)
 
     async def _held(self, record: RangeRecord) -> list[int]:
         """What living replicas have of it right now."""
 
         async def ask(node_id: int) -> int:
             try:
-                return (await self.telling.sync(node_id, record)).next_offset
+                return (await self.notices.sync(node_id, record)).next_offset
             except HeadraceError as error:
                 if self._is_silent(node_id):
                     return -1
@@ -191,7 +189,7 @@ class Changes:
             for record in self.state.ranges(stream.stream_id)[-2:]:
                 several = len(record.replicas) > 1
                 if not record.sealing and (several or (single_copies and record.open)):
-                    self.telling.later(record.replicas, record)
+                    self.notices.later(record.replicas, record)
 
 
 def _nodes_of(operations: Operations) -> list[int]:

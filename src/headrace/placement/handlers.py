@@ -139,7 +139,7 @@ async def heartbeat(
 async def allocate_id(
     manager: PlacementManager, request: m.IdAllocationRequest, _: Payload, peer: Peer
 ) -> Reply:
-    node_id = await manager.protect(manager.changes.ledger.take_id(manager.state.node_ids))
+    node_id = await manager.protect(manager.changes.term.take_id(manager.state.node_ids))
     return Reply(m.IdAllocationResponse(id=node_id, status=OK))
 
 

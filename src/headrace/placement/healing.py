@@ -1,10 +1,11 @@
-"""Which ranges have to move, without I/O.
+"""Healing: ranges that lost a replica get another one.
 
 An open range is never given another replica: it is sealed and goes on elsewhere. A sealed one gets
 a new replica beside the old ones: the node *joins*, copies, and takes the place of a dead replica
 in one transaction once it holds everything. Nothing is given up before.
 
-Carries out what `healing` decides, a bounded part of it each time.
+The functions decide from the placement state alone, without I/O. The `Healer` carries out what they
+decide, a bounded part of it each round.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
-import msgspec
 from msgspec.structs import replace
 
 from headrace.errors import HeadraceError
-from headrace.placement import healing
 from headrace.placement.changes import Changes
 from headrace.placement.metadata.records import Put, RangeRecord
 from headrace.placement.state import PlacementState, ack_quorum, held_end
+
+SEALS_PER_ROUND = 32
+JOINS_PER_ROUND = 64
+
+_log = logging.getLogger(__name__)
 
 
 def can_finish(state: PlacementState, record: RangeRecord) -> bool:
@@ -67,7 +71,7 @@ def _is_better_moved(state: PlacementState, record: RangeRecord, now_ms: int) ->
     )
 
 
-def to_mend(state: PlacementState, now_ms: int) -> Iterator[RangeRecord]:
+def to_heal(state: PlacementState, now_ms: int) -> Iterator[RangeRecord]:
     """Sealed ranges with a dead replica, or fewer than were asked for."""
     nodes = state.nodes
     seen: dict[tuple[int, int], None] = {}
@@ -82,7 +86,7 @@ def to_mend(state: PlacementState, now_ms: int) -> Iterator[RangeRecord]:
     for key in seen:
         found = state.find(*key)
         if found is not None and (
-            missing(state, found, now_ms) > 0 or mended(state, found, (), now_ms) != found
+            missing(state, found, now_ms) > 0 or with_joining(state, found, (), now_ms) != found
         ):
             yield found
 
@@ -111,7 +115,7 @@ def wanted_copies(state: PlacementState, record: RangeRecord) -> int:
     return min(asked, state.stream(record.stream_id).replica_nums)
 
 
-def mended(
+def with_joining(
     state: PlacementState, record: RangeRecord, chosen: tuple[int, ...], now_ms: int
 ) -> RangeRecord:
     """With `chosen` joining, and without those that died while they joined or are not needed."""
@@ -120,7 +124,9 @@ def mended(
     return replace(record, joining=(*joining[: len(joining) - surplus], *chosen))
 
 
-def completed(state: PlacementState, record: RangeRecord, node_id: int, now_ms: int) -> RangeRecord:
+def with_whole_copy(
+    state: PlacementState, record: RangeRecord, node_id: int, now_ms: int
+) -> RangeRecord:
     """`node_id` holds all of the sealed range."""
     incomplete = tuple(n for n in record.incomplete if n != node_id)
     holders = {n for n in record.replicas if n not in incomplete} | {node_id}
@@ -156,37 +162,31 @@ def whole_copies(state: PlacementState, record: RangeRecord) -> int:
     return sum(state.nodes.is_alive(n) and n not in record.incomplete for n in record.replicas)
 
 
-SEALS_PER_ROUND = 32
-JOINS_PER_ROUND = 64
-
-_log = logging.getLogger(__name__)
-
-
-class Mending:
-    """For one term."""
+class Healer:
+    """Carries out seals and joins during one term."""
 
     def __init__(self, changes: Changes, *, below: Callable[[int], int]) -> None:
         self._changes = changes
-        self._ledger = changes.ledger
+        self._term = changes.term
         self._state = changes.state
         self._below = below
 
     async def round(self) -> None:
         """Unfinished seals, then open ranges in trouble, then copies of sealed ones."""
-        state, now_ms = self._state, self._ledger.monotonic_ms()
-        unfinished = (r for r in state.sealing() if healing.can_finish(state, r))
+        state, now_ms = self._state, self._term.monotonic_ms()
+        unfinished = (r for r in state.sealing() if can_finish(state, r))
         await self._seal(list(islice(unfinished, SEALS_PER_ROUND)), "seal still open")
-        await self._seal(list(islice(healing.to_move(state, now_ms), SEALS_PER_ROUND)), "not moved")
-        for record in list(islice(healing.to_mend(state, now_ms), JOINS_PER_ROUND)):
-            await self._mend(record)
+        await self._seal(list(islice(to_move(state, now_ms), SEALS_PER_ROUND)), "not moved")
+        for record in list(islice(to_heal(state, now_ms), JOINS_PER_ROUND)):
+            await self._heal(record)
         await self._tell(self._state.unsettled())
 
     async def hurry(self) -> None:
         """Bring what is doubtful to enough nodes: writers wait for it."""
-        now_ms = self._ledger.monotonic_ms()
+        now_ms = self._term.monotonic_ms()
         for record in list(islice(self._state.doubtful(), JOINS_PER_ROUND)):
-            if healing.missing(self._state, record, now_ms) > 0:
-                await self._mend(record)
+            if missing(self._state, record, now_ms) > 0:
+                await self._heal(record)
         await self._tell(self._state.doubtful())
 
     async def _seal(self, records: Sequence[RangeRecord], otherwise: str) -> None:
@@ -198,16 +198,16 @@ class Mending:
 
         await asyncio.gather(*map(seal, records))
 
-    async def _mend(self, record: RangeRecord) -> None:
+    async def _heal(self, record: RangeRecord) -> None:
         """Let nodes join, and those go that are not needed."""
-        async with self._ledger.mutex.hold(record.stream_id):
-            state, now_ms = self._state, self._ledger.monotonic_ms()
+        async with self._term.mutex.hold(record.stream_id):
+            state, now_ms = self._state, self._term.monotonic_ms()
             found = state.find(record.stream_id, record.range_index)
             if found is None or found.open:
                 return
-            wanted = healing.missing(state, found, now_ms)
+            wanted = missing(state, found, now_ms)
             chosen: tuple[int, ...] = ()
-            if wanted > 0 and healing.whole_copies(state, found):
+            if wanted > 0 and whole_copies(state, found):
                 chosen = state.nodes.choose(
                     wanted,
                     at_least=0,
@@ -220,10 +220,10 @@ class Mending:
                     load=state.load,
                     below=self._below,
                 )
-            mended = healing.mended(state, found, chosen, now_ms)
-            if mended != found:
-                _log.info("range %s: joining %s", found.key, mended.joining)
-                await self._ledger.commit([Put(mended)])
+            healed = with_joining(state, found, chosen, now_ms)
+            if healed != found:
+                _log.info("range %s: joining %s", found.key, healed.joining)
+                await self._term.commit([Put(healed)])
 
     async def _tell(self, records: Sequence[RangeRecord]) -> None:
         """Tell nodes what they have yet to hear, and note who holds a range whole by now."""
@@ -233,38 +233,38 @@ class Mending:
             if not record.open
             for node_id in (*record.incomplete, *record.joining)
         )
-        for node_id, key in await self._changes.telling.deliver_ranges(pending):
+        for node_id, key in await self._changes.notices.deliver_ranges(pending):
             await self._note_whole(node_id, key)
         for record in self._state.doubtful():
             await self._note_held(record)
 
     async def _note_held(self, record: RangeRecord) -> None:
         """Enough hold more of it than was known, if not all."""
-        if healing.held_by_enough(record, self._state.told_held(record)) <= record.doubtful:
+        if held_by_enough(record, self._state.told_held(record)) <= record.doubtful:
             return
-        async with self._ledger.mutex.hold(record.stream_id):
+        async with self._term.mutex.hold(record.stream_id):
             found = self._state.find(record.stream_id, record.range_index)
             if found is None:
                 return
-            held = healing.held_by_enough(found, self._state.told_held(found))
+            held = held_by_enough(found, self._state.told_held(found))
             if 0 <= found.doubtful < held:
                 doubtful = held if held < found.content_end else -1
-                await self._ledger.commit([Put(msgspec.structs.replace(found, doubtful=doubtful))])
-                self._changes.telling.later((*found.replicas, *found.joining), found)
+                await self._term.commit([Put(replace(found, doubtful=doubtful))])
+                self._changes.notices.later((*found.replicas, *found.joining), found)
 
     async def _note_whole(self, node_id: int, key: tuple[int, int]) -> None:
         record = self._state.find(*key)
         if record is None or node_id not in (*record.incomplete, *record.joining):
             return  # it was whole before
-        async with self._ledger.mutex.hold(key[0]):
+        async with self._term.mutex.hold(key[0]):
             record = self._state.find(*key)
             if record is None or record.open:
                 return
-            now_ms = self._ledger.monotonic_ms()
-            completed = healing.completed(self._state, record, node_id, now_ms)
+            now_ms = self._term.monotonic_ms()
+            completed = with_whole_copy(self._state, record, node_id, now_ms)
             if completed != record:
-                await self._ledger.commit([Put(completed)])
+                await self._term.commit([Put(completed)])
             if not completed.incomplete:
                 self._state.forget_held(key)
             if completed.doubtful < 0 <= record.doubtful:
-                self._changes.telling.later((*completed.replicas, *completed.joining), completed)
+                self._changes.notices.later((*completed.replicas, *completed.joining), completed)

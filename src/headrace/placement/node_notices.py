@@ -22,7 +22,7 @@ from headrace.errors import (
 from headrace.placement.metadata.records import RangeRecord
 from headrace.placement.node_calls import NodeCalls, Sync
 from headrace.placement.state import RESERVED_PREFIX
-from headrace.placement.term import Ledger
+from headrace.placement.term import Term
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import SealUnansweredError
 
@@ -37,9 +37,11 @@ _log = logging.getLogger(__name__)
 Key = tuple[int, int]  # stream id, range index
 
 
-class Telling:
-    def __init__(self, ledger: Ledger, calls: NodeCalls) -> None:
-        self._ledger = ledger
+class NodeNotices:
+    """What each data node has yet to hear, during one term."""
+
+    def __init__(self, term: Term, calls: NodeCalls) -> None:
+        self._term = term
         self._calls = calls
         self._rounds = 0
         self._syncs: dict[int, dict[Key, None]] = {}  # by node: ranges it was not told yet
@@ -96,7 +98,7 @@ class Telling:
 
     async def _send(self, node_id: int, syncs: Sequence[Sync]) -> list[m.Range | HeadraceError]:
         """Not by one that has stalled and leads no more: the range may be sealed and forgotten."""
-        check = self._ledger.check_leading
+        check = self._term.check_leading
         return await self._calls.sync(self._address(node_id), syncs, check=check)
 
     async def _sync_with_producers(self, node_id: int, record: RangeRecord) -> m.Range:
@@ -114,10 +116,10 @@ class Telling:
         The replicas of the range before it tell that as often as they are asked to seal it.
         SealUnansweredError when none does: without, batches would be stored twice.
         """
-        before = self._ledger.state.range_before(record)
+        before = self._term.state.range_before(record)
         if before is None:
             return ()  # everything was trimmed, or there never was anything
-        nodes = self._ledger.state.nodes
+        nodes = self._term.state.nodes
         wanted = m.RangeId(before.stream_id, before.range_index, before.writer_epoch)
         found: list[m.SealRangesResult] = []
         for node_id in sorted(before.replicas, key=lambda n: not nodes.is_alive(n)):
@@ -157,13 +159,13 @@ class Telling:
             due.setdefault(node_id, {})[key] = None
         for node_id, waiting in list(self._syncs.items()):
             due.setdefault(node_id, {}).update(waiting)
-        alive = [node_id for node_id in due if self._ledger.state.nodes.is_alive(node_id)]
+        alive = [node_id for node_id in due if self._term.state.nodes.is_alive(node_id)]
         rounds = await asyncio.gather(*(self._deliver_to(n, list(due[n])) for n in alive))
         return [(n, key) for n, keys in zip(alive, rounds, strict=True) for key in keys]
 
     async def _deliver_to(self, node_id: int, keys: list[Key]) -> list[Key]:
         whole: list[Key] = []
-        state = self._ledger.state
+        state = self._term.state
         records = []
         start = self._rounds * SYNCS_PER_CALL % max(len(keys), 1)  # everybody's turn comes
         for key in (*keys[start:], *keys[:start])[:SYNCS_PER_CALL]:
@@ -210,8 +212,8 @@ class Telling:
     def _sync_of(
         self, node_id: int, record: RangeRecord, producers: Sequence[m.ProducerState] | None = None
     ) -> Sync:
-        stream = self._ledger.state.stream(record.stream_id)
-        wanted = self._ledger.wire(record, viewer=node_id)
+        stream = self._term.state.stream(record.stream_id)
+        wanted = self._term.wire(record, viewer=node_id)
         if producers is not None:
             wanted = replace(wanted, producers=tuple(producers), producers_whole=True)
         return Sync(
@@ -231,7 +233,7 @@ class Telling:
     async def notify(self, node_ids: Sequence[int], stream_id: int, offset: int) -> None:
         """Those that live at once, the others when they are back."""
         self.notify_later(node_ids, stream_id, offset)
-        alive = filter(self._ledger.state.nodes.is_alive, node_ids)
+        alive = filter(self._term.state.nodes.is_alive, node_ids)
         await asyncio.gather(*(self._deliver(node_id, stream_id) for node_id in alive))
 
     async def deliver_notices(self) -> None:
@@ -242,7 +244,7 @@ class Telling:
 
         async def deliver(node_id: int) -> None:
             for stream_id in waiting[node_id]:
-                if not self._ledger.state.nodes.is_alive(node_id):
+                if not self._term.state.nodes.is_alive(node_id):
                     return
                 await self._deliver(node_id, stream_id)
 
@@ -267,10 +269,10 @@ class Telling:
     def _note_silence(self, node_id: int, error: HeadraceError) -> None:
         """Whoever does not answer is not asked again before its next heartbeat."""
         if isinstance(error, UnavailableError | DeadlineError):
-            self._ledger.state.nodes.on_unreachable(node_id)
+            self._term.state.nodes.on_unreachable(node_id)
 
     def _address(self, node_id: int) -> str:
-        return self._ledger.state.nodes.address(node_id)
+        return self._term.state.nodes.address(node_id)
 
 
 def _needs_producers(record: RangeRecord, answer: m.Range | HeadraceError) -> bool:

@@ -30,9 +30,9 @@ from headrace.errors import (
 )
 from headrace.placement.metadata.records import RangeRecord
 from headrace.placement.node_calls import NodeCalls
-from headrace.placement.node_notices import Telling, producers_below
+from headrace.placement.node_notices import NodeNotices, producers_below
 from headrace.placement.state import Seal, Writable, ack_quorum, held_end, sealed_end
-from headrace.placement.term import Ledger
+from headrace.placement.term import Term
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import SealUnansweredError
 
@@ -43,12 +43,14 @@ _log = logging.getLogger(__name__)
 
 
 class Sealing:
+    """The seals of one term."""
+
     def __init__(
-        self, ledger: Ledger, telling: Telling, calls: NodeCalls, *, timeout: float
+        self, term: Term, notices: NodeNotices, calls: NodeCalls, *, timeout: float
     ) -> None:
-        self._ledger = ledger
-        self._state = ledger.state
-        self._telling = telling
+        self._term = term
+        self._state = term.state
+        self._notices = notices
         self._calls = calls
         self._timeout = timeout
         self._opened: dict[int, int] = {}  # by stream: the range that this leader opened last
@@ -57,20 +59,20 @@ class Sealing:
 
     async def seal(self, stream_id: int, range_index: int, epoch: int) -> m.Range:
         """Seal-and-new; with index -1 open for writing. Returns the writable range."""
-        async with self._ledger.mutex.hold(stream_id):
+        async with self._term.mutex.hold(stream_id):
             if range_index == -1 and epoch >= 0:
                 decision = self._state.open_for_writing(stream_id, epoch)
             else:
                 decision = self._state.seal(stream_id, range_index, epoch)
             if isinstance(decision, Writable):
-                await self._ledger.commit(decision.operations)  # also tells that we still lead
+                await self._term.commit(decision.operations)  # also tells that we still lead
                 try:
-                    synced = await self._telling.open(decision.range)
+                    synced = await self._notices.open(decision.range)
                     self._opened[stream_id] = decision.range.range_index
                 except (SealedError, StorageError):  # stopped uncleanly, or the disk failed
                     decision = self._state.seal_last(stream_id, epoch)
                 else:
-                    writable = self._ledger.wire(decision.range)
+                    writable = self._term.wire(decision.range)
                     return replace(writable, next_offset=synced.next_offset)
             return await self._seal_and_new(decision)
 
@@ -78,7 +80,7 @@ class Sealing:
         """Its replicas know what was known of producers: nothing before it is needed for that."""
         if self._opened.get(record.stream_id) != record.range_index:
             with suppress(SealedError):  # they had it, then
-                await self._telling.open(record)
+                await self._notices.open(record)
             self._opened[record.stream_id] = record.range_index
 
     def forget(self, stream_id: int) -> None:
@@ -87,14 +89,14 @@ class Sealing:
 
     async def finish(self, record: RangeRecord) -> None:
         """Seal that very range if it is still the open one; a client may have been first."""
-        async with self._ledger.mutex.hold(record.stream_id):
+        async with self._term.mutex.hold(record.stream_id):
             found = self._state.find(record.stream_id, record.range_index)
             if found is not None and found.open:
                 await self._seal_and_new(self._state.seal_last(found.stream_id, found.writer_epoch))
 
     async def _seal_and_new(self, decision: Seal) -> m.Range:
         sealing = decision.range
-        await self._ledger.commit(decision.operations)
+        await self._term.commit(decision.operations)
         answers = await self._seal_replicas(sealing)
         told = {n: a.range for n, a in answers.items() if a.range is not None}
         ends = {n: range_.end_offset for n, range_ in told.items()}
@@ -113,23 +115,23 @@ class Sealing:
             )
         behind = tuple(n for n in sealing.replicas if ends.get(n, -1) < end)
         wanted = self._state.stream(sealing.stream_id).replica_nums
-        replicas = await self._ledger.choose(
+        replicas = await self._term.choose(
             wanted, at_least=ack_quorum(wanted), avoid=behind, not_first=sealing.replicas[0]
         )
         doubtful = -1
         if primary is None or primary.acknowledged_offset < 0:
             doubtful = _doubtful(sealing, end, told.values())
-        await self._ledger.commit(self._state.succeed(sealing, end, replicas, behind, doubtful))
+        await self._term.commit(self._state.succeed(sealing, end, replicas, behind, doubtful))
         if doubtful >= 0:
             self.on_doubtful()
         if len(sealing.replicas) > 1 and end > sealing.start:
             closed = self._state.range(sealing.stream_id, sealing.range_index)
-            self._telling.later(closed.replicas, closed)
+            self._notices.later(closed.replicas, closed)
         successor = self._state.last_range(sealing.stream_id)
         producers = self._producers_at(successor, answers)
-        await self._telling.open(successor, producers)
+        await self._notices.open(successor, producers)
         self._opened[successor.stream_id] = successor.range_index
-        return self._ledger.wire(successor)
+        return self._term.wire(successor)
 
     def _producers_at(
         self, successor: RangeRecord, answers: Mapping[int, m.SealRangesResult]
@@ -181,14 +183,14 @@ class Sealing:
                 # It never heard of the range: its SYNC was lost. A node keeps its id only together
                 # with its store, and SYNC is refused by a node that is not on the replica list, so
                 # a range unknown to the right node has certainly no records.
-                await self._telling.sync(node_id, record)
+                await self._notices.sync(node_id, record)
                 result = await self._calls.seal(address, range_id, timeout=self._timeout)
         except HeadraceError as error:
             _log.info("seal unanswered: node %d, range %s: %s", node_id, record.key, error)
             if isinstance(error, UnavailableError | DeadlineError):
                 self._state.nodes.on_unreachable(node_id)
             return None
-        self._state.nodes.on_answer(node_id, self._ledger.monotonic_ms())
+        self._state.nodes.on_answer(node_id, self._term.monotonic_ms())
         return result
 
 

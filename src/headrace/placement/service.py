@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from headrace.concurrency.keyed_lock import Turns
 from headrace.concurrency.tasks import TaskSet
 from headrace.config.placement import PlacementSettings
 from headrace.errors import (
@@ -25,14 +26,14 @@ from headrace.placement.adoption import Adoption
 from headrace.placement.changes import Changes
 from headrace.placement.description import count_ranges, metrics_of
 from headrace.placement.handlers import handlers
-from headrace.placement.healing import Mending
+from headrace.placement.healing import Healer
 from headrace.placement.metadata.election import Election
 from headrace.placement.metadata.records import StreamRecord
 from headrace.placement.metadata.store import Store
 from headrace.placement.node_calls import NodeCalls
 from headrace.placement.nodes import Liveness, Nodes
 from headrace.placement.state import Counter, PlacementState
-from headrace.placement.term import KeyedMutex, Ledger
+from headrace.placement.term import Term
 from headrace.runtime.interfaces import Runtime
 from headrace.sbp_client.channels import Connect
 from headrace.wire.sbp import messages as m
@@ -89,7 +90,7 @@ class PlacementService:
         self.routes: Routes = build_routes(Role.PLACEMENT_MANAGER, handlers(self))
         self._servers: list[SbpServer] = []
         self._channels: list[InProcessChannel] = []
-        self._mutex = KeyedMutex()
+        self._mutex = Turns()
         self._changing = TaskSet("placement change")
         self._electing = TaskSet("placement election")
         self._background = TaskSet("placement")
@@ -102,7 +103,7 @@ class PlacementService:
         elif self._advertise:
             self._stand()
         self._background.start(self._watch_forever(), name="watch")
-        self._background.start(self._mend_forever(), name="mend")
+        self._background.start(self._heal_forever(), name="heal")
         self._background.start(self._tick_forever(), name="tick")
 
     # Leadership
@@ -169,31 +170,31 @@ class PlacementService:
             replicas_max=settings.replicas_max,
         )
         election = self._election
-        ledger = Ledger(
+        term = Term(
             self.runtime,
             self.state,
             self._store,
             leading=lambda: election is None or election.leading,
         )
-        self.changes = Changes(ledger, self._calls, seal_timeout=settings.seal_timeout_ms / 1000)
+        self.changes = Changes(term, self._calls, seal_timeout=settings.seal_timeout_ms / 1000)
         self.changes.sealing.on_doubtful = lambda: self._trouble.set()
-        self._mending = Mending(self.changes, below=self.runtime.random.below)
+        self._healer = Healer(self.changes, below=self.runtime.random.below)
         self.metadata_seen = -1
         """By data nodes, as far as they told in this term."""
 
     async def _take_over(self) -> None:
         self._new_term()
-        ledger = self.changes.ledger
+        term = self.changes.term
         records = await self._store.load()
-        await ledger.commit(ledger.state.recover(records, ledger.monotonic_ms()))
+        await term.commit(term.state.recover(records, term.monotonic_ms()))
         self.changes.tell_newest_again(single_copies=self._election is not None)
         if self._election is not None:
-            ledger.settle(self.settings.settle_ms / 1000)
+            term.settle(self.settings.settle_ms / 1000)
         self._ready = True
 
     def _step_down(self) -> None:
         self._ready = False
-        self.changes.ledger.end_term()
+        self.changes.term.end_term()
 
     async def listen(
         self,
@@ -309,22 +310,22 @@ class PlacementService:
             raise InvalidArgumentError("node id was never given out here", node_id=node.node_id)
 
     async def _register(self, node: m.DataNode, store_id: str, host: str) -> None:
-        ledger = self.changes.ledger
+        term = self.changes.term
         async with self._mutex.hold("nodes"):
-            nodes = ledger.state.nodes
+            nodes = term.state.nodes
             operations = nodes.register(node.node_id, node.advertise_addr, store_id, host)
-            await ledger.commit(operations)
+            await term.commit(operations)
             if len(operations) > 1:
                 _log.warning("data node %d took the address of another", node.node_id)
                 self._trouble.set()
 
     async def lease(self, action: m.LeaseAction, request: m.LeaseRequest) -> m.LeaseResponse:
-        ledger = self.changes.ledger
-        leases = ledger.state.leases
+        term = self.changes.term
+        leases = term.state.leases
         async with self._mutex.hold(("lease", request.name)):
             now_ms = self._monotonic_ms()
             if action is m.LeaseAction.QUERY:
-                ledger.check_leading()
+                term.check_leading()
                 granted = False
             else:
                 if action is m.LeaseAction.ACQUIRE:
@@ -340,7 +341,7 @@ class PlacementService:
                     verdict = leases.release(
                         request.name, holder=request.holder, epoch=request.epoch
                     )
-                await ledger.commit(verdict.operations)
+                await term.commit(verdict.operations)
                 leases.on_decided(verdict)
                 granted = verdict.granted
         record = leases.records.get(request.name)
@@ -395,7 +396,7 @@ class PlacementService:
                 _log.warning("data node %d lost", node_id)
                 self._trouble.set()
 
-    async def _mend_forever(self) -> None:
+    async def _heal_forever(self) -> None:
         """Every tick, and at once when a node is lost or leaves; more often what writers wait
         for."""
         tick = self.settings.tick_interval_ms / 1000
@@ -411,10 +412,10 @@ class PlacementService:
             if not self.leading:
                 due = self.runtime.clock.monotonic() + tick
             elif whole_round:
-                await self._guarded(self.protect(self._mending.round()))
+                await self._guarded(self.protect(self._healer.round()))
                 due = self.runtime.clock.monotonic() + tick
             else:
-                await self._guarded(self.protect(self._mending.hurry()))
+                await self._guarded(self.protect(self._healer.hurry()))
 
     async def _tick_forever(self) -> None:
         retention_ms = self._monotonic_ms()
@@ -422,7 +423,7 @@ class PlacementService:
             await self.runtime.clock.sleep(self.settings.tick_interval_ms / 1000)
             if not self.leading:
                 continue
-            await self._guarded(self.changes.telling.deliver_notices())
+            await self._guarded(self.changes.notices.deliver_notices())
             await self._guarded(self.protect(self._forget_tombstones()))
             if self._monotonic_ms() - retention_ms >= self.settings.retention_interval_ms:
                 retention_ms = self._monotonic_ms()
@@ -436,7 +437,7 @@ class PlacementService:
 
     async def _forget_tombstones(self) -> None:
         before_ms = self.runtime.clock.now_ms() - self.settings.tombstone_ms
-        await self.changes.ledger.commit(self.state.expired_tombstones(before_ms))
+        await self.changes.term.commit(self.state.expired_tombstones(before_ms))
 
     async def enforce_retention(self) -> None:
         """Trim plain streams by time; the cluster's own streams are trimmed by their owners."""

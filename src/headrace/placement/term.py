@@ -6,10 +6,9 @@ life. What still runs after its term ended changes nothing any more.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection
 
+from headrace.concurrency.keyed_lock import Turns
 from headrace.errors import DiskFullError, NotEnoughNodesError, NotLeaderError, StorageError
 from headrace.placement.metadata.records import OPERATIONS_MAX, Operations, RangeRecord
 from headrace.placement.metadata.store import Store
@@ -20,28 +19,9 @@ from headrace.wire.sbp import messages as m
 _SETTLE_POLL_SECONDS = 0.05
 
 
-class KeyedMutex:
-    """A lock per key, kept only while somebody wants it."""
+class Term:
+    """What one leader knows, and the gate through which it changes that."""
 
-    def __init__(self) -> None:
-        self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}
-
-    @asynccontextmanager
-    async def hold(self, key: Hashable) -> AsyncIterator[None]:
-        lock, users = self._locks.get(key, (asyncio.Lock(), 0))
-        self._locks[key] = (lock, users + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks[key]
-            if users == 1:
-                del self._locks[key]
-            else:
-                self._locks[key] = (lock, users - 1)
-
-
-class Ledger:
     def __init__(
         self,
         runtime: Runtime,
@@ -51,7 +31,7 @@ class Ledger:
         leading: Callable[[], bool] = lambda: True,
     ) -> None:
         self.state = state
-        self.mutex = KeyedMutex()
+        self.mutex = Turns()
         self._runtime = runtime
         self._store = store
         self._leading = leading

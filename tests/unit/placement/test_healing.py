@@ -119,7 +119,7 @@ def test_which_sealed_ranges_get_copies(
     expected = (
         [0] if missing or any(n in conditions.get("dead", ()) for n in record.joining) else []
     )
-    assert [r.range_index for r in healing.to_mend(state, NOW_MS)] == expected
+    assert [r.range_index for r in healing.to_heal(state, NOW_MS)] == expected
 
 
 def test_fewer_copies_when_the_stream_needs_fewer_now() -> None:
@@ -131,9 +131,9 @@ def test_fewer_copies_when_the_stream_needs_fewer_now() -> None:
 def test_a_complete_node_takes_the_place_of_the_dead_one() -> None:
     record = sealed_range(0, 1, 2, joining=(3,), incomplete=(1, 2))
     state = make_state(record, nodes=4, dead=(2,))
-    after = healing.completed(state, record, 3, NOW_MS)
+    after = healing.with_whole_copy(state, record, 3, NOW_MS)
     assert (after.replicas, after.joining, after.incomplete) == ((0, 1, 3), (), (1,))
-    after = healing.completed(state, after, 1, NOW_MS)
+    after = healing.with_whole_copy(state, after, 1, NOW_MS)
     assert after.incomplete == ()
 
 
@@ -153,7 +153,7 @@ def test_a_complete_node_joins(
     joining: tuple[int, ...],
 ) -> None:
     state = make_state(record, nodes=5, **conditions)  # type: ignore[arg-type]  # by name
-    after = healing.completed(state, record, 3, NOW_MS)
+    after = healing.with_whole_copy(state, record, 3, NOW_MS)
     assert (after.replicas, after.joining) == (replicas, joining)
 
 

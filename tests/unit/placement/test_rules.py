@@ -71,7 +71,7 @@ def test_defect_13_what_never_ends_leaves_nothing_behind() -> None:
             node.deaf.clear()
         await settled(world)
         await world.until(lambda: len(leader._changing) == 0)
-        assert leader.changes.ledger.mutex._locks == {}
+        assert len(leader.changes.term.mutex) == 0
 
     simulate(body, nodes=3)
 
@@ -421,7 +421,7 @@ def test_embedded_rounds_look_at_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         looked: list[object] = []
         monkeypatch.setattr(PlacementState, "find", lambda *key: looked.append(key))
         for _ in range(3):
-            await leader._mending.round()
+            await leader._healer.round()
         assert (looked, node.calls) == ([], [])
         monkeypatch.undo()
 

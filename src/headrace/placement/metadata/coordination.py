@@ -14,7 +14,9 @@ from headrace.errors import UnavailableError
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeyValue:
+    """A key that there is, and what it holds."""
+
     key: str
     value: bytes
     create_revision: int
@@ -66,9 +68,9 @@ class Coordinator(Protocol):
     never does.
     """
 
-    async def read(self, key: str) -> Entry | None: ...
+    async def read(self, key: str) -> KeyValue | None: ...
 
-    async def scan(self, prefix: str) -> Sequence[Entry]:
+    async def scan(self, prefix: str) -> Sequence[KeyValue]:
         """All keys that start so, in order, as of one moment."""
         ...
 

@@ -19,7 +19,7 @@ import msgspec
 from headrace.concurrency.tasks import TaskSet
 from headrace.config.placement import PlacementSettings
 from headrace.errors import HeadraceError, StateError, UnavailableError
-from headrace.placement.metadata.coordination import Coordinator, CreatedAt, Entry, Transaction
+from headrace.placement.metadata.coordination import Coordinator, CreatedAt, KeyValue, Transaction
 from headrace.runtime.interfaces import Runtime
 from headrace.wire.sbp.messages import PlacementManagerNode
 
@@ -192,7 +192,7 @@ class LeaseElection:
         self.term = term
         return True
 
-    async def _look(self) -> Entry | None:
+    async def _look(self) -> KeyValue | None:
         """The leader key; remembers who is there."""
         entries = {entry.key: entry for entry in await self._coordinator.scan(ELECTION)}
         leader = entries.pop(LEADER_KEY, None)

@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, DiskFullError, UnavailableError
 from headrace.placement.metadata.coordination import (
     Condition,
     CreatedAt,
-    Entry,
+    KeyValue,
     Outcome,
     RefusedError,
     Transaction,
@@ -80,12 +80,12 @@ class EtcdCoordinator:
 
     # Keys
 
-    async def read(self, key: str) -> Entry | None:
+    async def read(self, key: str) -> KeyValue | None:
         answer = await self._call("kv/range", {"key": self._key(key)})
         found = self._entries(answer)
         return found[0] if found else None
 
-    async def scan(self, prefix: str) -> Sequence[Entry]:
+    async def scan(self, prefix: str) -> Sequence[KeyValue]:
         while True:
             try:
                 return await self._scan(prefix)
@@ -93,12 +93,12 @@ class EtcdCoordinator:
                 if _COMPACTED not in error.message:
                     raise  # otherwise: our moment is history, take a new one
 
-    async def _scan(self, prefix: str) -> Sequence[Entry]:
+    async def _scan(self, prefix: str) -> Sequence[KeyValue]:
         """Page by page, all as of the revision of the first."""
         start = self._prefix + prefix.encode()
         end = start[:-1] + bytes([start[-1] + 1])
         revision = 0
-        entries: list[Entry] = []
+        entries: list[KeyValue] = []
         while True:
             answer = await self._call(
                 "kv/range",
@@ -142,9 +142,9 @@ class EtcdCoordinator:
     def _key(self, key: str) -> str:
         return _encode(self._prefix + key.encode())
 
-    def _entries(self, answer: Mapping[str, Any]) -> list[Entry]:
+    def _entries(self, answer: Mapping[str, Any]) -> list[KeyValue]:
         return [
-            Entry(
+            KeyValue(
                 b64decode(found["key"])[len(self._prefix) :].decode(),
                 b64decode(found.get("value", "")),
                 int(found["create_revision"]),

@@ -24,7 +24,7 @@ from headrace.placement.metadata.coordination import (
     Condition,
     Coordinator,
     CreatedAt,
-    Entry,
+    KeyValue,
     RefusedError,
     Transaction,
     ValueIs,
@@ -193,7 +193,7 @@ class GuardedStore(Store):
         """The coordinator belongs to the caller."""
 
 
-def decode_entry(entry: Entry) -> Record:
+def decode_entry(entry: KeyValue) -> Record:
     table, _, key = entry.key.removeprefix(RECORDS).partition("/")
     try:
         record = decode_record(Table(table), entry.value)

@@ -20,7 +20,7 @@ from headrace.placement.metadata.records import (
 from headrace.placement.metadata.store import MemoryStore
 from headrace.placement.nodes import Nodes
 from headrace.placement.state import PlacementState
-from headrace.placement.term import Ledger
+from headrace.placement.term import Term
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
 from tests.simulator.runtime import Simulation
@@ -154,7 +154,7 @@ def test_i12_a_write_of_a_deposed_leader_never_takes_effect() -> None:
         world.metadata.unreachable.clear()
         record = StreamRecord(stream_id=99, name="from the past")
         with pytest.raises(NotLeaderError):
-            await changes.ledger.commit([Put(record)])
+            await changes.term.commit([Put(record)])
         # Even if the process does not know yet, the store does: straight past every local check.
         store = old._store
         with pytest.raises(NotLeaderError):
@@ -351,7 +351,7 @@ def test_a_change_of_an_old_term_ends_with_it() -> None:
         election.depose()
         await world.until(lambda: service.leading and service.changes is not changes)
         with pytest.raises(NotLeaderError):
-            await changes.ledger.commit([Put(CounterRecord(name="stream", bound=5))])
+            await changes.term.commit([Put(CounterRecord(name="stream", bound=5))])
         assert (await world.create()).stream is not None
 
     simulate(body, managers=1, nodes=1)
@@ -464,16 +464,16 @@ def test_a_change_that_waited_while_its_lease_ran_out_is_refused() -> None:
     leads = True
     simulation = Simulation(1)
     state = PlacementState(nodes=Nodes(timeout_ms=1))
-    ledger = Ledger(simulation.runtime("pm"), state, MemoryStore(), leading=lambda: leads)
+    term = Term(simulation.runtime("pm"), state, MemoryStore(), leading=lambda: leads)
 
     async def body() -> None:
         nonlocal leads
-        await ledger.commit([])
+        await term.commit([])
         leads = False
         with pytest.raises(NotLeaderError):
-            await ledger.commit([])  # also a decision that needs no write is an answer
+            await term.commit([])  # also a decision that needs no write is an answer
         with pytest.raises(NotLeaderError):
-            await ledger.take_id(state.stream_ids)
+            await term.take_id(state.stream_ids)
 
     simulation.run(body())
 
