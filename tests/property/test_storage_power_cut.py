@@ -46,7 +46,7 @@ JOURNALED = msgspec.structs.replace(
     open_files_max=8,  # two files to a group
     idle_file_ms=100,  # the journal is settled when it was quiet for so long
     journal_files_min=1,
-    journal_bytes=8192 + 2 * 8192,  # so that laps are used again
+    journal_bytes=8192 + 2 * 8192,  # so that generations are used again
     journal_file_bytes_max=3000,
     journal_start_writes=1,
 )

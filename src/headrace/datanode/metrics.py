@@ -1,9 +1,7 @@
-"""What a data node counts, and what it tells the placement manager each heartbeat.
+"""What a data node counts, and what it tells the placement manager with each heartbeat.
 
-What the I/O executors are doing: the figures behind REPORT_METRICS' uring_* fields.
-
-The runtime's executors are wrapped before the storage gets them, so whatever blocks on the disk is
-counted, and nothing else.
+`metered` wraps the runtime's executors before the storage gets them. So whatever blocks on the disk
+is counted, and nothing else: these are the figures behind REPORT_METRICS' uring_* fields.
 """
 
 from __future__ import annotations

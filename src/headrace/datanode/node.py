@@ -6,7 +6,7 @@ from typing import Protocol
 
 from headrace.config.datanode import DataNodeSettings
 from headrace.datanode.append.disk_share import PlainShare
-from headrace.datanode.append.producers import EarlierRanges, Tables
+from headrace.datanode.append.producers import EarlierRanges, ProducerTables
 from headrace.datanode.control.placement_contact import Contact
 from headrace.datanode.control.quarantine import MetadataSeen, Quarantine
 from headrace.datanode.control.ranges import Ranges
@@ -29,7 +29,7 @@ class DataNode(Protocol):
     state: NodeState[RangeLog]
     quarantine: Quarantine
     metadata: MetadataSeen
-    tables: Tables
+    tables: ProducerTables
     counters: Counters
     contact: Contact
     ranges: Ranges

@@ -13,8 +13,8 @@ from typing import ParamSpec, TypeVar
 
 from headrace.config.datanode import DataNodeSettings, StorageSettings
 from headrace.datanode.append.disk_share import PlainShare
-from headrace.datanode.append.in_process import Local
-from headrace.datanode.append.producers import EarlierRanges, Tables
+from headrace.datanode.append.in_process import InProcessNode
+from headrace.datanode.append.producers import EarlierRanges, ProducerTables
 from headrace.datanode.control.fences import FenceFile, Fences
 from headrace.datanode.control.identity import (
     Identity,
@@ -96,7 +96,7 @@ class DataNodeService:
         )
         self.quarantine = Quarantine(settings.quarantine_ms)
         self.metadata = MetadataSeen()
-        self.tables = Tables(settings)
+        self.tables = ProducerTables(settings)
         self.counters = Counters()
         self._folder = folder
         self._storage = storage
@@ -140,7 +140,7 @@ class DataNodeService:
             logs=self.logs,
             ask_seal=self.contact.ask_seal,
         )
-        self.routes: Routes = build_routes(Role.DATA_NODE, handlers(self), Local(self))
+        self.routes: Routes = build_routes(Role.DATA_NODE, handlers(self), InProcessNode(self))
 
     # Life
 

@@ -1,14 +1,14 @@
-"""The data directory as a whole: opening it, finding and recovering its ranges, removing streams.
+"""The data directory as a whole: its format, its ranges and their recovery, the removal of streams.
 
-Everything here but `recover_all` blocks and runs in a thread.
-
-`format.json`: which version of the layout a data directory has, and which store it is.
+`format.json` says which version of the layout a data directory has, and which store it is:
 
     {"version": 2, "store_uuid": "6f1c…"}
 
 The version covers everything in the directory: file names, marks, index, metadata, batches. A
 newer one is refused, because guessing would destroy data; an older one is migrated at open, step by
 step. Each step must be repeatable: it may be cut anywhere and is run again at the next open.
+
+Everything here but `recover_all` blocks and runs in a thread.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from headrace.storage.range.recovery import RecoveredRange, recover_range
 
 FORMAT_VERSION = 2
 FORMAT_FILE = "format.json"
+log = get_logger(__name__)
 
 Migration = Callable[[Disk, str], None]
 
@@ -109,9 +110,6 @@ def _load(disk: Disk, path: str) -> Format:
 
 def _save(disk: Disk, path: str, value: Format) -> None:
     disk.write_atomic(path, msgspec.json.encode(value) + b"\n")
-
-
-log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ _log = get_logger(__name__)
 _CONTROL_THREADS = 2
 _GROUP_FILES_MAX = 128  # the first of a group waits for the last
 _CLOSE_AT_ONCE = 16  # ranges whose files are finished at the same time during close
-# Thousands of ranges go quiet together, after a lap of the journal for example: whoever appends
-# meanwhile waits for a few of them and not for all.
+# Thousands of ranges go quiet together, after a generation of the journal for example: whoever
+# appends meanwhile waits for a few of them and not for all.
 _KEEP_AT_ONCE = 16
 _KEEP_PAUSE_SECONDS = 0.005
 

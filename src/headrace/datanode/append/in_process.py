@@ -1,6 +1,6 @@
 """APPEND and FETCH for a broker in the same process: no messages, no tasks, no second checksum.
 
-The rules are those of `appending` and `fetching`; what is not simple is left to the opcodes.
+The rules are those of `append.requests` and `fetch`; what is not simple is left to the opcodes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def _reason(done: asyncio.Future[None]) -> str:
     return "cut off" if done.cancelled() else str(done.exception() or "")
 
 
-class Local:
-    """A `LocalNode`."""
+class InProcessNode:
+    """The data node as a broker of the same process calls it: a `LocalNode`."""
 
     def __init__(self, node: DataNode) -> None:
         self._node = node

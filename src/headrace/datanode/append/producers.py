@@ -5,20 +5,16 @@ records and their CRC: a repetition is the same batch, and not another one that 
 table is bounded: the producer that was silent longest is forgotten first, and may then repeat a
 batch.
 
-A range has a table of its own: what was known when it was opened, which comes with SYNC_RANGES and
-is kept beside its log, and the batches in that log. So it is the same on every replica and after
-every restart, whatever else a node has heard of the stream. What a table says are facts of the log:
-tables of one stream may be joined in any order, and the batch with the highest offset is the last.
+Each range has a `Producers` table of its own: what was known when it was opened, which comes with
+SYNC_RANGES and is kept beside its log, and the batches in that log. So it is the same on every
+replica and after every restart, whatever else a node has heard of the stream. What a table says are
+facts of the log: tables of one stream may be joined in any order, and the batch with the highest
+offset is the last. `ProducerTables` keeps in memory those of open ranges, and of a stream's last
+one that was sealed; others are read back when a placement manager asks for them, by a seal.
 
-The tables of producers of the plain ranges that this node holds.
-
-In memory are those of open ranges, and of a stream's last one that was sealed. Others are read back
-when a placement manager asks for them, by a seal.
-
-What producers sent again and an earlier range holds: acknowledged when enough disks hold it.
-
-A producer's table travels with the seal, so a primary may be sent a batch that is in the range
-before its own. Where that one ends in what too few disks hold, its end has to be healed first.
+The table travels with the seal, so a primary may be sent a batch that is in the range before its
+own. `EarlierRanges` holds back its acknowledgement until enough disks have it: where that range
+ends in what too few disks hold, its end has to be healed first.
 """
 
 from __future__ import annotations
@@ -44,6 +40,13 @@ _START = struct.Struct("<q")
 _ENTRY_1 = struct.Struct("<qqq")
 _VERSION_2 = -2  # where version 1 has the start of the range, which is never negative
 _ENTRY = struct.Struct("<qqqiq")
+_SCAN_BYTES = 1 << 20
+_PAUSE_MIN = 0.05
+_PAUSE_MAX = 0.2
+_SECONDS_MAX = 0.5
+"""Then the producer is told to come again: one that hears nothing would seal its range."""
+_KNOWN_MAX = 10_000
+_log = logging.getLogger(__name__)
 
 
 class _Stored(NamedTuple):
@@ -179,12 +182,9 @@ def decode_producers(data: bytes) -> tuple[int, tuple[ProducerState, ...]]:
     return start_offset, tuple(ProducerState(*each) for each in entry.iter_unpack(body))
 
 
-_SCAN_BYTES = 1 << 20
+class ProducerTables:
+    """The tables of the plain ranges that this node holds."""
 
-_log = logging.getLogger(__name__)
-
-
-class Tables:
     def __init__(self, settings: DataNodeSettings) -> None:
         self._settings = settings
         self._streams: dict[int, dict[RangeKey, tuple[RangeLog, Producers]]] = {}
@@ -262,13 +262,6 @@ class Tables:
             _log.warning("producers of %s not read: %s", log.key, error)
             table.doubt_all()
         return table
-
-
-_PAUSE_MIN = 0.05
-_PAUSE_MAX = 0.2
-_SECONDS_MAX = 0.5
-"""Then the producer is told to come again: one that hears nothing would seal its range."""
-_KNOWN_MAX = 10_000
 
 
 class EarlierRanges:

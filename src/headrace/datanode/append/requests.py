@@ -1,12 +1,10 @@
-"""APPEND: from payload bytes to batches in range logs.
+"""APPEND: from payload bytes to batches in range logs, and from stored batches to the answer.
 
 Everything up to the moment a batch has its offset happens without waiting, so the order of calls is
 the order of offsets. A primary's own appends and those that it sends to its secondaries are the
-same batches: here they get their offset, there they must fit to it.
-
-One APPEND request: every batch gets its offset at once, the answer is known when all are stored.
-
-No task is made for it: the reply is a future that the batches' own futures lead to.
+same batches: here they get their offset, there they must fit to it. The answer to a request is
+known when all its batches are stored. No task is made for it: the reply is a future that the
+batches' own futures lead to.
 """
 
 from __future__ import annotations

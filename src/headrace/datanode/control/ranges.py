@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
-from headrace.datanode.append.producers import Tables, encode_producers
+from headrace.datanode.append.producers import ProducerTables, encode_producers
 from headrace.datanode.control.fences import ALL_RANGES, FenceFile
 from headrace.datanode.control.placement_contact import Contact
 from headrace.datanode.control.quarantine import Quarantine, Streams, is_given_up, is_the_same
@@ -41,7 +41,7 @@ class HostingNode(Protocol):
 
     runtime: Runtime
     state: NodeState[RangeLog]
-    tables: Tables
+    tables: ProducerTables
     quarantine: Quarantine
     fences: FenceFile
     contact: Contact

@@ -1,14 +1,14 @@
-"""Fills ranges that miss data from other replicas.
+"""Batches from other replicas: for ranges that miss data, and for damaged ones.
 
 `Peers` asks other data nodes with FETCH: the same reads that clients make, so a replica gives away
-only what is committed. Every batch is checked before it is stored. Sources that fail are skipped;
-a range that cannot be filled now is tried again, with growing pauses.
+only what is committed. Sources that fail are skipped. Every batch is checked before it is stored.
+`Copier` fills ranges that miss data; one that cannot be filled now is tried again, with growing
+pauses.
 
-Finds damage before a reader does, and mends it from other replicas.
-
-Damage is found by reads (which then fail), by the recovery at open, and by a scrub that reads
-everything stored, slowly, again and again. A sealed range is mended in place. An open one has to be
-sealed first: its replicas agree only on what is committed, and its last file is being written.
+`Repairer` finds damage before a reader does, and repairs it. Damage is found by reads (which then
+fail), by the recovery at open, and by a scrub that reads everything stored, slowly, again and
+again. A sealed range is repaired in place. An open one has to be sealed first: its replicas agree
+only on what is committed, and its last file is being written.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ _FETCH_SECONDS = 10.0
 _SOURCES_SECONDS = 5.0
 _PAUSE_MIN = 0.1
 _PAUSE_MAX = 5.0
+_REPAIR_PAUSE_MIN = 0.5
+_REPAIR_PAUSE_MAX = 60.0
+_SCRUB_BYTES = 1 << 20
+_SCRUB_AFTER_START = 600.0  # a start has better things to do
+_SCRUB_PAUSE_MIN = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -191,13 +196,6 @@ class Copier:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-
-
-_REPAIR_PAUSE_MIN = 0.5
-_REPAIR_PAUSE_MAX = 60.0
-_SCRUB_BYTES = 1 << 20
-_SCRUB_AFTER_START = 600.0  # a start has better things to do
-_SCRUB_PAUSE_MIN = 0.1
 
 
 class Repairer:

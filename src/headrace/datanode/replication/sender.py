@@ -75,7 +75,9 @@ class Source(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
+class _FrameItem:
+    """What a frame carries of one range."""
+
     feed: Feed
     session: int
     batch: Outgoing | None  # None: only the committed offset
@@ -83,7 +85,7 @@ class _Entry:
 
 @dataclass(slots=True, eq=False)
 class _Frame:
-    entries: list[_Entry]
+    entries: list[_FrameItem]
     size: int
     sent_at: float
     answer: asyncio.Future[Reply] | None = None
@@ -170,7 +172,7 @@ class Sender:
         self._notice_handle = None
         delay = self._settings.commit_notice_ms / 1000
         now = self._clock.monotonic()
-        entries: list[_Entry] = []
+        entries: list[_FrameItem] = []
         busy: dict[Feed, None] = {}
         for feed in self._quiet:
             source = self._sources.get(feed)
@@ -179,7 +181,7 @@ class Sender:
             if self._channel is None or now - feed.sent_at < delay or now < feed.resume_at:
                 busy[feed] = None  # a batch may tell it, or the next connection
                 continue
-            entries.append(_Entry(feed, feed.session, None))
+            entries.append(_FrameItem(feed, feed.session, None))
         self._quiet = busy
         for start in range(0, len(entries), _ENTRIES_MAX):
             self._send(entries[start : start + _ENTRIES_MAX], 0)
@@ -301,10 +303,10 @@ class Sender:
                 return
             self._send(entries, size)
 
-    def _take_entries(self) -> tuple[list[_Entry], int]:
+    def _take_entries(self) -> tuple[list[_FrameItem], int]:
         """Round robin over the feeds, until the frame is full."""
         bytes_max = self._settings.replica_frame_bytes_max
-        entries: list[_Entry] = []
+        entries: list[_FrameItem] = []
         size = 0
         now = self._clock.monotonic()
         for feed in list(self._ready):
@@ -318,7 +320,7 @@ class Sender:
                 batches = feed.take(bytes_max - size)
                 self.queued_bytes += feed.queued_bytes - before
                 for batch in batches:
-                    entries.append(_Entry(feed, feed.session, batch))
+                    entries.append(_FrameItem(feed, feed.session, batch))
                     size += batch.size
             if feed.ready():
                 self._ready[feed] = None
@@ -326,7 +328,7 @@ class Sender:
                 self._read_log(feed)
         return entries, size
 
-    def _send(self, entries: list[_Entry], size: int) -> None:
+    def _send(self, entries: list[_FrameItem], size: int) -> None:
         """Nothing is awaited before the call: frames leave in the order of this method."""
         channel = self._channel
         assert channel is not None
@@ -386,7 +388,7 @@ class Sender:
                 self._on_result(entry, result)
         self._pump()
 
-    def _on_result(self, entry: _Entry, result: m.AppendResult) -> None:
+    def _on_result(self, entry: _FrameItem, result: m.AppendResult) -> None:
         feed = entry.feed
         source = self._sources.get(feed)
         if source is None or feed.over is not None:
@@ -407,7 +409,7 @@ class Sender:
             self._on_refused(entry, source, error, replica_next=result.base_offset)
 
     def _on_refused(
-        self, entry: _Entry, source: Source, error: HeadraceError, *, replica_next: int
+        self, entry: _FrameItem, source: Source, error: HeadraceError, *, replica_next: int
     ) -> None:
         feed, batch = entry.feed, entry.batch
         again = feed.held if batch is None else max(feed.held, batch.base)

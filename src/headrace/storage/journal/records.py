@@ -3,17 +3,18 @@
 All integers big-endian.
 
     0      note, 32 bytes: magic "hrjn", crc u32 over the store's uuid and bytes 8..32,
-           oldest u64 (the oldest lap that is needed), first u64 (its first group), half bytes u64
+           oldest u64 (the oldest generation that is needed), first u64 (its first group),
+           half bytes u64
     4096   a second one: they are written by turns, so that one is always whole
-    8192   first half: laps 0, 2, 4, …
-    …      second half: laps 1, 3, 5, …
+    8192   first half: generations 0, 2, 4, …
+    …      second half: generations 1, 3, 5, …
 
-A lap fills its half from the start with groups, a group is one or more records:
+A generation fills its half from the start with groups, a group is one or more records:
 
     0   4 bytes  magic "hrjr"
     4   u32      crc: CRC32C over the store's uuid, this record's position (u64) and bytes 8..88
-    8   u64      lap
-    16  u64      group: of the journal, one more than the one before it, over all laps
+    8   u64      generation
+    16  u64      group: of the journal, one more than the one before it, over all generations
     24  u32      part: number of the record in its group, from 0
     28  u32      parts: records in its group
     32  i64      stream id
@@ -79,7 +80,7 @@ class Note(NamedTuple):
 
 
 class Record(NamedTuple):
-    lap: int
+    generation: int
     group: int
     part: int
     parts: int
@@ -102,7 +103,7 @@ class Found:
 
 
 def half_of(journal_bytes: int) -> int:
-    """Bytes of a lap in a journal of that size."""
+    """Bytes of a generation in a journal of that size."""
     page = NOTE_POSITIONS[1]
     return (journal_bytes - HALVES_START) // 2 // page * page
 
@@ -128,23 +129,23 @@ def decode_note(data: bytes, seed: int) -> Note | None:
 
 
 class Layout:
-    """Where the laps of one journal lie, and how its records are bound to it."""
+    """Where the generations of one journal lie, and how its records are bound to it."""
 
     def __init__(self, seed: int, half_bytes: int) -> None:
         self.half_bytes = half_bytes
         self.size = HALVES_START + 2 * half_bytes
         self._seed = seed
 
-    def start(self, lap: int) -> int:
-        return HALVES_START + (lap % 2) * self.half_bytes
+    def start(self, generation: int) -> int:
+        return HALVES_START + (generation % 2) * self.half_bytes
 
-    def end(self, lap: int) -> int:
-        return self.start(lap) + self.half_bytes
+    def end(self, generation: int) -> int:
+        return self.start(generation) + self.half_bytes
 
     def encode_record(self, record: Record, at: int) -> bytes:
         """The header of a record that stands at `at`; its payload follows."""
         body = _RECORD.pack(
-            record.lap, record.group, record.part, record.parts, *record.key, record.base,
+            record.generation, record.group, record.part, record.parts, *record.key, record.base,
             record.position, record.end_offset, record.kind, record.length, record.crc, 0,
         )  # fmt: skip
         crc = crc32c(body, crc32c(_POSITION.pack(at), self._seed))
@@ -160,10 +161,10 @@ class Layout:
         body = memoryview(view)[offset + _CRC.size : offset + RECORD_BYTES]
         if crc32c(body, crc32c(_POSITION.pack(at), self._seed)) != crc:
             return None
-        (lap, group, part, parts, stream_id, range_index, base, position, end_offset, kind,
+        (generation, group, part, parts, stream_id, range_index, base, position, end_offset, kind,
          length, payload_crc, _) = _RECORD.unpack(body)  # fmt: skip
         return Record(
-            lap, group, part, parts, RangeKey(stream_id, range_index), base, position,
+            generation, group, part, parts, RangeKey(stream_id, range_index), base, position,
             end_offset, kind, length, payload_crc,
         )  # fmt: skip
 
@@ -189,18 +190,18 @@ def _checksum_of(payload: memoryview) -> int | None:
     return crc
 
 
-class LapScan:
-    """Every valid record of one lap, in order, and whether something between them is not."""
+class GenerationScan:
+    """Every valid record of one generation, in order, and whether something between them is not."""
 
-    def __init__(self, file: File, layout: Layout, lap: int) -> None:
+    def __init__(self, file: File, layout: Layout, generation: int) -> None:
         self._file = file
         self._layout = layout
-        self._lap = lap
-        self._end = min(layout.end(lap), file.size())
+        self._generation = generation
+        self._end = min(layout.end(generation), file.size())
         self._window = Window(file, self._end)
 
     def __iter__(self) -> Iterator[Found]:
-        at = self._layout.start(self._lap)
+        at = self._layout.start(self._generation)
         while True:
             record = self._header(at)
             if record is None:
@@ -220,11 +221,11 @@ class LapScan:
 
     def _decode(self, view: Buffer, offset: int, at: int) -> Record | None:
         record = self._layout.decode_record(view, offset, at)
-        # Behind the end of a lap stand records of the lap before the last: never taken for its own.
-        return record if record is not None and record.lap == self._lap else None
+        # Behind what a generation wrote stand records of the last but one: never taken for its own.
+        return record if record is not None and record.generation == self._generation else None
 
     def _search(self, at: int) -> tuple[int, Record] | None:
-        """The next valid record of this lap from `at` on."""
+        """The next valid record of this generation from `at` on."""
         while at + RECORD_BYTES <= self._end:
             chunk = self._file.pread(min(_SEARCH_BYTES, self._end - at), at)
             offset = chunk.find(_RECORD_MAGIC)

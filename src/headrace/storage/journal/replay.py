@@ -25,8 +25,8 @@ from headrace.storage.journal.records import (
     NOTE_BYTES,
     NOTE_POSITIONS,
     Found,
+    GenerationScan,
     Kind,
-    LapScan,
     Layout,
     Note,
     Record,
@@ -55,7 +55,7 @@ SegmentKey = tuple[RangeKey, int]
 class Replayed:
     """What recovery and the new journal have to know."""
 
-    next_lap: int = 0
+    next_generation: int = 0
     half_bytes: int = 0  # of the file that is there; 0 = there is none
     records: int = 0
     damaged: int = 0
@@ -93,17 +93,17 @@ async def replay(
         written = await _write_files(disk, executor, folder, store_uuid, file, contents, threads)
         for segment, end in written.items():
             contents.known[segment] = max(contents.known.get(segment, end), end)
-        next_lap = note.oldest
+        next_generation = note.oldest
         if contents.used:
-            next_lap = note.oldest + 2  # above every lap that is there
-            empty = Note(next_lap, 0, note.half_bytes)
+            next_generation = note.oldest + 2  # above every generation that is there
+            empty = Note(next_generation, 0, note.half_bytes)
             await executor.run(write_note, file, seed_of(store_uuid), empty)
     finally:
         file.close()
     count = sum(map(len, contents.files.values()))
     if count:
         log.info("journal replayed", records=count, files=len(contents.files))
-    return Replayed(next_lap, note.half_bytes, count, contents.damaged, contents.known)
+    return Replayed(next_generation, note.half_bytes, count, contents.damaged, contents.known)
 
 
 def read_note(file: File, seed: int) -> Note | None:
@@ -122,8 +122,10 @@ def write_note(file: File, seed: int, note: Note) -> None:
 
 def _read_contents(file: File, seed: int, note: Note) -> _Contents:
     layout = Layout(seed, note.half_bytes)
-    laps = (note.oldest, note.oldest + 1)
-    found = [each for lap in laps for each in LapScan(file, layout, lap)]
+    generations = (note.oldest, note.oldest + 1)
+    found = [
+        each for generation in generations for each in GenerationScan(file, layout, generation)
+    ]
     contents = _Contents(used=bool(found))
     newest = max((each.record.group for each in found), default=-1)
     _check_order(found, note, newest, contents)
@@ -154,7 +156,10 @@ def _check_order(found: Sequence[Found], note: Note, newest: int, contents: _Con
         if (record.group, record.part) != expected and expected[0] < newest:
             contents.damaged += 1
             log.error(
-                "journal records damaged", lap=record.lap, group=expected[0], found=record.group
+                "journal records damaged",
+                generation=record.generation,
+                group=expected[0],
+                found=record.group,
             )
         last = record.part + 1 == record.parts
         expected = (record.group + 1, 0) if last else (record.group, record.part + 1)

@@ -11,14 +11,15 @@ A group commit has two ways to the same promise:
   the direct way.
 
 Whatever is in the journal counts as synced everywhere else (marks, checkpoints, closed segments),
-because recovery replays it before it looks at a segment. The one duty that comes with it: a lap is
-used again only after every file that it names, and every name it gave, has been synced. There are
-two laps in turn; while one fills, the files of the other are synced in the background. When that
-takes too long groups go the direct way until it is done.
+because recovery replays it before it looks at a segment. The one duty that comes with it: a half of
+the journal is used again only after every file that its records name, and every name they gave, has
+been synced. What fills a half once is a *generation*; while one is written, the files of the one
+before it are synced in the background. When that takes too long groups go the direct way until it
+is done.
 
 A failed write of the journal costs speed alone: the group's files are synced directly, and so is
 everything after it until the next open. A file that cannot be synced behind fails its range and
-keeps its lap: the bytes stay in the journal for the next open.
+keeps its generation: the bytes stay in the journal for the next open.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _SYNC_THREADS = 2  # the disk is to be free for the groups that somebody waits f
 
 
 @dataclass(slots=True, eq=False)
-class Lap:
+class Generation:
     number: int
     first: int  # its first group
     files: dict[Segment, SegmentWriter] = field(default_factory=dict)
@@ -102,15 +103,17 @@ class Journal:
         self._wanted = 0
         self._preparing = False
         self._usable = settings.journal_files_min > 0
-        self._laps = deque([Lap(replayed.next_lap, 0)])  # one or two; the last one is written
-        self._position = self._layout.start(replayed.next_lap)
+        self._generations = deque(
+            [Generation(replayed.next_generation, 0)]
+        )  # one or two; the last one is written
+        self._position = self._layout.start(replayed.next_generation)
         self._next_group = 0
         self._writing = asyncio.Lock()  # a group is written after the one before it was synced
         self._retiring: asyncio.Task[bool] | None = None
         self._seen = 0
         self.groups_written = 0
         self.bytes_written = 0
-        self.laps_retired = 0
+        self.generations_retired = 0
         self._replayed = replayed
 
     # What the committer asks
@@ -134,26 +137,28 @@ class Journal:
     async def commit(self, writes: Sequence[SegmentWrite]) -> None:
         """Make the writes durable; each write's `error` tells its own outcome."""
         async with self._writing:
-            lap = self._laps[-1]
+            generation = self._generations[-1]
             end = await self._executor.run(
-                self._write_group, writes, lap.number, self._next_group, self._position
+                self._write_group, writes, generation.number, self._next_group, self._position
             )
             if end < 0:
                 self._give_up("journal not written")
                 return
             for write in writes:
                 if write.error is None:
-                    write.lap = lap.number
-                    lap.files[write.segment] = write.writer
+                    write.journal_generation = generation.number
+                    generation.files[write.segment] = write.writer
             self._advance(end)
 
     def holds(self, segment: Segment) -> bool:
         """Whether the last group of the file is in the journal: nothing needs to note it then."""
-        return segment.lap >= self._laps[0].number
+        return segment.journal_generation >= self._generations[0].number
 
     # In a thread
 
-    def _write_group(self, writes: Sequence[SegmentWrite], lap: int, group: int, start: int) -> int:
+    def _write_group(
+        self, writes: Sequence[SegmentWrite], generation: int, group: int, start: int
+    ) -> int:
         """Returns where the next group starts, -1 when the journal failed."""
         carry_out(self._disk, writes, sync=False)
         good = [write for write in writes if write.error is None]
@@ -163,7 +168,7 @@ class Journal:
         at = start
         for index, write in enumerate(good):
             record = Record(
-                lap, group, index, len(good), write.segment.key, write.segment.base,
+                generation, group, index, len(good), write.segment.key, write.segment.base,
                 write.position, write.end_offset, Kind.WRITE, write.size, checksum(write.heads),
             )  # fmt: skip
             pieces.append(self._layout.encode_record(record, at))
@@ -184,22 +189,22 @@ class Journal:
             return False
         return True
 
-    # Laps
+    # Generations
 
     def _make_room(self, size: int) -> bool:
-        lap = self._laps[-1]
-        if self._position + size <= self._layout.end(lap.number):
+        generation = self._generations[-1]
+        if self._position + size <= self._layout.end(generation.number):
             return True
-        if len(self._laps) > 1:
+        if len(self._generations) > 1:
             return False
         self._turn()
         return True
 
     def _turn(self) -> None:
-        """Start the next lap; its half is free, because only one lap is needed."""
-        old = self._laps[-1]
-        following = Lap(old.number + 1, self._next_group)
-        self._laps.append(following)
+        """Start the next generation; its half is free, because only one generation is needed."""
+        old = self._generations[-1]
+        following = Generation(old.number + 1, self._next_group)
+        self._generations.append(following)
         self._position = self._layout.start(following.number)
         self._retiring = self._tasks.spawn(self._retire(old, following))
 
@@ -211,15 +216,15 @@ class Journal:
         self._position = end
         self._next_group += 1
 
-    async def _retire(self, lap: Lap, following: Lap) -> bool:
-        """Sync every file that the lap names, then let its half be used again."""
-        waiting = iter(list(lap.files.items()))
+    async def _retire(self, generation: Generation, following: Generation) -> bool:
+        """Sync every file that the generation names, then let its half be used again."""
+        waiting = iter(list(generation.files.items()))
         results = await asyncio.gather(
             *(self._sync_some(waiting) for _ in range(_SYNC_THREADS)), return_exceptions=True
         )
         for result in results:
             if isinstance(result, HeadraceError):
-                self._give_up(f"lap kept: {result}")
+                self._give_up(f"generation kept: {result}")
                 return False
             if result is not None:
                 raise result
@@ -228,15 +233,15 @@ class Journal:
         try:
             await self._executor.run(write_note, self._file, self._seed, note)
         except StorageError as error:
-            self._give_up(f"lap kept: {error}")
+            self._give_up(f"generation kept: {error}")
             return False
-        if following is not self._laps[-1]:
-            self._laps.append(following)
-        self._laps.popleft()
-        self.laps_retired += 1
-        for segment, writer in lap.files.items():
-            if segment.lap == lap.number:
-                segment.lap = -1
+        if following is not self._generations[-1]:
+            self._generations.append(following)
+        self._generations.popleft()
+        self.generations_retired += 1
+        for segment, writer in generation.files.items():
+            if segment.journal_generation == generation.number:
+                segment.journal_generation = -1
                 self._on_unprotected(writer)
         return True
 
@@ -263,12 +268,12 @@ class Journal:
         """Sync everything that the journal names and leave it empty."""
         async with self._writing:
             await self._wait_retired()
-            lap = self._laps[-1]
-            if not self._usable or self._file is None or self._next_group == lap.first:
+            generation = self._generations[-1]
+            if not self._usable or self._file is None or self._next_group == generation.first:
                 return
             # In the same half: nothing is left in either, and a file that grew no further is small.
-            following = Lap(lap.number + 2, self._next_group)
-            if await self._retire(lap, following):
+            following = Generation(generation.number + 2, self._next_group)
+            if await self._retire(generation, following):
                 self._position = self._layout.start(following.number)
 
     async def settle_if_idle(self) -> None:
@@ -292,7 +297,7 @@ class Journal:
         async with self._writing:
             await self._wait_retired()
             if self._usable and self._position + RECORD_BYTES > self._layout.end(
-                self._laps[-1].number
+                self._generations[-1].number
             ):
                 self._turn()
                 await self._wait_retired()
@@ -301,11 +306,11 @@ class Journal:
                 await self._discard()
 
     async def _append_forget(self, stream_id: int, range_index: int) -> bool:
-        lap = self._laps[-1]
+        generation = self._generations[-1]
         named = self._named(stream_id, range_index)
         await self._sync_some(iter(named))
         record = Record(
-            lap.number, self._next_group, 0, 1, RangeKey(stream_id, range_index), 0, 0, 0,
+            generation.number, self._next_group, 0, 1, RangeKey(stream_id, range_index), 0, 0, 0,
             Kind.FORGET, 0, 0,
         )  # fmt: skip
         header = self._layout.encode_record(record, self._position)
@@ -313,26 +318,26 @@ class Journal:
             self._give_up("journal not written")
             return False
         for segment, _ in named:
-            del lap.files[segment]
-            segment.lap = -1
+            del generation.files[segment]
+            segment.journal_generation = -1
         self._advance(self._position + RECORD_BYTES)
         return True
 
     async def _discard(self) -> None:
         """The journal failed: sync everything that it names, and remove it."""
-        for lap in self._laps:
-            await self._sync_some(iter(list(lap.files.items())))
+        for generation in self._generations:
+            await self._sync_some(iter(list(generation.files.items())))
         path = f"{self._folder}/{JOURNAL}"
         self.release()
         await self._executor.run(self._disk.remove, path)
         await self._executor.run(self._disk.sync_folder, self._folder)
-        self._laps = deque([Lap(self._laps[-1].number + 1, 0)])
+        self._generations = deque([Generation(self._generations[-1].number + 1, 0)])
 
     def _named(self, stream_id: int, range_index: int) -> list[tuple[Segment, SegmentWriter]]:
         return [
             (segment, writer)
-            for lap in self._laps
-            for segment, writer in lap.files.items()
+            for generation in self._generations
+            for segment, writer in generation.files.items()
             if segment.key.stream_id == stream_id
             and range_index in (ALL_RANGES, segment.key.range_index)
         ]
@@ -373,7 +378,9 @@ class Journal:
         file = self._disk.open(draft, create=True)
         try:
             file.fill(0, self._layout.size)
-            write_note(file, self._seed, Note(self._laps[-1].number, 0, self._layout.half_bytes))
+            write_note(
+                file, self._seed, Note(self._generations[-1].number, 0, self._layout.half_bytes)
+            )
         finally:
             file.close()
         self._disk.rename(draft, path)
@@ -395,7 +402,7 @@ class Journal:
         return {
             "journal_groups": self.groups_written,
             "journal_bytes": self.bytes_written,
-            "journal_laps": self.laps_retired,
+            "journal_laps": self.generations_retired,
             "journal_replayed": self._replayed.records,
             "journal_damaged": self._replayed.damaged,
         }

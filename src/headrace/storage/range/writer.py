@@ -251,8 +251,8 @@ class RangeWriter:
         if write.create:
             progress.segments.append(segment)
         segment.group = write.group
-        segment.lap = write.lap if write.batches else -1
-        segment.unnamed = write.lap >= 0 and (write.create or segment.unnamed)
+        segment.journal_generation = write.journal_generation if write.batches else -1
+        segment.unnamed = write.journal_generation >= 0 and (write.create or segment.unnamed)
         segment.allocated = max(segment.allocated, write.allocate_to)
         segment.on_batches(
             write.batches, write.position + MARK_BYTES, self._settings.index_interval_bytes

@@ -1,18 +1,18 @@
-"""Open segment files, bounded in number.
+"""Open segment files, and how much of what was written to them stays in the page cache.
 
-A file is pinned while a thread works on it; only unpinned files are closed, the least recently
-used first. More than the limit are open only while that many are pinned. A file that nobody has
-used for a while is closed too: an idle range keeps none open.
+`FilePool` bounds the number of open files. A file is pinned while a thread works on it; only
+unpinned files are closed, the least recently used first. More than the limit are open only while
+that many are pinned. A file that nobody has used for a while is closed too: an idle range keeps
+none open.
 
-How much of what was written stays in the kernel's page cache.
-
-A log grows for ever, and without a word the kernel keeps all of it in memory until there is none
-left. Every page of it is then a new one: on virtual machines whose free memory belongs to the host
-it has to be fetched from there first, which takes five times as long as writing it (0.7 to 1.4
-against 0.15 ms/MB), and where programs such as Spark run beside the log it is their memory. So the
-store lets go of what it wrote longest ago, whichever range it belongs to, and the next write gets
-those pages. Who reads it later reads from the disk, and what was read stays as long as the kernel
-likes. It is advice: bytes that are not on the disk yet stay where they are.
+`WrittenPages` bounds what the kernel keeps. A log grows for ever, and without a word the kernel
+keeps all of it in memory until there is none left. Every page of it is then a new one: on virtual
+machines whose free memory belongs to the host it has to be fetched from there first, which takes
+five times as long as writing it (0.7 to 1.4 against 0.15 ms/MB), and where programs such as Spark
+run beside the log it is their memory. So the store lets go of what it wrote longest ago, whichever
+range it belongs to, and the next write gets those pages. Who reads it later reads from the disk,
+and what was read stays as long as the kernel likes. It is advice: bytes that are not on the disk
+yet stay where they are.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from headrace.errors import HeadraceError
 from headrace.observability.logging import get_logger
 from headrace.runtime import Disk, Executor, File
 from headrace.storage.segments.segment import Handle, Segment
+
+STEP_BYTES = 1 << 20  # of a file; less is noted together with what follows
+
+log = get_logger(__name__)
 
 
 class FilePool:
@@ -115,11 +119,6 @@ class FilePool:
         self._segments.pop(segment, None)
         if segment.closed and segment.saved_position == segment.position:
             segment.index = None  # it comes back from its file with the next read
-
-
-STEP_BYTES = 1 << 20  # of a file; less is noted together with what follows
-
-log = get_logger(__name__)
 
 
 class _Written(NamedTuple):

@@ -102,7 +102,7 @@ class Segment:
     spans: list[CorruptSpan] = field(default_factory=list)
     closed: bool = False  # takes no more batches
     removed: bool = False
-    lap: int = -1  # of the journal, with the last group of batches; -1: that was synced directly
+    journal_generation: int = -1  # that holds the last group of batches; -1: synced directly
     noted_position: int = -1  # up to here `WrittenPages` knows of what was written
     unnamed: bool = False  # the file was made by a journaled group: its name is not synced yet
     handle: Handle | None = None
@@ -241,7 +241,7 @@ class SegmentWrite:
     allocate_to: int = 0  # grow the reservation to here, 0 = it suffices
     allocate_least: int = 0  # what is needed when the disk is too full for more
     keep_free_bytes: int = 0
-    lap: int = -1  # of the journal that made it durable; -1 = none did
+    journal_generation: int = -1  # that made it durable; -1: it is synced directly
     error: HeadraceError | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""The redo journal: what is acknowledged through it survives, and it keeps to its laps."""
+"""The redo journal: what is acknowledged through it survives, and it keeps to its generations."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_written_ranges_have_no_use_for_it() -> None:
 
 
 async def test_what_went_through_the_journal_survives_a_power_cut_anywhere() -> None:
-    """Cut before every operation of a few laps; any unsynced page may be lost."""
+    """Cut before every operation of a few generations; any unsynced page may be lost."""
     finished = False
     cut = 0
     while not finished:
@@ -214,7 +214,7 @@ async def test_a_killed_process_leaves_what_the_next_one_replays_once() -> None:
     await store.close()
 
 
-# Laps
+# Generations
 
 
 async def test_a_half_is_used_again_only_after_its_files_are_synced() -> None:
@@ -224,7 +224,7 @@ async def test_a_half_is_used_again_only_after_its_files_are_synced() -> None:
     while store.statistics()["journal_laps"] < 3:
         await append_to_all(logs)
     unsynced: set[str] = set()
-    laps = 0
+    generations = 0
     for name, path in disk.operations[seen:]:
         if path == JOURNAL:
             continue
@@ -232,8 +232,8 @@ async def test_a_half_is_used_again_only_after_its_files_are_synced() -> None:
             unsynced.add(path)
         if name == "sync":
             unsynced.discard(path)
-            laps += not unsynced
-    assert laps >= 3
+            generations += not unsynced
+    assert generations >= 3
     await store.close()
 
 
@@ -248,7 +248,7 @@ class HeldExecutor(InlineExecutor):
         return await super().run(function, *args, **kwargs)
 
 
-async def test_while_the_other_lap_is_not_free_groups_go_the_direct_way() -> None:
+async def test_while_the_other_generation_is_not_free_groups_go_the_direct_way() -> None:
     gate = HeldExecutor.gate = asyncio.Event()
     disk = simulated_disk()
     runtime = replace(runtime_on(disk), executor=HeldExecutor)
