@@ -28,7 +28,7 @@ with atheris.instrument_imports(include=["headrace"]):
     from headrace.wire.iggy.vsr import frames as vsr
     from headrace.wire.iggy.vsr import reply as vsr_reply
     from headrace.wire.iggy.vsr.client import VsrReplyDecoder
-    from headrace.wire.sbp import era, flat, records
+    from headrace.wire.sbp import flat, records
     from headrace.wire.sbp import frames as sbp_frames
     from headrace.wire.sbp.opcodes import TABLE as OPCODES
     from headrace.wire.umbilical import codec, rpc, sasl, tokens
@@ -147,7 +147,7 @@ def sbp_batches(data: bytes) -> None:
             if header.attributes & records.INDEXED:
                 records.decode_index(header, batch)
     with suppress(RemoteProtocolError):
-        era.decode_batch(data)
+        records.decode_batch_v0(data)
 
 
 def umbilical_messages(data: bytes) -> None:

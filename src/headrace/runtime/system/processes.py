@@ -3,22 +3,79 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from headrace.errors import NotFoundError
-from headrace.runtime.interfaces import UNKNOWN_EXIT
+from headrace.errors import DeadlineError, NotFoundError, UnavailableError
+from headrace.runtime.interfaces import UNKNOWN_EXIT, Buffer
 from headrace.runtime.system.disk import storage_error
-from headrace.runtime.system.worker import SystemWorker
 
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+_LENGTH = struct.Struct(">I")
 _LAUNCHER = str(Path(__file__).with_name("launcher.py"))
+_INHERITED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+
+
+class SystemWorker:
+    """A child that answers requests on its standard streams: for work that may kill who does it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, module: str) -> SystemWorker:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", module),  # -P: no module of the current folder
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _INHERITED if name in os.environ},
+                start_new_session=True,  # Ctrl-C is not for it: it ends with its streams
+            )
+        except OSError as error:
+            raise UnavailableError(f"cannot start a worker: {error.strerror}") from error
+        return cls(process)
+
+    async def ask(self, request: Buffer, *, seconds: float) -> bytes:
+        answered = False
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await self._exchange(request)
+            answered = True
+        except TimeoutError:
+            raise DeadlineError("the worker took too long", seconds=seconds) from None
+        except (OSError, EOFError) as error:
+            raise UnavailableError("the worker died of it") from error
+        finally:
+            if not answered:  # also when we are cancelled: its answer would be the next one's
+                await self.close()
+        return answer
+
+    async def _exchange(self, request: Buffer) -> bytes:
+        writer, reader = self._process.stdin, self._process.stdout
+        assert writer is not None
+        assert reader is not None
+        writer.write(_LENGTH.pack(memoryview(request).nbytes))
+        writer.write(request)
+        await writer.drain()
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        if length > ANSWER_BYTES_MAX:
+            raise EOFError(f"an answer of {length} bytes")
+        return await reader.readexactly(length)
+
+    async def close(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
 
 
 class SystemProcess:
@@ -32,7 +89,7 @@ class SystemProcess:
         status = await self._process.wait()
         # What it left behind in its group (a JVM, Python workers) ends with it. Here and not
         # later: once the group is empty its number may belong to somebody else.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         return status
 
@@ -55,7 +112,7 @@ class SystemProcess:
 
     def _signal_group(self, number: signal.Signals) -> None:
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
 
@@ -74,7 +131,7 @@ class AdoptedProcess:
         asyncio.get_running_loop().remove_reader(self._descriptor)
         os.close(self._descriptor)
         # Its group is empty or what it left behind; the number is taken as long as one is there.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.exit_status = UNKNOWN_EXIT
         self._ended.set()
@@ -91,7 +148,7 @@ class AdoptedProcess:
 
     def _signal_group(self, number: signal.Signals) -> None:
         if self.exit_status is None:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
 
@@ -177,7 +234,7 @@ def _tree(pid: int) -> list[int]:
     """A process and everything below it that lives."""
     found = [pid]
     for one in found:  # it grows while we walk
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             for thread in os.listdir(f"/proc/{one}/task"):
                 children = Path(f"/proc/{one}/task/{thread}/children").read_text()
                 found += map(int, children.split())

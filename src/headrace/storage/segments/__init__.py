@@ -1,1 +1,7 @@
-"""Segment files of a range: batches, their sparse index, marks of groups, scans, open files."""
+"""One segment file of a range: batches and marks, with a sparse index beside it.
+
+`segment` is the file as the event loop knows it, and the write that a group commit makes to it.
+`marks` tell a torn tail from damage; `scan` walks a file and finds what is valid; `index` finds a
+batch by offset or time; `reader` takes batches out. `files` does the file work of a range's
+segments in threads, with files from the pool of `open_files`.
+"""

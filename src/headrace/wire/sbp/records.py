@@ -26,21 +26,36 @@ All integers big-endian, except the index trailer.
 Index (attribute bit 7, never with compression): the last 4 * record_count bytes are u32
 little-endian start positions of each record, relative to byte 55 of the batch. A reader finds any
 record by an array operation and the records stay one contiguous slice.
+
+Version 0, magic 0x22, is the original implementation's. It is only read, with FlatBuffers inside:
+
+    0   i8   magic 0x22
+    1   i64  base_offset      the data node assigns it here; the copy inside the meta is ignored
+    9   i32  meta_length
+    13       BatchMetaV0
+             records, to the end of the buffer: the batch does not say how long it is
+             i32 meta_length, i32 body_length, RecordMetaV0, body
+
+Writers of version 0 disagreed on `last_offset_delta` (count, or count - 1) and on the unit of
+timestamps, so the number of records comes from walking them.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from crc32c import crc32c
 
 from headrace.errors import LocalProtocolError, RemoteProtocolError
-from headrace.wire.sbp.flat import Buffer
+from headrace.wire.sbp.flat import Buffer, Message, decode, i16, i32, i64, string, tables
 
 MAGIC = 0x23
 HEADER_BYTES = 55
+MAGIC_V0 = 0x22
+HEADER_BYTES_V0 = 13
 BATCH_BYTES_MAX = 16 * 1024 * 1024  # a batch travels in one frame, and a frame is no longer
 
 COMPRESSION = 0b111
@@ -64,6 +79,8 @@ _OFFSETS = struct.Struct(">xq10xi")
 _LENGTH_END = 13  # batch_length counts from here
 _CRC_START = 17  # what the checksum covers starts here
 _CRC = struct.Struct(">I")
+_HEADER_V0 = struct.Struct(">bqi")
+_RECORD_V0 = struct.Struct(">ii")
 _POSITION_BYTES = 4
 _CRC_ALONE_BYTES = 512 * 1024  # about 20 µs
 
@@ -187,7 +204,7 @@ def decode_offsets(header: Buffer) -> tuple[int, int]:
 
 
 def patch_base_offset(header: bytearray | memoryview, offset: int) -> None:
-    """Assign the offset in place; era batches (0x22) keep theirs at the same bytes."""
+    """Assign the offset in place; batches of version 0 keep theirs at the same bytes."""
     _BASE_OFFSET.pack_into(header, 1, offset)
 
 
@@ -258,3 +275,85 @@ def _crc32c(piece: Buffer, crc: int = 0) -> int:
 
 def _bytes_of(piece: Buffer) -> int:
     return piece.nbytes if isinstance(piece, memoryview) else len(piece)
+
+
+# Version 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValueV0(Message):
+    key: str = string(0)
+    value: str = string(1)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMetaV0(Message):
+    stream_id: int = i64(0)
+    flags: int = i16(1)
+    base_offset: int = i64(2)
+    last_offset_delta: int = i32(3)
+    base_timestamp: int = i64(4)
+    properties: tuple[KeyValueV0, ...] = tables(5, KeyValueV0)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordMetaV0(Message):
+    offset_delta: int = i32(0)
+    timestamp_delta: int = i32(1)
+    headers: tuple[KeyValueV0, ...] = tables(2, KeyValueV0)
+    properties: tuple[KeyValueV0, ...] = tables(3, KeyValueV0)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordV0:
+    meta: RecordMetaV0
+    body: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class BatchV0:
+    base_offset: int
+    meta: BatchMetaV0
+    records: tuple[RecordV0, ...]
+
+
+def decode_batch_v0(buffer: Buffer) -> BatchV0:
+    """One whole batch. RemoteProtocolError when it is not one."""
+    view = memoryview(buffer)
+    base_offset, meta_end = _header_v0(view)
+    records = tuple(
+        RecordV0(decode(RecordMetaV0, meta) if meta else RecordMetaV0(), body)
+        for meta, body in _walk_v0(view, meta_end)
+    )
+    return BatchV0(base_offset, decode(BatchMetaV0, view[HEADER_BYTES_V0:meta_end]), records)
+
+
+def count_records_v0(buffer: Buffer) -> int:
+    """How far the batch moves the offset; looks at lengths only."""
+    view = memoryview(buffer)
+    _, meta_end = _header_v0(view)
+    return sum(1 for _ in _walk_v0(view, meta_end))
+
+
+def _header_v0(view: memoryview) -> tuple[int, int]:
+    if len(view) < HEADER_BYTES_V0:
+        raise RemoteProtocolError("version 0 batch shorter than its header")
+    magic, base_offset, meta_length = _HEADER_V0.unpack_from(view)
+    if magic != MAGIC_V0:
+        raise RemoteProtocolError("not a version 0 batch", magic=magic)
+    if not 0 <= meta_length <= len(view) - HEADER_BYTES_V0:
+        raise RemoteProtocolError("version 0 batch meta out of bounds", length=meta_length)
+    return base_offset, HEADER_BYTES_V0 + meta_length
+
+
+def _walk_v0(view: memoryview, position: int) -> Iterator[tuple[memoryview, memoryview]]:
+    while position < len(view):
+        start = position + _RECORD_V0.size
+        if start > len(view):
+            raise RemoteProtocolError("version 0 record cut short")
+        meta_length, body_length = _RECORD_V0.unpack_from(view, position)
+        body = start + meta_length
+        position = body + body_length
+        if meta_length < 0 or body_length < 0 or position > len(view):
+            raise RemoteProtocolError("version 0 record out of bounds")
+        yield view[start:body], view[body:position]
