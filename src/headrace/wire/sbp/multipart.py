@@ -8,11 +8,10 @@ LIST_RANGES criterion go on in the same way. Results of other operations are nev
 Payloads are cut between pieces, so that pieces of whole batches stay whole; only a piece that no
 frame can hold is cut inside.
 
-The headers that are sent most: an append of one batch, and the answer that it is stored.
-
-Each is encoded once with values that occur nowhere else. The next one differs in a few numbers, so
-it is those numbers packed between the bytes of the first. Generic encoding takes several times as
-long (`benchmarks/hot_steps.py`).
+The headers that are sent most have a short way: an append of one batch, and the answer that it is
+stored. Each is encoded once with values that occur nowhere else. The next one differs in a few
+numbers, so it is those numbers packed between the bytes of the first. Generic encoding takes
+several times as long (`benchmarks/hot_steps.py`).
 """
 
 from __future__ import annotations
