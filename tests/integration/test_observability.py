@@ -88,10 +88,9 @@ async def read(endpoint: Endpoint) -> dict[str, float]:
         metric = TABLE[f"{family.name}_total" if counter else family.name]
         assert (family.type, family.documentation) == (metric.kind, metric.help)
         for sample in family.samples:
-            labels = {name: v for name, v in sample.labels.items() if name != "le"}
-            assert tuple(labels) == metric.labels, sample
+            assert sample.labels.keys() - {"le"} == set(metric.labels), sample
             if not sample.name.endswith("_bucket"):
-                key = ",".join(labels.values())
+                key = ",".join(sample.labels[name] for name in metric.labels)
                 found[sample.name.removeprefix("headrace_") + (f"{{{key}}}" if key else "")] = (
                     sample.value
                 )

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import count
 
-from headrace.observability.exposition import LATENCY_SECONDS, Histogram
+from headrace.observability.metrics import LATENCY_SECONDS, Histogram
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.dialects import Dialect

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ParamSpec, TypeVar
 
-from headrace.observability.exposition import Histogram
+from headrace.observability.metrics import Histogram
 from headrace.runtime.interfaces import Executor, Runtime
 from headrace.wire.sbp.messages import DataNode, ReportMetricsRequest
 

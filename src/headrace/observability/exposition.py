@@ -1,101 +1,77 @@
-"""Prometheus' text exposition format, version 0.0.4.
+"""Pages for Prometheus: families of the table's metrics, in the text format 0.0.4.
 
-    # HELP name text
-    # TYPE name counter|gauge|histogram
-    name{label="value",...} number
-
-A histogram has, for each set of labels, `name_bucket{...,le="bound"}` with the count of values up
-to that bound, `name_sum` and `name_count`.
-
-Pages are bounded whatever they describe. A label whose values people make up (topics, groups,
-applications) has a limit, and what is beyond it is told as one sample named `other` (`bounded`). A
-family holds at most SAMPLES_MAX samples; what does not fit is counted, never written.
-
-A latency histogram with fixed bounds: one search and two additions for each value.
-
-Plain integers, no locks: a histogram belongs to one event loop, and whoever reads it from another
-thread may miss the newest value, nothing more.
+The counters of the hot paths are plain integers and `Histogram`s; a scrape reads them into
+families, which `prometheus_client` writes. Pages are bounded whatever they describe: a label whose
+values people make up (topics, groups, applications) has a limit, and what is beyond it is told as
+one sample named `other` (`bounded`). A family holds at most SAMPLES_MAX samples; what does not fit
+is counted, never written.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import Literal, TypeAlias
 
-LATENCY_SECONDS = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
-    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-)  # fmt: skip
-"""Upper ends of the buckets, the same everywhere, so that roles can be compared and added up."""
+from prometheus_client import core
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
 
+from headrace.observability.metrics import LATENCY_SECONDS, TABLE, Histogram, Metric
 
-class Histogram:
-    __slots__ = ("counts", "seconds")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(LATENCY_SECONDS) + 1)
-        """Of each bucket by itself; the last has no upper end."""
-        self.seconds = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(LATENCY_SECONDS, seconds)] += 1
-        self.seconds += seconds
-
-    def observe_many(self, seconds: float, count: int) -> None:
-        """As `observe`, of `count` values of the same size."""
-        self.counts[bisect_left(LATENCY_SECONDS, seconds)] += count
-        self.seconds += seconds * count
-
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
-
-    def add(self, others: Iterable[Histogram]) -> Histogram:
-        """This one with others in it."""
-        for other in others:
-            self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
-            self.seconds += other.seconds
-        return self
-
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 SAMPLES_MAX = 5_000
 LABEL_CHARACTERS_MAX = 200
 OTHER = "other"
-_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 _BOUNDS = (*(f"{bound:g}" for bound in LATENCY_SECONDS), "+Inf")
 
 Number = int | float
-Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
-@dataclass(slots=True)
 class Family:
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] | None = None
-    """What every sample must name; None = anything."""
-    samples: list[tuple[Mapping[str, str], Number | Histogram]] = field(default_factory=list)
-    dropped: int = 0
+    """A metric and its samples."""
 
-    def __post_init__(self) -> None:
-        assert _NAME.fullmatch(self.name), self.name
-        assert (self.kind == "counter") == self.name.endswith("_total"), self.name
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+        self.count = 0
+        self.dropped = 0
+        self.collected = _collected(metric)
 
     def add(self, value: Number | Histogram, **labels: str) -> None:
-        assert self.labels is None or tuple(labels) == self.labels, (self.name, tuple(labels))
-        assert (self.kind == "histogram") == isinstance(value, Histogram), self.name
-        if len(self.samples) >= SAMPLES_MAX:
+        assert tuple(labels) == self.metric.labels, (self.metric.name, tuple(labels))
+        if self.count >= SAMPLES_MAX:
             self.dropped += 1
+            return
+        self.count += 1
+        values = [each[:LABEL_CHARACTERS_MAX] for each in labels.values()]
+        if isinstance(self.collected, core.HistogramMetricFamily):
+            assert isinstance(value, Histogram), self.metric.name
+            buckets = list(zip(_BOUNDS, accumulate(value.counts), strict=True))
+            self.collected.add_metric(values, buckets, value.seconds)
         else:
-            self.samples.append((labels, value))
+            assert not isinstance(value, Histogram), self.metric.name
+            self.collected.add_metric(values, value)
+
+
+def _collected(
+    metric: Metric,
+) -> core.CounterMetricFamily | core.GaugeMetricFamily | core.HistogramMetricFamily:
+    if metric.kind == "counter":
+        return core.CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+    if metric.kind == "gauge":
+        return core.GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+    return core.HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+
+
+def family(name: str) -> Family:
+    """An empty family of the table's metric `headrace_<name>`."""
+    return Family(TABLE[f"headrace_{name}"])
+
+
+def single(name: str, value: Number | Histogram) -> Family:
+    """The family of a metric without labels."""
+    made = family(name)
+    made.add(value)
+    return made
 
 
 def bounded(
@@ -119,51 +95,20 @@ def bounded(
     return kept
 
 
+class _Page(Collector):
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[core.Metric]:
+        dropped = family("metrics_dropped")
+        for one in self._families:
+            if one.dropped:
+                dropped.add(one.dropped, family=one.metric.name)
+            if one.count:
+                yield one.collected
+        if dropped.count:
+            yield dropped.collected
+
+
 def format_families(families: Iterable[Family]) -> str:
-    families = list(families)
-    dropped = Family(
-        "headrace_metrics_dropped", "gauge", "Samples left out because a family has too many."
-    )
-    for family in families:
-        if family.dropped:
-            dropped.add(family.dropped, family=family.name)
-    return "".join(_format(one) for one in (*families, dropped) if one.samples)
-
-
-def _format(family: Family) -> str:
-    lines = [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
-    for labels, value in family.samples:
-        if isinstance(value, Histogram):
-            lines += _format_histogram(family.name, labels, value)
-        else:
-            lines.append(f"{family.name}{_labels(labels)} {_number(value)}")
-    return "\n".join(lines) + "\n"
-
-
-def _format_histogram(name: str, labels: Mapping[str, str], histogram: Histogram) -> list[str]:
-    counts = list(accumulate(histogram.counts))
-    lines = [
-        f"{name}_bucket{_labels({**labels, 'le': bound})} {count}"
-        for bound, count in zip(_BOUNDS, counts, strict=True)
-    ]
-    lines.append(f"{name}_sum{_labels(labels)} {_number(histogram.seconds)}")
-    lines.append(f"{name}_count{_labels(labels)} {counts[-1]}")
-    return lines
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    pairs = (
-        f'{name}="{value[:LABEL_CHARACTERS_MAX].translate(_ESCAPES)}"'
-        for name, value in labels.items()
-    )
-    return "{" + ",".join(pairs) + "}"
-
-
-def _number(value: Number) -> str:
-    if isinstance(value, int):
-        return str(int(value))
-    if math.isfinite(value):
-        return repr(value)
-    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    return generate_latest(_Page(families)).decode()

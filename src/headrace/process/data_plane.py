@@ -35,8 +35,7 @@ from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.state_replay import Condition, accept_losses, look_at
 from headrace.web.metrics.broker import ObservedBroker
 from headrace.web.metrics.checks import Observed
-from headrace.web.metrics.cluster import ObservedNode
-from headrace.web.metrics.placement_metrics import ObservedPlacement
+from headrace.web.metrics.cluster import ObservedNode, ObservedPlacement
 from headrace.wire.sbp.messages import ClientRole
 
 _SBP_PART = 0.2

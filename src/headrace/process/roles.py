@@ -36,8 +36,7 @@ from headrace.sbp_client.channels import Connect, PlacementLinks
 from headrace.sbp_client.client import SbpClient
 from headrace.web.metrics.broker import ObservedBroker
 from headrace.web.metrics.checks import Observed
-from headrace.web.metrics.cluster import ObservedNode
-from headrace.web.metrics.placement_metrics import ObservedPlacement
+from headrace.web.metrics.cluster import ObservedNode, ObservedPlacement
 
 
 class Role(ABC):

@@ -18,12 +18,12 @@ def test_requests_are_counted_by_command_dialect_and_refusal() -> None:
     assert (traffic.bytes_in, traffic.bytes_out) == (200, 3)
     text = format_families(of_traffic(traffic))
     for line in (
-        'headrace_broker_requests_total{command="send_messages",dialect="B2"} 1',
-        'headrace_broker_requests_total{command="send_messages",dialect="C"} 2',
-        'headrace_broker_request_errors_total{command="send_messages",code="2010"} 2',
-        'headrace_broker_request_duration_seconds_count{command="send_messages"} 3',
-        "headrace_broker_received_bytes_total 200",
-        "headrace_broker_sent_bytes_total 3",
+        'headrace_broker_requests_total{command="send_messages",dialect="B2"} 1.0',
+        'headrace_broker_requests_total{command="send_messages",dialect="C"} 2.0',
+        'headrace_broker_request_errors_total{code="2010",command="send_messages"} 2.0',
+        'headrace_broker_request_duration_seconds_count{command="send_messages"} 3.0',
+        "headrace_broker_received_bytes_total 200.0",
+        "headrace_broker_sent_bytes_total 3.0",
     ):
         assert line in text.splitlines(), line
 

@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.observability.exposition import (
-    LATENCY_SECONDS,
-    Family,
-    Histogram,
-    bounded,
-    format_families,
-)
-from headrace.observability.metrics import TABLE, family
+from headrace.observability.exposition import Family, bounded, family, format_families
+from headrace.observability.metrics import LATENCY_SECONDS, TABLE, Histogram
 
 
 def test_a_histogram_counts_up_to_each_bound() -> None:
@@ -66,7 +60,7 @@ def test_a_sample_names_the_labels_of_the_table() -> None:
 def test_every_metric_of_the_table_can_be_told() -> None:
     families = []
     for metric in TABLE.values():
-        made = Family(metric.name, metric.kind, metric.help, metric.labels)
+        made = Family(metric)
         value = Histogram() if metric.kind == "histogram" else 1
         made.add(value, **dict.fromkeys(metric.labels, 'a"\\\n'))
         families.append(made)

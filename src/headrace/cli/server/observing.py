@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.observability import tracing
@@ -39,14 +38,12 @@ def make_endpoint(settings: Settings, roles: Sequence[Observed]) -> Endpoint:
 
 
 def read_process() -> ProcessReading:
+    import psutil
+
     from headrace.web.metrics.process import ProcessReading
 
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, IndexError, ValueError):
-        pages = 0  # not Linux
     return ProcessReading(
-        memory_bytes=pages * os.sysconf("SC_PAGE_SIZE"), threads=threading.active_count()
+        memory_bytes=psutil.Process().memory_info().rss, threads=threading.active_count()
     )
 
 

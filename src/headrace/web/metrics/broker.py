@@ -18,8 +18,7 @@ from headrace.broker.partitions.stored_sizes import Figures
 from headrace.broker.service import BrokerService
 from headrace.broker.traffic import Traffic, command_name, dialect_counts
 from headrace.errors import HeadraceError, UnavailableError
-from headrace.observability.exposition import Family, Number, bounded
-from headrace.observability.metrics import family
+from headrace.observability.exposition import Family, Number, bounded, family, single
 from headrace.web.metrics.checks import Check
 
 PARTITIONS_ASKED_MAX = 5_000
@@ -83,15 +82,15 @@ class ObservedBroker:
 
 async def families(service: BrokerService, labels_max: int) -> AsyncIterator[Family]:
     figures = service.statistics()
-    yield _single("broker_leading", int(service.leads))
-    yield _single("broker_epoch", _int(figures, "epoch"))
-    yield _single("broker_relayed_connections", _int(figures, "relayed_connections"))
+    yield single("broker_leading", int(service.leads))
+    yield single("broker_epoch", _int(figures, "epoch"))
+    yield single("broker_relayed_connections", _int(figures, "relayed_connections"))
     if service.term is None or not service.leads:
         return
     for names in (_CATALOGUE, _COUNTERS):
         for key, name in names.items():
-            yield _single(name, _int(figures, key))
-    yield _single("broker_staged_oldest_seconds", _int(figures, "staged_oldest_ms") / 1000)
+            yield single(name, _int(figures, key))
+    yield single("broker_staged_oldest_seconds", _int(figures, "staged_oldest_ms") / 1000)
     for name, keys in _TRANSPORT.items():
         made = family(name)
         for transport, key in zip(("tcp", "quic"), keys, strict=True):
@@ -115,8 +114,8 @@ def of_traffic(traffic: Traffic) -> Iterator[Family]:
             errors.add(count, command=name, code=str(int(status)))
         durations.add(command.durations, command=name)
     yield from (requests, errors, durations)
-    yield _single("broker_received_bytes_total", traffic.bytes_in)
-    yield _single("broker_sent_bytes_total", traffic.bytes_out)
+    yield single("broker_received_bytes_total", traffic.bytes_in)
+    yield single("broker_sent_bytes_total", traffic.bytes_out)
 
 
 async def of_topics(broker: Broker, labels_max: int) -> Iterator[Family]:
@@ -204,15 +203,8 @@ def _names(broker: Broker, topic: Topic) -> tuple[str, str]:
 
 def _of_rows(name: str, rows: Iterable[tuple[tuple[str, ...], Number]]) -> Family:
     made = family(name)
-    assert made.labels is not None
     for values, number in rows:
-        made.add(number, **dict(zip(made.labels, values, strict=True)))
-    return made
-
-
-def _single(name: str, value: Number) -> Family:
-    made = family(name)
-    made.add(value)
+        made.add(number, **dict(zip(made.metric.labels, values, strict=True)))
     return made
 
 

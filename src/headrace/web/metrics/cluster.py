@@ -1,17 +1,24 @@
-"""What a data node tells: appends and fetches, its disk, its ranges, how far replicas are."""
+"""What data nodes and placement managers tell Prometheus.
+
+A data node tells of appends and fetches, its disk, its ranges and how far replicas are; a placement
+manager of who leads, which nodes live and how replicated the log is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from headrace.datanode.metrics import Load
 from headrace.datanode.service import DataNodeService
 from headrace.errors import HeadraceError
-from headrace.observability.exposition import Family, Histogram, Number
-from headrace.observability.metrics import family
+from headrace.observability.exposition import Family, Number, bounded, family, single
+from headrace.observability.metrics import Histogram
+from headrace.placement.service import PlacementService
 from headrace.web.metrics.checks import Check
 
 _DISK_SECONDS = 5.0
+_KEPT_SECONDS = 5.0
 
 _STORAGE = {
     "written_bytes": "node_written_bytes_total",
@@ -41,7 +48,7 @@ class ObservedNode:
         service = self._service()
         if service is None or not service.serving:
             return []
-        return list(families(service, await service.load()))
+        return list(node_families(service, await service.load()))
 
     async def checks(self) -> list[Check]:
         service = self._service()
@@ -81,7 +88,7 @@ def _ranges(service: DataNodeService) -> Check:
     return Check("ranges", not failed, f"{failed} ranges cannot be written" if failed else "")
 
 
-def families(service: DataNodeService, load: Load) -> Iterator[Family]:
+def node_families(service: DataNodeService, load: Load) -> Iterator[Family]:
     # A scrape may look at every range; what the node reports each half second may not.
     counters, storage, io = load.counters, service.store.statistics(), load.io
     leading, server = service.leading.statistics(), service.server_statistics()
@@ -117,12 +124,87 @@ def families(service: DataNodeService, load: Load) -> Iterator[Family]:
         "node_answers_throttled_total": server.get("answers_throttled", 0),
         **{name: storage[key] for key, name in _STORAGE.items()},
     }
-    for name, value in singles.items():
-        made = family(name)
-        made.add(value)
-        yield made
+    yield from (single(name, value) for name, value in singles.items())
     ranges = family("node_ranges")
     ranges.add(load.active_ranges, state="open")
     ranges.add(storage["ranges"] - load.active_ranges, state="sealed")
     ranges.add(storage["ranges_unreadable"], state="unreadable")
     yield ranges
+
+
+class ObservedPlacement:
+    """Counting ranges looks at each of them, so it is done at most every few seconds, however often
+    somebody scrapes."""
+
+    role = "placement-manager"
+
+    def __init__(
+        self,
+        service: Callable[[], PlacementService | None],
+        monotonic: Callable[[], float],
+        *,
+        labels_max: int,
+    ) -> None:
+        self._service = service
+        self._monotonic = monotonic
+        self._labels_max = labels_max
+        self._kept: tuple[float, list[Family]] | None = None
+
+    async def families(self) -> Iterable[Family]:
+        service, now = self._service(), self._monotonic()
+        if service is None:
+            return []
+        if self._kept is None or now - self._kept[0] >= _KEPT_SECONDS:
+            self._kept = (now, list(placement_families(service.statistics(), self._labels_max)))
+        return self._kept[1]
+
+    async def checks(self) -> list[Check]:
+        service = self._service()
+        if service is None:
+            return [Check("started", False, "still starting")]
+        if service.leading:
+            return [Check("leader", True, "leads")]
+        leader = next((one.advertise_addr for one in service.managers() if one.is_leader), "")
+        known = f"follows {leader}"
+        return [Check("leader", bool(leader), known if leader else "nobody leads yet")]
+
+
+def placement_families(figures: dict[str, Any], labels_max: int) -> Iterator[Family]:
+    yield single("placement_leading", int(figures["leading"]))
+    yield single("placement_metadata_version", figures["metadata_version"])
+    yield single("placement_metadata_outdated", int(figures["metadata_outdated"]))
+    yield single("placement_managers", max(1, len(figures["managers"])))
+    if not figures["leading"]:
+        return  # what a follower knows of streams and ranges is nothing, or old
+    nodes = [node for node in figures["nodes"] if node["condition"] != "replaced"]
+    alive = sum(node["alive"] for node in nodes)
+    states = family("placement_nodes")
+    states.add(alive, state="alive")
+    states.add(len(nodes) - alive, state="lost")
+    yield states
+    yield _by_node("placement_node_alive", labels_max, nodes, lambda node: int(node["alive"]))
+    yield _by_node("placement_node_free_bytes", labels_max, nodes, _free_bytes)
+    yield single("placement_streams", figures["streams"])
+    ranges = family("placement_ranges")
+    for state in ("open", "sealed", "sealing"):
+        ranges.add(figures[f"ranges_{state}"], state=state)
+    yield ranges
+    yield single("placement_ranges_under_replicated", figures["ranges_short"])
+    yield single("placement_ranges_unavailable", figures["ranges_unavailable"])
+    yield single("placement_leases_held", figures["leases_held"])
+
+
+def _free_bytes(node: dict[str, Any]) -> int:
+    return int((node["metrics"] or {}).get("disk_free_space", 0))
+
+
+def _by_node(
+    name: str,
+    limit: int,
+    nodes: Iterable[dict[str, Any]],
+    value: Callable[[dict[str, Any]], int],
+) -> Family:
+    made = family(name)
+    for (node,), number in bounded((((str(n["node_id"]),), value(n)) for n in nodes), limit):
+        made.add(number, node=node)
+    return made

@@ -12,8 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from headrace.errors import HeadraceError
-from headrace.observability.exposition import Family, Number, bounded, format_families
-from headrace.observability.metrics import TABLE, family
+from headrace.observability.exposition import (
+    Family,
+    Number,
+    bounded,
+    family,
+    format_families,
+    single,
+)
+from headrace.observability.metrics import TABLE
 from headrace.pipeline.controller.views import (
     ApplicationRow,
     ApplicationView,
@@ -174,9 +181,7 @@ def _of_containers(living: list[ApplicationView]) -> Iterator[Family]:
 def _of_umbilical(statistics: Mapping[str, int]) -> Iterator[Family]:
     for name, value in statistics.items():
         known = f"umbilical_{name}"
-        made = family(known if f"headrace_{known}" in TABLE else f"{known}_total")
-        made.add(value)
-        yield made
+        yield single(known if f"headrace_{known}" in TABLE else f"{known}_total", value)
 
 
 def _instances(view: ApplicationView) -> dict[int, int]:

@@ -1,13 +1,12 @@
-"""What every process tells of itself, and how late its event loop is.
-
-The loop's delay is what a request waits at most because something held the loop: a tick is due
-every second, and how late it comes is the figure.
-
-`/metrics`, `/health` and `/ready` of one process, whatever roles run in it.
+"""`/metrics`, `/health` and `/ready` of one process, whatever roles run in it.
 
 `/health` answers while the event loop turns: restart a process whose does not. `/ready` says
 whether every role here can serve, 503 with the reasons if not: send no traffic there. With a token
 `/metrics` and `/ready` ask for `Authorization: Bearer`; `/health` says nothing worth one.
+
+Beside its roles a process tells of itself: its memory and threads, and how late its event loop is.
+That delay is what a request waits at most because something held the loop: a tick is due every
+second, and how late it comes is the figure.
 """
 
 from __future__ import annotations
@@ -23,8 +22,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from headrace.observability.exposition import CONTENT_TYPE, Family, format_families
-from headrace.observability.metrics import family
+from headrace.observability.exposition import (
+    CONTENT_TYPE,
+    Family,
+    family,
+    format_families,
+    single,
+)
 from headrace.runtime.interfaces import Runtime
 from headrace.web.metrics.checks import Observed, all_ok, ask, describe
 
@@ -84,9 +88,7 @@ class ObservedProcess:
             ("process_loop_delay_seconds", self._delays[-1]),
             ("process_loop_delay_max_seconds", max(self._delays)),
         ):
-            made = family(name)
-            made.add(value)
-            yield made
+            yield single(name, value)
 
 
 class Probes:

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.observability import exposition
 from headrace.observability.exposition import Family, format_families
+from headrace.observability.metrics import Metric
 from headrace.web.metrics.pipelines import METRICS_MAX, format_metrics
 from tests.unit.web.stage import READER, Pipelines, ask, make
 
@@ -19,16 +20,18 @@ async def test_operators_and_containers_are_told() -> None:
     answer = await ask(app, "/metrics", user=READER)
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = answer.text.splitlines()
-    labels = 'application="shop",operator="revenue",instance="0"'
+    labels = 'application="shop",instance="0",{}operator="revenue"'
+    of_operator = labels.format("")
+    of_ratio = labels.format('metric="ratio",')
     for line in (
-        f"headrace_pipeline_operator_rows_in_total{{{labels}}} 200",
-        f"headrace_pipeline_operator_cpu_seconds_total{{{labels}}} 2.0",
-        f"headrace_pipeline_operator_latency_seconds{{{labels}}} 0.01",
-        f'headrace_pipeline_operator_metric{{{labels},metric="ratio"}} 0.5',
-        'headrace_pipeline_state{application="shop",state="RUNNING"} 1',
-        'headrace_pipeline_container_restarts_total{application="shop",container="1"} 0',
-        "headrace_umbilical_calls_served_total 3",
-        "headrace_umbilical_connections 1",
+        f"headrace_pipeline_operator_rows_in_total{{{of_operator}}} 200.0",
+        f"headrace_pipeline_operator_cpu_seconds_total{{{of_operator}}} 2.0",
+        f"headrace_pipeline_operator_latency_seconds{{{of_operator}}} 0.01",
+        f"headrace_pipeline_operator_metric{{{of_ratio}}} 0.5",
+        'headrace_pipeline_state{application="shop",state="RUNNING"} 1.0',
+        'headrace_pipeline_container_restarts_total{application="shop",container="1"} 0.0',
+        "headrace_umbilical_calls_served_total 3.0",
+        "headrace_umbilical_connections 1.0",
     ):
         assert line in lines, line
     for line in lines:
@@ -62,18 +65,19 @@ def test_an_operators_metrics_are_limited(monkeypatch: pytest.MonkeyPatch) -> No
     text = format_metrics(pipelines)
     dropped = 2 * METRICS_MAX - 3
     family = "headrace_pipeline_operator_metric"
-    assert f'headrace_metrics_dropped{{family="{family}"}} {dropped}' in text
+    assert f'headrace_metrics_dropped{{family="{family}"}} {dropped:.1f}' in text
 
 
 def test_numbers_and_labels_are_written_as_prometheus_reads_them() -> None:
-    family = Family("x", "gauge", "help")
+    family = Family(Metric("x", "gauge", "help", ("label",)))
     for value in (1, True, 0.5, float("nan"), float("inf"), float("-inf")):
         family.add(value, label='a"b\\c\nd')
     text = format_families([family])
     assert text.splitlines()[2:] == [
-        f'x{{label="a\\"b\\\\c\\nd"}} {value}' for value in ("1", "1", "0.5", "NaN", "+Inf", "-Inf")
+        f'x{{label="a\\"b\\\\c\\nd"}} {value}'
+        for value in ("1.0", "1.0", "0.5", "NaN", "+Inf", "-Inf")
     ]
-    assert format_families([Family("empty", "gauge", "help")]) == ""
+    assert format_families([Family(Metric("empty", "gauge", "help"))]) == ""
 
 
 def test_a_finished_application_is_only_counted() -> None:
