@@ -17,7 +17,6 @@ from headrace.config.controller import ControllerSettings
 from headrace.errors import InvalidArgumentError, UnavailableError
 from headrace.ids import OperatorId, WindowId
 from headrace.pipeline.controller.application.application import Application
-from headrace.pipeline.controller.application.checkpoints import Checkpoints
 from headrace.pipeline.controller.application.lifecycle import (
     Action,
     ContainerState,
@@ -27,6 +26,7 @@ from headrace.pipeline.controller.application.lifecycle import (
     Record,
     ResetEdges,
 )
+from headrace.pipeline.controller.application.model import Checkpoints
 from headrace.pipeline.controller.journal import ApplicationRecord, Journal
 from headrace.pipeline.plan.logical import Endpoint, LogicalPlan, Operator, Port, Stream
 from headrace.pipeline.plan.physical import PhysicalPlan, make_physical_plan
@@ -267,7 +267,7 @@ class ApplicationMachine(RuleBasedStateMachine):
                         if one.get(id_) is m.DeployState.ACTIVE and name not in given_up
                     ]
                     assert not (reset and running), "what is voided may not go on"
-                self.perform(self.application.on_edges_reset())
+                self.perform(self.application.rollback.on_edges_reset())
 
     @rule(ms=st.sampled_from([0, 100, 1_000, 4_000, 30_000]))
     def tick(self, ms: int) -> None:
@@ -290,7 +290,7 @@ class ApplicationMachine(RuleBasedStateMachine):
                 stats = (m.OperatorStats(window, checkpoint=m.Checkpoint(window)),)
             reports.append(m.OperatorHeartbeat(id_, operators[id_], window_stats=stats))
         heartbeat = m.ContainerHeartbeat(stats=m.ContainerStats(container, tuple(reports)))
-        outcome = self.application.on_heartbeat(heartbeat, self.now)
+        outcome = self.application.deployment.on_heartbeat(heartbeat, self.now)
         self.perform(outcome.actions)
         self.obey(container, outcome.response)
 
@@ -312,7 +312,7 @@ class ApplicationMachine(RuleBasedStateMachine):
         container = data.draw(st.sampled_from(sorted(self.alive)))
         del self.alive[container]
         self.killing.discard(container)
-        self.perform(self.application.on_exit(container, status, self.now))
+        self.perform(self.application.supervision.on_exit(container, status, self.now))
 
     @precondition(lambda self: not self.application.finished)
     @rule(data=st.data())
@@ -325,7 +325,7 @@ class ApplicationMachine(RuleBasedStateMachine):
     def roll_back(self, back: int, name: str) -> None:
         window = WindowGrid(START, 500).window_at(self.now - 500 * back)
         try:
-            actions = self.application.on_rollback(window, self.now, [name])
+            actions = self.application.rollback.on_rollback(window, self.now, [name])
         except (InvalidArgumentError, UnavailableError):
             return  # stopping, purged, or another one is under way
         self.perform(actions)
@@ -334,7 +334,7 @@ class ApplicationMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from("bc"))
     def restart_queries(self, name: str) -> None:
         with contextlib.suppress(InvalidArgumentError):
-            self.perform(self.application.on_property(name, {"p": 1}, self.now)[1])
+            self.perform(self.application.changes.on_property(name, {"p": 1}, self.now)[1])
 
     @rule(adopt=st.booleans())
     def restart_the_controller(self, adopt: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.pipeline.controller.application.checkpoints import Checkpoints
+from headrace.pipeline.controller.application.model import Checkpoints
 from headrace.pipeline.plan.edges import purge_window
 from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 from tests.property.test_pipeline_model import plans

@@ -45,7 +45,7 @@ from headrace.pipeline.container.reports import (
     with_bad_rows,
 )
 from headrace.pipeline.container.window_log import WindowLog, roll_back
-from headrace.pipeline.controller.application.changes import SET_PROPERTY
+from headrace.pipeline.controller.application.operator_requests import SET_PROPERTY
 from headrace.pipeline.controller.application.statistics import TASKS_FINISHED
 from headrace.pipeline.declare.application import Application
 from headrace.pipeline.declare.declarations import OUTPUT_PORT, SPARK, Hook, TopicInput

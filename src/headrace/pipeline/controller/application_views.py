@@ -109,7 +109,7 @@ def _operator(application: Application, operator: Operator, now_ms: int) -> Oper
         function=physical.logical.function,
         type=physical.type.name,
         query=physical.query or None,
-        container=application.container(physical.container).id,
+        container=application.model.container(physical.container).id,
         state=operator.state.value,
         run=operator.run,
         failures=operator.failures,

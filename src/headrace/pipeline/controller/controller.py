@@ -240,7 +240,7 @@ class Controller(Operations):
             if running.observations.on_heartbeat(request, now_ms, known):
                 log.warning("container_clock_ahead", container=request.stats.id)
             before = running.application.checkpoints.committed
-            outcome = running.application.on_heartbeat(request, now_ms)
+            outcome = running.application.deployment.on_heartbeat(request, now_ms)
             await self._perform(running, outcome.actions)
             if tracing.active:
                 traces.on_committed(running.application, before, now_ms)
@@ -380,7 +380,7 @@ class Controller(Operations):
             now_ms = self._now_ms()
             report = m.ReportErrorRequest(action.container_id, (), f"not started: {error}")
             application.on_error(report, now_ms)
-            actions = application.on_exit(action.container_id, LAUNCH_FAILED, now_ms)
+            actions = application.supervision.on_exit(action.container_id, LAUNCH_FAILED, now_ms)
             await self._perform(running, actions)
 
     async def _make_edges(self, plan: PhysicalPlan) -> None:
@@ -400,10 +400,10 @@ class Controller(Operations):
             log.warning("edges_not_made", application=application.name, reason=str(error))
             return False
         if closed > action.after:
-            await self._perform(running, application.on_windows_passed(closed))
+            await self._perform(running, application.scaling.on_windows_passed(closed))
             return True
         running.edges_made = action.plan
-        await self._perform(running, application.on_edges_made(self._now_ms()))
+        await self._perform(running, application.scaling.on_edges_made(self._now_ms()))
         return True
 
     def _hand_over(self, request: LaunchRequest) -> None:
@@ -429,9 +429,9 @@ class Controller(Operations):
             )
         except HeadraceError as error:
             log.warning("edges_not_reset", application=application.name, reason=str(error))
-            application.on_edges_not_reset()
+            application.rollback.on_edges_not_reset()
             return False
-        await self._perform(running, application.on_edges_reset())
+        await self._perform(running, application.rollback.on_edges_reset())
         return True
 
     async def _purge_edges(self, running: Running, action: PurgeEdges) -> None:
@@ -493,7 +493,7 @@ class Controller(Operations):
         if self._closing:
             return  # it ends because we do; the application stays wanted
         async with running.lock:
-            actions = running.application.on_exit(container_id, status, self._now_ms())
+            actions = running.application.supervision.on_exit(container_id, status, self._now_ms())
             await self._perform_or_fail(running, actions)
 
     async def _tick_for_ever(self) -> None:

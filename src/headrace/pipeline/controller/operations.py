@@ -186,7 +186,9 @@ class Operations(ABC):
         returns; for others the operator's queries are started again from where they are."""
         running = self._get(name)
         async with running.lock:
-            requests, actions = running.application.on_property(operator, values, self._now_ms())
+            requests, actions = running.application.changes.on_property(
+                operator, values, self._now_ms()
+            )
             await self._perform(running, actions)
         for request in requests:
             answer = await self._response(running, request)
@@ -197,7 +199,7 @@ class Operations(ABC):
         """Change how many containers run a stateless operator; done when `show` says so."""
         running = self._get(name)
         async with running.lock:
-            actions = running.application.on_instances(operator, instances, self._now_ms())
+            actions = running.application.scaling.on_instances(operator, instances, self._now_ms())
             await self._perform(running, actions)
 
     async def change_plan(self, name: str, requests: Sequence[Mapping[str, Any]]) -> None:
@@ -207,18 +209,18 @@ class Operations(ABC):
             application = running.application
             declared = LogicalPlan.from_json(application.record.declared or application.record.plan)
             wanted = apply_requests(application.plan.logical, declared, requests)
-            after = application.plan_with(wanted)
+            after = application.plan_changes.plan_with(wanted)
             await self._make_edges(after)
             running.edges_made = after
             before = application.plan
-            await self._perform(running, application.on_plan(after, self._now_ms()))
+            await self._perform(running, application.plan_changes.on_plan(after, self._now_ms()))
             await self._remove_positions(before, kept=after)
 
     async def roll_back(self, name: str, window: str, operators: Sequence[str] = ()) -> None:
         """Take operators (all, unless some are named) and what reads them back to a window."""
         running = self._get(name)
         async with running.lock:
-            actions = running.application.on_rollback(
+            actions = running.application.rollback.on_rollback(
                 parse_window(window), self._now_ms(), operators, "asked for"
             )
             await self._perform(running, actions)
@@ -227,7 +229,7 @@ class Operations(ABC):
         """Read a topic again from `starting`: earliest, latest, JSON offsets, or a time."""
         running = self._get(name)
         async with running.lock:
-            actions = running.application.on_replay(topic, starting, self._now_ms())
+            actions = running.application.changes.on_replay(topic, starting, self._now_ms())
             await self._perform(running, actions)
 
     async def start_recording(self, name: str, operator: str, windows: int = 100) -> str:
@@ -243,7 +245,7 @@ class Operations(ABC):
         running = self._get(name)
         async with running.lock:
             application, now_ms = running.application, self._now_ms()
-            id_ = application.on_recording(operator, windows, now_ms, start=start)
+            id_ = application.requests.on_recording(operator, windows, now_ms, start=start)
             await self._perform(running, [])
         return id_
 
@@ -254,7 +256,7 @@ class Operations(ABC):
 
     async def send_request(self, name: str, request: m.StramToNodeRequest) -> None:
         """Queue an operator request; it goes out with the next heartbeat's answer."""
-        self._get(name).application.on_request(request)
+        self._get(name).application.requests.on_request(request)
 
     async def stack_trace(self, name: str, container_id: str) -> str:
         """What the container's threads are doing, as JSON; DeadlineError if it does not say."""
@@ -433,7 +435,7 @@ class Operations(ABC):
         )
 
     async def _response(self, running: Running, request: int) -> m.Value:
-        responses = running.application.responses
+        responses = running.application.requests.responses
         try:
             async with asyncio.timeout(PROPERTY_SECONDS):
                 while request not in responses:

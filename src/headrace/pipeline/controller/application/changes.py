@@ -1,34 +1,68 @@
-"""Changes while an application runs: properties, rollback, replay, recording.
+"""Changes while an application runs: properties, replay, operators that come and go.
 
 Each is journalled before it takes effect and then reaches the containers as a redeployment of the
-queries it concerns; the others go on. A rollback goes over all that reads the rolled-back rows:
-its queries are stopped everywhere, what they published between containers after the window is
-voided, and only then are they started again from that window.
+queries it concerns; the others go on. New operators are deployed where the plan puts them, removed
+ones are undeployed, and one that now has to publish to other containers is started again; an
+operator that stays must go on reading what its checkpoint was made from, so a change of its inputs
+is refused.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.errors import InvalidArgumentError, UnavailableError
-from headrace.ids import WindowId
-from headrace.pipeline.controller.application.deployment import Deployment
+from headrace.pipeline.controller.application.container_supervision import ContainerSupervision
 from headrace.pipeline.controller.application.events import EventType
-from headrace.pipeline.controller.application.lifecycle import Action, Operator, Phase, ResetEdges
+from headrace.pipeline.controller.application.lifecycle import (
+    Action,
+    ContainerState,
+    OperatorState,
+)
+from headrace.pipeline.controller.application.model import ApplicationModel
+from headrace.pipeline.controller.application.operator_requests import (
+    OperatorRequests,
+    live_properties,
+)
 from headrace.pipeline.declare.declarations import check_position
-from headrace.pipeline.plan.edges import purge_window
-from headrace.pipeline.plan.logical import READ_TOPIC
-from headrace.pipeline.plan.logical import Operator as LogicalOperator
-from headrace.wire.umbilical import messages as m
-from headrace.wire.umbilical.windows import NO_WINDOW, format_window
-
-SET_PROPERTY = "setProperty"
+from headrace.pipeline.plan.logical import READ_TOPIC, LogicalPlan
+from headrace.pipeline.plan.physical import PhysicalOperator, PhysicalPlan, make_physical_plan
 
 
-class Changes(Deployment):
-    _request_id: int = 0
+class Queries:
+    """The Spark queries that run an application's operators."""
+
+    def __init__(self, model: ApplicationModel) -> None:
+        self._model = model
+
+    def restart(self, names: Iterable[str]) -> list[Action]:
+        """Undeploy what runs these operators; the deployment that follows has the new values. The
+        record comes before that of the change: a controller that knows the change then also knows
+        that what it finds running may be without it."""
+        fused = {below for name in names for below in self.fused_below(name)}
+        concerned = [one for one in self._model.operators.values() if one.name in fused]
+        ids = [one.physical.id for one in concerned if one.take_down(self._model.run)]
+        return [self._model.journal("outdated", operators=ids, run=self._model.run)] if ids else []
+
+    def fused_below(self, name: str) -> set[str]:
+        """The operator and those that its queries lead to, as far as its containers reach."""
+        wanted = {one.physical.id for one in self._model.named(name)}
+        for operator in self._model.plan.operators:
+            if any(one.local and one.source in wanted for one in operator.inputs):
+                wanted.add(operator.id)
+        return {self._model.plan.by_id[one].logical.name for one in wanted}
+
+
+class Changes:
+    """New values of properties, and topics that are read again."""
+
+    def __init__(
+        self, model: ApplicationModel, requests: OperatorRequests, queries: Queries
+    ) -> None:
+        self._model = model
+        self._requests = requests
+        self._queries = queries
 
     def on_property(
         self, name: str, values: Mapping[str, Any], now_ms: int
@@ -38,243 +72,144 @@ class Changes(Deployment):
         Live ones count from the next batch on: the ids of the requests that the operator's
         instances will confirm are returned. For others its queries are started again.
         """
-        self._check_running()
-        operators = self.named(name)
+        self._model.check_running()
+        operators = self._model.named(name)
         logical = operators[0].physical.logical
         if unknown := sorted(set(values) - set(logical.properties)):
             raise InvalidArgumentError(
                 "no such property", operator=name, property=", ".join(unknown)
             )
         plain = {key: _plain(value) for key, value in values.items()}
-        self._event(now_ms, EventType.SET_PROPERTY, operator=name, values=plain)
-        journal = self._journal("property", operator=name, values=plain)
+        self._model.add_event(now_ms, EventType.SET_PROPERTY, operator=name, values=plain)
+        journal = self._model.journal("property", operator=name, values=plain)
         if set(values) <= live_properties(logical):
-            return [self._ask(one, SET_PROPERTY, plain) for one in operators], [journal]
-        return [], [*self._restart_queries([name]), journal]
-
-    def on_rollback(
-        self, window: WindowId, now_ms: int, names: Iterable[str] = (), reason: str = ""
-    ) -> list[Action]:
-        """Take these operators (all, unless some are named) and what reads them back to a window:
-        everything after it is computed and published again."""
-        self._check_running()
-        if self.record.rollback is not None:
-            raise UnavailableError("a rollback is under way; wait until it is done")
-        if window != NO_WINDOW:
-            self.grid.ordinal(window)
-        if window > self.grid.window_at(now_ms):
-            raise InvalidArgumentError("this window is yet to come", window=format_window(window))
-        self._check_kept(window, now_ms)
-        chosen = list(names) or [one.name for one in self.plan.logical.operators]
-        for name in chosen:
-            self.named(name)
-        affected = sorted(self.downstream_of(chosen))
-        self._check_begun(affected, window)
-        self._event(
-            now_ms, EventType.ROLL_BACK, reason, window=format_window(window), operators=affected
-        )
-        journal = self._journal("rollback", window=int(window), operators=affected)
-        self._begin_rollback(int(window), affected)
-        return [journal]
-
-    def on_edges_reset(self) -> list[Action]:
-        """Only runs that begin now may publish what was voided."""
-        self._deploy_held = False
-        run = self._next_run()
-        for operator in self.operators.values():
-            if operator.roll_back_to is not None:
-                operator.run = run
-        return [self._journal("run", run=run)]
-
-    def on_edges_not_reset(self) -> None:
-        """The broker was out of reach: the next tick tries again."""
-        self._reset_due = True
-
-    def on_checkpoint_lost(self, names: Iterable[str], reason: str, now_ms: int) -> list[Action]:
-        """A query's checkpoint is gone, or belongs to something else: all that reads it is
-        computed again from the beginning, if what that takes is still kept and nobody was promised
-        that a row comes once. Otherwise the application fails: nothing is guessed."""
-        if self.phase is not Phase.RUNNING or self.record.rollback is not None:
-            return []
-        affected = self.downstream_of(names)
-        strict = [
-            name
-            for name in sorted(affected)
-            for one in self.named(name)[:1]
-            if self.plan.attribute(one.physical, "PROCESSING_MODE") == "EXACTLY_ONCE"
-        ]
-        if strict:
-            return self._fail(f"{reason}; {', '.join(strict)} may not publish rows twice", now_ms)
-        if any(one.cascaded for name in names for one in self.named(name)):
-            return self._fail(f"{reason}, again after everything was started anew", now_ms)
-        try:
-            actions = self.on_rollback(NO_WINDOW, now_ms, names, reason)
-        except InvalidArgumentError as error:
-            return self._fail(f"{reason}; {error}", now_ms)
-        for name in names:
-            for one in self.named(name):
-                one.cascaded = True
-        return actions
+            return [self._requests.set_properties(one, plain) for one in operators], [journal]
+        return [], [*self._queries.restart([name]), journal]
 
     def on_replay(self, name: str, starting: str, now_ms: int) -> list[Action]:
         """Read a topic again, from `starting` (as in Application.topic): what reads it in its
         container starts under a new checkpoint, and so without its state."""
-        self._check_running()
-        if self.named(name)[0].physical.logical.function != READ_TOPIC:
+        self._model.check_running()
+        if self._model.named(name)[0].physical.logical.function != READ_TOPIC:
             raise InvalidArgumentError("only a topic can be read again", operator=name)
         check_position("the start of a replay", starting)
-        affected = sorted(self._fused_below(name))
-        self._event(now_ms, EventType.REPLAY, operator=name, starting=starting)
-        beginning = [one for each in affected for one in self.named(each)]
+        affected = sorted(self._queries.fused_below(name))
+        self._model.add_event(now_ms, EventType.REPLAY, operator=name, starting=starting)
+        beginning = [one for each in affected for one in self._model.named(each)]
         for operator in beginning:
             operator.fresh = True
-        generation = self._journal(
+        generation = self._model.journal(
             "generation",
             operators=affected,
             properties={name: {"starting": starting}},
             ids=[one.physical.id for one in beginning],
         )
-        return [*self._restart_queries(affected), generation]
+        return [*self._queries.restart(affected), generation]
 
-    def on_recording(self, name: str, windows: int, now_ms: int, *, start: bool) -> str:
-        """Have every instance keep sample rows of its next windows (or stop it); the recording's
-        id, which is also the name of its folder."""
-        self._check_running()
-        self._request_id += 1
-        id_ = f"{name}-{now_ms}"
-        kind = m.RequestType.START_RECORDING if start else m.RequestType.STOP_RECORDING
-        for operator in self.named(name):
-            self.on_request(
-                m.StramToNodeRequest(
-                    operator.physical.id,
-                    kind,
-                    request_id=self._request_id,
-                    recording_id=id_,
-                    num_windows=windows,
-                )
-            )
-        self._event(now_ms, EventType.RECORDING, operator=name, recording=id_, started=start)
-        return id_
 
-    # how they take effect
+class PlanChanges:
+    """Operators that come and go."""
 
-    def _restart_queries(self, names: Iterable[str]) -> list[Action]:
-        """Undeploy what runs these operators; the deployment that follows has the new values. The
-        record comes before that of the change: a controller that knows the change then also knows
-        that what it finds running may be without it."""
-        fused = {below for name in names for below in self._fused_below(name)}
-        concerned = [one for one in self.operators.values() if _name(one) in fused]
-        ids = [one.physical.id for one in concerned if one.take_down(self._run)]
-        return [self._journal("outdated", operators=ids, run=self._run)] if ids else []
+    def __init__(
+        self, model: ApplicationModel, containers: ContainerSupervision, queries: Queries
+    ) -> None:
+        self._model = model
+        self._containers = containers
+        self._queries = queries
 
-    def _fused_below(self, name: str) -> set[str]:
-        """The operator and those that its queries lead to, as far as its containers reach."""
-        wanted = {one.physical.id for one in self.named(name)}
-        for operator in self.plan.operators:
-            if any(one.local and one.source in wanted for one in operator.inputs):
-                wanted.add(operator.id)
-        return {self.plan.by_id[one].logical.name for one in wanted}
-
-    def _begin_rollback(self, window: int, names: Iterable[str]) -> None:
-        affected = [one for one in self.operators.values() if _name(one) in set(names)]
-        for operator in affected:
-            operator.roll_back_to = window
-            operator.statistics.rewind(WindowId(window))
-            operator.take_down(self._run)
-        self.checkpoints.rewind({one.physical.id for one in affected}, WindowId(window))
-        self._deploy_held = self._reset_due = True
-
-    def _on_undeployed(self, now_ms: int) -> list[Action]:
-        """Once nothing that is rolled back runs, what it published can be voided."""
-        rollback = self.record.rollback
-        if rollback is None or not self._reset_due:
-            return []
-        affected = [one for one in self.operators.values() if _name(one) in rollback.operators]
-        if any(one.may_run for one in affected):
-            return []
-        self._reset_due = False
-        names = set(rollback.operators)
-        split = self.plan.split_streams
-        edges = tuple(
-            one.name
-            for one in self.plan.logical.streams
-            if one.name in split and one.source.operator in names
-        )
-        epoch = self._next_run()
-        return [self._journal("run", run=epoch), ResetEdges(edges, rollback.window, epoch)]
-
-    def _on_started(self, now_ms: int) -> list[Action]:
-        """The rollback is over when everything runs from its window."""
-        if self.record.rollback is None or self._reset_due:
-            return []
-        if any(one.roll_back_to is not None for one in self.operators.values()):
-            return []
-        return [self._journal("rollback", window=None, operators=[])]
-
-    def _check_kept(self, window: WindowId, now_ms: int) -> None:
-        """What was purged cannot be read again."""
-        purged = purge_window(
-            self.grid,
-            self.checkpoints.committed,
-            now_ms=now_ms,
-            rollback_retention_ms=self._settings.rollback_retention_ms,
-        )
-        if self.plan.split_streams and window < purged:
-            raise InvalidArgumentError(
-                "topics between containers keep windows for "
-                "advanced.controller.rollback_retention_ms, and this one is older",
-                window=format_window(window),
-                oldest=format_window(purged),
-            )
-
-    def _check_begun(self, names: Iterable[str], window: WindowId) -> None:
-        """What was before a checkpoint began is not in it."""
-        for name in names:
-            began = self.record.activations.get(name, NO_WINDOW)
-            if window < began:
+    def plan_with(self, plan: LogicalPlan) -> PhysicalPlan:
+        """What a changed plan would be; InvalidArgumentError when it cannot be changed to."""
+        self._model.check_running()
+        if self._model.record.rollback is not None or self._model.record.scaling is not None:
+            raise UnavailableError("another change is under way; wait until it is done")
+        if plan.name != self._model.name:
+            raise InvalidArgumentError("an application keeps its name", name=plan.name)
+        after = make_physical_plan(plan, self._model.plan.identities)
+        for operator in after.operators:
+            before = self._model.plan.by_id.get(operator.id)
+            if before is not None and _sources(before) != _sources(operator):
                 raise InvalidArgumentError(
-                    "its checkpoint began later: with other instances, a replay, or new state",
-                    operator=name,
-                    window=format_window(window),
-                    began=format_window(began),
+                    "its checkpoint belongs to what it reads now: create an operator of another "
+                    "name instead",
+                    operator=operator.logical.name,
                 )
+            if before is not None and before.logical.instances != operator.logical.instances:
+                raise InvalidArgumentError(
+                    "the number of instances is changed by itself", operator=operator.logical.name
+                )
+        return after
 
-    def _ask(self, operator: Operator, cmd: str, arguments: Mapping[str, Any]) -> int:
-        self._request_id += 1
-        values = {name: _value(value) for name, value in arguments.items()}
-        self.on_request(
-            m.StramToNodeRequest(
-                operator.physical.id,
-                m.RequestType.CUSTOM,
-                cmd=cmd,
-                request_id=self._request_id,
-                arguments=values,
-            )
+    def on_plan(self, after: PhysicalPlan, now_ms: int) -> list[Action]:
+        """`after` is what `plan_with` said, and its edges are made."""
+        before = self._model.plan
+        names = {one.name for one in before.logical.operators}
+        kept = {one.name for one in after.logical.operators}
+        self._model.add_event(now_ms, EventType.CHANGE_PLAN)
+        for name in sorted(kept - names):
+            self._model.add_event(now_ms, EventType.CREATE_OPERATOR, operator=name)
+        for name in sorted(names - kept):
+            self._model.add_event(now_ms, EventType.REMOVE_OPERATOR, operator=name)
+        changed = {
+            one.logical.name
+            for one in after.operators
+            if one.id in before.by_id and _differs(before.by_id[one.id], one)
+        }
+        switched = [self.plan_record(after), *self.switch(after, now_ms)]
+        activated = [self._activate(name) for name in sorted(kept - names)]
+        return [
+            *self._queries.restart(changed),
+            *switched,
+            *activated,
+            *self._containers.launch_due(now_ms),
+        ]
+
+    def _activate(self, name: str) -> Action:
+        """An operator that comes new begins where what it reads would recover; one that was there
+        before has a checkpoint that says where it was."""
+        inputs = [one.source for each in self._model.named(name) for one in each.physical.inputs]
+        reached = [self._model.checkpoints.recovery(one) for one in inputs]
+        window = max([self._model.checkpoints.committed, *reached])
+        return self._model.journal("activation", operator=name, window=int(window))
+
+    def switch(self, after: PhysicalPlan, now_ms: int) -> list[Action]:
+        """The new plan in place of the old one; new operators wait to be deployed."""
+        known = set(self._model.operators)
+        self._model.change_plan(after)
+        run = self._model.next_run()
+        for container in self._model.containers:
+            if container.state is ContainerState.NEW:
+                container.launch_after_ms = now_ms
+                continue
+            for operator in container.operators:
+                if operator.physical.id not in known:
+                    operator.state, operator.run = OperatorState.PENDING_DEPLOY, run
+        return [self._model.journal("run", run=run)]
+
+    def plan_record(self, after: PhysicalPlan, scaled: tuple[str, int] | None = None) -> Action:
+        return self._model.journal(
+            "plan",
+            plan={**self._model.record.plan, **after.logical.to_json()},
+            operator_ids=dict(after.identities.operators),
+            container_ids=dict(after.identities.containers),
+            scaled=list(scaled) if scaled is not None else None,
         )
-        return self._request_id
-
-    def _check_running(self) -> None:
-        if self.phase is not Phase.RUNNING:
-            raise InvalidArgumentError(
-                f"the application is {self.phase.value}; resume it first", name=self.name
-            )
 
 
-def _name(operator: Operator) -> str:
-    return operator.physical.logical.name
+def _sources(operator: PhysicalOperator) -> set[tuple[str, str, bool]]:
+    return {(one.stream, one.port, one.local) for one in operator.inputs}
 
 
-def live_properties(operator: LogicalOperator) -> set[str]:
-    value = operator.attributes.get("LIVE_PROPERTIES")
-    return set(json.loads(value.text)) if isinstance(value, m.Json) else set()
+def _differs(before: PhysicalOperator, after: PhysicalOperator) -> bool:
+    """Whether it must be deployed anew: who publishes to it does not matter."""
+    return (before.logical, before.outputs, before.query, before.container) != (
+        after.logical,
+        after.outputs,
+        after.query,
+        after.container,
+    )
 
 
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise InvalidArgumentError("a property is text, a number, a truth value or null")
-
-
-def _value(value: Any) -> m.Value:
-    plain = value is None or isinstance(value, bool | int | float | str)
-    return value if plain else m.Json(json.dumps(value))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.errors import InvalidArgumentError, NotFoundError
 from headrace.ids import OperatorId, WindowId
+from headrace.pipeline.controller.application.container_supervision import ContainerSupervision
 from headrace.pipeline.controller.application.events import EventType
 from headrace.pipeline.controller.application.lifecycle import (
     DEPLOY_STEPS,
@@ -22,14 +22,14 @@ from headrace.pipeline.controller.application.lifecycle import (
     Phase,
     Step,
 )
+from headrace.pipeline.controller.application.model import ApplicationModel
+from headrace.pipeline.controller.application.operator_requests import OperatorRequests
+from headrace.pipeline.controller.application.rollback import Rollback
 from headrace.pipeline.controller.application.statistics import TASKS_FINISHED
-from headrace.pipeline.controller.application.supervision import Supervision
 from headrace.pipeline.plan.deploy import Deployed, deploy_info
 from headrace.wire.umbilical import messages as m
 
 MISSING_MS = 5_000  # an active operator that goes unreported for so long is deployed again
-REQUESTS_MAX = 1_000  # operator requests waiting for a heartbeat
-RESPONSES_MAX = 100  # replies kept until somebody reads them
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +43,28 @@ SMALL_PLAN = 16  # operators; the committed window is computed over all of them
 _ABORT = m.ContainerHeartbeatResponse(shutdown=m.ShutdownType.ABORT)
 
 
-class Deployment(Supervision):
-    responses: dict[int, m.Value]
-    _first_start: bool
-    _deploy_held: bool
+class Deployment:
+    """What every container runs, agreed with it heartbeat by heartbeat."""
 
-    def on_request(self, request: m.StramToNodeRequest) -> None:
-        """Queue an operator request for the next heartbeat of its container."""
-        operator = self.operators.get(OperatorId(request.operator_id))
-        if operator is None:
-            raise NotFoundError("no such operator", operator_id=request.operator_id)
-        if len(operator.requests) >= REQUESTS_MAX:
-            raise InvalidArgumentError("too many requests wait for this operator")
-        operator.requests.append(request)
+    def __init__(
+        self,
+        model: ApplicationModel,
+        containers: ContainerSupervision,
+        rollback: Rollback,
+        requests: OperatorRequests,
+        *,
+        broker: tuple[str, int],
+    ) -> None:
+        self._model = model
+        self._containers = containers
+        self._rollback = rollback
+        self._requests = requests
+        self._broker = broker
+        self._first_start = model.record.run == 0
 
     def on_heartbeat(self, heartbeat: m.ContainerHeartbeat, now_ms: int) -> Outcome:
-        container = self._find(heartbeat.stats.id)
-        if container is None or container.state is ContainerState.KILLED or self.finished:
+        container = self._model.find(heartbeat.stats.id)
+        if container is None or container.state is ContainerState.KILLED or self._model.finished:
             return Outcome(_ABORT, [])
         if container.kill_deadline_ms is not None:
             return Outcome(_ABORT, [])
@@ -68,24 +73,26 @@ class Deployment(Supervision):
         deploy: list[Operator] = []
         reported: set[int] = set()
         for report in heartbeat.stats.operators:
-            operator = self.operators.get(OperatorId(report.node_id))
+            operator = self._model.operators.get(OperatorId(report.node_id))
             if operator is None or operator.physical.container != container.index:
                 undeploy.add(report.node_id)
                 continue
             reported.add(report.node_id)
-            self._take_responses(report)
+            self._requests.on_responses(report.request_response)
             actions += self._step(operator, report, undeploy, deploy, now_ms)
             self._fold(container, operator, report, now_ms)
-            if self.phase in ENDED:  # that operator failed once too often
+            if self._model.phase in ENDED:  # that operator failed once too often
                 return Outcome(_ABORT, actions)
         for operator in container.operators:
             if operator.physical.id not in reported:
                 actions += self._step(operator, None, undeploy, deploy, now_ms)
         actions += self._on_missing(container, reported, deploy, now_ms)
-        if self.phase in ENDED:
+        if self._model.phase in ENDED:
             return Outcome(_ABORT, actions)
-        if len(self.operators) <= SMALL_PLAN:  # the others wait for the next tick, as in the origin
-            self.checkpoints.update(self._frozen())
+        if (
+            len(self._model.operators) <= SMALL_PLAN
+        ):  # the others wait for the next tick, as in the origin
+            self._model.checkpoints.update(self._model.awaiting_deployment())
         deploy = self._with_all_above(container, deploy)
         return Outcome(self._respond(container, undeploy, deploy, bool(reported)), actions)
 
@@ -99,13 +106,13 @@ class Deployment(Supervision):
             container.stack_trace = heartbeat.stack_trace
         if container.state is ContainerState.ALLOCATED:
             container.state = ContainerState.ACTIVE
-            self._event(now_ms, EventType.START_CONTAINER, container=container.id)
-            actions.append(self._record(container))
-            if all(one.state is ContainerState.ACTIVE for one in self.containers):
+            self._model.add_event(now_ms, EventType.START_CONTAINER, container=container.id)
+            actions.append(self._model.container_record(container))
+            if all(one.state is ContainerState.ACTIVE for one in self._model.containers):
                 self._first_start = False
         if heartbeat.restart_requested:
-            self._container_error(container, "the container asks to be replaced", now_ms)
-            actions += self._replace(container, now_ms)
+            self._model.add_container_error(container, "the container asks to be replaced", now_ms)
+            actions += self._containers.replace(container, now_ms)
         return actions
 
     def _step(
@@ -129,21 +136,21 @@ class Deployment(Supervision):
                 return []
             operator.roll_back_to = None
             operator.cause = ""
-            self._operator_event(operator, EventType.START_OPERATOR, now_ms)
-            return self._on_started(now_ms)
+            self._model.add_operator_event(operator, EventType.START_OPERATOR, now_ms)
+            return self._rollback.on_started(now_ms)
         if step is Step.DEPLOY:
             actions = self._make_ready(operator, deploy, now_ms)
             if operator.stale:  # what was on its way is not there: it never came, or comes late
                 operator.sent = operator.stale = False
-                operator.run = self._next_run()
-                record = self._journal("run", run=operator.run)
-                return [*actions, record, *self._on_undeployed(now_ms)]
+                operator.run = self._model.next_run()
+                record = self._model.journal("run", run=operator.run)
+                return [*actions, record, *self._rollback.on_undeployed(now_ms)]
             return actions
         elif step is Step.UNDEPLOY:
             undeploy.add(id_)
         elif step is Step.STOPPED:
             undeploy.add(id_)
-            self._operator_event(operator, EventType.STOP_OPERATOR, now_ms)
+            self._model.add_operator_event(operator, EventType.STOP_OPERATOR, now_ms)
         elif step is Step.FAILED:
             undeploy.add(id_)
             return self._on_operator_failed(operator, now_ms)
@@ -163,7 +170,7 @@ class Deployment(Supervision):
             for one in container.operators
             if one.state is OperatorState.ACTIVE and one.physical.id not in reported
         ]
-        if not missing or not settled or self.phase is not Phase.RUNNING:
+        if not missing or not settled or self._model.phase is not Phase.RUNNING:
             container.missing_ms = None
         elif container.missing_ms is None:
             container.missing_ms = now_ms
@@ -180,11 +187,11 @@ class Deployment(Supervision):
             operator.state = OperatorState.PENDING_DEPLOY
             operator.last_error = "its container does not run it any more, and does not say why"
             operator.cause = operator.last_error
-            self._operator_event(
+            self._model.add_operator_event(
                 operator, EventType.OPERATOR_ERROR, now_ms, reason=operator.last_error
             )
             actions += self._on_operator_failed(operator, now_ms)
-            if self.phase in ENDED:
+            if self._model.phase in ENDED:
                 return actions
             actions += self._redeploy(operator, deploy, now_ms)
         return actions
@@ -194,44 +201,38 @@ class Deployment(Supervision):
         deployed after them, or with them. They may wait for longer, having failed more often."""
         ready = {one.physical.id for one in deploy}
         waiting = {
-            one.physical.logical.name
+            one.name
             for one in container.operators
             if one.state is OperatorState.PENDING_DEPLOY and one.physical.id not in ready
         }
         if not deploy or not waiting:
             return deploy
-        below = self.downstream_of(waiting)
-        return [one for one in deploy if one.physical.logical.name not in below]
-
-    def _on_started(self, now_ms: int) -> list[Action]:
-        return []
-
-    def _on_undeployed(self, now_ms: int) -> list[Action]:
-        return []
+        below = self._model.downstream_of(waiting)
+        return [one for one in deploy if one.name not in below]
 
     def _on_operator_failed(self, operator: Operator, now_ms: int) -> list[Action]:
-        self._operator_event(operator, EventType.STOP_OPERATOR, now_ms, "failed")
-        if self.phase is Phase.STOPPING:
+        self._model.add_operator_event(operator, EventType.STOP_OPERATOR, now_ms, "failed")
+        if self._model.phase is Phase.STOPPING:
             operator.state = OperatorState.INACTIVE
             return []
         operator.on_failure(operator.cause)
-        if reason := self._exhausted(operator):
-            return self._fail(reason, now_ms)
-        operator.deploy_after_ms = now_ms + self._delay_ms(operator.failures)
+        if reason := self._containers.why_exhausted(operator):
+            return self._containers.fail(reason, now_ms)
+        operator.deploy_after_ms = now_ms + self._containers.delay_ms(operator.failures)
         return []
 
     def _redeploy(self, operator: Operator, deploy: list[Operator], now_ms: int) -> list[Action]:
         """The container undeployed it as asked: again, as the next run."""
         operator.sent = operator.stale = False
-        if self.phase is Phase.STOPPING:
+        if self._model.phase is Phase.STOPPING:
             operator.state = OperatorState.INACTIVE
             return []
         operator.outdated = max(operator.outdated, operator.run)  # should it be reported once more
-        operator.run = self._next_run()
+        operator.run = self._model.next_run()
         return [
-            self._journal("run", run=operator.run),
+            self._model.journal("run", run=operator.run),
             *self._make_ready(operator, deploy, now_ms),
-            *self._on_undeployed(now_ms),
+            *self._rollback.on_undeployed(now_ms),
         ]
 
     def _make_ready(self, operator: Operator, deploy: list[Operator], now_ms: int) -> list[Action]:
@@ -243,22 +244,24 @@ class Deployment(Supervision):
         if not operator.fresh or operator.stale:
             return []
         operator.fresh = False
-        operator.activation = int(self.grid.window_at(now_ms))
-        name = operator.physical.logical.name
+        operator.activation = int(self._model.grid.window_at(now_ms))
+        name = operator.name
         window = operator.activation
-        return [self._journal("activation", operator=name, window=window, id=operator.physical.id)]
+        return [
+            self._model.journal("activation", operator=name, window=window, id=operator.physical.id)
+        ]
 
     def _respond(
         self, container: Container, undeploy: set[int], deploy: list[Operator], any_reported: bool
     ) -> m.ContainerHeartbeatResponse:
-        stopping = self.phase is Phase.STOPPING
+        stopping = self._model.phase is Phase.STOPPING
         pending = False
         infos: tuple[m.OperatorDeployInfo, ...] = ()
         requests: list[m.StramToNodeRequest] = []
         if undeploy:
             pending = bool(deploy) and not stopping
         elif deploy and not stopping:
-            pending = self._first_start or self._undeploying() or self._deploy_held
+            pending = self._first_start or self._undeploying() or self._rollback.holds_deployments
             if not pending:
                 infos = tuple(self._deploy_info(operator) for operator in deploy)
                 for operator in deploy:
@@ -276,15 +279,15 @@ class Deployment(Supervision):
             has_pending_requests=pending,
             undeploy_request=tuple(sorted(undeploy)),
             deploy_request=infos,
-            committed_window_id=self.checkpoints.committed,
+            committed_window_id=self._model.checkpoints.committed,
             stack_trace_required=wanted,
         )
 
     def _shutdown(self, any_reported: bool) -> m.ShutdownType | None:
-        idle = all(one.state is OperatorState.INACTIVE for one in self.operators.values())
-        if not any_reported and (idle or self.phase is Phase.STOPPING):
+        idle = all(one.state is OperatorState.INACTIVE for one in self._model.operators.values())
+        if not any_reported and (idle or self._model.phase is Phase.STOPPING):
             return m.ShutdownType.ABORT
-        return m.ShutdownType.WAIT_TERMINATE if self.phase is Phase.STOPPING else None
+        return m.ShutdownType.WAIT_TERMINATE if self._model.phase is Phase.STOPPING else None
 
     def _fold(
         self, container: Container, operator: Operator, report: m.OperatorHeartbeat, now_ms: int
@@ -296,7 +299,7 @@ class Deployment(Supervision):
             finished = stats.metrics.get(TASKS_FINISHED)
             tasks = finished if isinstance(finished, int) else tasks
             moved = operator.statistics.fold(stats, now_ms) or moved
-            if stats.checkpoint is not None and self.checkpoints.on_checkpoint(
+            if stats.checkpoint is not None and self._model.checkpoints.on_checkpoint(
                 operator.physical.id, WindowId(stats.checkpoint.window_id)
             ):
                 self._on_checkpoint(container, operator, now_ms)
@@ -309,8 +312,8 @@ class Deployment(Supervision):
         and whatever went wrong with this operator and those that are only fused above it."""
         failed = [one for one in container.operators if one.failures]
         for each in failed:
-            fused = not each.physical.query and operator.physical.logical.name in (
-                self.downstream_of({each.physical.logical.name})
+            fused = not each.physical.query and operator.name in (
+                self._model.downstream_of({each.name})
             )
             each.on_progress(own=each is operator or fused)
         for each in container.operators:
@@ -318,38 +321,34 @@ class Deployment(Supervision):
         if container.lost_ms is not None:
             container.recovery_ms = now_ms - container.lost_ms
             container.lost_ms = None
-            self._event(
+            self._model.add_event(
                 now_ms,
                 EventType.RECOVERED,
                 container=container.id,
                 recovery_ms=container.recovery_ms,
             )
 
-    def _take_responses(self, report: m.OperatorHeartbeat) -> None:
-        for response in report.request_response:
-            while len(self.responses) >= RESPONSES_MAX:
-                del self.responses[next(iter(self.responses))]
-            self.responses[response.response_id] = response.response
-
     def _deploy_info(self, operator: Operator) -> m.OperatorDeployInfo:
-        name = operator.physical.logical.name
+        name = operator.name
         return deploy_info(
-            self.plan,
+            self._model.plan,
             operator.physical,
             Deployed(
                 run_id=operator.run,
-                recovery=self.checkpoints.recovery(operator.physical.id),
+                recovery=self._model.checkpoints.recovery(operator.physical.id),
                 broker=self._broker,
-                properties=self.record.properties.get(name, {}),
-                generation=self.record.generations.get(name, 0),
+                properties=self._model.record.properties.get(name, {}),
+                generation=self._model.record.generations.get(name, 0),
                 roll_back_to=operator.roll_back_to,
                 until=operator.until,
-                activation=self.record.activations.get(name)
+                activation=self._model.record.activations.get(name)
                 if operator.activation is None
                 else operator.activation,
-                rollbacks=self.record.rollbacks,
+                rollbacks=self._model.record.rollbacks,
             ),
         )
 
     def _undeploying(self) -> bool:
-        return any(one.state is OperatorState.PENDING_UNDEPLOY for one in self.operators.values())
+        return any(
+            one.state is OperatorState.PENDING_UNDEPLOY for one in self._model.operators.values()
+        )

@@ -157,6 +157,11 @@ class Operator:
     requests: list[m.StramToNodeRequest] = field(default_factory=list)
 
     @property
+    def name(self) -> str:
+        """The name in the logical plan, which all instances share."""
+        return self.physical.logical.name
+
+    @property
     def may_run(self) -> bool:
         running = self.state in (OperatorState.ACTIVE, OperatorState.PENDING_UNDEPLOY)
         return running or (self.state is OperatorState.PENDING_DEPLOY and self.sent)

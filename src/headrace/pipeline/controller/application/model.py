@@ -1,15 +1,19 @@
-"""What an application consists of: its plan, containers and operators, and how they are named in
-the journal and in events. `supervision`, `deployment`, `changes` and `state` build on it."""
+"""What an application consists of: its plan, its containers and operators, how far they are, and
+how they are named in the journal and in events.
+
+The parts of an application (`containers`, `deployment`, `rollback`, `changes`, `scaling`) share one
+`ApplicationModel`; what only one of them needs, that part holds itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from headrace.config.controller import ControllerSettings
 from headrace.errors import InvalidArgumentError, NotFoundError
 from headrace.ids import OperatorId, WindowId
-from headrace.pipeline.controller.application.checkpoints import Checkpoints
 from headrace.pipeline.controller.application.events import Events, EventType
 from headrace.pipeline.controller.application.lifecycle import (
     ENDED,
@@ -24,17 +28,100 @@ from headrace.pipeline.controller.application.statistics import OperatorStatisti
 from headrace.pipeline.controller.journal import ApplicationRecord
 from headrace.pipeline.plan.logical import LogicalPlan
 from headrace.pipeline.plan.physical import Identities, PhysicalPlan, make_physical_plan
-from headrace.wire.umbilical.windows import WindowGrid
+from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
+
+CHECKPOINTS_MAX = 1000  # reported and not yet passed by `recovery`; the oldest are forgotten
 
 
-class Roster:
+class Checkpoints:
+    """Recovery checkpoints and the committed window.
+
+        recovery(op)  = newest own checkpoint <= min(recovery(downstream))
+        committed     = min of recovery over all operators
+
+    An operator without a query of its own keeps no checkpoint: it is as far as those it feeds.
+    Neither number ever moves back, because reported checkpoints only grow;
+    tests/property/test_pipeline_model.py holds this against a search over all assignments.
+    """
+
+    def __init__(self, plan: PhysicalPlan, committed: WindowId = NO_WINDOW) -> None:
+        """`committed` is what an earlier life of the controller had reached: every operator
+        recovers at least there."""
+        self._plan = plan
+        self._reported: dict[OperatorId, list[WindowId]] = {
+            operator.id: [] for operator in plan.operators if operator.query
+        }
+        self._recovery = dict.fromkeys(plan.by_id, committed)
+        self.committed = committed
+
+    def on_checkpoint(self, operator: OperatorId, window: WindowId) -> bool:
+        """Whether it is news; a repeated heartbeat brings old ones."""
+        reported = self._reported.get(operator)
+        if reported is None or window <= self.newest(operator):
+            return False
+        reported.append(window)
+        # Dropping an old one can only hold `recovery` back, never move it too far.
+        del reported[:-CHECKPOINTS_MAX]
+        return True
+
+    def rewind(self, operators: Collection[OperatorId], window: WindowId) -> None:
+        """These go back to `window` and report what comes after it again. The committed window
+        stays: what was promised is not taken back, it only grows later."""
+        for operator in self._plan.by_id:
+            if operator in operators:
+                self._recovery[operator] = min(self._recovery[operator], window)
+                reported = self._reported.get(operator, [])
+                del reported[bisect_right(reported, window) :]
+
+    def newest(self, operator: OperatorId) -> WindowId:
+        reported = self._reported.get(operator)
+        return reported[-1] if reported else self._recovery[operator]
+
+    def recovery(self, operator: OperatorId) -> WindowId:
+        return self._recovery[operator]
+
+    def update(self, frozen: Collection[OperatorId] = ()) -> WindowId:
+        """Compute again; `frozen` operators (about to be deployed) keep what they have."""
+        for operator in reversed(self._plan.operators):
+            if operator.id not in frozen:
+                self._recovery[operator.id] = self._recovery_of(operator.id)
+        demanded = [self._recovery[one.id] for one in self._plan.operators if one.query]
+        self.committed = max(self.committed, min(demanded, default=NO_WINDOW))
+        return self.committed
+
+    def _recovery_of(self, operator: OperatorId) -> WindowId:
+        before = self._recovery[operator]
+        below = [self._recovery[one] for one in self._plan.downstream[operator]]
+        reported = self._reported.get(operator)
+        if reported is None:
+            return max(before, min(below, default=before))
+        bound = min(below, default=None)
+        count = len(reported) if bound is None else bisect_right(reported, bound)
+        if count == 0:
+            return before
+        chosen = reported[count - 1]
+        del reported[: count - 1]
+        return max(before, chosen)
+
+    def change_plan(self, plan: PhysicalPlan) -> Checkpoints:
+        """The same for another plan: known operators keep what they have, new ones begin at the
+        committed window."""
+        after = Checkpoints(plan, self.committed)
+        for operator in plan.operators:
+            if operator.id in self._recovery:
+                after._recovery[operator.id] = self._recovery[operator.id]
+            if operator.id in self._reported and operator.id in after._reported:
+                after._reported[operator.id] = self._reported[operator.id]
+        return after
+
+
+class ApplicationModel:
     def __init__(
         self,
         record: ApplicationRecord,
         settings: ControllerSettings,
         *,
         path: str,
-        broker: tuple[str, int] = ("127.0.0.1", 8090),
     ) -> None:
         self.name = record.name
         self.record = record
@@ -46,15 +133,14 @@ class Roster:
         self.events = Events(settings.events_max, record.events)
         self.checkpoints = Checkpoints(self.plan, WindowId(record.committed))
         self.last_error = record.reason if self.phase is Phase.FAILED else ""
-        self._settings = settings
-        self._broker = broker
-        self._run = record.run
-        self._timeout_ms = self._attribute("HEARTBEAT_TIMEOUT_MILLIS")
+        self.settings = settings
+        self.run = record.run  # the last one that was given out
+        self.heartbeat_timeout_ms = self._attribute("HEARTBEAT_TIMEOUT_MILLIS")
         self.operators: dict[OperatorId, Operator] = {}
         self.containers: list[Container] = []
-        self._enroll()
+        self._place_operators()
 
-    def _enroll(self) -> None:
+    def _place_operators(self) -> None:
         """Containers and operators as the plan has them; those that stay keep what they know."""
         before = {one.index: one for one in self.containers}
         known = self.operators
@@ -77,6 +163,12 @@ class Roster:
             container.operators = operators
             self.containers.append(container)
 
+    def change_plan(self, plan: PhysicalPlan) -> None:
+        """The new plan in place of the old one; what stays keeps what it knows."""
+        self.plan = plan
+        self.checkpoints = self.checkpoints.change_plan(plan)
+        self._place_operators()
+
     @property
     def finished(self) -> bool:
         return self.phase in ENDED
@@ -86,7 +178,7 @@ class Roster:
 
     def named(self, name: str) -> list[Operator]:
         """All instances of a logical operator."""
-        found = [one for one in self.operators.values() if one.physical.logical.name == name]
+        found = [one for one in self.operators.values() if one.name == name]
         if not found:
             raise NotFoundError(f"there is no operator {name!r}")
         return found
@@ -102,16 +194,16 @@ class Roster:
                 wanted |= {sink.operator for sink in stream.sinks}
         return wanted
 
-    def _find(self, container_id: str) -> Container | None:
+    def find(self, container_id: str) -> Container | None:
         return next(
             (one for one in self.containers if container_id and one.id == container_id), None
         )
 
-    def _living(self) -> Iterator[Container]:
+    def living(self) -> Iterator[Container]:
         alive = (ContainerState.ALLOCATED, ContainerState.ACTIVE)
         return (container for container in self.containers if container.state in alive)
 
-    def _frozen(self) -> set[OperatorId]:
+    def awaiting_deployment(self) -> set[OperatorId]:
         return {
             id_
             for id_, operator in self.operators.items()
@@ -124,17 +216,24 @@ class Roster:
             raise InvalidArgumentError(f"{name} must be a positive number", value=value)
         return value
 
-    def _next_run(self) -> int:
-        self._run += 1
-        return self._run
+    def next_run(self) -> int:
+        self.run += 1
+        return self.run
+
+    def check_running(self) -> None:
+        """InvalidArgumentError when the application cannot be changed because it does not run."""
+        if self.phase is not Phase.RUNNING:
+            raise InvalidArgumentError(
+                f"the application is {self.phase.value}; resume it first", name=self.name
+            )
 
     # journal and events
 
-    def _journal(self, kind: str, **body: Any) -> Record:
+    def journal(self, kind: str, **body: Any) -> Record:
         return Record(kind, {"application": self.name, **body})
 
-    def _record(self, container: Container) -> Record:
-        return self._journal(
+    def container_record(self, container: Container) -> Record:
+        return self.journal(
             "container",
             index=container.index,
             id=container.id,
@@ -144,19 +243,21 @@ class Roster:
             exit_status=container.exit_status,
         )
 
-    def _event(self, now_ms: int, type: EventType, reason: str = "", **data: Any) -> None:
+    def add_event(self, now_ms: int, type: EventType, reason: str = "", **data: Any) -> None:
         self.events.add(now_ms, type, reason, **data)
 
-    def _container_error(self, container: Container, text: str, now_ms: int) -> None:
+    def add_container_error(self, container: Container, text: str, now_ms: int) -> None:
         self.last_error = text
-        self._event(now_ms, EventType.CONTAINER_ERROR, text, container=container.id)
+        self.add_event(now_ms, EventType.CONTAINER_ERROR, text, container=container.id)
 
-    def _operator_event(
+    def add_operator_event(
         self, operator: Operator, type: EventType, now_ms: int, reason: str = ""
     ) -> None:
         container = self.container(operator.physical.container)
-        name = operator.physical.logical.name
-        self._event(now_ms, type, reason, operator=name, run=operator.run, container=container.id)
+        name = operator.name
+        self.add_event(
+            now_ms, type, reason, operator=name, run=operator.run, container=container.id
+        )
 
 
 def plan_of(record: ApplicationRecord) -> PhysicalPlan:

@@ -8,7 +8,6 @@ import pytest
 
 from headrace.errors import ConfigError, InvalidArgumentError, NotFoundError, UnavailableError
 from headrace.ids import WindowId
-from headrace.pipeline.controller.application.changes import SET_PROPERTY
 from headrace.pipeline.controller.application.events import EventType
 from headrace.pipeline.controller.application.lifecycle import (
     Action,
@@ -19,6 +18,7 @@ from headrace.pipeline.controller.application.lifecycle import (
     Record,
     ResetEdges,
 )
+from headrace.pipeline.controller.application.operator_requests import SET_PROPERTY
 from headrace.pipeline.controller.application.statistics import TASKS_FINISHED
 from headrace.pipeline.controller.journal import ApplicationRecord
 from headrace.pipeline.plan import deploy as d
@@ -124,19 +124,19 @@ def test_each_container_gets_its_part_of_the_graph() -> None:
 
 def test_a_live_property_is_asked_for_and_confirmed() -> None:
     driver = running()
-    requests, actions = driver.application.on_property("store", {"path": "b"}, driver.now)
+    requests, actions = driver.application.changes.on_property("store", {"path": "b"}, driver.now)
     assert driver.perform(actions) == []
     (sent,) = driver.beat(C3, up(4)).node_requests
     assert (sent.cmd, sent.request_id, sent.arguments) == (SET_PROPERTY, requests[0], {"path": "b"})
     answer = m.OperatorHeartbeat(4, ACTIVE, request_response=(m.OperatorResponse(requests[0], ""),))
     driver.beat(C3, answer)
-    assert driver.application.responses == {requests[0]: ""}
+    assert driver.application.requests.responses == {requests[0]: ""}
     assert driver.application.operators[4].state is OperatorState.ACTIVE  # type: ignore[index]
 
 
 def test_another_property_restarts_its_queries_and_stays_for_later_deployments() -> None:
     driver = running()
-    requests, actions = driver.application.on_property("valid", {"limit": 5}, driver.now)
+    requests, actions = driver.application.changes.on_property("valid", {"limit": 5}, driver.now)
     driver.perform(actions)
     assert requests == []
     response = driver.beat(C1, up(1), up(2))
@@ -155,20 +155,20 @@ def test_another_property_restarts_its_queries_and_stays_for_later_deployments()
 def test_wrong_properties_are_refused_before_anything_is_journalled() -> None:
     driver = running()
     with pytest.raises(InvalidArgumentError, match="no such property"):
-        driver.application.on_property("valid", {"size": 5}, driver.now)
+        driver.application.changes.on_property("valid", {"size": 5}, driver.now)
     with pytest.raises(NotFoundError):
-        driver.application.on_property("nobody", {"size": 5}, driver.now)
+        driver.application.changes.on_property("nobody", {"size": 5}, driver.now)
     with pytest.raises(InvalidArgumentError, match="a property is text"):
-        driver.application.on_property("valid", {"limit": [1]}, driver.now)
+        driver.application.changes.on_property("valid", {"limit": [1]}, driver.now)
     driver.stop()
     with pytest.raises(InvalidArgumentError, match="STOPPING"):
-        driver.application.on_property("valid", {"limit": 5}, driver.now)
+        driver.application.changes.on_property("valid", {"limit": 5}, driver.now)
 
 
 def test_a_rollback_stops_all_that_reads_it_then_voids_then_starts() -> None:
     driver = running()
     target = WindowId(window(0))
-    driver.perform(driver.application.on_rollback(target, driver.now + 5_000, ["rich"]))
+    driver.perform(driver.application.rollback.on_rollback(target, driver.now + 5_000, ["rich"]))
     driver.now += 5_000
     assert driver.tick() == []
     assert driver.beat(C1, up(1), up(2)).undeploy_request == ()  # it is above
@@ -181,13 +181,13 @@ def test_a_rollback_stops_all_that_reads_it_then_voids_then_starts() -> None:
     assert isinstance(reset, ResetEdges)
     assert (reset.edges, reset.window) == (("rich",), target)
     assert ids(driver.beat(C2)) == []
-    driver.perform(driver.application.on_edges_reset())
+    driver.perform(driver.application.rollback.on_edges_reset())
     (info,) = driver.beat(C2).deploy_request
     assert info.context_attributes[d.ROLL_BACK_TO] == target
     assert info.context_attributes[d.ROLLBACKS] == 1
     assert info.run_id > reset.epoch
     with pytest.raises(UnavailableError):
-        driver.application.on_rollback(target, driver.now)
+        driver.application.rollback.on_rollback(target, driver.now)
     driver.beat(C2, up(3))
     driver.beat(C3)
     assert rolling_back(driver)
@@ -202,7 +202,7 @@ def rolling_back(driver: Driver) -> bool:
 
 def test_a_rollback_goes_on_after_the_controller() -> None:
     driver = running()
-    driver.perform(driver.application.on_rollback(WindowId(window(0)), driver.now + 5_000))
+    driver.perform(driver.application.rollback.on_rollback(WindowId(window(0)), driver.now + 5_000))
     again = Driver(driver.journal.applications["shop"])
     again.now = driver.now + 5_000
     again.start(adopt=True)
@@ -216,9 +216,9 @@ def test_a_rollback_goes_on_after_the_controller() -> None:
     resets = [one for one in again.killed if isinstance(one, ResetEdges)]
     assert [one.edges for one in resets] == [("valid", "rich")]
     assert again.beat(C2).has_pending_requests
-    again.application.on_edges_not_reset()
+    again.application.rollback.on_edges_not_reset()
     assert [one for one in again.tick() if isinstance(one, ResetEdges)]
-    again.perform(again.application.on_edges_reset())
+    again.perform(again.application.rollback.on_edges_reset())
     assert ids(again.beat(C2)) == [3]
 
 
@@ -230,12 +230,12 @@ def test_a_rollback_goes_on_after_the_controller() -> None:
 def test_no_rollback_to_nowhere(target: int, text: str) -> None:
     driver = running()
     with pytest.raises(InvalidArgumentError, match=text):
-        driver.application.on_rollback(WindowId(target), driver.now)
+        driver.application.rollback.on_rollback(WindowId(target), driver.now)
 
 
 def test_a_replay_starts_what_reads_the_topic_under_a_new_checkpoint() -> None:
     driver = running()
-    driver.perform(driver.application.on_replay("orders", "latest", driver.now))
+    driver.perform(driver.application.changes.on_replay("orders", "latest", driver.now))
     driver.beat(C1, up(1), up(2))
     infos = driver.beat(C1).deploy_request
     assert [info.checkpoint_folder for info in infos] == ["checkpoints/generation-1"] * 2
@@ -245,11 +245,11 @@ def test_a_replay_starts_what_reads_the_topic_under_a_new_checkpoint() -> None:
     assert begun == [began] * 2, "after all windows that the earlier run can have closed"
     assert driver.beat(C2, up(3)).undeploy_request == ()
     with pytest.raises(InvalidArgumentError, match="began later"):
-        driver.application.on_rollback(NO_WINDOW, driver.now)
+        driver.application.rollback.on_rollback(NO_WINDOW, driver.now)
     with pytest.raises(ConfigError, match="a time like"):
-        driver.application.on_replay("orders", "yesterday", driver.now)
+        driver.application.changes.on_replay("orders", "yesterday", driver.now)
     with pytest.raises(InvalidArgumentError, match="only a topic"):
-        driver.application.on_replay("valid", "latest", driver.now)
+        driver.application.changes.on_replay("valid", "latest", driver.now)
 
 
 def restarted(driver: Driver) -> Driver:
@@ -262,7 +262,7 @@ def restarted(driver: Driver) -> Driver:
 
 def test_a_replay_goes_on_after_the_controller() -> None:
     driver = running()
-    driver.perform(driver.application.on_replay("orders", "latest", driver.now))
+    driver.perform(driver.application.changes.on_replay("orders", "latest", driver.now))
     again = restarted(driver)
     assert again.beat(C2, up(3, run=2)).undeploy_request == ()
     answer = again.beat(C1, up(1, run=1), up(2, run=1))
@@ -288,7 +288,7 @@ def test_a_deployment_that_starts_after_a_change_is_replaced() -> None:
     for id_ in (C1, C2, C3):
         driver.beat(id_)
     (sent, _) = driver.beat(C1).deploy_request
-    driver.perform(driver.application.on_replay("orders", "latest", driver.now))
+    driver.perform(driver.application.changes.on_replay("orders", "latest", driver.now))
     driver.beat(C1)  # Spark takes its time to start
     (wanted, _) = driver.beat(C1).deploy_request
     assert wanted.run_id > sent.run_id
@@ -298,13 +298,13 @@ def test_a_deployment_that_starts_after_a_change_is_replaced() -> None:
     assert {info.checkpoint_folder for info in infos} == {"checkpoints/generation-1"}
     new = [up(info.id, run=info.run_id) for info in infos]
     assert driver.beat(C1, *new).undeploy_request == ()
-    assert {one.state for one in driver.application.named("valid")} == {OperatorState.ACTIVE}
+    assert {one.state for one in driver.application.model.named("valid")} == {OperatorState.ACTIVE}
 
 
 def test_a_property_takes_effect_after_the_controller() -> None:
     driver = running()
-    driver.perform(driver.application.on_property("valid", {"limit": 9}, driver.now)[1])
-    driver.perform(driver.application.on_property("store", {"path": "b"}, driver.now)[1])
+    driver.perform(driver.application.changes.on_property("valid", {"limit": 9}, driver.now)[1])
+    driver.perform(driver.application.changes.on_property("store", {"path": "b"}, driver.now)[1])
     again = restarted(driver)
     assert again.beat(C1, up(1, run=1), up(2, run=1)).undeploy_request == (2,)
     assert again.beat(C1, up(1, run=1)).deploy_request[0].properties["limit"] == 9
@@ -314,7 +314,7 @@ def test_a_property_takes_effect_after_the_controller() -> None:
 
 def test_a_change_of_instances_goes_on_after_the_controller() -> None:
     driver = running()
-    driver.perform(driver.application.on_instances("rich", 2, driver.now))
+    driver.perform(driver.application.scaling.on_instances("rich", 2, driver.now))
     again = restarted(driver)
     assert again.beat(C2, up(3, run=2)).undeploy_request == (3,)
     again.beat(C2)
@@ -326,9 +326,9 @@ def test_a_change_of_instances_goes_on_after_the_controller() -> None:
 
 def test_what_is_rolled_back_counts_again_whatever_it_reports_meanwhile() -> None:
     driver = running()
-    driver.perform(driver.application.on_rollback(WindowId(window(0)), driver.now + 5_000))
+    driver.perform(driver.application.rollback.on_rollback(WindowId(window(0)), driver.now + 5_000))
     driver.now += 5_000
-    (one,) = driver.application.named("rich")
+    (one,) = driver.application.model.named("rich")
     driver.beat(C2, up(3, window(2)))
     assert one.statistics.window == window(0)
     assert driver.application.checkpoints.newest(one.physical.id) <= window(0)
@@ -336,7 +336,7 @@ def test_what_is_rolled_back_counts_again_whatever_it_reports_meanwhile() -> Non
 
 def test_recordings_reach_every_instance() -> None:
     driver = running()
-    id_ = driver.application.on_recording("rich", 10, driver.now, start=True)
+    id_ = driver.application.requests.on_recording("rich", 10, driver.now, start=True)
     (sent,) = driver.beat(C2, up(3)).node_requests
     assert (sent.request_type, sent.recording_id, sent.num_windows) == (
         m.RequestType.START_RECORDING,
@@ -419,7 +419,7 @@ def test_a_lost_checkpoint_takes_back_all_that_reads_it() -> None:
     (reset,) = driver.killed
     assert isinstance(reset, ResetEdges)
     assert (reset.edges, reset.window) == (("rich",), -1)
-    driver.perform(driver.application.on_edges_reset())
+    driver.perform(driver.application.rollback.on_edges_reset())
     (info,) = driver.beat(C2).deploy_request
     assert info.context_attributes[d.ROLL_BACK_TO] == -1
     driver.beat(C2, up(3))
@@ -432,7 +432,7 @@ def test_a_lost_checkpoint_takes_back_all_that_reads_it() -> None:
 
 def test_a_lost_checkpoint_is_not_guessed_at_where_rows_must_come_once() -> None:
     driver = chain()
-    store = driver.application.named("store")[0].physical.logical
+    store = driver.application.model.named("store")[0].physical.logical
     store.attributes["PROCESSING_MODE"] = "EXACTLY_ONCE"  # type: ignore[index]
     driver.start()
     killed = lost(driver, 3)
@@ -465,8 +465,8 @@ def test_events_and_totals_survive_the_controller() -> None:
 def change(driver: Driver, *requests: dict[str, Any]) -> list[Action]:
     application = driver.application
     plan = application.plan.logical
-    after = application.plan_with(apply_requests(plan, plan, requests))
-    return driver.perform(application.on_plan(after, driver.now))
+    after = application.plan_changes.plan_with(apply_requests(plan, plan, requests))
+    return driver.perform(application.plan_changes.on_plan(after, driver.now))
 
 
 def test_a_removed_operator_is_undeployed_and_its_container_ends() -> None:
@@ -514,7 +514,9 @@ def test_a_created_operator_gets_a_container_and_what_feeds_it_publishes() -> No
     ]
     application = driver.application
     plan = apply_requests(application.plan.logical, LogicalPlan.from_json(declared), requests)
-    actions = driver.perform(application.on_plan(application.plan_with(plan), driver.now))
+    actions = driver.perform(
+        application.plan_changes.on_plan(application.plan_changes.plan_with(plan), driver.now)
+    )
     (launch,) = actions
     assert isinstance(launch, Launch)
     assert launch.index == 1
@@ -542,7 +544,7 @@ def test_a_change_of_what_an_operator_reads_is_refused() -> None:
 
 def test_instances_change_at_a_window_that_all_have_reached() -> None:
     driver = running()
-    driver.perform(driver.application.on_instances("rich", 2, driver.now))
+    driver.perform(driver.application.scaling.on_instances("rich", 2, driver.now))
     assert driver.tick() == []
     assert driver.beat(C2, up(3)).undeploy_request == (3,)
     assert ids(driver.beat(C2)) == []  # held
@@ -550,7 +552,7 @@ def test_instances_change_at_a_window_that_all_have_reached() -> None:
     (made,) = driver.tick()
     assert isinstance(made, MakeEdges)
     assert (made.after, made.streams) == (window(1), ("rich",))
-    (launch,) = driver.perform(driver.application.on_edges_made(driver.now))
+    (launch,) = driver.perform(driver.application.scaling.on_edges_made(driver.now))
     assert isinstance(launch, Launch)
     infos = driver.beat(C2).deploy_request
     infos += driver.beat(launch.container_id).deploy_request
@@ -566,7 +568,7 @@ def test_instances_change_at_a_window_that_all_have_reached() -> None:
     driver.beat(launch.container_id, up(int(infos[1].id), window(4)))
 
     # And back, with one that is behind.
-    driver.perform(driver.application.on_instances("rich", 1, driver.now))
+    driver.perform(driver.application.scaling.on_instances("rich", 1, driver.now))
     driver.beat(C2, up(3))
     driver.beat(launch.container_id, up(int(infos[1].id)))
     driver.beat(launch.container_id)
@@ -581,7 +583,7 @@ def test_instances_change_at_a_window_that_all_have_reached() -> None:
     driver.beat(C2)
     (made,) = driver.tick()
     assert isinstance(made, MakeEdges)
-    driver.perform(driver.application.on_edges_made(driver.now))
+    driver.perform(driver.application.scaling.on_edges_made(driver.now))
     assert [one.index for one in driver.application.containers] == [0, 1, 2]
     assert driver.beat(launch.container_id).shutdown is m.ShutdownType.ABORT
     (info,) = driver.beat(C2).deploy_request
@@ -592,12 +594,12 @@ def test_instances_change_at_a_window_that_all_have_reached() -> None:
 
 def test_instances_change_after_the_windows_that_passed_without_rows() -> None:
     driver = running()
-    driver.perform(driver.application.on_instances("rich", 2, driver.now))
+    driver.perform(driver.application.scaling.on_instances("rich", 2, driver.now))
     driver.beat(C2, up(3))
     driver.beat(C2)
     driver.tick()
     (made,) = driver.tick()
-    driver.perform(driver.application.on_windows_passed(WindowId(window(7))))
+    driver.perform(driver.application.scaling.on_windows_passed(WindowId(window(7))))
     (info,) = driver.beat(C2).deploy_request  # once more, up to there
     assert info.context_attributes[d.UNTIL] == window(7)
     driver.beat(C2, up(3, run=info.run_id))
@@ -607,7 +609,7 @@ def test_instances_change_after_the_windows_that_passed_without_rows() -> None:
     (made,) = driver.tick()
     assert isinstance(made, MakeEdges)
     assert made.after == window(7)
-    (launch,) = driver.perform(driver.application.on_edges_made(driver.now))
+    (launch,) = driver.perform(driver.application.scaling.on_edges_made(driver.now))
     assert isinstance(launch, Launch)
     (info,) = driver.beat(C2).deploy_request
     assert info.context_attributes[d.ACTIVATION] == window(7)
@@ -619,16 +621,16 @@ def test_instances_change_after_the_windows_that_passed_without_rows() -> None:
 def test_only_a_stateless_operator_gets_other_instances(name: str, text: str) -> None:
     driver = running()
     with pytest.raises(InvalidArgumentError, match=text):
-        driver.application.on_instances(name, 2, driver.now)
+        driver.application.scaling.on_instances(name, 2, driver.now)
 
 
 def test_records_come_first() -> None:
     """What is decided is durable before any container hears of it."""
     driver = running()
-    _, actions = driver.application.on_property("valid", {"limit": 5}, driver.now)
+    _, actions = driver.application.changes.on_property("valid", {"limit": 5}, driver.now)
     assert isinstance(actions[0], Record)
     for some in (
-        driver.application.on_replay("orders", "latest", driver.now),
-        driver.application.on_rollback(WindowId(window(0)), driver.now + 5_000),
+        driver.application.changes.on_replay("orders", "latest", driver.now),
+        driver.application.rollback.on_rollback(WindowId(window(0)), driver.now + 5_000),
     ):
         assert isinstance(some[0], Record)

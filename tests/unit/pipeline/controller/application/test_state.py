@@ -9,7 +9,8 @@ import pytest
 from headrace.config.controller import ControllerSettings
 from headrace.errors import NotFoundError
 from headrace.ids import OperatorId
-from headrace.pipeline.controller.application.application import Application, Outcome
+from headrace.pipeline.controller.application.application import Application
+from headrace.pipeline.controller.application.deployment import Outcome
 from headrace.pipeline.controller.application.events import EventType
 from headrace.pipeline.controller.application.lifecycle import (
     Action,
@@ -91,7 +92,7 @@ class Driver:
         return self.perform(self.application.on_tick(self.now))
 
     def exit(self, container_id: str, status: int) -> list[Action]:
-        return self.perform(self.application.on_exit(container_id, status, self.now))
+        return self.perform(self.application.supervision.on_exit(container_id, status, self.now))
 
     def stop(self) -> list[Action]:
         return self.perform(self.application.on_stop(self.now))
@@ -101,7 +102,9 @@ class Driver:
     ) -> m.ContainerHeartbeatResponse:
         self.now += ms
         stats = m.ContainerStats(container_id, operators)
-        outcome = self.application.on_heartbeat(m.ContainerHeartbeat(stats=stats, **more), self.now)
+        outcome = self.application.deployment.on_heartbeat(
+            m.ContainerHeartbeat(stats=stats, **more), self.now
+        )
         assert isinstance(outcome, Outcome)
         self.killed = self.perform(outcome.actions)
         return outcome.response
@@ -576,7 +579,7 @@ def test_stack_traces_and_requests_go_out_once() -> None:
     driver = Driver()
     id_ = driver.run_both()
     request = m.StramToNodeRequest(2, m.RequestType.CUSTOM, cmd="setProperty", request_id=5)
-    driver.application.on_request(request)
+    driver.application.requests.on_request(request)
     driver.application.on_stack_trace_wanted(id_)
     response = driver.beat(id_, up(1), up(2))
     assert response.node_requests == (request,)
@@ -585,10 +588,10 @@ def test_stack_traces_and_requests_go_out_once() -> None:
     response = driver.beat(id_, up(1), answer, stack_trace="[]")
     assert response.node_requests == ()
     assert not response.stack_trace_required
-    assert driver.application.responses == {5: "ok"}
+    assert driver.application.requests.responses == {5: "ok"}
     assert driver.application.containers[0].stack_trace == "[]"
     with pytest.raises(NotFoundError):
-        driver.application.on_request(m.StramToNodeRequest(99, m.RequestType.CUSTOM))
+        driver.application.requests.on_request(m.StramToNodeRequest(99, m.RequestType.CUSTOM))
 
 
 def test_errors_become_events_with_a_group() -> None:
