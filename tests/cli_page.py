@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import cleandoc
 from typing import Any
 
 from headrace.cli.command_table import COMMANDS
+from headrace.cli.connection import CONTROL_OPTIONS as CONTROL
 from headrace.cli.connection import OPTIONS as CONNECTION
-from headrace.cli.control_api import OPTIONS as CONTROL
 from headrace.cli.tree import load
 
 
@@ -56,7 +57,7 @@ def parameters(command: Any) -> Iterator[str]:
 def rows() -> list[list[str]]:
     found = []
     for name, command in commands():
-        text = (command.help or "").split("\n\n")[0].replace("\n", " ")
+        text = cleandoc(command.help or "").split("\n\n")[0].replace("\n", " ")
         if not text:
             raise UndescribedError(f"{name}: no description")
         mark, _ = shared(command)

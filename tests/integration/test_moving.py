@@ -16,8 +16,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import Producer
-from typer.testing import CliRunner
 
 from headrace.cli.main import app
 from headrace.cli.messages.records import from_line, to_line

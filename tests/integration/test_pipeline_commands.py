@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
-import typer
+from click.testing import CliRunner
 from msgspec.structs import replace
-from typer.testing import CliRunner
 
-from headrace.cli import completion
+from headrace.cli import server_names
 from headrace.cli.advice import advice
 from headrace.cli.main import app as commands
 from headrace.errors import HeadraceError, NotFoundError
@@ -118,13 +118,14 @@ async def test_a_pipeline_is_shown_within_a_terminal(
 
 
 async def test_pipelines_are_completed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion, "SECONDS", 30.0)
-    context = typer.Context(typer.main.get_command(commands))
+    monkeypatch.setattr(server_names, "SECONDS", 30.0)
+    context = click.Context(commands)
+    parameter = click.Argument(["name"])
     context.params = {"http": served.address, "username": READER[0], "password": READER[1]}
-    assert await asyncio.to_thread(completion.pipelines, context, "sh") == ["shop"]
-    assert await asyncio.to_thread(completion.pipelines, context, "x") == []
+    assert await asyncio.to_thread(server_names.pipelines, context, parameter, "sh") == ["shop"]
+    assert await asyncio.to_thread(server_names.pipelines, context, parameter, "x") == []
     context.params["password"] = "wrong"
-    assert await asyncio.to_thread(completion.pipelines, context, "sh") == []
+    assert await asyncio.to_thread(server_names.pipelines, context, parameter, "sh") == []
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 from msgspec.structs import replace
-from typer.testing import CliRunner, Result
 
 from headrace.cli.main import app as commands
 from headrace.errors import HeadraceError, NotFoundError, UnavailableError

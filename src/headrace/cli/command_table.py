@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """`home` is module:attribute below `headrace.cli`: a function, or a Typer for a noun."""
+    """`home` is module:attribute below `headrace.cli`: a command, or a group for a noun."""
 
     home: str
     sentence: str

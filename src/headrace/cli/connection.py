@@ -11,22 +11,22 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
-
-from headrace.cli import completion
-from headrace.cli.options import HTTP, TLS, TLS_DEFAULTS, TLS_OPTIONS, Tls, with_options
+from headrace.cli import profile_file
+from headrace.cli.declare import Decorator, option, shared_options
 
 if TYPE_CHECKING:
     from headrace.client.connection import Link
     from headrace.client.iggy import IggyClient
     from headrace.errors import HeadraceError
     from headrace.net.tls import ClientTls
+    from headrace.wire.iggy.vsr.client import Conversation
 
 T = TypeVar("T")
 
 ADDRESS = "127.0.0.1:8090"
+HTTP = "127.0.0.1:3000"
 USERNAME = "iggy"
 PASSWORD = "iggy"  # what `headrace up --dev` sets; any other server refuses it
 
@@ -40,62 +40,102 @@ class Target:
     password: str = PASSWORD
     token: str = ""
     http: str = HTTP
-    """Of the control plane, for the commands that ask it as well."""
+    """Of the control plane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """What the command line said about TLS."""
+
+    wanted: bool = False
+    ca: str = ""
+    server_name: str = ""
+    insecure: bool = False
 
 
 TARGET: ContextVar[Target] = ContextVar("target", default=Target())  # noqa: B039  # frozen
+TLS: ContextVar[Tls] = ContextVar("tls", default=Tls())  # noqa: B039  # frozen
 
-OPTIONS: dict[str, Any] = {
-    "address": Annotated[
-        str | None,
-        typer.Option(
-            "--address", envvar="HEADRACE_ADDRESS", help=f"The broker's Iggy port. [{ADDRESS}]"
-        ),
-    ],
-    "username": Annotated[str | None, typer.Option("--username", envvar="HEADRACE_USERNAME")],
-    "password": Annotated[str | None, typer.Option("--password", envvar="HEADRACE_PASSWORD")],
-    "token": Annotated[
-        str | None,
-        typer.Option("--token", envvar="HEADRACE_TOKEN", help="Instead of user and password."),
-    ],
-    "profile": Annotated[
-        str | None,
-        typer.Option(
-            "--profile",
-            help="Of `headrace profile`, not the current one.",
-            autocompletion=completion.profiles,
-        ),
-    ],
+TLS_OPTIONS: dict[str, Decorator] = {
+    "tls": option("--tls", is_flag=True, envvar="HEADRACE_TLS", help="Connect over TLS."),
+    "tls_ca": option(
+        "--tls-ca",
+        default="",
+        envvar="HEADRACE_TLS_CA",
+        help="File with the authorities to trust, PEM; the system's if empty.",
+    ),
+    "tls_server_name": option(
+        "--tls-server-name",
+        default="",
+        envvar="HEADRACE_TLS_SERVER_NAME",
+        help="Name in the server's certificate, if not the host of the address.",
+    ),
+    "tls_insecure": option(
+        "--tls-insecure", is_flag=True, help="Trust any certificate: development only."
+    ),
+}
+http_option = option(
+    "--http", envvar="HEADRACE_HTTP", help=f"The control plane's HTTP port. [{HTTP}]"
+)
+USER_OPTIONS: dict[str, Decorator] = {
+    "username": option("--username", envvar="HEADRACE_USERNAME"),
+    "password": option("--password", envvar="HEADRACE_PASSWORD"),
+}
+profile_option = option(
+    "--profile",
+    help="Of `headrace profile`, not the current one.",
+    shell_complete=profile_file.complete,
+)
+OPTIONS: dict[str, Decorator] = {
+    "address": option(
+        "--address", envvar="HEADRACE_ADDRESS", help=f"The broker's Iggy port. [{ADDRESS}]"
+    ),
+    **USER_OPTIONS,
+    "token": option("--token", envvar="HEADRACE_TOKEN", help="Instead of user and password."),
+    "profile": profile_option,
     **TLS_OPTIONS,
 }
-DEFAULTS: dict[str, Any] = {
-    "address": None, "username": None, "password": None, "token": None, "profile": None,
-    **TLS_DEFAULTS,
-}  # fmt: skip
+CONTROL_OPTIONS: dict[str, Decorator] = {
+    "http": http_option,
+    **USER_OPTIONS,
+    "profile": profile_option,
+    **TLS_OPTIONS,
+}
 
 
-def connects(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options that say which broker; `with_broker` looks at them."""
+@contextmanager
+def chosen(given: dict[str, Any]) -> Iterator[None]:
+    """The server that these values of options name, for as long as this is entered."""
+    target, tls = resolve({"address": None, "token": None, "http": None, **given})
+    tokens = TARGET.set(target), TLS.set(tls)
+    try:
+        yield
+    finally:
+        TARGET.reset(tokens[0])
+        TLS.reset(tokens[1])
 
-    @functools.wraps(command)
-    def run(**arguments: Any) -> None:
-        given = {name: arguments.pop(name) for name in OPTIONS}
-        target, tls = resolve(given)
-        tokens = TARGET.set(target), TLS.set(tls)
-        try:
-            command(**arguments)
-        finally:
-            TARGET.reset(tokens[0])
-            TLS.reset(tokens[1])
 
-    return with_options(run, command, OPTIONS, DEFAULTS)
+@contextmanager
+def chosen_tls(given: dict[str, Any]) -> Iterator[None]:
+    wanted, ca, name, insecure = (given[option] for option in TLS_OPTIONS)
+    token = TLS.set(Tls(wanted or bool(ca) or insecure, ca, name, insecure))
+    try:
+        yield
+    finally:
+        TLS.reset(token)
+
+
+# What gives a command the options that say which broker; `with_broker` looks at them.
+connects = shared_options(OPTIONS, chosen)
+# What gives a command the options that say which control plane; `control_api` looks at them.
+controls = shared_options(CONTROL_OPTIONS, chosen)
+# What gives a command the TLS options alone.
+takes_tls = shared_options(TLS_OPTIONS, chosen_tls)
 
 
 def resolve(given: dict[str, Any]) -> tuple[Target, Tls]:
     """What the options say, and where they say nothing the profile."""
-    from headrace.cli import profiles
-
-    profile = profiles.chosen(given["profile"])
+    profile = profile_file.chosen(given["profile"])
     value = functools.partial(_value, given, profile)
     # Whoever names a user on the command line does not mean the profile's token, nor its password.
     named = given["username"] is not None or given["password"] is not None
@@ -105,7 +145,7 @@ def resolve(given: dict[str, Any]) -> tuple[Target, Tls]:
     return (
         Target(
             value("address", ADDRESS), value("username", USERNAME),
-            value("password", PASSWORD), token, str(profile.get("http") or HTTP),
+            value("password", PASSWORD), token, value("http", HTTP),
         ),
         Tls(wanted, ca, value("tls_server_name", ""), given["tls_insecure"]),
     )  # fmt: skip
@@ -124,23 +164,35 @@ def _value(given: dict[str, Any], profile: dict[str, Any], name: str, default: s
 
 def with_broker(work: Callable[[IggyClient], Awaitable[T]]) -> T:
     """Connect, log in, run `work`, close. Errors leave as HeadraceError."""
-    from headrace.client.iggy import IggyClient
-    from headrace.runtime.system import run, system_runtime
-
-    target = TARGET.get()
-    host, port = address_of(target)
-    tls = client_tls()
+    from headrace.runtime.system import run
 
     async def main() -> T:
-        async with await IggyClient.connect(system_runtime(), host, port, tls=tls) as client:
-            with speaking_iggy(target.address):
-                if target.token:
-                    await client.login_with_token(target.token)
-                else:
-                    await client.login(target.username, target.password)
+        async with await log_in() as client:
             return await work(client)
 
     return run(main())
+
+
+async def log_in(conversation: Conversation | None = None) -> IggyClient:
+    """A client of the chosen broker, logged in. Whoever asked for the client closes it."""
+    from headrace.client.iggy import IggyClient
+    from headrace.runtime.system import system_runtime
+
+    target = TARGET.get()
+    host, port = address_of(target)
+    client = await IggyClient.connect(
+        system_runtime(), host, port, tls=client_tls(), conversation=conversation
+    )
+    try:
+        with speaking_iggy(target.address):
+            if target.token:
+                await client.login_with_token(target.token)
+            else:
+                await client.login(target.username, target.password)
+    except BaseException:
+        await client.close()
+        raise
+    return client
 
 
 def with_link(work: Callable[[Link], Awaitable[T]], *, retry_seconds: float) -> T:

@@ -1,30 +1,10 @@
-"""The control plane's JSON API for one command: the options that say where, and the calls.
-
-As in `broker.py`: an option wins over its environment variable, that over the profile, that over
-what `headrace up --dev` serves.
-"""
+"""The control plane's JSON API: calls to the server that the options of a command chose."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from headrace.cli import completion
-from headrace.cli.connection import client_tls, resolve
-from headrace.cli.options import (
-    HTTP,
-    PASSWORD,
-    TLS,
-    TLS_DEFAULTS,
-    TLS_OPTIONS,
-    USERNAME,
-    with_options,
-)
+from headrace.cli.connection import TARGET, client_tls
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,74 +13,16 @@ if TYPE_CHECKING:
 SUBMIT_SECONDS = 60.0
 _NO_WINDOW = "f" * 16
 
-Pipeline = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.pipelines)]
 
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a command goes, and as whom."""
-
-    http: str = HTTP
-    username: str = USERNAME
-    password: str = PASSWORD
-
-
-TARGET: ContextVar[Target] = ContextVar("http target", default=Target())  # noqa: B039  # frozen
-
-OPTIONS: dict[str, Any] = {
-    "http": Annotated[
-        str | None,
-        typer.Option(
-            "--http", envvar="HEADRACE_HTTP", help=f"The control plane's HTTP port. [{HTTP}]"
-        ),
-    ],
-    "username": Annotated[str | None, typer.Option("--username", envvar="HEADRACE_USERNAME")],
-    "password": Annotated[str | None, typer.Option("--password", envvar="HEADRACE_PASSWORD")],
-    "profile": Annotated[
-        str | None,
-        typer.Option(
-            "--profile",
-            help="Of `headrace profile`, not the current one.",
-            autocompletion=completion.profiles,
-        ),
-    ],
-    **TLS_OPTIONS,
-}
-DEFAULTS: dict[str, Any] = {
-    "http": None, "username": None, "password": None, "profile": None, **TLS_DEFAULTS,
-}  # fmt: skip
-
-
-def controls(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options that say which control plane; `control_api` looks at them."""
-
-    @functools.wraps(command)
-    def run(**arguments: Any) -> None:
-        given = {name: arguments.pop(name) for name in OPTIONS}
-        target, tls = _target(given)
-        tokens = TARGET.set(target), TLS.set(tls)
-        try:
-            command(**arguments)
-        finally:
-            TARGET.reset(tokens[0])
-            TLS.reset(tokens[1])
-
-    return with_options(run, command, OPTIONS, DEFAULTS)
-
-
-def _target(given: dict[str, Any]) -> tuple[Target, Any]:
-    found, tls = resolve({"address": None, "token": None, **given})
-    return Target(str(given["http"] or found.http), found.username, found.password), tls
-
-
-def control_api() -> Api:
+def control_api(http: str | None = None) -> Api:
+    """The API of the control plane that the options chose, or of the one at `http`."""
     target = TARGET.get()
-    return Api(target.http, target.username, target.password)
+    return Api(http or target.http, target.username, target.password)
 
 
-def pipeline_api() -> PipelineApi:
+def pipeline_api(http: str | None = None) -> PipelineApi:
     target = TARGET.get()
-    return PipelineApi(target.http, target.username, target.password)
+    return PipelineApi(http or target.http, target.username, target.password)
 
 
 class Api:

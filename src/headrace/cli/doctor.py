@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from headrace.cli.connection import TARGET, connects
-from headrace.cli.options import AsJson
+from headrace.cli.declare import command, option
 from headrace.cli.output import print_json
+from headrace.cli.parameters import json_option
 from headrace.observability.escaping import escape
 
 if TYPE_CHECKING:
@@ -52,13 +53,11 @@ class Finding:
     fix: str = ""
 
 
+@command("doctor")
+@option("--data-dir", default="headrace-data", help="Where the log is, or will be, kept.")
+@json_option
 @connects
-def doctor(
-    data_dir: Annotated[
-        str, typer.Option("--data-dir", help="Where the log is, or will be, kept.")
-    ] = "headrace-data",
-    as_json: AsJson = False,
-) -> None:
+def doctor(data_dir: str, as_json: bool) -> None:
     """Look for what would keep Headrace from working here, and say how to mend it."""
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         check_python, check_versions, check_java, check_files, check_memory,
@@ -71,7 +70,7 @@ def doctor(
     else:
         _print(findings)
     if any(finding.level is Level.BROKEN for finding in findings):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _print(findings: list[Finding]) -> None:
@@ -290,11 +289,9 @@ def check_pipelines() -> Iterator[Finding]:
 
 
 def _ask_control() -> dict[str, Any]:
-    from headrace.cli.control_api import Api
+    from headrace.cli.control_api import control_api
 
-    target = TARGET.get()
-    http = os.environ.get("HEADRACE_HTTP") or target.http
-    api = Api(http, target.username, target.password)
+    api = control_api(os.environ.get("HEADRACE_HTTP"))
     return dict(api.get("/problems", seconds=CONTROL_SECONDS))
 
 

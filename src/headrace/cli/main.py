@@ -4,42 +4,58 @@ is heavy by the code of the command that needs it."""
 from __future__ import annotations
 
 import sys
-from typing import Annotated
 
-import typer
+import click
 
-from headrace.cli.tree import HELP_COLUMNS_MAX, Tree
+from headrace.cli.shell_setup import install_completion, show_completion
+from headrace.cli.tree import Tree
 
-app = typer.Typer(
-    name="headrace",
+HELP_COLUMNS_MAX = 100
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(f"headrace {version('headrace')}")
+        ctx.exit()
+
+
+@click.group(
+    "headrace",
     cls=Tree,
-    help="A durable streaming log that Apache Iggy clients speak to, with PySpark pipelines on it.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": HELP_COLUMNS_MAX,
+        "show_default": True,
     },
 )
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"headrace {version('headrace')}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    _version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
-    ] = False,
-) -> None:
-    """Set nothing up: each command does what it needs."""
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version.",
+)
+@click.option(
+    "--install-completion",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=install_completion,
+    help="Install completion for the current shell.",
+)
+@click.option(
+    "--show-completion",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=show_completion,
+    help="Show completion for the current shell, to copy it or customize the installation.",
+)
+def app() -> None:
+    """A durable streaming log that Apache Iggy clients speak to, with PySpark pipelines on it."""
 
 
 def main() -> None:

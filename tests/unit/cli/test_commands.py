@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
-from headrace.cli import completion
+from headrace.cli import server_names, shell_setup
 from headrace.cli.command_table import COMMANDS as FIRST
 from headrace.cli.main import app
 from headrace.cli.tree import load
@@ -106,12 +106,12 @@ def test_a_name_with_a_slip_gets_a_suggestion() -> None:
 def test_a_shell_is_offered_what_fits(line: str, offered: set[str]) -> None:
     words = line.split(" ")
     completing = {
-        "_HEADRACE_COMPLETE": "complete_bash",
+        "_HEADRACE_COMPLETE": "bash_complete",
         "COMP_WORDS": line,
         "COMP_CWORD": str(len(words) - 1),
     }
     done = _run("--no-such-option", **completing)
-    assert set(done.stdout.split()) == offered
+    assert set(done.stdout.split()) == {f"plain,{each}" for each in offered}
     assert not {"pydantic", "rich", "asyncio"} & _modules(done)
 
 
@@ -122,11 +122,12 @@ def test_wrong_usage_exits_with_2() -> None:
 
 def test_completion_never_fails_and_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_PROFILE", "")
-    context = typer.Context(typer.main.get_command(app))
+    context = click.Context(app)
+    parameter = click.Argument(["name"])
     context.params = {"address": "127.0.0.1:1", "http": "127.0.0.1:1"}
-    looks = (completion.streams, completion.topics, completion.users, completion.pipelines)
+    looks = (server_names.streams, server_names.topics, server_names.users, server_names.pipelines)
     for look in looks:
-        assert look(context, "a") == []
+        assert look(context, parameter, "a") == []
 
 
 _PROGRAM = (
@@ -198,7 +199,7 @@ def test_the_command_line_starts_quickly(tmp_path: Path) -> None:
     library: list[float] = []
     ours: dict[str, list[float]] = {line: [] for line in lines}
     for _ in range(15):  # the first one compiles
-        library.append(_seconds(compiled, "-c", "import typer, typer.completion"))
+        library.append(_seconds(compiled, "-c", "import click, click.shell_completion"))
         for line, taken in ours.items():
             taken.append(_seconds(compiled, "-m", "headrace.cli.main", *line.split()))
         slow = [
@@ -208,3 +209,44 @@ def test_the_command_line_starts_quickly(tmp_path: Path) -> None:
         if not slow:
             break
     assert not slow, (ours, library)
+
+
+@pytest.mark.parametrize(
+    ("shell", "path", "settings"),
+    [
+        ("bash", ".bash_completions/headrace.sh", ".bashrc"),
+        ("zsh", ".zfunc/_headrace", ".zshrc"),
+        ("fish", ".config/fish/completions/headrace.fish", None),
+    ],
+)
+def test_completion_is_installed_once_however_often(
+    shell: str, path: str, settings: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell_setup, "_current_shell", lambda: shell)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if settings is not None:
+        (tmp_path / settings).write_text("alias a=b\n")
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["--install-completion"])
+        assert (done.exit_code, str(tmp_path / path) in done.output) == (0, True)
+    assert f"{shell}_complete" in (tmp_path / path).read_text()
+    assert (tmp_path / path).read_text() in CliRunner().invoke(app, ["--show-completion"]).output
+    if settings is not None:
+        lines = (tmp_path / settings).read_text().splitlines()
+        assert lines[0] == "alias a=b"
+        assert len(set(lines)) == len(lines) > 1
+
+
+def test_a_shell_that_is_not_known_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell_setup, "_current_shell", lambda: "tcsh")
+    for line in ("--install-completion", "--show-completion"):
+        done = CliRunner().invoke(app, [line])
+        assert (done.exit_code, "tcsh is not supported" in done.output) == (1, True)
+
+
+def test_an_interrupted_command_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headrace.cli.profiles.load", interrupt)
+    assert CliRunner().invoke(app, ["profile", "list"]).exit_code == 130

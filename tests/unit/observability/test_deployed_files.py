@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]  # a dependency of mkdocs; no stubs
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from headrace.cli.main import app
 from headrace.observability.alerts import ALERTS, alerts_yaml, scrape_yaml

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
-from headrace.cli.options import AsJson
+from headrace.cli.declare import argument, command, option
 from headrace.cli.output import byte_progress, note, print_fields, print_json
+from headrace.cli.parameters import json_option
 
-DataDir = Annotated[str, typer.Option("--data-dir", help="Of `headrace up`, or of one role.")]
 DATA_DIR = "headrace-data"
+data_dir_option = option("--data-dir", default=DATA_DIR, help="Of `headrace up`, or of one role.")
 
 
-def backup(
-    target: Annotated[Path, typer.Argument(metavar="BACKUP", help="A folder that is not there.")],
-    data_dir: DataDir = DATA_DIR,
-    link: Annotated[
-        bool,
-        typer.Option(
-            "--link", help="Share finished segments with the data directory instead of copying."
-        ),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+@command("backup")
+@argument(
+    "target", type=click.Path(path_type=Path), metavar="BACKUP", help="A folder that is not there."
+)
+@data_dir_option
+@option(
+    "--link",
+    is_flag=True,
+    help="Share finished segments with the data directory instead of copying.",
+)
+@json_option
+def backup(target: Path, data_dir: str, link: bool, as_json: bool) -> None:
     """Copy a data directory while it is in use: everything acknowledged before is in the copy.
 
     Metadata, log and pipelines' checkpoints are taken so that they belong together. --link needs
@@ -43,11 +44,11 @@ def backup(
     print_fields(fields, as_json=as_json)
 
 
-def restore(
-    source: Annotated[Path, typer.Argument(metavar="BACKUP", help="What `backup` made.")],
-    data_dir: DataDir = DATA_DIR,
-    as_json: AsJson = False,
-) -> None:
+@command("restore")
+@argument("source", type=click.Path(path_type=Path), metavar="BACKUP", help="What `backup` made.")
+@data_dir_option
+@json_option
+def restore(source: Path, data_dir: str, as_json: bool) -> None:
     """Bring a backup back into an empty data directory; every file is checked on the way.
 
     Then start it as ever: `headrace up --data-dir DIR`. Never start the copy while the original
@@ -65,10 +66,12 @@ def restore(
     print_fields(fields, as_json=as_json)
 
 
-def verify(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A backup or a data directory.")],
-    as_json: AsJson = False,
-) -> None:
+@command("verify")
+@argument(
+    "path", type=click.Path(path_type=Path), metavar="PATH", help="A backup or a data directory."
+)
+@json_option
+def verify(path: Path, as_json: bool) -> None:
     """Read a backup, or a data directory that nobody uses, from end to end and say what is wrong.
 
     Every checksum, the end of every range, and metadata against data. Exit 0 only if all is well.
@@ -88,16 +91,14 @@ def verify(
             print(f"problem  {text}")
         print("sound" if not report.problems else f"{len(report.problems)} problems")
     if report.problems:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
-def upgrade(
-    data_dir: DataDir = DATA_DIR,
-    check: Annotated[
-        bool, typer.Option("--check", help="Only say what would be done; exit 1 if anything.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+@command("upgrade")
+@data_dir_option
+@option("--check", is_flag=True, help="Only say what would be done; exit 1 if anything.")
+@json_option
+def upgrade(data_dir: str, check: bool, as_json: bool) -> None:
     """Bring a data directory that nobody uses to the formats of this release; a start does so too.
 
     Take a backup first: a directory that was migrated cannot be opened by the release before.
@@ -108,4 +109,4 @@ def upgrade(
     parts = bring_up_to_date(Path(data_dir), check=check)
     print_rows(parts, ("part", "found", "known", "outcome"), as_json=as_json)
     if check and any(part["found"] != part["known"] for part in parts):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
+import click
 
-from headrace.cli.connection import TARGET, client_tls, connects
-from headrace.cli.options import AsJson, split_topic
+from headrace.cli.connection import connects, log_in
+from headrace.cli.declare import argument, command, option
 from headrace.cli.output import note, print_json, print_rows
+from headrace.cli.parameters import json_option, split_topic
 
 if TYPE_CHECKING:
     from headrace.cli.bench.load import Load, Outcome
@@ -25,48 +26,68 @@ BATCH_BYTES_MAX = 16 << 20
 _TOPIC = "bench/bench"
 
 
+@command("bench")
+@argument(
+    "mode",
+    type=click.Choice(["produce", "consume", "both"]),
+    default="both",
+    help="What the connections do.",
+)
+@option(
+    "--topic",
+    default=_TOPIC,
+    metavar="STREAM/TOPIC",
+    help="Made if it is not there, then deleted again.",
+)
+@option("--size", type=click.IntRange(min=8), default=1000, help="Bytes of a message.")
+@option(
+    "--batch", type=click.IntRange(min=1, max=100_000), default=1000, help="Messages of a request."
+)
+@option("--connections", type=click.IntRange(min=1, max=256), default=4, help="Of each side.")
+@option(
+    "--partitions", type=click.IntRange(min=1, max=1000), default=4, help="Of a topic that is made."
+)
+@option(
+    "--duration", type=click.FloatRange(min=0.1, max=SECONDS_MAX), default=10.0, help="Seconds."
+)
+@option(
+    "--warmup",
+    type=click.FloatRange(min=0, max=60),
+    default=1.0,
+    help="Seconds before anything counts.",
+)
+@option(
+    "--rate",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Messages per second in all; 0 = maximum.",
+)
+@option(
+    "--ack",
+    type=click.Choice(["default", "replicated", "persisted"]),
+    default="default",
+    help="What an acknowledged message of a made topic has reached.",
+)
+@option("--keep", is_flag=True, help="Do not delete a topic made here.")
+@option("--report", default="", metavar="PATH", help="Write PATH.json and PATH.html.")
+@option("--compare", default="", metavar="FILE", help="A PATH.json of an earlier run.")
+@json_option
 @connects
 def bench(
-    mode: Annotated[
-        Literal["produce", "consume", "both"], typer.Argument(help="What the connections do.")
-    ] = "both",
-    topic: Annotated[
-        str,
-        typer.Option(
-            "--topic", metavar="STREAM/TOPIC", help="Made if it is not there, then deleted again."
-        ),
-    ] = _TOPIC,
-    size: Annotated[int, typer.Option("--size", min=8, help="Bytes of a message.")] = 1000,
-    batch: Annotated[
-        int, typer.Option("--batch", min=1, max=100_000, help="Messages of a request.")
-    ] = 1000,
-    connections: Annotated[
-        int, typer.Option("--connections", min=1, max=256, help="Of each side.")
-    ] = 4,
-    partitions: Annotated[
-        int, typer.Option("--partitions", min=1, max=1000, help="Of a topic that is made.")
-    ] = 4,
-    duration: Annotated[
-        float, typer.Option("--duration", min=0.1, max=SECONDS_MAX, help="Seconds.")
-    ] = 10.0,
-    warmup: Annotated[
-        float, typer.Option("--warmup", min=0, max=60, help="Seconds before anything counts.")
-    ] = 1.0,
-    rate: Annotated[
-        float, typer.Option("--rate", min=0, help="Messages per second in all; 0 = maximum.")
-    ] = 0.0,
-    ack: Annotated[
-        Literal["default", "replicated", "persisted"],
-        typer.Option("--ack", help="What an acknowledged message of a made topic has reached."),
-    ] = "default",
-    keep: Annotated[bool, typer.Option("--keep", help="Do not delete a topic made here.")] = False,
-    report: Annotated[
-        str, typer.Option("--report", metavar="PATH", help="Write PATH.json and PATH.html.")
-    ] = "",
-    compare: Annotated[
-        str, typer.Option("--compare", metavar="FILE", help="A PATH.json of an earlier run.")
-    ] = "",
-    as_json: AsJson = False,
+    mode: Literal["produce", "consume", "both"],
+    topic: str,
+    size: int,
+    batch: int,
+    connections: int,
+    partitions: int,
+    duration: float,
+    warmup: float,
+    rate: float,
+    ack: Literal["default", "replicated", "persisted"],
+    keep: bool,
+    report: str,
+    compare: str,
+    as_json: bool,
 ) -> None:
     """Load a broker and measure: messages per second, latency percentiles."""
     from headrace.cli.bench.figures import compare as compare_reports
@@ -75,7 +96,7 @@ def bench(
 
     stream, name = split_topic(topic)
     if size * batch > BATCH_BYTES_MAX:
-        raise typer.BadParameter(
+        raise click.BadParameter(
             f"a batch of {size * batch} bytes is more than {BATCH_BYTES_MAX}; lower --size or "
             "--batch"
         )
@@ -108,7 +129,7 @@ def bench(
     for error in made["errors"]:
         note(f"a connection failed: {error}")
     if made["errors"]:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _measure(load: Load, *, ack: str, keep: bool) -> dict[str, Any]:
@@ -134,28 +155,9 @@ async def _measured(load: Load, *, ack: str, keep: bool) -> dict[str, Any]:
 
 
 async def _connect(*, numbered: bool = False) -> IggyClient:
-    from headrace.client.iggy import IggyClient
-    from headrace.net.addresses import parse_address
-    from headrace.runtime.system import system_runtime
     from headrace.wire.iggy.vsr.client import Conversation
 
-    target = TARGET.get()
-    conversation = Conversation(os.urandom(16)) if numbered else None
-    client = await IggyClient.connect(
-        system_runtime(),
-        *parse_address(target.address),
-        tls=client_tls(),
-        conversation=conversation,
-    )
-    try:
-        if target.token:
-            await client.login_with_token(target.token)
-        else:
-            await client.login(target.username, target.password)
-    except BaseException:
-        await client.close()
-        raise
-    return client
+    return await log_in(Conversation(os.urandom(16)) if numbered else None)
 
 
 async def _prepare(

@@ -2,53 +2,62 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from headrace.cli.cluster.cluster_client import DATA_DIR, sees_cluster, with_cluster
-from headrace.cli.options import AsJson, takes_tls
+from headrace.cli.connection import takes_tls
+from headrace.cli.declare import Group, option
 from headrace.cli.output import print_fields
+from headrace.cli.parameters import json_option
 from headrace.cli.server import role_options as o
 
 if TYPE_CHECKING:
     from headrace.sbp_client.client import SbpClient
 
-app = typer.Typer(help="Run a local cluster; look at any.", no_args_is_help=True)
+app = Group("cluster", help="Run a local cluster; look at any.")
 
-_Folder = Annotated[str, typer.Option("--data-dir", help="The local cluster's folder.")]
+_folder_option = option("--data-dir", default=DATA_DIR, help="The local cluster's folder.")
 
 
 @app.command()
+@option("--nodes", type=click.IntRange(min=1, max=16), default=3, help="Data nodes.")
+@option("--brokers", type=click.IntRange(min=1, max=8), default=2, help="One leads.")
+@option(
+    "--managers",
+    type=click.IntRange(min=1, max=7),
+    default=3,
+    help="Placement managers; 1 needs no etcd.",
+)
+@_folder_option
+@option("--iggy-port", type=int, default=8090, help="Of the first broker; 0 = any free ones.")
+@option(
+    "--http-port", type=int, default=-1, help="A controller with dashboard; 0 = any, -1 = none."
+)
+@option(
+    "--metrics-port",
+    type=int,
+    default=-1,
+    help="/metrics, /health, /ready of each role, on this port and those after it: "
+    "managers, data nodes, brokers, controller. 0 = any, -1 = off.",
+)
+@o.dev_option
+@option("--config", default="", help="A TOML file with settings, for every role.")
+@option("--detach", is_flag=True, help="Run it in the background; `cluster stop` ends it.")
+@o.ready_file_option
 def start(
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=16, help="Data nodes.")] = 3,
-    brokers: Annotated[int, typer.Option("--brokers", min=1, max=8, help="One leads.")] = 2,
-    managers: Annotated[
-        int, typer.Option("--managers", min=1, max=7, help="Placement managers; 1 needs no etcd.")
-    ] = 3,
-    data_dir: _Folder = DATA_DIR,
-    iggy_port: Annotated[
-        int, typer.Option("--iggy-port", help="Of the first broker; 0 = any free ones.")
-    ] = 8090,
-    http_port: Annotated[
-        int, typer.Option("--http-port", help="A controller with dashboard; 0 = any, -1 = none.")
-    ] = -1,
-    metrics_port: Annotated[
-        int,
-        typer.Option(
-            "--metrics-port",
-            help="/metrics, /health, /ready of each role, on this port and those after it: "
-            "managers, data nodes, brokers, controller. 0 = any, -1 = off.",
-        ),
-    ] = -1,
-    dev: o.Dev = False,
-    config: Annotated[
-        str, typer.Option("--config", help="A TOML file with settings, for every role.")
-    ] = "",
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Run it in the background; `cluster stop` ends it.")
-    ] = False,
-    ready_file: o.ReadyFile = "",
+    nodes: int,
+    brokers: int,
+    managers: int,
+    data_dir: str,
+    iggy_port: int,
+    http_port: int,
+    metrics_port: int,
+    dev: bool,
+    config: str,
+    detach: bool,
+    ready_file: str,
 ) -> None:
     """Run a whole cluster on this machine: etcd, placement managers, data nodes, brokers."""
     from headrace.cli.cluster.local_cluster import Plan, run_attached, run_detached
@@ -71,8 +80,9 @@ def start(
 
 
 @app.command("accept-metadata")
+@json_option
 @sees_cluster
-def accept_metadata(as_json: AsJson = False) -> None:
+def accept_metadata(as_json: bool) -> None:
     """Go on with placement metadata that is older than what data nodes have seen.
 
     Only when the newer is lost. Ranges that came later in streams that it lists are listed again;
@@ -88,7 +98,8 @@ def accept_metadata(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def stop(data_dir: _Folder = DATA_DIR) -> None:
+@_folder_option
+def stop(data_dir: str) -> None:
     """Stop a cluster that was started with --detach, or in another terminal."""
     from headrace.cli.cluster.local_cluster import stop_cluster
 
@@ -96,12 +107,13 @@ def stop(data_dir: _Folder = DATA_DIR) -> None:
 
 
 @app.command()
+@_folder_option
+@o.placement_managers_option
+@o.secret_option
+@json_option
 @takes_tls
 def status(
-    data_dir: _Folder = DATA_DIR,
-    placement_managers: o.PlacementManagers = None,
-    secret: o.Secret = None,
-    as_json: AsJson = False,
+    data_dir: str, placement_managers: str | None, secret: str | None, as_json: bool
 ) -> None:
     """Who is there, who leads, and whether the log is replicated as it should be.
 

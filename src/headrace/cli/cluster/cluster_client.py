@@ -6,15 +6,15 @@ Of the local cluster or the `headrace up` in --data-dir, or of any with --placem
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
-
-from headrace.cli.options import takes_tls, with_options
+from headrace.cli.connection import TLS_OPTIONS, chosen_tls, client_tls
+from headrace.cli.declare import Decorator, option, shared_options
 from headrace.cli.server import role_options as o
 
 if TYPE_CHECKING:
@@ -25,30 +25,39 @@ T = TypeVar("T")
 DATA_DIR = "headrace-cluster"
 UP_ADDRESS = "127.0.0.1:12378"  # of `headrace up`, unless told otherwise
 
-OPTIONS: dict[str, Any] = {
-    "data_dir": Annotated[
-        str, typer.Option("--data-dir", help="Of a local cluster, or of `headrace up`.")
-    ],
-    "placement_managers": o.PlacementManagers,
-    "secret": o.Secret,
+OPTIONS: dict[str, Decorator] = {
+    "data_dir": option(
+        "--data-dir", default=DATA_DIR, help="Of a local cluster, or of `headrace up`."
+    ),
+    "placement_managers": o.placement_managers_option,
+    "secret": o.secret_option,
+    **TLS_OPTIONS,
 }
-DEFAULTS: dict[str, Any] = {"data_dir": DATA_DIR, "placement_managers": None, "secret": None}
-
-_GIVEN: ContextVar[dict[str, Any]] = ContextVar("cluster", default=DEFAULTS)
 
 
-def sees_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options that say which cluster; `with_cluster` looks at them."""
+@dataclass(frozen=True, slots=True)
+class _Given:
+    data_dir: str = DATA_DIR
+    placement_managers: str | None = None
+    secret: str | None = None
 
-    @functools.wraps(command)
-    def run(**arguments: Any) -> None:
-        token = _GIVEN.set({name: arguments.pop(name) for name in OPTIONS})
-        try:
-            command(**arguments)
-        finally:
-            _GIVEN.reset(token)
 
-    return takes_tls(with_options(run, command, OPTIONS, DEFAULTS))
+_GIVEN: ContextVar[_Given] = ContextVar("cluster", default=_Given())  # noqa: B039  # frozen
+
+
+@contextmanager
+def _chosen(given: dict[str, Any]) -> Iterator[None]:
+    tls = {name: given.pop(name) for name in TLS_OPTIONS}
+    token = _GIVEN.set(_Given(**given))
+    try:
+        with chosen_tls(tls):
+            yield
+    finally:
+        _GIVEN.reset(token)
+
+
+# What gives a command the options that say which cluster; `with_cluster` looks at them.
+sees_cluster = shared_options(OPTIONS, _chosen)
 
 
 def find_cluster(data_dir: str, managers: str | None, secret: str) -> tuple[list[str], bytes]:
@@ -75,16 +84,13 @@ def find_cluster(data_dir: str, managers: str | None, secret: str) -> tuple[list
 
 
 def with_cluster(work: Callable[[SbpClient], Awaitable[T]]) -> T:
-    from headrace.cli.connection import client_tls
     from headrace.errors import UnavailableError
     from headrace.process.links import node_connect, placement_links
     from headrace.runtime.system import run, system_runtime
     from headrace.sbp_client.client import SbpClient
 
     given = _GIVEN.get()
-    managers, key = find_cluster(
-        given["data_dir"], given["placement_managers"], given["secret"] or ""
-    )
+    managers, key = find_cluster(given.data_dir, given.placement_managers, given.secret or "")
     tls = client_tls()
 
     async def main() -> T:

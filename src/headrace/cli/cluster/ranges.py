@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from headrace.cli.cluster.cluster_client import sees_cluster, with_cluster
-from headrace.cli.options import AsJson
+from headrace.cli.declare import Group, argument, option
 from headrace.cli.output import print_fields, print_json, print_rows
+from headrace.cli.parameters import json_option
 
 if TYPE_CHECKING:
     from headrace.sbp_client.client import SbpClient
     from headrace.wire.sbp import messages as m
 
-app = typer.Typer(
-    help="Ranges: stretches of a log stream, each with its replicas.", no_args_is_help=True
-)
-nodes = typer.Typer(help="Data nodes of a cluster.", no_args_is_help=True)
+app = Group("range", help="Ranges: stretches of a log stream, each with its replicas.")
+nodes = Group("node", help="Data nodes of a cluster.")
 
 COLUMNS = (
     "stream", "range", "start", "end", "state", "primary", "replicas", "epoch", "missing",
@@ -39,14 +38,13 @@ NODES = (
 
 
 @app.command("list")
+@option(
+    "--stream", type=click.IntRange(min=-1), default=-1, help="Only of this log stream; -1 = all."
+)
+@option("--node", type=click.IntRange(min=-1), default=-1, help="Only on this data node.")
+@json_option
 @sees_cluster
-def list_ranges(
-    stream: Annotated[
-        int, typer.Option("--stream", min=-1, help="Only of this log stream; -1 = all.")
-    ] = -1,
-    node: Annotated[int, typer.Option("--node", min=-1, help="Only on this data node.")] = -1,
-    as_json: AsJson = False,
-) -> None:
+def list_ranges(stream: int, node: int, as_json: bool) -> None:
     """List ranges: where each begins and ends, and which nodes hold it."""
 
     async def work(client: SbpClient) -> list[dict[str, Any]]:
@@ -57,12 +55,11 @@ def list_ranges(
 
 
 @app.command("show")
+@argument("stream", type=click.IntRange(min=0), metavar="STREAM-ID")
+@argument("index", type=click.IntRange(min=0), metavar="RANGE")
+@json_option
 @sees_cluster
-def show_range(
-    stream: Annotated[int, typer.Argument(metavar="STREAM-ID", min=0)],
-    index: Annotated[int, typer.Argument(metavar="RANGE", min=0)],
-    as_json: AsJson = False,
-) -> None:
+def show_range(stream: int, index: int, as_json: bool) -> None:
     """Show a range: its replicas, how far it is written, and its segments."""
 
     async def work(client: SbpClient) -> dict[str, Any]:
@@ -87,8 +84,9 @@ def show_range(
 
 
 @app.command("quarantined")
+@json_option
 @sees_cluster
-def list_quarantined(as_json: AsJson = False) -> None:
+def list_quarantined(as_json: bool) -> None:
     """List what data nodes keep aside: ranges that the placement manager does not know.
 
     They come back when it lists them again, or with `headrace range give-back`; otherwise they are
@@ -107,19 +105,16 @@ def list_quarantined(as_json: AsJson = False) -> None:
 
 
 @app.command("give-back")
+@argument("stream", type=click.IntRange(min=0), metavar="STREAM-ID")
+@option(
+    "--name",
+    default="",
+    help="Of a stream that is not listed any more and belongs to the cluster: "
+    "p/<topic uid>/<partition>/<generation> is a partition's.",
+)
+@json_option
 @sees_cluster
-def give_back(
-    stream: Annotated[int, typer.Argument(metavar="STREAM-ID", min=0)],
-    name: Annotated[
-        str,
-        typer.Option(
-            "--name",
-            help="Of a stream that is not listed any more and belongs to the cluster: "
-            "p/<topic uid>/<partition>/<generation> is a partition's.",
-        ),
-    ] = "",
-    as_json: AsJson = False,
-) -> None:
+def give_back(stream: int, name: str, as_json: bool) -> None:
     """List the ranges of a stream again that data nodes keep aside."""
 
     async def work(client: SbpClient) -> list[dict[str, Any]]:
@@ -129,16 +124,13 @@ def give_back(
 
 
 @app.command("accept-loss")
+@argument("stream", type=click.IntRange(min=0), metavar="STREAM-ID")
+@argument("index", type=click.IntRange(min=0), metavar="RANGE")
+@option("--dry-run", is_flag=True, help="Only say what would be given up.")
+@option("--yes", is_flag=True, help="Do not ask.")
+@json_option
 @sees_cluster
-def accept_loss(
-    stream: Annotated[int, typer.Argument(metavar="STREAM-ID", min=0)],
-    index: Annotated[int, typer.Argument(metavar="RANGE", min=0)],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be given up.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    as_json: AsJson = False,
-) -> None:
+def accept_loss(stream: int, index: int, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Give up the end of a range that no living data node has, for ever.
 
     For disks that do not come back: readers then go on behind it, and what is left is copied to as
@@ -163,7 +155,7 @@ def _confirms(found: dict[str, Any]) -> bool:
     import sys
 
     question = f"Give up offsets {found['lost']} ({found['records']} records) for ever?"
-    return sys.stdin.isatty() and typer.confirm(question, err=True)
+    return sys.stdin.isatty() and click.confirm(question, err=True)
 
 
 async def _loss(client: SbpClient, stream: int, index: int) -> dict[str, Any]:
@@ -197,17 +189,18 @@ async def _loss(client: SbpClient, stream: int, index: int) -> dict[str, Any]:
 
 
 @nodes.command("list")
+@json_option
 @sees_cluster
-def list_nodes(as_json: AsJson = False) -> None:
+def list_nodes(as_json: bool) -> None:
     """List the data nodes: who lives, who is leaving, what they hold."""
     print_rows(with_cluster(_nodes), NODES, as_json=as_json)
 
 
 @nodes.command("show")
+@argument("node", type=click.IntRange(min=0), metavar="NODE-ID")
+@json_option
 @sees_cluster
-def show_node(
-    node: Annotated[int, typer.Argument(metavar="NODE-ID", min=0)], as_json: AsJson = False
-) -> None:
+def show_node(node: int, as_json: bool) -> None:
     """Show a data node and the ranges it holds."""
 
     async def work(client: SbpClient) -> dict[str, Any]:

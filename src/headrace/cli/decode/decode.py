@@ -6,11 +6,12 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from headrace.cli.options import AsJson
+from headrace.cli.declare import argument, command, option
+from headrace.cli.parameters import json_option
 
 if TYPE_CHECKING:
     from headrace.cli.decode.explaining import Entry, Side
@@ -18,32 +19,27 @@ if TYPE_CHECKING:
 _HEX = re.compile(rb"^[0-9a-fA-F\s]*$")
 
 
-def decode(
-    file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE",
-            help="A capture (pcap, pcapng), bytes, or hex text; - is standard input. Lines of hex"
-            " that begin with < came from the server.",
-        ),
-    ] = "-",
-    protocol: Annotated[
-        str, typer.Option("--protocol", help="sbp, iggy or umbilical, if it cannot be seen.")
-    ] = "auto",
-    server: Annotated[
-        bool, typer.Option("--server", help="The bytes came from the server, not from the client.")
-    ] = False,
-    port: Annotated[
-        int, typer.Option("--port", min=0, help="Of a capture only what this port says.")
-    ] = 0,
-    as_json: AsJson = False,
-) -> None:
+@command("decode")
+@argument(
+    "file",
+    default="-",
+    metavar="FILE",
+    help="A capture (pcap, pcapng), bytes, or hex text; - is standard input. Lines of hex"
+    " that begin with < came from the server.",
+)
+@option("--protocol", default="auto", help="sbp, iggy or umbilical, if it cannot be seen.")
+@option("--server", is_flag=True, help="The bytes came from the server, not from the client.")
+@option(
+    "--port", type=click.IntRange(min=0), default=0, help="Of a capture only what this port says."
+)
+@json_option
+def decode(file: str, protocol: str, server: bool, port: int, as_json: bool) -> None:
     """Print frames of SBP, Iggy (all dialects) or the umbilical as text. Passwords are masked."""
     from headrace.cli.decode.captures import is_capture
     from headrace.cli.decode.explaining import Protocol, Side
 
     if protocol not in set(Protocol):
-        raise typer.BadParameter("--protocol is auto, sbp, iggy or umbilical")
+        raise click.BadParameter("--protocol is auto, sbp, iggy or umbilical")
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
@@ -61,7 +57,7 @@ def decode(
         _print(place, entry, as_json=as_json)
     if not found:
         print("headrace: no whole frame in these bytes", file=sys.stderr)
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _from_bytes(data: bytes, protocol: Any, side: Side) -> Iterator[tuple[dict[str, Any], Entry]]:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import click
 
-import typer
+from headrace.cli.declare import command, option
 
 
-def demo(
-    events: Annotated[int, typer.Option("--events", min=1000, help="Orders to send.")] = 30_000,
-    rate: Annotated[int, typer.Option("--rate", min=100, help="Orders per second.")] = 1_500,
-    keep: Annotated[
-        bool, typer.Option("--keep", envvar="DEMO_KEEP", help="Leave everything running.")
-    ] = False,
-    data_dir: Annotated[
-        str, typer.Option("--data-dir", help="Where to keep the data; default: a new folder.")
-    ] = "",
-) -> None:
+@command("demo")
+@option("--events", type=click.IntRange(min=1000), default=30_000, help="Orders to send.")
+@option("--rate", type=click.IntRange(min=100), default=1_500, help="Orders per second.")
+@option("--keep", is_flag=True, envvar="DEMO_KEEP", help="Leave everything running.")
+@option("--data-dir", default="", help="Where to keep the data; default: a new folder.")
+def demo(events: int, rate: int, keep: bool, data_dir: str) -> None:
     """Start everything, send orders with a real Iggy client, run a Spark pipeline on them, kill it
     half-way, and check the result against a plain computation. Exit 0 only if the check held."""
     from headrace.cli.demo.show import Show
 
     if not Show(events=events, rate=rate, keep=keep, data_dir=data_dir).run():
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)

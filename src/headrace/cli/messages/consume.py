@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from headrace.cli.connection import connects, with_link
-from headrace.cli.options import AsJson, TopicName, split_topic
+from headrace.cli.declare import command, option
+from headrace.cli.parameters import json_option, split_topic
+from headrace.cli.server_names import topic_argument
 
 if TYPE_CHECKING:
     from headrace.client.connection import Link
@@ -21,31 +23,27 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _FORMS = "earliest, latest, an offset, a time (2026-05-01T12:00) or how long ago (15m, 2h, 1d)"
 
 
+@command("consume")
+@topic_argument
+@option("--from", "start", default="earliest", help=f"{_FORMS}.")
+@option(
+    "--partition", type=click.IntRange(min=-1), default=-1, help="Only this partition; -1 = all."
+)
+@option(
+    "--group",
+    default="",
+    help="Read as a member of this group: from where it is, and store how far that came.",
+)
+@option("--count", "-n", type=click.IntRange(min=0), default=0, help="Stop after; 0 = no limit.")
+@option("--follow", is_flag=True, help="Wait for new messages, and for the topic.")
+@json_option
 @connects
 def consume(
-    name: TopicName,
-    start: Annotated[str, typer.Option("--from", help=f"{_FORMS}.")] = "earliest",
-    partition: Annotated[
-        int, typer.Option("--partition", min=-1, help="Only this partition; -1 = all.")
-    ] = -1,
-    group: Annotated[
-        str,
-        typer.Option(
-            "--group",
-            help="Read as a member of this group: from where it is, and store how far that came.",
-        ),
-    ] = "",
-    count: Annotated[
-        int, typer.Option("--count", "-n", min=0, help="Stop after; 0 = no limit.")
-    ] = 0,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Wait for new messages, and for the topic.")
-    ] = False,
-    as_json: AsJson = False,
+    name: str, start: str, partition: int, group: str, count: int, follow: bool, as_json: bool
 ) -> None:
     """Print messages, partition by partition in offset order; stores no offsets without --group."""
     if group and partition >= 0:
-        raise typer.BadParameter("a group shares the partitions out; leave --partition out")
+        raise click.BadParameter("a group shares the partitions out; leave --partition out")
     if not is_point(start):
         parse_time_us(start)  # said before anything is asked
     stream, topic = split_topic(name)
@@ -63,7 +61,7 @@ def consume(
     try:
         with_link(work, retry_seconds=float("inf") if follow else RETRY_SECONDS)
     except KeyboardInterrupt:
-        raise typer.Exit from None
+        raise click.exceptions.Exit from None
 
 
 def is_point(start: str) -> bool:
@@ -78,5 +76,5 @@ def parse_time_us(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"--from takes {_FORMS}") from None
+        raise click.BadParameter(f"--from takes {_FORMS}") from None
     return int(moment.astimezone(UTC).timestamp() * 1e6)

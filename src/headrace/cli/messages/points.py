@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
+
+from headrace.cli.declare import option
 
 if TYPE_CHECKING:
     from headrace.transfer.spans import Point
 
 FORMS = "earliest, latest, an offset, a time (2026-05-01T12:00) or how long ago (15m, 2h, 1d)"
-From = Annotated[str, typer.Option("--from", help=f"{FORMS}.")]
-Until = Annotated[str, typer.Option("--until", help="The same; this point itself is left out.")]
-OnePartition = Annotated[
-    int, typer.Option("--partition", min=-1, help="Only this partition; -1 = all.")
-]
+from_option = option("--from", "start", default="earliest", help=f"{FORMS}.")
+until_option = option("--until", default="latest", help="The same; this point itself is left out.")
+one_partition_option = option(
+    "--partition", type=click.IntRange(min=-1), default=-1, help="Only this partition; -1 = all."
+)
 
 
 def parse_point(text: str) -> Point:

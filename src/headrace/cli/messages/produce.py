@@ -6,15 +6,16 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from headrace.cli.connection import connects, with_link
-from headrace.cli.options import AsJson, TopicName, split_topic
+from headrace.cli.declare import command, option
 from headrace.cli.output import counted, note, print_json
+from headrace.cli.parameters import json_option, split_topic
+from headrace.cli.server_names import topic_argument
 
 if TYPE_CHECKING:
     from headrace.client.connection import Link, Sender
@@ -26,35 +27,40 @@ BATCH_BYTES_MAX = 4 << 20
 RETRY_SECONDS = 60.0  # for a server that went away
 
 
-class Format(StrEnum):
-    LINES = "lines"
-    JSONL = "jsonl"
-
-
+@command("produce")
+@topic_argument
+@option("--file", "-f", default="-", help="Read lines from this file instead of stdin.")
+@option(
+    "--format",
+    type=click.Choice(["lines", "jsonl"]),
+    default="lines",
+    help="A line is the payload, or a JSON object with payload, key and headers.",
+)
+@option("--key", default="", help="Give every message this key.")
+@option("--header", multiple=True, help="NAME=VALUE for every message; repeatable.")
+@option(
+    "--partition",
+    type=click.IntRange(min=-1),
+    default=-1,
+    help="Send to this partition; -1 = balanced.",
+)
+@option(
+    "--rate",
+    type=click.FloatRange(min=0),
+    default=0,
+    help="Messages per second; 0 = as fast as it goes.",
+)
+@json_option
 @connects
 def produce(
-    name: TopicName,
-    file: Annotated[
-        str, typer.Option("--file", "-f", help="Read lines from this file instead of stdin.")
-    ] = "-",
-    format: Annotated[
-        Format,
-        typer.Option(
-            "--format",
-            help="A line is the payload, or a JSON object with payload, key and headers.",
-        ),
-    ] = Format.LINES,
-    key: Annotated[str, typer.Option("--key", help="Give every message this key.")] = "",
-    header: Annotated[
-        list[str] | None, typer.Option("--header", help="NAME=VALUE for every message; repeatable.")
-    ] = None,
-    partition: Annotated[
-        int, typer.Option("--partition", min=-1, help="Send to this partition; -1 = balanced.")
-    ] = -1,
-    rate: Annotated[
-        float, typer.Option("--rate", min=0, help="Messages per second; 0 = as fast as it goes.")
-    ] = 0,
-    as_json: AsJson = False,
+    name: str,
+    file: str,
+    format: str,
+    key: str,
+    header: tuple[str, ...],
+    partition: int,
+    rate: float,
+    as_json: bool,
 ) -> None:
     """Send each line as a message. What is reported as stored is on the server's disk, once: a
     server that restarts meanwhile costs a pause.
@@ -63,7 +69,7 @@ def produce(
     from headrace.errors import HeadraceError
 
     stream, topic = split_topic(name)
-    parser = _Parser(format, key.encode(), parse_headers(header or []))
+    parser = _Parser(format, key.encode(), parse_headers(header))
     batch_max = max(1, min(BATCH_MESSAGES_MAX, int(rate / 10))) if rate else BATCH_MESSAGES_MAX
     tally = _Tally()
 
@@ -141,7 +147,7 @@ async def _send(
 class _Parser:
     """Lines to messages, grouped by key: a request has one key, and order counts within one."""
 
-    def __init__(self, format: Format, key: bytes, headers: dict[str, str]) -> None:
+    def __init__(self, format: str, key: bytes, headers: dict[str, str]) -> None:
         self._format = format
         self._key = key
         self._headers = headers
@@ -154,7 +160,7 @@ class _Parser:
         for line in lines:
             self._number += 1
             payload, key, headers = line, self._key, self._headers
-            if self._format is Format.JSONL:
+            if self._format == "jsonl":
                 payload, own_key, own = parse_line(line, self._number)
                 key, headers = own_key or key, {**headers, **own}
             groups.setdefault(key, []).append(message_of(payload, key, headers))

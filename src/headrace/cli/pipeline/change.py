@@ -7,31 +7,36 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
-from headrace.cli.control_api import Pipeline, controls, pipeline_api
-from headrace.cli.options import AsJson
+from headrace.cli.connection import controls
+from headrace.cli.control_api import pipeline_api
+from headrace.cli.declare import argument, option
 from headrace.cli.output import note, print_json
+from headrace.cli.parameters import json_option
 from headrace.cli.pipeline.pipelines import app
+from headrace.cli.server_names import pipeline_argument
 
-Operator = Annotated[str, typer.Argument(metavar="OPERATOR")]
+operator_argument = argument("operator", metavar="OPERATOR")
 
 
-def resume(
-    name: Pipeline,
-) -> None:
+@app.command("resume")
+@pipeline_argument
+@controls
+def resume(name: str) -> None:
     """Start a pipeline that was stopped, or failed, again: from its checkpoints."""
     pipeline_api().post(f"/{name}/resume")
     note(f"{name} goes on")
 
 
-def set_properties(
-    name: Pipeline,
-    operator: Operator,
-    values: Annotated[list[str], typer.Argument(metavar="PROPERTY=VALUE...")],
-) -> None:
+@app.command("set")
+@pipeline_argument
+@operator_argument
+@argument("values", nargs=-1, required=True, metavar="PROPERTY=VALUE...")
+@controls
+def set_properties(name: str, operator: str, values: tuple[str, ...]) -> None:
     """Set properties of an operator; a value is JSON, anything else is text."""
     body = dict(_property(one) for one in values)
     path = f"/{name}/plan/operators/{operator}/properties"
@@ -39,21 +44,25 @@ def set_properties(
     note(f"{operator}: {', '.join(body)} set")
 
 
-def scale(
-    name: Pipeline,
-    operator: Operator,
-    instances: Annotated[int, typer.Argument(metavar="INSTANCES", min=1)],
-) -> None:
+@app.command("scale")
+@pipeline_argument
+@operator_argument
+@argument("instances", type=click.IntRange(min=1), metavar="INSTANCES")
+@controls
+def scale(name: str, operator: str, instances: int) -> None:
     """Run a stateless operator in so many containers, from a committed window on."""
     path = f"/{name}/plan/operators/{operator}/instances"
     pipeline_api().post(path, {"instances": instances})
     note(f"{operator}: {instances} instances at a committed window")
 
 
-def change(
-    name: Pipeline,
-    file: Annotated[Path, typer.Argument(metavar="REQUESTS.json", exists=True, dir_okay=False)],
-) -> None:
+@app.command("change")
+@pipeline_argument
+@argument(
+    "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="REQUESTS.json"
+)
+@controls
+def change(name: str, file: Path) -> None:
     """Add and remove operators and streams: a JSON list of requests, all of them or none."""
     from headrace.errors import ConfigError
 
@@ -66,39 +75,38 @@ def change(
     note(f"{name}: {len(body.get('requests', []))} changes")
 
 
-def roll_back(
-    name: Pipeline,
-    window: Annotated[str, typer.Argument(metavar="WINDOW", help="Its id, as `show` has it.")],
-    operators: Annotated[
-        list[str] | None, typer.Option("--operator", help="Only these and what reads them.")
-    ] = None,
-) -> None:
+@app.command("roll-back")
+@pipeline_argument
+@argument("window", metavar="WINDOW", help="Its id, as `show` has it.")
+@option("--operator", "operators", multiple=True, help="Only these and what reads them.")
+@controls
+def roll_back(name: str, window: str, operators: tuple[str, ...]) -> None:
     """Take a pipeline back to a window."""
-    body = {"windowId": window, "operators": operators or []}
+    body = {"windowId": window, "operators": list(operators)}
     pipeline_api().post(f"/{name}/roll-back", body)
     note(f"{name} goes back to {window}")
 
 
-def replay(
-    name: Pipeline,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The pipeline's name of it.")],
-    starting: Annotated[
-        str, typer.Argument(metavar="FROM", help="earliest, latest, a time, or offsets as JSON")
-    ],
-) -> None:
+@app.command("replay")
+@pipeline_argument
+@argument("topic", metavar="TOPIC", help="The pipeline's name of it.")
+@argument("starting", metavar="FROM", help="earliest, latest, a time, or offsets as JSON")
+@controls
+def replay(name: str, topic: str, starting: str) -> None:
     """Read a topic again from a point."""
     body = {"topic": topic, "starting": starting}
     pipeline_api().post(f"/{name}/replay", body)
     note(f"{name} reads {topic} from {starting}")
 
 
-def record(
-    name: Pipeline,
-    operator: Annotated[int, typer.Argument(metavar="OPERATOR-ID", help="See `operator list`.")],
-    windows: Annotated[int, typer.Option("--windows", min=1, help="How many.")] = 100,
-    stop: Annotated[bool, typer.Option("--stop", help="Record no more.")] = False,
-    as_json: AsJson = False,
-) -> None:
+@app.command("record")
+@pipeline_argument
+@argument("operator", type=int, metavar="OPERATOR-ID", help="See `operator list`.")
+@option("--windows", type=click.IntRange(min=1), default=100, help="How many.")
+@option("--stop", is_flag=True, help="Record no more.")
+@json_option
+@controls
+def record(name: str, operator: int, windows: int, stop: bool, as_json: bool) -> None:
     """Keep sample rows of an operator's next windows; prints the recording's id."""
     api = pipeline_api()
     path = f"/{name}/operators/{operator}/recordings"
@@ -109,11 +117,12 @@ def record(
         print(json.dumps({"id": started}) if as_json else started)
 
 
-def recording(
-    name: Pipeline,
-    id_: Annotated[str, typer.Argument(metavar="RECORDING")],
-    as_json: AsJson = False,
-) -> None:
+@app.command("recording")
+@pipeline_argument
+@argument("id_", metavar="RECORDING")
+@json_option
+@controls
+def recording(name: str, id_: str, as_json: bool) -> None:
     """Print what a recording has so far, a line of JSON per window."""
     windows = pipeline_api().get(f"/{name}/recordings/{id_}")["windows"]
     if as_json:
@@ -123,11 +132,12 @@ def recording(
         print(json.dumps(one, default=str))
 
 
-def log_level(
-    name: Pipeline,
-    logger: Annotated[str, typer.Argument(metavar="LOGGER", help="Its name; root for all.")],
-    level: Annotated[str, typer.Argument(metavar="LEVEL", help="DEBUG, INFO, WARN, ERROR, OFF")],
-) -> None:
+@app.command("log-level")
+@pipeline_argument
+@argument("logger", metavar="LOGGER", help="Its name; root for all.")
+@argument("level", metavar="LEVEL", help="DEBUG, INFO, WARN, ERROR, OFF")
+@controls
+def log_level(name: str, logger: str, level: str) -> None:
     """Set a log level in every container of a pipeline."""
     body = {"loggers": [{"target": logger, "logLevel": level}]}
     pipeline_api().post(f"/{name}/loggers", body)
@@ -144,17 +154,3 @@ def _property(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value
-
-
-for _name, _command in (
-    ("resume", resume),
-    ("set", set_properties),
-    ("scale", scale),
-    ("change", change),
-    ("roll-back", roll_back),
-    ("replay", replay),
-    ("record", record),
-    ("recording", recording),
-    ("log-level", log_level),
-):
-    app.command(_name)(controls(_command))

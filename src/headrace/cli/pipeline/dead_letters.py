@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from headrace.cli.connection import TARGET, connects, with_broker
-from headrace.cli.options import AsJson, Http, split_topic
+from headrace.cli.connection import connects, http_option, with_broker
+from headrace.cli.declare import Group, argument, option
 from headrace.cli.output import count_progress, note, print_fields, print_json, print_rows
+from headrace.cli.parameters import json_option, split_topic
 from headrace.cli.topics.topics import details_of
 
 if TYPE_CHECKING:
@@ -19,31 +20,32 @@ if TYPE_CHECKING:
     from headrace.transfer.dead_letters import Letter, LetterSummary
     from headrace.transfer.redriving import Redriven
 
-app = typer.Typer(
+app = Group(
+    "dead-letters",
     help="Dead letters: rows that a pipeline set aside, and sending them on their way again.",
-    no_args_is_help=True,
 )
 
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="PIPELINE", help="A pipeline, or a dead-letter topic itself: STREAM/TOPIC."
-    ),
-]
-Operator = Annotated[
-    str, typer.Argument(metavar="[OPERATOR]", help="Only its letters; all if empty.")
-]
-Partition = Annotated[int, typer.Option("--partition", min=0, help="Of the dead-letter topic.")]
+name_argument = argument(
+    "name", metavar="PIPELINE", help="A pipeline, or a dead-letter topic itself: STREAM/TOPIC."
+)
+operator_argument = argument(
+    "operator", default="", metavar="[OPERATOR]", help="Only its letters; all if empty."
+)
+partition_option = option(
+    "--partition", type=click.IntRange(min=0), default=0, help="Of the dead-letter topic."
+)
 SUMMARY = ("operator", "topic", "letters", "waiting", "newest")
 COLUMNS = ("operator", "partition", "offset", "at", "reason", "origin")
 _TEXT_MAX = 60
 
 
 @app.command("summary")
+@name_argument
+@operator_argument
+@http_option
+@json_option
 @connects
-def summary(
-    name: Name, operator: Operator = "", http: Http = None, as_json: AsJson = False
-) -> None:
+def summary(name: str, operator: str, http: str | None, as_json: bool) -> None:
     """How many letters each operator has, and how many of them wait."""
     topics = _topics(name, operator, http)
 
@@ -62,15 +64,16 @@ def summary(
 
 
 @app.command("list")
+@name_argument
+@operator_argument
+@option("--all", "every", is_flag=True, help="Those that were re-driven too.")
+@option("--newest", is_flag=True, help="The last ones, not the first.")
+@option("--count", "-n", type=click.IntRange(min=1), default=50, help="Of each partition.")
+@http_option
+@json_option
 @connects
 def list_letters(
-    name: Name,
-    operator: Operator = "",
-    every: Annotated[bool, typer.Option("--all", help="Those that were re-driven too.")] = False,
-    newest: Annotated[bool, typer.Option("--newest", help="The last ones, not the first.")] = False,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Of each partition.")] = 50,
-    http: Http = None,
-    as_json: AsJson = False,
+    name: str, operator: str, every: bool, newest: bool, count: int, http: str | None, as_json: bool
 ) -> None:
     """List the letters that wait: why each was set aside, and where it came from."""
     topics = _topics(name, operator, http)
@@ -95,14 +98,15 @@ def list_letters(
 
 
 @app.command("show")
+@name_argument
+@operator_argument
+@option("--offset", type=click.IntRange(min=0), default=0, help="As `list` prints it.")
+@partition_option
+@http_option
+@json_option
 @connects
 def show(
-    name: Name,
-    operator: Operator = "",
-    offset: Annotated[int, typer.Option("--offset", min=0, help="As `list` prints it.")] = 0,
-    partition: Partition = 0,
-    http: Http = None,
-    as_json: AsJson = False,
+    name: str, operator: str, offset: int, partition: int, http: str | None, as_json: bool
 ) -> None:
     """Show one letter whole: the reason, and the original record."""
     stream, topic = _one_topic(name, operator, http)
@@ -120,37 +124,36 @@ def show(
 
 
 @app.command("redrive")
+@name_argument
+@operator_argument
+@option("--offset", "offsets", type=int, multiple=True, help="This letter; repeatable.")
+@partition_option
+@option("--all", "every", is_flag=True, help="Every letter that waits.")
+@option("--to", default="", metavar="STREAM/TOPIC", help="Not where they came from, but here.")
+@option("--again", is_flag=True, help="Also those that were re-driven before.")
+@option(
+    "--skip-homeless", is_flag=True, help="Pass by letters that do not say where they came from."
+)
+@option("--dry-run", is_flag=True, help="Send nothing; say what would.")
+@http_option
+@json_option
 @connects
 def redrive(
-    name: Name,
-    operator: Operator = "",
-    offsets: Annotated[
-        list[int] | None, typer.Option("--offset", help="This letter; repeatable.")
-    ] = None,
-    partition: Partition = 0,
-    every: Annotated[bool, typer.Option("--all", help="Every letter that waits.")] = False,
-    to: Annotated[
-        str,
-        typer.Option("--to", metavar="STREAM/TOPIC", help="Not where they came from, but here."),
-    ] = "",
-    again: Annotated[
-        bool, typer.Option("--again", help="Also those that were re-driven before.")
-    ] = False,
-    skip_homeless: Annotated[
-        bool,
-        typer.Option(
-            "--skip-homeless", help="Pass by letters that do not say where they came from."
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Send nothing; say what would.")
-    ] = False,
-    http: Http = None,
-    as_json: AsJson = False,
+    name: str,
+    operator: str,
+    offsets: tuple[int, ...],
+    partition: int,
+    every: bool,
+    to: str,
+    again: bool,
+    skip_homeless: bool,
+    dry_run: bool,
+    http: str | None,
+    as_json: bool,
 ) -> None:
     """Send letters back to the topics they came from, each once, however often this is run."""
     if bool(offsets) == every:
-        raise typer.BadParameter("choose letters with --offset, or all that wait with --all")
+        raise click.BadParameter("choose letters with --offset, or all that wait with --all")
     target = split_topic(to) if to else None
     topics = _topics(name, operator, http)
     if offsets and len(topics) != 1:
@@ -206,12 +209,11 @@ def _topics(name: str, operator: str, http: str | None) -> list[tuple[str, str, 
     """(stream, topic, operator) of every topic that may hold letters."""
     if "/" in name:
         return [(*split_topic(name), operator)]
-    from headrace.cli.control_api import PipelineApi
+    from headrace.cli.control_api import pipeline_api
     from headrace.errors import NotFoundError
     from headrace.pipeline.plan.logical import letter_topics
 
-    target = TARGET.get()
-    plan = PipelineApi(http or target.http, target.username, target.password).get(f"/{name}/plan")
+    plan = pipeline_api(http).get(f"/{name}/plan")
     found = letter_topics(plan)
     if operator and operator not in found:
         raise NotFoundError(f"{name} has no operator {operator}; it has {', '.join(found)}")
@@ -239,7 +241,7 @@ def _one_topic(name: str, operator: str, http: str | None) -> tuple[str, str]:
     found = with_broker(existing)
     if len(found) != 1:
         names = ", ".join("/".join(each) for each in found) or "none"
-        raise typer.BadParameter(f"name the operator, or one topic; there are {names}")
+        raise click.BadParameter(f"name the operator, or one topic; there are {names}")
     return found[0]
 
 

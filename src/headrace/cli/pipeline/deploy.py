@@ -6,13 +6,15 @@ import base64
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
-from headrace.cli.control_api import control_api, controls
-from headrace.cli.options import AsJson
+from headrace.cli.connection import controls
+from headrace.cli.control_api import control_api
+from headrace.cli.declare import argument, option
 from headrace.cli.output import note, print_fields, print_json, print_rows, working
+from headrace.cli.parameters import json_option
 
 # What a project folder holds besides its code; never part of a package.
 SKIPPED_FOLDERS = {"__pycache__", "node_modules", "venv", "build", "dist", "headrace-data"}
@@ -20,15 +22,18 @@ PACKAGE_FILES_MAX = 2_000
 PACKAGE_BYTES_MAX = 20 << 20
 DEPLOY_SECONDS = 900.0  # requirements are installed, both versions are built, the old one stops
 
-Script = Annotated[
-    Path, typer.Argument(metavar="SCRIPT.py", help="The file that declares the application.")
-]
-Project = Annotated[
-    Path | None,
-    typer.Option(
-        "--project", help="The project's folder, when the script is not at its top.", metavar="DIR"
-    ),
-]
+script_argument = argument(
+    "script",
+    type=click.Path(path_type=Path),
+    metavar="SCRIPT.py",
+    help="The file that declares the application.",
+)
+project_option = option(
+    "--project",
+    type=click.Path(path_type=Path),
+    help="The project's folder, when the script is not at its top.",
+    metavar="DIR",
+)
 
 VERDICTS = ("name", "verdict", "reasons")
 
@@ -85,36 +90,38 @@ def _project_files(folder: Path) -> Iterator[Path]:
         )
 
 
+@script_argument
+@project_option
+@option(
+    "--new-state",
+    multiple=True,
+    metavar="OPERATOR",
+    help="Begin a new checkpoint for it; repeatable.",
+)
+@option("--available-now", is_flag=True, help="Read what is there, then end.")
+@json_option
 @controls
 def deploy(
-    script: Script,
-    project: Project = None,
-    new_state: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--new-state", metavar="OPERATOR", help="Begin a new checkpoint for it; repeatable."
-        ),
-    ] = None,
-    available_now: Annotated[
-        bool, typer.Option("--available-now", help="Read what is there, then end.")
-    ] = False,
-    as_json: AsJson = False,
+    script: Path,
+    project: Path | None,
+    new_state: tuple[str, ...],
+    available_now: bool,
+    as_json: bool,
 ) -> None:
     """Deploy a version of a project: at a committed window it takes over from the running one."""
     package = read_project(script, project)
-    body = {**package, "available_now": available_now, "new_state": new_state or []}
+    body = {**package, "available_now": available_now, "new_state": list(new_state)}
     with working(f"deploying {script}: it is built, and takes over at a committed window"):
         view = control_api().post("/deployments", body, seconds=DEPLOY_SECONDS)
     fields = {name: view.get(name) for name in ("name", "state", "package", "committed_window")}
     print_fields(fields, as_json=as_json)
 
 
+@script_argument
+@project_option
+@json_option
 @controls
-def diff(
-    script: Script,
-    project: Project = None,
-    as_json: AsJson = False,
-) -> None:
+def diff(script: Path, project: Path | None, as_json: bool) -> None:
     """Say what deploying this version would keep; exit 0 only if it keeps everything."""
     api, package = control_api(), read_project(script, project)
     with working(f"building {script} and what runs, and comparing them"):
@@ -128,4 +135,4 @@ def diff(
         print_rows(rows, VERDICTS, as_json=False)
         note(answer["verdict"])
     if answer["verdict"] != "COMPATIBLE":
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)

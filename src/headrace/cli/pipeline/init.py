@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from string import Template
-from typing import Annotated
 
-import typer
+import click
 
-from headrace.cli.options import AsJson
+from headrace.cli.declare import argument, option
 from headrace.cli.output import note, print_json
+from headrace.cli.parameters import json_option
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
 
@@ -138,18 +138,17 @@ headrace-data/
 }
 
 
-def init(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the pipeline and its folder.")],
-    folder: Annotated[
-        Path | None, typer.Option("--folder", help="Where, if not in a folder of that name here.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+@argument("name", metavar="NAME", help="Of the pipeline and its folder.")
+@option(
+    "--folder", type=click.Path(path_type=Path), help="Where, if not in a folder of that name here."
+)
+@json_option
+def init(name: str, folder: Path | None, as_json: bool) -> None:
     """Make a project with a pipeline and a test that passes."""
     from headrace.errors import ConfigError
 
     if not _NAME.match(name):
-        raise typer.BadParameter(f"{name!r}: begin with a letter; then letters, digits, '_', '-'")
+        raise click.BadParameter(f"{name!r}: begin with a letter; then letters, digits, '_', '-'")
     target = folder or Path(name)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there already and not empty; choose another --folder")

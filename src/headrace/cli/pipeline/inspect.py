@@ -6,24 +6,27 @@ Over `/api/v1/pipelines/<name>`, which anyone may call: see /openapi.json.
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
-from headrace.cli.control_api import Pipeline, control_api, controls, pipeline_api
-from headrace.cli.options import AsJson
+from headrace.cli.connection import controls
+from headrace.cli.control_api import control_api, pipeline_api
+from headrace.cli.declare import Group, argument, option
 from headrace.cli.output import note, print_fields, print_json, print_rows
+from headrace.cli.parameters import json_option
 from headrace.cli.pipeline.pipeline_view import event_row
+from headrace.cli.server_names import pipeline_argument
 from headrace.observability.escaping import escape
 
-containers = typer.Typer(
-    help="Containers: the processes of a pipeline, one Spark driver each.", no_args_is_help=True
+containers = Group(
+    "container", help="Containers: the processes of a pipeline, one Spark driver each."
 )
-operators = typer.Typer(help="Operators of a running pipeline.", no_args_is_help=True)
-windows = typer.Typer(help="Windows: how far each operator is.", no_args_is_help=True)
-events = typer.Typer(help="What happened to pipelines.", no_args_is_help=True)
+operators = Group("operator", help="Operators of a running pipeline.")
+windows = Group("window", help="Windows: how far each operator is.")
+events = Group("event", help="What happened to pipelines.")
 
-Container = Annotated[str, typer.Argument(metavar="CONTAINER")]
+container_argument = argument("container", metavar="CONTAINER")
 CONTAINERS = ("id", "state", "jvmName", "numOperators", "memoryMBFree", "lastHeartbeat", "restarts")
 OPERATORS = {
     "id": "id", "name": "name", "status": "status", "container": "container",
@@ -40,14 +43,11 @@ FOLLOW_SECONDS = 1.0
 
 
 @containers.command("list")
+@pipeline_argument
+@option("--states", default="", help="Only these: ACTIVE, KILLED, ... with commas.")
+@json_option
 @controls
-def list_containers(
-    name: Pipeline,
-    states: Annotated[
-        str, typer.Option("--states", help="Only these: ACTIVE, KILLED, ... with commas.")
-    ] = "",
-    as_json: AsJson = False,
-) -> None:
+def list_containers(name: str, states: str, as_json: bool) -> None:
     """List a pipeline's containers."""
     wanted = f"?states={states}" if states else ""
     found = pipeline_api().get(f"/{name}/containers{wanted}")
@@ -55,23 +55,31 @@ def list_containers(
 
 
 @containers.command("show")
+@pipeline_argument
+@container_argument
+@json_option
 @controls
-def show_container(name: Pipeline, container: Container, as_json: AsJson = False) -> None:
+def show_container(name: str, container: str, as_json: bool) -> None:
     """Show one container."""
     print_fields(pipeline_api().get(f"/{name}/containers/{container}"), as_json=as_json)
 
 
 @containers.command("kill")
+@pipeline_argument
+@container_argument
 @controls
-def kill(name: Pipeline, container: Container) -> None:
+def kill(name: str, container: str) -> None:
     """Kill a container; the controller starts it again."""
     pipeline_api().post(f"/{name}/containers/{container}/kill")
     note(f"{container} is killed and will be started again")
 
 
 @containers.command("stack-trace")
+@pipeline_argument
+@container_argument
+@json_option
 @controls
-def stack_trace(name: Pipeline, container: Container, as_json: AsJson = False) -> None:
+def stack_trace(name: str, container: str, as_json: bool) -> None:
     """Ask a container what its threads, in Python and in the JVM, are doing now."""
     found = pipeline_api().get(f"/{name}/containers/{container}/stack-trace")
     if as_json:
@@ -86,8 +94,10 @@ def stack_trace(name: Pipeline, container: Container, as_json: AsJson = False) -
 
 
 @operators.command("list")
+@pipeline_argument
+@json_option
 @controls
-def list_operators(name: Pipeline, as_json: AsJson = False) -> None:
+def list_operators(name: str, as_json: bool) -> None:
     """List a pipeline's operators: rows, rates and latency."""
     found = pipeline_api().get(f"/{name}/operators")["operators"]
     rows = [{shown: one[theirs] for shown, theirs in OPERATORS.items()} for one in found]
@@ -95,12 +105,11 @@ def list_operators(name: Pipeline, as_json: AsJson = False) -> None:
 
 
 @operators.command("show")
+@pipeline_argument
+@argument("operator", type=int, metavar="OPERATOR-ID", help="See `operator list`.")
+@json_option
 @controls
-def show_operator(
-    name: Pipeline,
-    operator: Annotated[int, typer.Argument(metavar="OPERATOR-ID", help="See `operator list`.")],
-    as_json: AsJson = False,
-) -> None:
+def show_operator(name: str, operator: int, as_json: bool) -> None:
     """Show one operator with its ports and properties."""
     api = pipeline_api()
     found = api.get(f"/{name}/operators/{operator}")
@@ -110,8 +119,10 @@ def show_operator(
 
 
 @windows.command("list")
+@pipeline_argument
+@json_option
 @controls
-def list_windows(name: Pipeline, as_json: AsJson = False) -> None:
+def list_windows(name: str, as_json: bool) -> None:
     """List how far each operator is: its window, its checkpoint, and what is committed."""
     rows = pipeline_api().get(f"/{name}/operators")["operators"]
     told = [{"operator": one["name"], **one} for one in rows]
@@ -126,15 +137,12 @@ def list_windows(name: Pipeline, as_json: AsJson = False) -> None:
 
 
 @events.command("list")
+@pipeline_argument
+@option("--after", type=int, default=0, help="Only events with a higher id.")
+@option("--follow", "-f", is_flag=True, help="Wait for more; Ctrl-C ends it.")
+@json_option
 @controls
-def list_events(
-    name: Pipeline,
-    after: Annotated[int, typer.Option("--after", help="Only events with a higher id.")] = 0,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for more; Ctrl-C ends it.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+def list_events(name: str, after: int, follow: bool, as_json: bool) -> None:
     """List what happened to a pipeline, newest last."""
     api = pipeline_api()
     found = api.get(f"/{name}/events?offset={after}")["events"]
@@ -147,7 +155,7 @@ def list_events(
             if found:
                 _print_events(found, as_json=as_json)
     except KeyboardInterrupt:
-        raise typer.Exit from None
+        raise click.exceptions.Exit from None
 
 
 def _print_events(found: list[dict[str, Any]], *, as_json: bool) -> None:

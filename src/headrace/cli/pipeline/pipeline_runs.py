@@ -4,37 +4,38 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
+
+from headrace.cli.declare import option
 
 if TYPE_CHECKING:
     from headrace.pipeline.plan.loading import Position, Run
 
-From = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--from",
-        metavar="[PORT=]POSITION",
-        help='Backfill from here: earliest, a time, or offsets like {"0": 100}.',
-    ),
-]
-To = Annotated[
-    list[str] | None,
-    typer.Option("--to", metavar="[PORT=]POSITION", help="Backfill up to here, exclusive."),
-]
-BackfillName = Annotated[
-    str,
-    typer.Option(
-        "--backfill-name",
-        help="Of the backfill; it runs as APPLICATION.NAME and publishes to TOPIC.NAME. "
-        "The same name goes on from its checkpoint. [default: made from the positions]",
-    ),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="OPERATOR.PROPERTY=VALUE", help="Set a property."),
-]
+from_option = option(
+    "--from",
+    "starting",
+    multiple=True,
+    metavar="[PORT=]POSITION",
+    help='Backfill from here: earliest, a time, or offsets like {"0": 100}.',
+)
+to_option = option(
+    "--to",
+    "ending",
+    multiple=True,
+    metavar="[PORT=]POSITION",
+    help="Backfill up to here, exclusive.",
+)
+backfill_name_option = option(
+    "--backfill-name",
+    default="",
+    help="Of the backfill; it runs as APPLICATION.NAME and publishes to TOPIC.NAME. "
+    "The same name goes on from its checkpoint. [default: made from the positions]",
+)
+set_option = option(
+    "--set", "settings", multiple=True, metavar="OPERATOR.PROPERTY=VALUE", help="Set a property."
+)
 
 
 def make_run(
@@ -50,12 +51,12 @@ def make_run(
         place, equals, value = each.partition("=")
         operator, dot, key = place.partition(".")
         if not equals or not dot or not operator or not key:
-            raise typer.BadParameter(f"{each!r} is not OPERATOR.PROPERTY=VALUE")
+            raise click.BadParameter(f"{each!r} is not OPERATOR.PROPERTY=VALUE")
         properties.setdefault(operator, {})[key] = value
     first, last = _position(starting), _position(ending)
     if first is None and last is None:
         if name:
-            raise typer.BadParameter("--backfill-name is for a backfill: add --from or --to")
+            raise click.BadParameter("--backfill-name is for a backfill: add --from or --to")
         return Run(properties=properties)
     return Run(
         name=name or _default_name(starting, ending),
@@ -84,7 +85,7 @@ def _position(given: Sequence[str] | None) -> Position | None:
         port, equals, position = each.partition("=")
         if not equals or not port.isidentifier():
             if len(given) > 1:
-                raise typer.BadParameter(f"of several positions each names its port: {each!r}")
+                raise click.BadParameter(f"of several positions each names its port: {each!r}")
             return each
         by_port[port] = position
     return by_port

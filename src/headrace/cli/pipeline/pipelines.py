@@ -7,20 +7,21 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
-from headrace.cli.control_api import Api, Pipeline, control_api, controls
-from headrace.cli.options import AsJson, Yes, confirm
+from headrace.cli.connection import controls
+from headrace.cli.control_api import Api, control_api
+from headrace.cli.declare import Group, argument, option
 from headrace.cli.output import format_value, note, print_fields, print_json, print_rows, printable
+from headrace.cli.parameters import confirm, json_option, yes_option
 from headrace.cli.pipeline import deploy, init, pipeline_runs, pipeline_view, plan
 from headrace.cli.pipeline.deploy import check_script
+from headrace.cli.server_names import pipeline_argument
 from headrace.pipeline.controller.views import read_view
 
-app = typer.Typer(
-    help="Pipelines: PySpark code that the controller supervises.", no_args_is_help=True
-)
+app = Group("pipeline", help="Pipelines: PySpark code that the controller supervises.")
 app.command("init")(init.init)
 app.command("deploy")(deploy.deploy)
 app.command("diff")(deploy.diff)
@@ -58,20 +59,24 @@ def read_package(script: Path) -> dict[str, Any]:
 
 
 @app.command("run")
+@argument("script", type=click.Path(path_type=Path), metavar="SCRIPT.py")
+@option("--available-now", is_flag=True, help="Read what is there, then end.")
+@option("--detach", "-d", is_flag=True, help="Return once the controller has it.")
+@pipeline_runs.from_option
+@pipeline_runs.to_option
+@pipeline_runs.backfill_name_option
+@pipeline_runs.set_option
+@json_option
 @controls
 def run(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT.py")],
-    available_now: Annotated[
-        bool, typer.Option("--available-now", help="Read what is there, then end.")
-    ] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once the controller has it.")
-    ] = False,
-    starting: pipeline_runs.From = None,
-    ending: pipeline_runs.To = None,
-    backfill_name: pipeline_runs.BackfillName = "",
-    settings: pipeline_runs.Set = None,
-    as_json: AsJson = False,
+    script: Path,
+    available_now: bool,
+    detach: bool,
+    starting: tuple[str, ...],
+    ending: tuple[str, ...],
+    backfill_name: str,
+    settings: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Hand a pipeline to the controller and show its progress; Ctrl-C leaves it running.
 
@@ -94,11 +99,11 @@ def run(
             f"\n{submitted['name']} goes on; "
             f"stop it with: headrace pipeline stop {submitted['name']}"
         )
-        raise typer.Exit from None
+        raise click.exceptions.Exit from None
     if as_json:
         print_json(final)
     if final["state"] == "FAILED":
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def follow(api: Api, name: str) -> dict[str, Any]:
@@ -123,21 +128,19 @@ def follow(api: Api, name: str) -> dict[str, Any]:
 
 
 @app.command("list")
+@json_option
 @controls
-def list_pipelines(
-    as_json: AsJson = False,
-) -> None:
+def list_pipelines(as_json: bool) -> None:
     """List the pipelines."""
     rows = control_api().get("/pipelines")
     print_rows(rows, COLUMNS, as_json=as_json)
 
 
 @app.command("show")
+@pipeline_argument
+@json_option
 @controls
-def show(
-    name: Pipeline,
-    as_json: AsJson = False,
-) -> None:
+def show(name: str, as_json: bool) -> None:
     """Show one pipeline: its containers, operators and last events; with --json all of it."""
     view = control_api().get(f"/pipelines/{name}")
     if as_json:
@@ -147,21 +150,19 @@ def show(
 
 
 @app.command("stop")
+@pipeline_argument
 @controls
-def stop(
-    name: Pipeline,
-) -> None:
+def stop(name: str) -> None:
     """Stop a pipeline; its checkpoint stays, and the next run goes on from it."""
     view = control_api().post(f"/pipelines/{name}/stop")
     note(f"{name}: {view['state']}")
 
 
 @app.command("remove")
+@pipeline_argument
+@yes_option
 @controls
-def remove(
-    name: Pipeline,
-    yes: Yes = False,
-) -> None:
+def remove(name: str, yes: bool) -> None:
     """Remove a pipeline that has ended: its checkpoints, packages and logs. Its topics stay."""
     confirm(f"Remove pipeline {name} with its checkpoints and state?", yes=yes)
     control_api().delete(f"/pipelines/{name}")
@@ -169,12 +170,11 @@ def remove(
 
 
 @app.command("logs")
+@pipeline_argument
+@option("--lines", "-n", type=click.IntRange(min=1, max=10_000), default=100)
+@json_option
 @controls
-def logs(
-    name: Pipeline,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000)] = 100,
-    as_json: AsJson = False,
-) -> None:
+def logs(name: str, lines: int, as_json: bool) -> None:
     """Print the last lines of a pipeline's log."""
     text = control_api().text(f"/pipelines/{name}/logs?lines={lines}")
     if as_json:

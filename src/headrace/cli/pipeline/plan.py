@@ -12,29 +12,38 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
-from headrace.cli.options import AsJson
+from headrace.cli.declare import argument, option
 from headrace.cli.output import note, print_fields, print_json, print_rows, working
+from headrace.cli.parameters import json_option
 from headrace.cli.pipeline import pipeline_runs
 from headrace.cli.pipeline.deploy import check_script
 
 DESCRIBE = "headrace.pipeline.plan.describe"
 DESCRIBE_SECONDS = 120.0
 
-Script = Annotated[Path, typer.Argument(metavar="SCRIPT.py")]
-Master = Annotated[str, typer.Option("--master", help="The Spark master that it would run on.")]
+script_argument = argument("script", type=click.Path(path_type=Path), metavar="SCRIPT.py")
+master_option = option(
+    "--master", default="local[*]", help="The Spark master that it would run on."
+)
 
 
+@script_argument
+@pipeline_runs.from_option
+@pipeline_runs.to_option
+@pipeline_runs.backfill_name_option
+@pipeline_runs.set_option
+@json_option
 def dry_run(
-    script: Script,
-    starting: pipeline_runs.From = None,
-    ending: pipeline_runs.To = None,
-    backfill_name: pipeline_runs.BackfillName = "",
-    settings: pipeline_runs.Set = None,
-    as_json: AsJson = False,
+    script: Path,
+    starting: tuple[str, ...],
+    ending: tuple[str, ...],
+    backfill_name: str,
+    settings: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Print the physical plan: containers with their operators, streams and memory."""
     from headrace.config.controller import ControllerSettings
@@ -72,20 +81,17 @@ def dry_run(
         print_rows(view["streams"], ("name", "source", "sinks", "locality", "fused"), as_json=False)
 
 
-def plan(script: Script) -> None:
+@script_argument
+def plan(script: Path) -> None:
     """Print the logical plan as JSON; `run` takes it as a file (.json) beside its code."""
     print_json(_describe(script, pipeline_runs.make_run(None, None, "", None)))
 
 
-def validate(
-    script: Script,
-    master: Master = "local[*]",
-    application_path: Annotated[
-        str | None,
-        typer.Option("--application-path", help="Where checkpoints would be."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+@script_argument
+@master_option
+@option("--application-path", help="Where checkpoints would be.")
+@json_option
+def validate(script: Path, master: str, application_path: str | None, as_json: bool) -> None:
     """Build every operator on empty streams and report what is wrong; starts Spark for it."""
     environment = {"HEADRACE_SPARK_MASTER": master}
     if application_path is not None:

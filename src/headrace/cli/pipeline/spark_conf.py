@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from headrace.cli.options import AsJson
+from headrace.cli.declare import command, option
 from headrace.cli.output import print_json
+from headrace.cli.parameters import json_option
 
 
-def spark_conf(
-    arguments: Annotated[
-        bool, typer.Option("--arguments", help="Print --conf arguments of spark-submit.")
-    ] = False,
-    environment: Annotated[
-        bool,
-        typer.Option("--environment", help="Print exports for a shell: which Java and Python."),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+@command("spark-conf")
+@option("--arguments", is_flag=True, help="Print --conf arguments of spark-submit.")
+@option("--environment", is_flag=True, help="Print exports for a shell: which Java and Python.")
+@json_option
+def spark_conf(arguments: bool, environment: bool, as_json: bool) -> None:
     """Print the Spark settings that pipelines run with, as lines of a spark-defaults.conf."""
     from headrace.errors import ConfigError
     from headrace.spark.session import settings

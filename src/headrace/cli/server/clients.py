@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from headrace.cli.connection import connects, with_broker
-from headrace.cli.options import AsJson
+from headrace.cli.declare import Group, argument, option
 from headrace.cli.output import note, print_fields, print_json, print_rows
+from headrace.cli.parameters import json_option
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
     from headrace.wire.iggy.messages.system import ClientDetails, ClientInfo
 
-app = typer.Typer(help="Connected clients.", no_args_is_help=True)
-server = typer.Typer(help="The broker itself.", no_args_is_help=True)
+app = Group("client", help="Connected clients.")
+server = Group("server", help="The broker itself.")
 
 COLUMNS = ("id", "user", "address", "transport", "groups")
 # What figures of the protocol are, where their names do not say it.
@@ -47,17 +48,18 @@ def _details(found: ClientDetails) -> dict[str, Any]:
 
 
 @app.command("list")
+@json_option
 @connects
-def list_clients(as_json: AsJson = False) -> None:
+def list_clients(as_json: bool) -> None:
     """List who is connected, with the number of the user it logged in as."""
     print_rows(map(_row, with_broker(lambda c: c.get_clients())), COLUMNS, as_json=as_json)
 
 
 @app.command("show")
+@argument("number", type=click.IntRange(min=0), metavar="ID")
+@json_option
 @connects
-def show(
-    number: Annotated[int, typer.Argument(metavar="ID", min=0)], as_json: AsJson = False
-) -> None:
+def show(number: int, as_json: bool) -> None:
     """Show a client and its groups."""
 
     async def work(client: IggyClient) -> dict[str, Any]:
@@ -72,15 +74,17 @@ def show(
 
 
 @app.command("me")
+@json_option
 @connects
-def me(as_json: AsJson = False) -> None:
+def me(as_json: bool) -> None:
     """Show the connection of this very command."""
     print_fields(_details(with_broker(lambda c: c.get_me())), as_json=as_json)
 
 
 @server.command("ping")
+@json_option
 @connects
-def ping(as_json: AsJson = False) -> None:
+def ping(as_json: bool) -> None:
     """Measure a round trip."""
 
     async def work(client: IggyClient) -> float:
@@ -94,8 +98,9 @@ def ping(as_json: AsJson = False) -> None:
 
 
 @server.command("stats")
+@json_option
 @connects
-def stats(as_json: AsJson = False) -> None:
+def stats(as_json: bool) -> None:
     """Show the server's figures."""
     from dataclasses import asdict
 
@@ -107,8 +112,9 @@ def stats(as_json: AsJson = False) -> None:
 
 
 @server.command("nodes")
+@json_option
 @connects
-def nodes(as_json: AsJson = False) -> None:
+def nodes(as_json: bool) -> None:
     """List the brokers of the cluster as clients see them."""
     found = with_broker(lambda c: c.get_cluster_metadata())
     rows = [
@@ -120,11 +126,17 @@ def nodes(as_json: AsJson = False) -> None:
 
 
 @server.command("snapshot")
+@option(
+    "--output",
+    "-o",
+    "file",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Where to write the ZIP.",
+)
+@json_option
 @connects
-def snapshot(
-    file: Annotated[Path, typer.Option("--output", "-o", help="Where to write the ZIP.")],
-    as_json: AsJson = False,
-) -> None:
+def snapshot(file: Path, as_json: bool) -> None:
     """Fetch what a maintainer would ask for: configuration, figures, logs, processes."""
     archive = with_broker(lambda c: c.get_snapshot())
     try:

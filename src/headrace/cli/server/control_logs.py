@@ -5,44 +5,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from headrace.cli.options import AsJson
+from headrace.cli.declare import Group, option
 from headrace.cli.output import note, print_json, print_rows
+from headrace.cli.parameters import json_option
 
 if TYPE_CHECKING:
     from headrace.sbp_client.state_replay import Condition
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="What damage cost the control state: users, topics, offsets, pipelines.",
+app = Group(
+    "control-log", help="What damage cost the control state: users, topics, offsets, pipelines."
 )
 
-DataDir = Annotated[str, typer.Option("--data-dir", help="Of `headrace up`, which is stopped.")]
 DATA_DIR = "headrace-data"
+data_dir_option = option("--data-dir", default=DATA_DIR, help="Of `headrace up`, which is stopped.")
 _COLUMNS = ("log", "holds", "records", "mended", "lost")
 
 
 @app.command()
-def check(data_dir: DataDir = DATA_DIR, as_json: AsJson = False) -> None:
+@data_dir_option
+@json_option
+def check(data_dir: str, as_json: bool) -> None:
     """Read the control logs of a stopped server and say what of them is lost. Changes nothing.
 
     Exit 0 only if nothing is. What is `mended` cannot be read either, but stands there twice.
     """
     if _tell(_look(data_dir, accept=False), as_json=as_json):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 @app.command()
-def salvage(
-    data_dir: DataDir = DATA_DIR,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be given up.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+@data_dir_option
+@option("--dry-run", is_flag=True, help="Only say what would be given up.")
+@json_option
+def salvage(data_dir: str, dry_run: bool, as_json: bool) -> None:
     """Let a server start again without what its control logs lost, after saying what that is.
 
     Events behind a loss that no longer fit, such as a change of a topic whose creation is lost,

@@ -13,10 +13,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-import typer
+import click
 
+from headrace.cli.declare import command, option
 from headrace.cli.output import note
 from headrace.cli.server import role_options as o
 from headrace.cli.server import running
@@ -83,7 +84,7 @@ def run_detached(settings: Settings, arguments: list[str]) -> None:
         status = process.wait()
         if status < 0:
             raise StateError(f"the server was ended by signal {-status}; its log is {log}")
-        raise typer.Exit(status or 1)  # it has said why
+        raise click.exceptions.Exit(status or 1)  # it has said why
     note(f"it runs in the background: process {process.pid}, log {log}")
     note(f"  stop it with  headrace down --data-dir {data_dir}")
 
@@ -97,12 +98,10 @@ def told_running(data_dir: str, there: running.Running) -> str:
     )
 
 
-def down(
-    data_dir: Annotated[
-        str | None, typer.Option("--data-dir", help="The data directory it was started on.")
-    ] = None,
-    config: o.Config = "",
-) -> None:
+@command("down")
+@option("--data-dir", help="The data directory it was started on.")
+@o.config_option
+def down(data_dir: str | None, config: str) -> None:
     """Stop a `headrace up` that runs in the background, or in another terminal; waits for it."""
     from headrace.cli.server.up import load_settings
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from headrace.cli.options import AsJson
+from headrace.cli.declare import Group, argument, option
 from headrace.cli.output import note, print_json, print_rows
+from headrace.cli.parameters import json_option
 
-app = typer.Typer(help="Files for Grafana and Prometheus.", no_args_is_help=True)
+app = Group("observability", help="Files for Grafana and Prometheus.")
 
 DASHBOARD, ALERTS, SCRAPE = "headrace-dashboard.json", "headrace-alerts.yml", "prometheus.yml"
 
@@ -24,11 +22,10 @@ def contents() -> dict[str, str]:
 
 
 @app.command("export")
-def export(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER")] = ".",
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
-    as_json: AsJson = False,
-) -> None:
+@argument("folder", default=".", metavar="FOLDER")
+@option("--force", is_flag=True, help="Replace files that are there.")
+@json_option
+def export(folder: str, force: bool, as_json: bool) -> None:
     """Write a Grafana dashboard, Prometheus alert rules and a scrape configuration."""
     from headrace.errors import ConfigError
 
@@ -51,7 +48,8 @@ def export(
 
 
 @app.command("metrics")
-def metrics(as_json: AsJson = False) -> None:
+@json_option
+def metrics(as_json: bool) -> None:
     """List every metric: name, type, labels, meaning."""
     from headrace.observability.metrics import TABLE
 

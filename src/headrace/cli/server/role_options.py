@@ -2,77 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import click
 
-import typer
+from headrace.cli.declare import option
 
-DataDir = Annotated[str | None, typer.Option("--data-dir", help="Everything durable is kept here.")]
-Host = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
-IggyPort = Annotated[int | None, typer.Option("--iggy-port", help="Iggy clients; 0 = any.")]
-IggyHost = Annotated[
-    str | None, typer.Option("--iggy-host", help="Address of the Iggy ports, if another.")
-]
-QuicPort = Annotated[
-    int | None, typer.Option("--quic-port", help="Iggy over QUIC; 0 = any, -1 = off.")
-]
-PlacementPort = Annotated[
-    int | None, typer.Option("--placement-port", help="Placement manager; 0 = any.")
-]
-NodePort = Annotated[int | None, typer.Option("--node-port", help="Data node; 0 = any.")]
-HttpPort = Annotated[
-    int | None, typer.Option("--http-port", help="JSON API and dashboard; 0 = any.")
-]
-Dev = Annotated[bool, typer.Option("--dev", help="Root user iggy/iggy, loopback only.")]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Allow another address than loopback without TLS.")
-]
-ReadyFile = Annotated[
-    str, typer.Option("--ready-file", help="Write the addresses here once all accept.")
-]
-Config = Annotated[str, typer.Option("--config", help="A TOML file with settings.")]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option("--metrics-port", help="/metrics, /health, /ready; 0 = any, -1 = off."),
-]
-LogFormat = Annotated[
-    Literal["text", "json"], typer.Option("--log-format", help="Log lines as text or JSON.")
-]
-Detach = Annotated[
-    bool,
-    typer.Option("--detach", help="Return once it accepts clients; `headrace down` stops it."),
-]
-BackgroundLog = Annotated[
-    str,
-    # Of the process that --detach starts: where its log goes, and that standard output waits.
-    typer.Option("--background-log", hidden=True),
-]
-Secret = Annotated[
-    str | None,
-    typer.Option(
-        "--secret",
-        help="The cluster's secret, env:NAME or file:PATH: 64 hex digits, the same for all roles.",
-    ),
-]
-PlacementManagers = Annotated[
-    str | None,
-    typer.Option(
-        "--placement-managers",
-        envvar="HEADRACE_PLACEMENT_MANAGERS",
-        help="All of them: host:port,host:port,...",
-    ),
-]
-Metadata = Annotated[
-    str | None,
-    typer.Option("--metadata", help="sqlite, or etcd://host:port,... for several managers."),
-]
-EtcdUser = Annotated[str | None, typer.Option("--etcd-user", help="User at etcd.")]
-EtcdPassword = Annotated[
-    str | None, typer.Option("--etcd-password", help="Its password: env:NAME or file:PATH.")
-]
-Advertise = Annotated[
-    str | None,
-    typer.Option("--advertise", help="Where others reach it, if not where it listens."),
-]
+data_dir_option = option("--data-dir", help="Everything durable is kept here.")
+host_option = option("--host", help="Address to listen on.")
+iggy_port_option = option("--iggy-port", type=int, help="Iggy clients; 0 = any.")
+iggy_host_option = option("--iggy-host", help="Address of the Iggy ports, if another.")
+quic_port_option = option("--quic-port", type=int, help="Iggy over QUIC; 0 = any, -1 = off.")
+placement_port_option = option("--placement-port", type=int, help="Placement manager; 0 = any.")
+node_port_option = option("--node-port", type=int, help="Data node; 0 = any.")
+http_port_option = option("--http-port", type=int, help="JSON API and dashboard; 0 = any.")
+dev_option = option("--dev", is_flag=True, help="Root user iggy/iggy, loopback only.")
+insecure_option = option(
+    "--insecure", is_flag=True, help="Allow another address than loopback without TLS."
+)
+ready_file_option = option(
+    "--ready-file", default="", help="Write the addresses here once all accept."
+)
+config_option = option("--config", default="", help="A TOML file with settings.")
+metrics_port_option = option(
+    "--metrics-port", type=int, help="/metrics, /health, /ready; 0 = any, -1 = off."
+)
+log_format_option = option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="Log lines as text or JSON.",
+)
+detach_option = option(
+    "--detach", is_flag=True, help="Return once it accepts clients; `headrace down` stops it."
+)
+# Of the process that --detach starts: where its log goes, and that standard output waits.
+background_log_option = option("--background-log", default="", hidden=True)
+secret_option = option(
+    "--secret",
+    help="The cluster's secret, env:NAME or file:PATH: 64 hex digits, the same for all roles.",
+)
+placement_managers_option = option(
+    "--placement-managers",
+    envvar="HEADRACE_PLACEMENT_MANAGERS",
+    help="All of them: host:port,host:port,...",
+)
+metadata_option = option("--metadata", help="sqlite, or etcd://host:port,... for several managers.")
+etcd_user_option = option("--etcd-user", help="User at etcd.")
+etcd_password_option = option("--etcd-password", help="Its password: env:NAME or file:PATH.")
+advertise_option = option("--advertise", help="Where others reach it, if not where it listens.")
 
 
 def split_addresses(text: str | None) -> tuple[str, ...] | None:

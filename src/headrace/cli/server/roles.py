@@ -5,23 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from headrace.cli.declare import command
 from headrace.cli.server import role_options as o
 
 
+@command("placement-manager")
+@o.data_dir_option
+@o.host_option
+@o.placement_port_option
+@o.metadata_option
+@o.etcd_user_option
+@o.etcd_password_option
+@o.secret_option
+@o.advertise_option
+@o.insecure_option
+@o.ready_file_option
+@o.config_option
+@o.metrics_port_option
+@o.log_format_option
 def placement_manager(
-    data_dir: o.DataDir = None,
-    host: o.Host = None,
-    placement_port: o.PlacementPort = None,
-    metadata: o.Metadata = None,
-    etcd_user: o.EtcdUser = None,
-    etcd_password: o.EtcdPassword = None,
-    secret: o.Secret = None,
-    advertise: o.Advertise = None,
-    insecure: o.Insecure = False,
-    ready_file: o.ReadyFile = "",
-    config: o.Config = "",
-    metrics_port: o.MetricsPort = None,
-    log_format: o.LogFormat = "text",
+    data_dir: str | None,
+    host: str | None,
+    placement_port: int | None,
+    metadata: str | None,
+    etcd_user: str | None,
+    etcd_password: str | None,
+    secret: str | None,
+    advertise: str | None,
+    insecure: bool,
+    ready_file: str,
+    config: str,
+    metrics_port: int | None,
+    log_format: Literal["text", "json"],
 ) -> None:
     """Run a placement manager: it knows streams, ranges and data nodes. Ctrl-C stops it."""
     overrides = {
@@ -41,18 +56,30 @@ def placement_manager(
     )
 
 
+@command("data-node")
+@o.data_dir_option
+@o.placement_managers_option
+@o.host_option
+@o.node_port_option
+@o.secret_option
+@o.advertise_option
+@o.insecure_option
+@o.ready_file_option
+@o.config_option
+@o.metrics_port_option
+@o.log_format_option
 def data_node(
-    data_dir: o.DataDir = None,
-    placement_managers: o.PlacementManagers = None,
-    host: o.Host = None,
-    node_port: o.NodePort = None,
-    secret: o.Secret = None,
-    advertise: o.Advertise = None,
-    insecure: o.Insecure = False,
-    ready_file: o.ReadyFile = "",
-    config: o.Config = "",
-    metrics_port: o.MetricsPort = None,
-    log_format: o.LogFormat = "text",
+    data_dir: str | None,
+    placement_managers: str | None,
+    host: str | None,
+    node_port: int | None,
+    secret: str | None,
+    advertise: str | None,
+    insecure: bool,
+    ready_file: str,
+    config: str,
+    metrics_port: int | None,
+    log_format: Literal["text", "json"],
 ) -> None:
     """Run a data node: it keeps replicas of the log. Start one more at any time. Ctrl-C stops."""
     overrides = {
@@ -68,21 +95,36 @@ def data_node(
     _run("data-node", overrides, config=config, ready_file=ready_file, log_format=log_format)
 
 
+@command("broker")
+@o.data_dir_option
+@o.placement_managers_option
+@o.host_option
+@o.iggy_host_option
+@o.iggy_port_option
+@o.quic_port_option
+@o.secret_option
+@o.advertise_option
+@o.dev_option
+@o.insecure_option
+@o.ready_file_option
+@o.config_option
+@o.metrics_port_option
+@o.log_format_option
 def broker(
-    data_dir: o.DataDir = None,
-    placement_managers: o.PlacementManagers = None,
-    host: o.Host = None,
-    iggy_host: o.IggyHost = None,
-    iggy_port: o.IggyPort = None,
-    quic_port: o.QuicPort = None,
-    secret: o.Secret = None,
-    advertise: o.Advertise = None,
-    dev: o.Dev = False,
-    insecure: o.Insecure = False,
-    ready_file: o.ReadyFile = "",
-    config: o.Config = "",
-    metrics_port: o.MetricsPort = None,
-    log_format: o.LogFormat = "text",
+    data_dir: str | None,
+    placement_managers: str | None,
+    host: str | None,
+    iggy_host: str | None,
+    iggy_port: int | None,
+    quic_port: int | None,
+    secret: str | None,
+    advertise: str | None,
+    dev: bool,
+    insecure: bool,
+    ready_file: str,
+    config: str,
+    metrics_port: int | None,
+    log_format: Literal["text", "json"],
 ) -> None:
     """Run a broker: Iggy clients talk to it. Of several one leads, the others stand by."""
     overrides = {
@@ -101,17 +143,28 @@ def broker(
     _run("broker", overrides, config=config, ready_file=ready_file, log_format=log_format)
 
 
+@command("controller")
+@o.data_dir_option
+@o.placement_managers_option
+@o.host_option
+@o.http_port_option
+@o.secret_option
+@o.insecure_option
+@o.ready_file_option
+@o.config_option
+@o.metrics_port_option
+@o.log_format_option
 def controller(
-    data_dir: o.DataDir = None,
-    placement_managers: o.PlacementManagers = None,
-    host: o.Host = None,
-    http_port: o.HttpPort = None,
-    secret: o.Secret = None,
-    insecure: o.Insecure = False,
-    ready_file: o.ReadyFile = "",
-    config: o.Config = "",
-    metrics_port: o.MetricsPort = None,
-    log_format: o.LogFormat = "text",
+    data_dir: str | None,
+    placement_managers: str | None,
+    host: str | None,
+    http_port: int | None,
+    secret: str | None,
+    insecure: bool,
+    ready_file: str,
+    config: str,
+    metrics_port: int | None,
+    log_format: Literal["text", "json"],
 ) -> None:
     """Run the pipeline controller and its dashboard. Of several one works, the others wait."""
     overrides = {

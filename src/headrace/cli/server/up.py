@@ -7,8 +7,9 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from headrace.cli.declare import command
 from headrace.cli.output import note
 from headrace.cli.server import role_options as o
 
@@ -20,23 +21,40 @@ READY_SECONDS = 60.0
 SWITCH_INTERVAL_SECONDS = 0.0005
 
 
+@command("up")
+@o.data_dir_option
+@o.host_option
+@o.iggy_port_option
+@o.iggy_host_option
+@o.quic_port_option
+@o.placement_port_option
+@o.node_port_option
+@o.http_port_option
+@o.dev_option
+@o.insecure_option
+@o.ready_file_option
+@o.config_option
+@o.metrics_port_option
+@o.log_format_option
+@o.detach_option
+@o.background_log_option
 def up(
-    data_dir: o.DataDir = None,
-    host: o.Host = None,
-    iggy_port: o.IggyPort = None,
-    iggy_host: o.IggyHost = None,
-    quic_port: o.QuicPort = None,
-    placement_port: o.PlacementPort = None,
-    node_port: o.NodePort = None,
-    http_port: o.HttpPort = None,
-    dev: o.Dev = False,
-    insecure: o.Insecure = False,
-    ready_file: o.ReadyFile = "",
-    config: o.Config = "",
-    metrics_port: o.MetricsPort = None,
-    log_format: o.LogFormat = "text",
-    detach: o.Detach = False,
-    background_log: o.BackgroundLog = "",
+    data_dir: str | None,
+    host: str | None,
+    iggy_port: int | None,
+    iggy_host: str | None,
+    quic_port: int | None,
+    placement_port: int | None,
+    node_port: int | None,
+    http_port: int | None,
+    dev: bool,
+    insecure: bool,
+    ready_file: str,
+    config: str,
+    metrics_port: int | None,
+    log_format: Literal["text", "json"],
+    detach: bool,
+    background_log: str,
 ) -> None:
     """Run everything on this machine: log, broker, controller, dashboard. Ctrl-C stops it."""
     from headrace.observability.logging import configure_logging

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from headrace.cli.connection import TARGET, connects, with_broker
-from headrace.cli.options import HTTP, AsJson
+from headrace.cli.connection import HTTP, TARGET, connects, with_broker
+from headrace.cli.declare import command, option
+from headrace.cli.parameters import json_option
 
 if TYPE_CHECKING:
     from headrace.cli.top.sample import Look, Pipelines
@@ -17,35 +18,36 @@ if TYPE_CHECKING:
 _PIPELINES_SECONDS = 5.0  # the screen waits for them
 
 
+@command("top")
+@option(
+    "--interval",
+    type=click.FloatRange(min=0.2, max=60),
+    default=2.0,
+    help="Seconds between two looks.",
+)
+@option("--sort", default="rate", help="Topics by rate, lag, size or name; s changes it.")
+@option("--once", is_flag=True, help="Two looks, one table, no keys; also without a terminal.")
+@option(
+    "--count",
+    type=click.IntRange(min=0),
+    default=0,
+    help="End after so many looks; 0 = when told to.",
+)
+@option(
+    "--http",
+    envvar="HEADRACE_HTTP",
+    help=f"The control plane's HTTP port, for pipelines; none = without. [{HTTP}]",
+)
+@json_option
 @connects
 def top(
-    interval: Annotated[
-        float, typer.Option("--interval", min=0.2, max=60, help="Seconds between two looks.")
-    ] = 2.0,
-    sort: Annotated[
-        str, typer.Option("--sort", help="Topics by rate, lag, size or name; s changes it.")
-    ] = "rate",
-    once: Annotated[
-        bool, typer.Option("--once", help="Two looks, one table, no keys; also without a terminal.")
-    ] = False,
-    count: Annotated[
-        int, typer.Option("--count", min=0, help="End after so many looks; 0 = when told to.")
-    ] = 0,
-    http: Annotated[
-        str | None,
-        typer.Option(
-            "--http",
-            envvar="HEADRACE_HTTP",
-            help=f"The control plane's HTTP port, for pipelines; none = without. [{HTTP}]",
-        ),
-    ] = None,
-    as_json: AsJson = False,
+    interval: float, sort: str, once: bool, count: int, http: str | None, as_json: bool
 ) -> None:
     """Show rates, lag, pipelines and brokers live. Keys: q quit, p pause, s sort, r refresh."""
     from headrace.cli.top.top_view import SORTS
 
     if sort not in SORTS:
-        raise typer.BadParameter(f"--sort takes {', '.join(SORTS)}")
+        raise click.BadParameter(f"--sort takes {', '.join(SORTS)}")
     pipelines = _pipelines(http)
 
     async def work(client: IggyClient) -> None:
@@ -61,17 +63,16 @@ def top(
     try:
         with_broker(work)
     except KeyboardInterrupt:
-        raise typer.Exit from None
+        raise click.exceptions.Exit from None
 
 
 def _pipelines(http: str | None) -> Pipelines | None:
     """What asks the control plane, with the broker's user; a token does not open it."""
-    from headrace.cli.control_api import Api
+    from headrace.cli.control_api import control_api
 
-    target = TARGET.get()
-    if http == "none" or target.token:
+    if http == "none" or TARGET.get().token:
         return None
-    api = Api(http or target.http, target.username, target.password)
+    api = control_api(http)
 
     def ask() -> list[dict[str, Any]]:
         listed: list[dict[str, Any]] = api.get("/pipelines", seconds=_PIPELINES_SECONDS)

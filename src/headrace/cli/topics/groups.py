@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from headrace.cli.connection import connects, with_broker
-from headrace.cli.options import AsJson, TopicName, Yes, confirm, split_topic
+from headrace.cli.declare import Group, argument, option
 from headrace.cli.output import note, print_fields, print_json, print_rows
+from headrace.cli.parameters import confirm, json_option, split_topic, yes_option
+from headrace.cli.server_names import topic_argument
 from headrace.cli.topics.topics import details_of
 
 if TYPE_CHECKING:
@@ -16,18 +18,20 @@ if TYPE_CHECKING:
     from headrace.wire.iggy.messages import consumers
     from headrace.wire.iggy.primitives import Consumer
 
-app = typer.Typer(help="Consumer groups and their lag.", no_args_is_help=True)
-offsets = typer.Typer(help="Stored offsets of consumers and groups.", no_args_is_help=True)
+app = Group("group", help="Consumer groups and their lag.")
+offsets = Group("offset", help="Stored offsets of consumers and groups.")
 
-Group = Annotated[str, typer.Argument(metavar="GROUP")]
+group_argument = argument("group", metavar="GROUP")
 COLUMNS = ("name", "id", "partitions", "members")
 LAG_COLUMNS = ("partition", "member", "stored", "next", "lag")
 OFFSET_COLUMNS = ("partition", "stored", "next", "lag")
 
 
 @app.command("list")
+@topic_argument
+@json_option
 @connects
-def list_groups(name: TopicName, as_json: AsJson = False) -> None:
+def list_groups(name: str, as_json: bool) -> None:
     """List the groups of a topic."""
     stream, topic = split_topic(name)
 
@@ -49,8 +53,11 @@ def _row(group: consumers.Group) -> dict[str, Any]:
 
 
 @app.command("create")
+@topic_argument
+@group_argument
+@json_option
 @connects
-def create(name: TopicName, group: Group, as_json: AsJson = False) -> None:
+def create(name: str, group: str, as_json: bool) -> None:
     """Make a group."""
     stream, topic = split_topic(name)
     made = with_broker(lambda c: c.create_group(stream, topic, group))
@@ -58,8 +65,11 @@ def create(name: TopicName, group: Group, as_json: AsJson = False) -> None:
 
 
 @app.command("delete")
+@topic_argument
+@group_argument
+@yes_option
 @connects
-def delete(name: TopicName, group: Group, yes: Yes = False) -> None:
+def delete(name: str, group: str, yes: bool) -> None:
     """Delete a group with its stored offsets."""
     stream, topic = split_topic(name)
     confirm(f"Delete group {group} of {name} with its stored offsets?", yes=yes)
@@ -68,8 +78,11 @@ def delete(name: TopicName, group: Group, yes: Yes = False) -> None:
 
 
 @app.command("show")
+@topic_argument
+@group_argument
+@json_option
 @connects
-def show(name: TopicName, group: Group, as_json: AsJson = False) -> None:
+def show(name: str, group: str, as_json: bool) -> None:
     """Show a group: who has which partition, and how far behind it is."""
     stream, topic = split_topic(name)
 
@@ -112,11 +125,11 @@ async def _progress(
     return rows
 
 
-Who = Annotated[
-    str, typer.Argument(metavar="CONSUMER", help="A consumer's name or number, or a group's name.")
-]
-IsGroup = Annotated[bool, typer.Option("--group", help="CONSUMER is a group.")]
-PartitionId = Annotated[int, typer.Option("--partition", min=0)]
+who_argument = argument(
+    "who", metavar="CONSUMER", help="A consumer's name or number, or a group's name."
+)
+is_group_option = option("--group", is_flag=True, help="CONSUMER is a group.")
+partition_id_option = option("--partition", type=click.IntRange(min=0), required=True)
 
 
 def _consumer(who: str, *, group: bool) -> Consumer:
@@ -127,8 +140,12 @@ def _consumer(who: str, *, group: bool) -> Consumer:
 
 
 @offsets.command("get")
+@topic_argument
+@who_argument
+@is_group_option
+@json_option
 @connects
-def get(name: TopicName, who: Who, group: IsGroup = False, as_json: AsJson = False) -> None:
+def get(name: str, who: str, group: bool, as_json: bool) -> None:
     """Show what a consumer has stored, and its lag."""
     stream, topic = split_topic(name)
     consumer = _consumer(who, group=group)
@@ -137,14 +154,13 @@ def get(name: TopicName, who: Who, group: IsGroup = False, as_json: AsJson = Fal
 
 
 @offsets.command("set")
+@topic_argument
+@who_argument
+@option("--offset", type=click.IntRange(min=0), required=True, help="The last one that was read.")
+@partition_id_option
+@is_group_option
 @connects
-def set_offset(
-    name: TopicName,
-    who: Who,
-    offset: Annotated[int, typer.Option("--offset", min=0, help="The last one that was read.")],
-    partition: PartitionId,
-    group: IsGroup = False,
-) -> None:
+def set_offset(name: str, who: str, offset: int, partition: int, group: bool) -> None:
     """Store an offset; reading goes on after it."""
     stream, topic = split_topic(name)
     consumer = _consumer(who, group=group)
@@ -157,14 +173,13 @@ def set_offset(
 
 
 @offsets.command("delete")
+@topic_argument
+@who_argument
+@partition_id_option
+@is_group_option
+@yes_option
 @connects
-def delete_offset(
-    name: TopicName,
-    who: Who,
-    partition: PartitionId,
-    group: IsGroup = False,
-    yes: Yes = False,
-) -> None:
+def delete_offset(name: str, who: str, partition: int, group: bool, yes: bool) -> None:
     """Forget a stored offset; reading starts anew."""
     stream, topic = split_topic(name)
     confirm(f"Forget the offset of {who} in partition {partition} of {name}?", yes=yes)

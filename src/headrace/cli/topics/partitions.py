@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from headrace.cli.connection import client_tls, connects, with_broker
-from headrace.cli.options import AsJson, TopicName, Yes, confirm, split_topic
+from headrace.cli.declare import Group, argument, option
 from headrace.cli.output import note, print_rows
+from headrace.cli.parameters import confirm, json_option, split_topic, yes_option
+from headrace.cli.server_names import topic_argument
 from headrace.cli.topics.topics import PARTITION_COLUMNS, details_of, partition_rows
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
 
-app = typer.Typer(help="Partitions of topics.", no_args_is_help=True)
-segments = typer.Typer(help="Segments: the files of a partition.", no_args_is_help=True)
+app = Group("partition", help="Partitions of topics.")
+segments = Group("segment", help="Segments: the files of a partition.")
 
-Count = Annotated[int, typer.Argument(metavar="COUNT", min=1, max=1000)]
+count_argument = argument("count", type=click.IntRange(min=1, max=1000), default=1, metavar="COUNT")
 SEGMENT_COLUMNS = (
     "partition", "first_offset", "messages", "bytes", "newest_at_ms", "open",
 )  # fmt: skip
 
 
 @app.command("list")
+@topic_argument
+@json_option
 @connects
-def list_partitions(name: TopicName, as_json: AsJson = False) -> None:
+def list_partitions(name: str, as_json: bool) -> None:
     """List the partitions of a topic, and what each holds."""
     stream, topic = split_topic(name)
     details = with_broker(lambda c: details_of(c, stream, topic))
@@ -33,8 +37,10 @@ def list_partitions(name: TopicName, as_json: AsJson = False) -> None:
 
 
 @app.command("add")
+@topic_argument
+@count_argument
 @connects
-def add(name: TopicName, count: Count = 1) -> None:
+def add(name: str, count: int) -> None:
     """Give a topic more partitions."""
     stream, topic = split_topic(name)
     with_broker(lambda c: c.create_partitions(stream, topic, count))
@@ -42,8 +48,11 @@ def add(name: TopicName, count: Count = 1) -> None:
 
 
 @app.command("remove")
+@topic_argument
+@count_argument
+@yes_option
 @connects
-def remove(name: TopicName, count: Count = 1, yes: Yes = False) -> None:
+def remove(name: str, count: int, yes: bool) -> None:
     """Remove the last partitions of a topic, with their messages."""
     stream, topic = split_topic(name)
     confirm(lambda: _question(stream, topic, count), yes=yes)
@@ -60,14 +69,13 @@ def _question(stream: str, topic: str, count: int) -> str:
 
 
 @segments.command("list")
+@topic_argument
+@option(
+    "--partition", type=click.IntRange(min=-1), default=-1, help="Only of this partition; -1 = all."
+)
+@json_option
 @connects
-def list_segments(
-    name: TopicName,
-    partition: Annotated[
-        int, typer.Option("--partition", min=-1, help="Only of this partition; -1 = all.")
-    ] = -1,
-    as_json: AsJson = False,
-) -> None:
+def list_segments(name: str, partition: int, as_json: bool) -> None:
     """List the segments of a topic, oldest first: what retention and `segment delete` remove."""
     stream, topic = split_topic(name)
 
@@ -107,13 +115,12 @@ def list_segments(
 
 
 @segments.command("delete")
+@topic_argument
+@option("--partition", type=click.IntRange(min=0), required=True)
+@option("--count", type=click.IntRange(min=1), default=1, help="The oldest so many.")
+@yes_option
 @connects
-def delete_segments(
-    name: TopicName,
-    partition: Annotated[int, typer.Option("--partition", min=0)],
-    count: Annotated[int, typer.Option("--count", min=1, help="The oldest so many.")] = 1,
-    yes: Yes = False,
-) -> None:
+def delete_segments(name: str, partition: int, count: int, yes: bool) -> None:
     """Delete the oldest segments of a partition, with their messages."""
     stream, topic = split_topic(name)
     confirm(

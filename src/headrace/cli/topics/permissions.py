@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import typer
+import click
 
 from headrace.wire.iggy.messages.users import (
     GlobalPermissions,
@@ -59,7 +59,7 @@ def _known(rule: str, flag: str, kind: type[Any]) -> set[str]:
     if flag == EVERYTHING:
         return set(known)
     if flag not in known:
-        raise typer.BadParameter(f"{rule!r}: no such permission; known here: {', '.join(known)}")
+        raise click.BadParameter(f"{rule!r}: no such permission; known here: {', '.join(known)}")
     return {flag}
 
 
@@ -67,13 +67,13 @@ def _stream(
     name: str, flags: set[str], topics: Mapping[tuple[str, str], set[str]], names: Names
 ) -> StreamPermissions:
     if name not in names.streams:
-        raise typer.BadParameter(f"there is no stream {name!r}")
+        raise click.BadParameter(f"there is no stream {name!r}")
     inside = []
     for (stream, topic), allowed in topics.items():
         if stream != name:
             continue
         if (stream, topic) not in names.topics:
-            raise typer.BadParameter(f"there is no topic {stream}/{topic}")
+            raise click.BadParameter(f"there is no topic {stream}/{topic}")
         inside.append(TopicPermissions(names.topics[stream, topic], **dict.fromkeys(allowed, True)))
     return StreamPermissions(
         names.streams[name], **dict.fromkeys(flags, True), topics=tuple(inside)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from headrace.cli import completion
+from headrace.cli import server_names
 from headrace.cli.connection import connects, with_broker
-from headrace.cli.options import AsJson, Yes, confirm
+from headrace.cli.declare import Group, argument
 from headrace.cli.output import note, print_fields, print_rows, size
+from headrace.cli.parameters import confirm, json_option, yes_option
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
     from headrace.wire.iggy.messages.topics import Stream, StreamDetails
 
-app = typer.Typer(help="Streams: folders of topics.", no_args_is_help=True)
+app = Group("stream", help="Streams: folders of topics.")
 
-Name = Annotated[str, typer.Argument(metavar="STREAM", autocompletion=completion.streams)]
+name_argument = argument("name", metavar="STREAM", shell_complete=server_names.streams)
 COLUMNS = ("name", "id", "topics", "messages", "bytes", "created_at_us")
 
 
@@ -33,23 +32,28 @@ def _row(stream: Stream) -> dict[str, Any]:
 
 
 @app.command("create")
+@name_argument
+@json_option
 @connects
-def create(name: Name, as_json: AsJson = False) -> None:
+def create(name: str, as_json: bool) -> None:
     """Make a stream."""
     details = with_broker(lambda c: c.create_stream(name))
     print_fields(_row(details.stream), as_json=as_json)
 
 
 @app.command("list")
+@json_option
 @connects
-def list_streams(as_json: AsJson = False) -> None:
+def list_streams(as_json: bool) -> None:
     """List the streams."""
     print_rows(map(_row, with_broker(lambda c: c.get_streams())), COLUMNS, as_json=as_json)
 
 
 @app.command("show")
+@name_argument
+@json_option
 @connects
-def show(name: Name, as_json: AsJson = False) -> None:
+def show(name: str, as_json: bool) -> None:
     """Show a stream and its topics."""
 
     details = with_broker(lambda c: details_of(c, name))
@@ -76,16 +80,20 @@ def _contents(name: str) -> str:
 
 
 @app.command("rename")
+@name_argument
+@argument("new", metavar="NEW_NAME")
 @connects
-def rename(name: Name, new: Annotated[str, typer.Argument(metavar="NEW_NAME")]) -> None:
+def rename(name: str, new: str) -> None:
     """Give a stream another name; its topics and their messages stay."""
     with_broker(lambda c: c.update_stream(name, new))
     note(f"renamed {name} to {new}")
 
 
 @app.command("purge")
+@name_argument
+@yes_option
 @connects
-def purge(name: Name, yes: Yes = False) -> None:
+def purge(name: str, yes: bool) -> None:
     """Remove all messages of a stream; its topics stay."""
     confirm(lambda: f"Remove all messages of {_contents(name)}?", yes=yes)
     with_broker(lambda c: c.purge_stream(name))
@@ -93,8 +101,10 @@ def purge(name: Name, yes: Yes = False) -> None:
 
 
 @app.command("delete")
+@name_argument
+@yes_option
 @connects
-def delete(name: Name, yes: Yes = False) -> None:
+def delete(name: str, yes: bool) -> None:
     """Delete a stream with its topics and their messages."""
     confirm(lambda: f"Delete {_contents(name)}?", yes=yes)
     with_broker(lambda c: c.delete_stream(name))

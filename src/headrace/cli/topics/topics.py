@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from headrace.cli import completion
+from headrace.cli import server_names
 from headrace.cli.connection import connects, with_broker
-from headrace.cli.options import AsJson, TopicName, Yes, confirm, split_topic
+from headrace.cli.declare import Group, argument, option
 from headrace.cli.output import NEVER, note, print_fields, print_json, print_rows, size
+from headrace.cli.parameters import confirm, json_option, split_topic, yes_option
+from headrace.cli.server_names import topic_argument
 from headrace.cli.topics.streams import details_of as stream_details
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
     from headrace.wire.iggy.messages.topics import Topic, TopicDetails
 
-app = typer.Typer(help="Topics: what messages are sent to.", no_args_is_help=True)
+app = Group("topic", help="Topics: what messages are sent to.")
 
 COLUMNS = (
     "name", "id", "partitions", "replicas", "messages", "bytes", "expiry_seconds", "max_bytes",
@@ -52,20 +54,26 @@ async def details_of(client: IggyClient, stream: str, topic: str) -> TopicDetail
 
 
 @app.command("create")
+@topic_argument
+@option("--partitions", type=click.IntRange(min=1, max=1000), default=1)
+@option(
+    "--expiry",
+    "expiry_seconds",
+    type=float,
+    default=0,
+    help="Seconds a message is kept; 0 = the server's default.",
+)
+@option("--max-bytes", type=int, default=0, help="Size cap; 0 = the server's default.")
+@option(
+    "--replicas",
+    type=click.IntRange(min=0, max=3),
+    default=0,
+    help="Data nodes that keep it; 0 = default.",
+)
+@json_option
 @connects
 def create(
-    name: TopicName,
-    partitions: Annotated[int, typer.Option("--partitions", min=1, max=1000)] = 1,
-    expiry_seconds: Annotated[
-        float, typer.Option("--expiry", help="Seconds a message is kept; 0 = the server's default.")
-    ] = 0,
-    max_bytes: Annotated[
-        int, typer.Option("--max-bytes", help="Size cap; 0 = the server's default.")
-    ] = 0,
-    replicas: Annotated[
-        int, typer.Option("--replicas", min=0, max=3, help="Data nodes that keep it; 0 = default.")
-    ] = 0,
-    as_json: AsJson = False,
+    name: str, partitions: int, expiry_seconds: float, max_bytes: int, replicas: int, as_json: bool
 ) -> None:
     """Make a topic in an existing stream."""
     stream, topic = split_topic(name)
@@ -83,14 +91,16 @@ def create(
 
 
 @app.command("list")
+@argument(
+    "stream",
+    required=False,
+    metavar="STREAM",
+    help="All if empty.",
+    shell_complete=server_names.streams,
+)
+@json_option
 @connects
-def list_topics(
-    stream: Annotated[
-        str | None,
-        typer.Argument(metavar="STREAM", help="All if empty.", autocompletion=completion.streams),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+def list_topics(stream: str | None, as_json: bool) -> None:
     """List the topics of a stream, or of all streams."""
 
     async def work(client: IggyClient) -> list[dict[str, Any]]:
@@ -111,11 +121,10 @@ def list_topics(
 
 
 @app.command("show")
+@topic_argument
+@json_option
 @connects
-def show(
-    name: TopicName,
-    as_json: AsJson = False,
-) -> None:
+def show(name: str, as_json: bool) -> None:
     """Show a topic and its partitions."""
     stream, topic = split_topic(name)
 
@@ -142,20 +151,27 @@ def partition_rows(details: TopicDetails) -> list[dict[str, Any]]:
 
 
 @app.command("update")
+@topic_argument
+@option("--name", "new_name", default="", help="Another name.")
+@option(
+    "--expiry", "expiry_seconds", type=float, help="Seconds a message is kept; 0 = never expires."
+)
+@option("--max-bytes", type=int, help="Size cap; 0 = unlimited.")
+@option(
+    "--replicas",
+    type=click.IntRange(min=0, max=3),
+    default=0,
+    help="Data nodes that keep it; 0 = as it is.",
+)
+@json_option
 @connects
 def update(
-    name: TopicName,
-    new_name: Annotated[str, typer.Option("--name", help="Another name.")] = "",
-    expiry_seconds: Annotated[
-        float | None, typer.Option("--expiry", help="Seconds a message is kept; 0 = never expires.")
-    ] = None,
-    max_bytes: Annotated[
-        int | None, typer.Option("--max-bytes", help="Size cap; 0 = unlimited.")
-    ] = None,
-    replicas: Annotated[
-        int, typer.Option("--replicas", min=0, max=3, help="Data nodes that keep it; 0 = as it is.")
-    ] = 0,
-    as_json: AsJson = False,
+    name: str,
+    new_name: str,
+    expiry_seconds: float | None,
+    max_bytes: int | None,
+    replicas: int,
+    as_json: bool,
 ) -> None:
     """Change a topic; what is not named stays as it is."""
     stream, topic = split_topic(name)
@@ -182,8 +198,10 @@ def _contents(stream: str, topic: str) -> str:
 
 
 @app.command("purge")
+@topic_argument
+@yes_option
 @connects
-def purge(name: TopicName, yes: Yes = False) -> None:
+def purge(name: str, yes: bool) -> None:
     """Remove all messages of a topic; offsets start at 0 again."""
     stream, topic = split_topic(name)
     confirm(lambda: f"Remove all messages of {_contents(stream, topic)}?", yes=yes)
@@ -192,8 +210,10 @@ def purge(name: TopicName, yes: Yes = False) -> None:
 
 
 @app.command("delete")
+@topic_argument
+@yes_option
 @connects
-def delete(name: TopicName, yes: Yes = False) -> None:
+def delete(name: str, yes: bool) -> None:
     """Delete a topic and its messages."""
     stream, topic = split_topic(name)
     confirm(lambda: f"Delete {_contents(stream, topic)}?", yes=yes)

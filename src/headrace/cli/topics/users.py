@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from headrace.cli import completion
+from headrace.cli import server_names
 from headrace.cli.connection import connects, with_broker
-from headrace.cli.options import AsJson, Yes, confirm
+from headrace.cli.declare import Group, argument, option
 from headrace.cli.output import note, print_fields, print_json, print_rows
+from headrace.cli.parameters import confirm, json_option, yes_option
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
     from headrace.wire.iggy.messages.users import Permissions, PersonalAccessToken, User
 
-app = typer.Typer(help="Users and what they may do.", no_args_is_help=True)
-permissions = typer.Typer(help="What users may do, and where.", no_args_is_help=True)
-tokens = typer.Typer(help="Personal access tokens of the user you are.", no_args_is_help=True)
+app = Group("user", help="Users and what they may do.")
+permissions = Group("permission", help="What users may do, and where.")
+tokens = Group("token", help="Personal access tokens of the user you are.")
 
-Name = Annotated[str, typer.Argument(metavar="USER", autocompletion=completion.users)]
-Allow = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow",
-        help="A permission, may be given again: NAME, STREAM:NAME or STREAM/TOPIC:NAME;"
-        " `all` for every one.",
-    ),
-]
+name_argument = argument("name", metavar="USER", shell_complete=server_names.users)
+allow_option = option(
+    "--allow",
+    multiple=True,
+    help="A permission, may be given again: NAME, STREAM:NAME or STREAM/TOPIC:NAME;"
+    " `all` for every one.",
+)
 COLUMNS = ("name", "id", "active", "created_at_us")
 TOKEN_COLUMNS = ("name", "expires_at_us")
 
@@ -44,15 +43,18 @@ def _row(user: User) -> dict[str, Any]:
 
 
 @app.command("list")
+@json_option
 @connects
-def list_users(as_json: AsJson = False) -> None:
+def list_users(as_json: bool) -> None:
     """List the users."""
     print_rows(map(_row, with_broker(lambda c: c.get_users())), COLUMNS, as_json=as_json)
 
 
 @app.command("show")
+@name_argument
+@json_option
 @connects
-def show(name: Name, as_json: AsJson = False) -> None:
+def show(name: str, as_json: bool) -> None:
     """Show a user and the permissions given to it."""
 
     print_fields(with_broker(lambda client: _user(client, name)), as_json=as_json)
@@ -75,20 +77,16 @@ async def _user(client: IggyClient, name: str) -> dict[str, Any]:
 
 
 @app.command("create")
+@name_argument
+@option("--new-password", prompt=True, hide_input=True, confirmation_prompt=True)
+@allow_option
+@json_option
 @connects
-def create(
-    name: Name,
-    new_password: Annotated[
-        str,
-        typer.Option("--new-password", prompt=True, hide_input=True, confirmation_prompt=True),
-    ],
-    allow: Allow = None,
-    as_json: AsJson = False,
-) -> None:
+def create(name: str, new_password: str, allow: tuple[str, ...], as_json: bool) -> None:
     """Make a user. Without --allow it may log in and do nothing."""
 
     async def work(client: IggyClient) -> dict[str, Any]:
-        permissions = await _permissions(client, allow or [])
+        permissions = await _permissions(client, allow)
         made = await client.create_user(name, new_password, permissions=permissions)
         return _row(made.user)
 
@@ -96,7 +94,8 @@ def create(
 
 
 @permissions.command("list")
-def list_permissions(as_json: AsJson = False) -> None:
+@json_option
+def list_permissions(as_json: bool) -> None:
     """List the permissions there are, and where each can be given."""
     from headrace.cli.topics.permissions import places
 
@@ -104,8 +103,10 @@ def list_permissions(as_json: AsJson = False) -> None:
 
 
 @permissions.command("show")
+@name_argument
+@json_option
 @connects
-def show_permissions(name: Name, as_json: AsJson = False) -> None:
+def show_permissions(name: str, as_json: bool) -> None:
     """List what a user may do, as `permission set --allow` takes it."""
 
     async def work(client: IggyClient) -> list[dict[str, str]]:
@@ -116,18 +117,20 @@ def show_permissions(name: Name, as_json: AsJson = False) -> None:
 
 
 @permissions.command("set")
+@name_argument
+@allow_option
 @connects
-def set_permissions(name: Name, allow: Allow = None) -> None:
+def set_permissions(name: str, allow: tuple[str, ...]) -> None:
     """Replace the permissions of a user; without --allow it keeps none."""
 
     async def work(client: IggyClient) -> None:
-        await client.update_permissions(name, await _permissions(client, allow or []))
+        await client.update_permissions(name, await _permissions(client, allow))
 
     with_broker(work)
-    note(f"{name} may now: {', '.join(allow or []) or 'nothing'}")
+    note(f"{name} may now: {', '.join(allow) or 'nothing'}")
 
 
-async def _permissions(client: IggyClient, allowed: list[str]) -> Permissions | None:
+async def _permissions(client: IggyClient, allowed: tuple[str, ...]) -> Permissions | None:
     from headrace.cli.topics.permissions import Names, build
 
     streams = {stream.name: stream.id for stream in await client.get_streams()}
@@ -139,23 +142,27 @@ async def _permissions(client: IggyClient, allowed: list[str]) -> Permissions | 
 
 
 @app.command("rename")
+@name_argument
+@argument("new", metavar="NEW_NAME")
 @connects
-def rename(name: Name, new: Annotated[str, typer.Argument(metavar="NEW_NAME")]) -> None:
+def rename(name: str, new: str) -> None:
     """Give a user another name."""
     with_broker(lambda c: c.update_user(name, username=new))
     note(f"renamed {name} to {new}")
 
 
 @app.command("enable")
+@name_argument
 @connects
-def enable(name: Name) -> None:
+def enable(name: str) -> None:
     """Let a user log in again."""
     _set_active(name, active=True)
 
 
 @app.command("disable")
+@name_argument
 @connects
-def disable(name: Name) -> None:
+def disable(name: str) -> None:
     """Keep a user from logging in."""
     _set_active(name, active=False)
 
@@ -169,22 +176,21 @@ def _set_active(name: str, *, active: bool) -> None:
 
 
 @app.command("password")
+@name_argument
+@option("--current", prompt=True, hide_input=True)
+@option("--new", prompt=True, hide_input=True, confirmation_prompt=True)
 @connects
-def password(
-    name: Name,
-    current: Annotated[str, typer.Option("--current", prompt=True, hide_input=True)],
-    new: Annotated[
-        str, typer.Option("--new", prompt=True, hide_input=True, confirmation_prompt=True)
-    ],
-) -> None:
+def password(name: str, current: str, new: str) -> None:
     """Change a password."""
     with_broker(lambda c: c.change_password(name, current=current, new=new))
     note(f"changed the password of {name}")
 
 
 @app.command("delete")
+@name_argument
+@yes_option
 @connects
-def delete(name: Name, yes: Yes = False) -> None:
+def delete(name: str, yes: bool) -> None:
     """Delete a user with its tokens."""
     confirm(f"Delete user {name} with its tokens?", yes=yes)
     with_broker(lambda c: c.delete_user(name))
@@ -197,22 +203,26 @@ def _token_row(token: PersonalAccessToken) -> dict[str, Any]:
 
 
 @tokens.command("list")
+@json_option
 @connects
-def list_tokens(as_json: AsJson = False) -> None:
+def list_tokens(as_json: bool) -> None:
     """List your tokens."""
     found = with_broker(lambda c: c.get_tokens())
     print_rows(map(_token_row, found), TOKEN_COLUMNS, as_json=as_json)
 
 
 @tokens.command("create")
+@argument("name", metavar="NAME")
+@option(
+    "--expiry",
+    "expiry_seconds",
+    type=click.FloatRange(min=0),
+    default=0,
+    help="Seconds it is good for; 0 = for ever.",
+)
+@json_option
 @connects
-def create_token(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
-    expiry_seconds: Annotated[
-        float, typer.Option("--expiry", min=0, help="Seconds it is good for; 0 = for ever.")
-    ] = 0,
-    as_json: AsJson = False,
-) -> None:
+def create_token(name: str, expiry_seconds: float, as_json: bool) -> None:
     """Make a token. It is printed this once: the server keeps only its hash."""
     expiry_us = int(expiry_seconds * 1_000_000)
     token = with_broker(lambda c: c.create_token(name, expiry_us=expiry_us))
@@ -223,8 +233,10 @@ def create_token(
 
 
 @tokens.command("delete")
+@argument("name", metavar="NAME")
+@yes_option
 @connects
-def delete_token(name: Annotated[str, typer.Argument(metavar="NAME")], yes: Yes = False) -> None:
+def delete_token(name: str, yes: bool) -> None:
     """Delete a token; whoever is logged in with it stays so."""
     confirm(f"Delete token {name}? Programs that log in with it will be refused.", yes=yes)
     with_broker(lambda c: c.delete_token(name))

@@ -8,14 +8,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from headrace.cli.connection import connects, with_broker
-from headrace.cli.messages.points import From, OnePartition, Until, parse_point
-from headrace.cli.options import AsJson, TopicName, split_topic
+from headrace.cli.declare import argument, command, option
+from headrace.cli.messages.points import (
+    from_option,
+    one_partition_option,
+    parse_point,
+    until_option,
+)
 from headrace.cli.output import count_progress, note, print_json
+from headrace.cli.parameters import json_option, split_topic
+from headrace.cli.server_names import topic_argument
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
@@ -38,25 +45,29 @@ _SUFFIXES = {
 }
 
 
+@command("export")
+@topic_argument
+@argument("file", metavar="FILE", help="- for standard output, as JSON lines.")
+@option(
+    "--format", type=click.Choice([*map(str, Format)]), help="If the file's name does not say it."
+)
+@from_option
+@until_option
+@one_partition_option
+@option("--columns", default="", help="Of Parquet and Arrow, comma separated; all if empty.")
+@option("--overwrite", is_flag=True, help="Replace the file if there is one.")
+@json_option
 @connects
 def export(
-    name: TopicName,
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="- for standard output, as JSON lines.")
-    ],
-    format: Annotated[
-        Format | None, typer.Option("--format", help="If the file's name does not say it.")
-    ] = None,
-    start: From = "earliest",
-    until: Until = "latest",
-    partition: OnePartition = -1,
-    columns: Annotated[
-        str, typer.Option("--columns", help="Of Parquet and Arrow, comma separated; all if empty.")
-    ] = "",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file if there is one.")
-    ] = False,
-    as_json: AsJson = False,
+    name: str,
+    file: str,
+    format: str | None,
+    start: str,
+    until: str,
+    partition: int,
+    columns: str,
+    overwrite: bool,
+    as_json: bool,
 ) -> None:
     """Write messages to a file, partition by partition in offset order.
 
@@ -64,7 +75,7 @@ def export(
     """
     stream, topic = split_topic(name)
     begin, end = parse_point(start), parse_point(until)
-    chosen = _format(file, format)
+    chosen = _format(file, None if format is None else Format(format))
     wanted = tuple(each.strip() for each in columns.split(",") if each.strip())
 
     async def work(client: IggyClient) -> dict[str, Any]:
@@ -97,11 +108,11 @@ def export(
 def _format(file: str, stated: Format | None) -> Format:
     if file == "-":
         if stated not in (None, Format.JSONL):
-            raise typer.BadParameter("standard output takes JSON lines only")
+            raise click.BadParameter("standard output takes JSON lines only")
         return Format.JSONL
     found = stated or _SUFFIXES.get(Path(file).suffix.lower())
     if found is None:
-        raise typer.BadParameter(f"--format says what {file} is to be: jsonl, parquet or arrow")
+        raise click.BadParameter(f"--format says what {file} is to be: jsonl, parquet or arrow")
     return found
 
 

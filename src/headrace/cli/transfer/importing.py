@@ -3,58 +3,54 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from headrace.cli.connection import PASSWORD, USERNAME, connects, with_broker
-from headrace.cli.options import AsJson, TopicName, split_topic
+from headrace.cli.declare import Group, argument, option
 from headrace.cli.output import byte_progress, count_progress, note, print_json
+from headrace.cli.parameters import json_option, split_topic
+from headrace.cli.server_names import topic_argument
 
 if TYPE_CHECKING:
     from headrace.cli.transfer.import_sources import Imported
     from headrace.client.iggy import IggyClient
 
-app = typer.Typer(
+app = Group(
+    "import",
     help="Moving in: topics of others, and files. Run again, an import goes on where it was.",
-    no_args_is_help=True,
 )
 
 
-class Dialect(StrEnum):
-    B2 = "B2"
-    C = "C"
-
-
-Rate = Annotated[
-    float, typer.Option("--rate", min=0, help="Messages per second; 0 = as fast as it goes.")
-]
-ByKey = Annotated[
-    bool,
-    typer.Option(
-        "--by-key", help="Put keys where clients of this server do, not in partitions as they were."
-    ),
-]
-AcceptLoss = Annotated[
-    bool,
-    typer.Option("--accept-loss", help="Go on where the source has lost messages meanwhile."),
-]
+rate_option = option(
+    "--rate",
+    type=click.FloatRange(min=0),
+    default=0,
+    help="Messages per second; 0 = as fast as it goes.",
+)
+by_key_option = option(
+    "--by-key",
+    is_flag=True,
+    help="Put keys where clients of this server do, not in partitions as they were.",
+)
+accept_loss_option = option(
+    "--accept-loss", is_flag=True, help="Go on where the source has lost messages meanwhile."
+)
 
 
 @app.command("jsonl")
+@topic_argument
+@argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE")
+@option(
+    "--partitions", type=click.IntRange(min=1, max=1000), default=1, help="Of a topic that is made."
+)
+@by_key_option
+@rate_option
+@json_option
 @connects
-def jsonl(
-    name: TopicName,
-    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False)],
-    partitions: Annotated[
-        int, typer.Option("--partitions", min=1, max=1000, help="Of a topic that is made.")
-    ] = 1,
-    by_key: ByKey = False,
-    rate: Rate = 0,
-    as_json: AsJson = False,
-) -> None:
+def jsonl(name: str, file: Path, partitions: int, by_key: bool, rate: float, as_json: bool) -> None:
     """Import a file of JSON lines, as `headrace export` and `consume --json` write them.
 
     A line is an object with payload or payload_base64; key, headers, id, partition and
@@ -74,35 +70,39 @@ def jsonl(
 
 
 @app.command("iggy")
+@argument("source", metavar="STREAM[/TOPIC]", help="There; without a topic, all of them.")
+@option("--source-address", required=True, metavar="HOST:PORT", help="Of the other server.")
+@option("--to", default="", metavar="STREAM[/TOPIC]", help="Here; the same if empty.")
+@option("--source-username", default=USERNAME)
+@option(
+    "--source-password", default=PASSWORD, envvar="HEADRACE_SOURCE_PASSWORD", show_default=False
+)
+@option("--source-token", default="", envvar="HEADRACE_SOURCE_TOKEN")
+@option("--source-tls", is_flag=True, help="Connect to it over TLS.")
+@option(
+    "--source-dialect",
+    type=click.Choice(["B2", "C"]),
+    default="B2",
+    help="C for apache-iggy 0.9.0 and later.",
+)
+@by_key_option
+@accept_loss_option
+@rate_option
+@json_option
 @connects
 def iggy(
-    source: Annotated[
-        str, typer.Argument(metavar="STREAM[/TOPIC]", help="There; without a topic, all of them.")
-    ],
-    source_address: Annotated[
-        str, typer.Option("--source-address", metavar="HOST:PORT", help="Of the other server.")
-    ],
-    to: Annotated[
-        str, typer.Option("--to", metavar="STREAM[/TOPIC]", help="Here; the same if empty.")
-    ] = "",
-    source_username: Annotated[str, typer.Option("--source-username")] = USERNAME,
-    source_password: Annotated[
-        str,
-        typer.Option("--source-password", envvar="HEADRACE_SOURCE_PASSWORD", show_default=False),
-    ] = PASSWORD,
-    source_token: Annotated[
-        str, typer.Option("--source-token", envvar="HEADRACE_SOURCE_TOKEN")
-    ] = "",
-    source_tls: Annotated[
-        bool, typer.Option("--source-tls", help="Connect to it over TLS.")
-    ] = False,
-    source_dialect: Annotated[
-        Dialect, typer.Option("--source-dialect", help="C for apache-iggy 0.9.0 and later.")
-    ] = Dialect.B2,
-    by_key: ByKey = False,
-    accept_loss: AcceptLoss = False,
-    rate: Rate = 0,
-    as_json: AsJson = False,
+    source: str,
+    source_address: str,
+    to: str,
+    source_username: str,
+    source_password: str,
+    source_token: str,
+    source_tls: bool,
+    source_dialect: str,
+    by_key: bool,
+    accept_loss: bool,
+    rate: float,
+    as_json: bool,
 ) -> None:
     """Import topics from an Iggy server, or from another Headrace."""
     from headrace.cli.transfer.importing_iggy import IggySource
@@ -110,7 +110,7 @@ def iggy(
 
     tls = TlsOptions(source_tls, "", "", False).client()
     server = IggySource(
-        source_address, source_username, source_password, source_token, source_dialect.value, tls
+        source_address, source_username, source_password, source_token, source_dialect, tls
     )
 
     async def work(client: IggyClient) -> dict[str, Imported]:
@@ -137,28 +137,31 @@ def iggy(
 
 
 @app.command("kafka")
+@argument("topic", metavar="KAFKA-TOPIC")
+@option("--to", required=True, metavar="STREAM/TOPIC", help="Where it goes.")
+@option("--bootstrap", default="localhost:9092", metavar="HOST:PORT,...", help="Brokers of Kafka.")
+@option("--config", multiple=True, metavar="NAME=VALUE", help="Of librdkafka; repeatable.")
+@by_key_option
+@accept_loss_option
+@rate_option
+@json_option
 @connects
 def kafka(
-    topic: Annotated[str, typer.Argument(metavar="KAFKA-TOPIC")],
-    to: Annotated[str, typer.Option("--to", metavar="STREAM/TOPIC", help="Where it goes.")],
-    bootstrap: Annotated[
-        str, typer.Option("--bootstrap", metavar="HOST:PORT,...", help="Brokers of Kafka.")
-    ] = "localhost:9092",
-    config: Annotated[
-        list[str] | None,
-        typer.Option("--config", metavar="NAME=VALUE", help="Of librdkafka; repeatable."),
-    ] = None,
-    by_key: ByKey = False,
-    accept_loss: AcceptLoss = False,
-    rate: Rate = 0,
-    as_json: AsJson = False,
+    topic: str,
+    to: str,
+    bootstrap: str,
+    config: tuple[str, ...],
+    by_key: bool,
+    accept_loss: bool,
+    rate: float,
+    as_json: bool,
 ) -> None:
     """Import a topic from Kafka: what it holds now; run again, what came since."""
     from headrace.cli.messages.records import parse_headers
     from headrace.cli.transfer.import_kafka import KafkaSource, import_topic
 
     target_name = split_topic(to)
-    source = KafkaSource(bootstrap, topic, parse_headers(config or []))
+    source = KafkaSource(bootstrap, topic, parse_headers(config))
 
     async def work(client: IggyClient) -> Imported:
         from headrace.cli.transfer.import_sources import ImportTarget
@@ -188,7 +191,7 @@ async def _pairs(
         there = split_topic(to) if "/" in to else (to or pair[0], pair[1])
         return [(pair, there)]
     if "/" in to:
-        raise typer.BadParameter("a whole stream goes into a stream: --to STREAM")
+        raise click.BadParameter("a whole stream goes into a stream: --to STREAM")
     if await client.get_stream(source) is None:
         raise NotFoundError(f"the source has no stream {source}")
     topics = sorted(topic.name for topic in await client.get_topics(source))
@@ -200,7 +203,7 @@ def _run(work: Any) -> Any:
         return with_broker(work)
     except KeyboardInterrupt:
         note("interrupted: the same command goes on where it was")
-        raise typer.Exit(1) from None
+        raise click.exceptions.Exit(1) from None
 
 
 def _byte_progress(file: Path) -> Any:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from headrace.cli.connection import TARGET, connects, with_broker
-from headrace.cli.messages.points import From, OnePartition, Until, parse_point
-from headrace.cli.options import AsJson, Http, split_topic
+from headrace.cli.connection import connects, http_option, with_broker
+from headrace.cli.declare import argument, command, option
+from headrace.cli.messages.points import (
+    from_option,
+    one_partition_option,
+    parse_point,
+    until_option,
+)
 from headrace.cli.output import count_progress, note, print_json, print_rows
+from headrace.cli.parameters import json_option, split_topic
 
 if TYPE_CHECKING:
     from headrace.cli.transfer.replay_jobs import Job
@@ -19,31 +25,36 @@ if TYPE_CHECKING:
 COLUMNS = ("partition", "start", "end", "messages")
 
 
+@command("replay")
+@argument("source", default="", metavar="[STREAM/TOPIC]", help="Read from here.")
+@option("--to", default="", metavar="STREAM/TOPIC", help="Send the messages here.")
+@option("--pipeline", default="", help="Have this pipeline read them again instead.")
+@from_option
+@until_option
+@one_partition_option
+@option(
+    "--rate",
+    type=click.FloatRange(min=0),
+    default=0,
+    help="Messages per second; 0 = as fast as it goes.",
+)
+@option("--dry-run", is_flag=True, help="Only say what would be sent.")
+@option("--resume", default="", metavar="JOB", help="Go on with a replay that was cut off.")
+@http_option
+@json_option
 @connects
 def replay(
-    source: Annotated[
-        str, typer.Argument(metavar="[STREAM/TOPIC]", help="Read from here.", show_default=False)
-    ] = "",
-    to: Annotated[
-        str, typer.Option("--to", metavar="STREAM/TOPIC", help="Send the messages here.")
-    ] = "",
-    pipeline: Annotated[
-        str, typer.Option("--pipeline", help="Have this pipeline read them again instead.")
-    ] = "",
-    start: From = "earliest",
-    until: Until = "latest",
-    partition: OnePartition = -1,
-    rate: Annotated[
-        float, typer.Option("--rate", min=0, help="Messages per second; 0 = as fast as it goes.")
-    ] = 0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be sent.")
-    ] = False,
-    resume: Annotated[
-        str, typer.Option("--resume", metavar="JOB", help="Go on with a replay that was cut off.")
-    ] = "",
-    http: Http = None,
-    as_json: AsJson = False,
+    source: str,
+    to: str,
+    pipeline: str,
+    start: str,
+    until: str,
+    partition: int,
+    rate: float,
+    dry_run: bool,
+    resume: str,
+    http: str | None,
+    as_json: bool,
 ) -> None:
     """Send a range of a topic once more: by offsets or by time, each message once.
 
@@ -54,12 +65,12 @@ def replay(
         _run(_load(resume, source, to, pipeline), rate, as_json=as_json)
         return
     if not source or bool(to) == bool(pipeline):
-        raise typer.BadParameter(
+        raise click.BadParameter(
             "name the topic to read, and --to a topic or --pipeline a pipeline"
         )
     if pipeline:
         if until != "latest" or rate or partition >= 0:
-            raise typer.BadParameter("a pipeline reads from a point on: --from alone says which")
+            raise click.BadParameter("a pipeline reads from a point on: --from alone says which")
         _replay_pipeline(source, pipeline, start, http, dry_run=dry_run)
         return
     job = _plan(source, to, start, until, partition)
@@ -94,7 +105,7 @@ def _load(id_: str, source: str, to: str, pipeline: str) -> Job:
     from headrace.cli.transfer.replay_jobs import Job
 
     if source or to or pipeline:
-        raise typer.BadParameter("--resume needs nothing else: the job knows its topics")
+        raise click.BadParameter("--resume needs nothing else: the job knows its topics")
     return Job.load(id_)
 
 
@@ -109,7 +120,7 @@ def _run(job: Job, rate: float, *, as_json: bool) -> None:
         copied = with_broker(work)
     except KeyboardInterrupt:
         note(f"interrupted: headrace replay --resume {job.id} goes on")
-        raise typer.Exit(1) from None
+        raise click.exceptions.Exit(1) from None
     job.remove()
     result = {"job": job.id, "from": job.source, "to": job.target, "messages": job.messages}
     if as_json:
@@ -136,12 +147,11 @@ def _replay_pipeline(
     import json
     from datetime import UTC, datetime
 
-    from headrace.cli.control_api import PipelineApi
+    from headrace.cli.control_api import pipeline_api
     from headrace.errors import NotFoundError
     from headrace.pipeline.plan.logical import topic_inputs
 
-    target = TARGET.get()
-    api = PipelineApi(http or target.http, target.username, target.password)
+    api = pipeline_api(http)
     topics = topic_inputs(api.get(f"/{name}/plan"))
     inputs = [port for port, topic in topics.items() if topic == source]
     if not inputs:

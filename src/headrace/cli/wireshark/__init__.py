@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from headrace.cli.options import AsJson
+from headrace.cli.declare import Group, option
+from headrace.cli.parameters import json_option
 
 FOLDER = "headrace"
 """Inside the folder for plugins, which Wireshark searches with all that is below it."""
 
-app = typer.Typer(
-    help="Teach Wireshark and tshark the protocols of Headrace.", no_args_is_help=True
-)
+app = Group("wireshark", help="Teach Wireshark and tshark the protocols of Headrace.")
 
-_Where = Annotated[
-    str,
-    typer.Option("--path", help="Wireshark's folder for Lua plugins, where it cannot be asked."),
-]
+_where_option = option(
+    "--path", default="", help="Wireshark's folder for Lua plugins, where it cannot be asked."
+)
 
 
 @app.command()
-def install(path: _Where = "", as_json: AsJson = False) -> None:
+@_where_option
+@json_option
+def install(path: str, as_json: bool) -> None:
     """Put the dissectors where Wireshark finds them; an older copy is replaced.
 
     Then open a capture: `tshark -i lo -Y iggy`, or Wireshark with the filter `sbp || umbilical`.
@@ -40,7 +37,9 @@ def install(path: _Where = "", as_json: AsJson = False) -> None:
 
 
 @app.command()
-def uninstall(path: _Where = "", as_json: AsJson = False) -> None:
+@_where_option
+@json_option
+def uninstall(path: str, as_json: bool) -> None:
     """Take the dissectors away again; other plugins stay."""
     target = _plugins(path) / FOLDER
     if not any((target / source.name).exists() for source in scripts()):

@@ -9,7 +9,7 @@ from typing import Any
 
 import dpkt
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from headrace.cli.decode.decode import pieces_of
 from headrace.cli.decode.explaining import Conversation, Protocol, Side

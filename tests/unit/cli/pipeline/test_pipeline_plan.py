@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import headrace
 from headrace.cli.main import app

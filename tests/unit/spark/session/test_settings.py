@@ -6,7 +6,7 @@ import json
 import shlex
 import subprocess
 
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from headrace.cli.main import app
 from headrace.errors import ConfigError

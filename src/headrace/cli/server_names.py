@@ -1,36 +1,33 @@
-"""What a shell offers at the tabulator key: names that the server, or the profiles, have now.
+"""Arguments that name what the server has, and what a shell offers for them at the tabulator key.
 
 Nothing here may fail or make a person wait: without a server there are simply no names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-import typer
+from headrace.cli import connection
+from headrace.cli.declare import argument
 
 if TYPE_CHECKING:
+    import click
+
     from headrace.client.iggy import IggyClient
 
 SECONDS = 1.5
 
 
-def profiles(incomplete: str) -> list[str]:
-    from headrace.cli.profiles import load
-
-    return _quietly(lambda: _begin(load()["profiles"], incomplete))
-
-
-def streams(ctx: typer.Context, incomplete: str) -> list[str]:
+def streams(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     async def names(client: IggyClient) -> list[str]:
         return [stream.name for stream in await client.get_streams()]
 
     return _quietly(lambda: _begin(_from_broker(ctx, names), incomplete))
 
 
-def topics(ctx: typer.Context, incomplete: str) -> list[str]:
+def topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """STREAM/TOPIC; the streams alone until one is chosen."""
     stream, slash, _ = incomplete.partition("/")
 
@@ -42,56 +39,40 @@ def topics(ctx: typer.Context, incomplete: str) -> list[str]:
     return _quietly(lambda: _begin(_from_broker(ctx, names), incomplete))
 
 
-def users(ctx: typer.Context, incomplete: str) -> list[str]:
+def users(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     async def names(client: IggyClient) -> list[str]:
         return [user.username for user in await client.get_users()]
 
     return _quietly(lambda: _begin(_from_broker(ctx, names), incomplete))
 
 
-def pipelines(ctx: typer.Context, incomplete: str) -> list[str]:
+def pipelines(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     def names() -> list[str]:
-        from headrace.cli import control_api
+        from headrace.cli.control_api import control_api
 
-        given = {name: ctx.params.get(name) for name in control_api.OPTIONS}
-        target, tls = control_api._target(given)
-        with _chosen(target=None, tls=tls):
-            api = control_api.Api(target.http, target.username, target.password)
-            found = api.get("/pipelines", seconds=SECONDS)
+        with _chosen(ctx, connection.CONTROL_OPTIONS):
+            found = control_api().get("/pipelines", seconds=SECONDS)
         return _begin([one["name"] for one in found], incomplete)
 
     return _quietly(names)
 
 
 def _from_broker(
-    ctx: typer.Context, names: Callable[[IggyClient], Awaitable[list[str]]]
+    ctx: click.Context, names: Callable[[IggyClient], Awaitable[list[str]]]
 ) -> list[str]:
     import asyncio
-
-    from headrace.cli import connection
-
-    target, tls = connection.resolve({name: ctx.params.get(name) for name in connection.OPTIONS})
 
     async def in_time(client: IggyClient) -> list[str]:
         async with asyncio.timeout(SECONDS):
             return await names(client)
 
-    with _chosen(target=target, tls=tls):
+    with _chosen(ctx, connection.OPTIONS):
         return connection.with_broker(in_time)
 
 
-@contextmanager
-def _chosen(*, target: Any, tls: Any) -> Iterator[None]:
-    """What the options before the cursor say, for as long as names are looked up."""
-    from headrace.cli.connection import TARGET
-    from headrace.cli.options import TLS
-
-    chosen = TLS.set(tls), TARGET.set(TARGET.get() if target is None else target)
-    try:
-        yield
-    finally:
-        TLS.reset(chosen[0])
-        TARGET.reset(chosen[1])
+def _chosen(ctx: click.Context, options: Iterable[str]) -> AbstractContextManager[None]:
+    """The server that the options before the cursor name."""
+    return connection.chosen({name: ctx.params.get(name) for name in options})
 
 
 def _begin(names: Any, incomplete: str) -> list[str]:
@@ -104,3 +85,7 @@ def _quietly(look: Callable[[], list[str]]) -> list[str]:
         return look()
     except Exception:  # whatever it is, a half-typed line is no place to tell it
         return []
+
+
+topic_argument = argument("name", metavar="STREAM/TOPIC", shell_complete=topics)
+pipeline_argument = argument("name", metavar="NAME", shell_complete=pipelines)
