@@ -9,6 +9,7 @@ from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.cli.http_call import Answer
+    from headrace.pipeline.controller.views import ApplicationView
 
 SUBMIT_SECONDS = 60.0
 _NO_WINDOW = "f" * 16
@@ -39,6 +40,13 @@ class Api:
 
     def get(self, path: str, *, seconds: float = SUBMIT_SECONDS) -> Any:
         return told_windows(self._ask("GET", path, seconds=seconds).json())
+
+    def application(self, name: str) -> tuple[ApplicationView, dict[str, Any]]:
+        """What the controller tells of a pipeline, and the same as `--json` prints it."""
+        from headrace.pipeline.controller.views import read_view
+
+        answer = self._ask("GET", f"/pipelines/{name}").json()
+        return read_view(answer), told_windows(answer)
 
     def text(self, path: str) -> str:
         return self._ask("GET", path).text

@@ -27,7 +27,7 @@ from headrace.cli.pipeline.pipelines import read_package
 from headrace.client.sync import SyncIggyClient
 from headrace.errors import ConfigError, HeadraceError, UnavailableError
 from headrace.net.addresses import parse_address
-from headrace.pipeline.controller.views import ApplicationView, read_view
+from headrace.pipeline.controller.views import ApplicationView
 from headrace.wire.iggy.primitives import Strategy
 
 IGGY_VERSION = "0.8.0"
@@ -199,7 +199,7 @@ class Show:
         """Until the first orders went through; then the producer may go on."""
         deadline = time.monotonic() + STALL_SECONDS
         with self.console.status("Spark starts and runs its first batch") as status:
-            while not (view := read_view(api.get(f"/pipelines/{PIPELINE}"))).rows:
+            while not (view := api.application(PIPELINE)[0]).rows:
                 status.update(f"Spark starts and runs its first batch ({view.state.lower()})")
                 self._check(view)
                 if time.monotonic() > deadline:
@@ -228,8 +228,7 @@ class Show:
         complete = 0.0
         with Live(console=self.console, refresh_per_second=4, transient=False) as live:
             while True:
-                answer = api.get(f"/pipelines/{PIPELINE}")
-                view = read_view(answer)
+                view, answer = api.application(PIPELINE)
                 self._follow_kill(view, answer["events"], times)
                 live.update(self._picture(view, times))
                 self._check(view)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from headrace.cli.control_api import told_windows
 from headrace.cli.output import print_fields, print_rows, printable
 from headrace.pipeline.controller.views import (
     ApplicationView,
     ContainerView,
     OperatorView,
-    read_view,
 )
 
 CONTAINERS = ("id", "state", "pid", "restarts", "heartbeat", "memory_free")
@@ -23,18 +23,18 @@ EVENTS_MAX = 20
 PACKAGE_DIGITS = 12
 
 
-def show(answer: dict[str, Any]) -> None:
-    """`answer` is what the controller says of a pipeline."""
-    view = read_view(answer)
+def show(view: ApplicationView, events: list[dict[str, Any]]) -> None:
+    """Print what the controller tells of a pipeline. A newer server has more kinds of events, so
+    they come as they are."""
     print_fields(_application(view), as_json=False)
     parts = (
         ("containers", CONTAINERS, map(_container, view.containers)),
         ("operators", OPERATORS, map(_operator, view.operators)),
-        ("events", EVENTS, map(event_row, answer["events"][-EVENTS_MAX:])),
+        ("events", EVENTS, map(event_row, events[-EVENTS_MAX:])),
     )
     for title, columns, rows in parts:
         print(f"\n{title}")
-        print_rows(rows, columns, as_json=False)
+        print_rows(map(told_windows, rows), columns, as_json=False)
     for names, text in _errors(view.operators):
         print(f"\nlast error of {', '.join(names)}\n{printable(text)}")
 
@@ -63,7 +63,7 @@ def _application(view: ApplicationView) -> dict[str, Any]:
     ):  # fmt: skip
         shown[name] = getattr(view, name)
     shown["last_error"] = _first_line(view.last_error or "") or None
-    return {name: value for name, value in shown.items() if value is not None}
+    return {name: value for name, value in told_windows(shown).items() if value is not None}
 
 
 def _container(one: ContainerView) -> dict[str, Any]:

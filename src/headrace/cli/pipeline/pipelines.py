@@ -19,7 +19,6 @@ from headrace.cli.parameters import confirm, json_option, yes_option
 from headrace.cli.pipeline import deploy, init, pipeline_runs, pipeline_view, plan
 from headrace.cli.pipeline.deploy import check_script
 from headrace.cli.server_names import pipeline_argument
-from headrace.pipeline.controller.views import read_view
 
 app = Group("pipeline", help="Pipelines: PySpark code that the controller supervises.")
 app.command("init")(init.init)
@@ -110,8 +109,7 @@ def follow(api: Api, name: str) -> dict[str, Any]:
     """Print a line whenever something moved, until the pipeline ends."""
     last = ""
     while True:
-        answer: dict[str, Any] = api.get(f"/pipelines/{name}")
-        view = read_view(answer)
+        view, answer = api.application(name)
         line = (
             f"{name}: {view.state}  rows {view.rows:,}  "
             f"{view.rows_per_second:,.0f} rows/s  lag {format_value(view.lag)}  "
@@ -142,11 +140,11 @@ def list_pipelines(as_json: bool) -> None:
 @controls
 def show(name: str, as_json: bool) -> None:
     """Show one pipeline: its containers, operators and last events; with --json all of it."""
-    view = control_api().get(f"/pipelines/{name}")
+    view, answer = control_api().application(name)
     if as_json:
-        print_json(view)
-        return
-    pipeline_view.show(view)
+        print_json(answer)
+    else:
+        pipeline_view.show(view, answer["events"])
 
 
 @app.command("stop")
