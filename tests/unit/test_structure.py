@@ -121,6 +121,21 @@ def test_a_file_that_is_named_and_does_not_exist(tmp_path: Path) -> None:
     ]
 
 
+def test_unit_tests_lie_where_their_module_lies(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        {
+            "src/headrace/wire/frames.py": "",
+            "tests/unit/test_whole.py": "",
+            "tests/unit/wire/test_frames.py": "",
+            "tests/unit/codec/sbp/test_frames.py": "",
+        },
+    )
+    wanted = "tests: tests/unit/codec/sbp has unit tests of a package that does not exist"
+    assert complaints(root) == [wanted]
+    assert structure.key_of(wanted) == "tests: tests/unit/codec/sbp"
+
+
 def test_the_list_of_what_is_put_up_with() -> None:
     found = [
         "cycle: headrace.wire.iggy.codec and headrace.wire.frames reach each other by imports",
