@@ -92,6 +92,7 @@ def endpoints(pipelines: Submitted, rights: PipelineRights) -> list[Endpoint]:
             "/api/v1/pipelines",
             submit,
             "Submit a package and start its application.",
+            answer=ApplicationView,
             body=SubmittedPackage,
             status=201,
             manage=True,
@@ -104,6 +105,7 @@ def endpoints(pipelines: Submitted, rights: PipelineRights) -> list[Endpoint]:
             deploy,
             "Deploy a package over its application, at a committed window; start it if there is"
             " none.",
+            answer=ApplicationView,
             body=SubmittedPackage,
             status=201,
             manage=True,
@@ -121,7 +123,12 @@ def endpoints(pipelines: Submitted, rights: PipelineRights) -> list[Endpoint]:
             former_path="/api/deployments/diff",
         ),
         Endpoint(
-            "GET", PIPELINE, show, "One pipeline in full.", former_path="/api/pipelines/{name}"
+            "GET",
+            PIPELINE,
+            show,
+            "One pipeline in full.",
+            answer=ApplicationView,
+            former_path="/api/pipelines/{name}",
         ),
         Endpoint(
             "DELETE",
@@ -136,6 +143,7 @@ def endpoints(pipelines: Submitted, rights: PipelineRights) -> list[Endpoint]:
             f"{PIPELINE}/stop",
             stop,
             "Stop a pipeline.",
+            answer=ApplicationView,
             manage=True,
             former_path="/api/pipelines/{name}/stop",
         ),

@@ -48,7 +48,8 @@ class Endpoint:
     body: Any = None
     """For a handler that reads the body itself."""
     answer: Any = None
-    """For a handler that makes the whole response; None with status 204."""
+    """For a handler whose own type does not say it: one that makes the whole response, or an
+    object that is laid out by hand."""
     media_type: str = JSON
     former_path: str = ""
     """Served as well, and described nowhere: where the path was before `/api/v1`."""
