@@ -34,7 +34,7 @@ from headrace.web.diagnosis.cluster import BrokerTrouble
 from headrace.web.metrics.checks import Observed, ask, describe
 from headrace.web.metrics.pipelines import Measured, format_metrics
 from headrace.web.openapi import document
-from headrace.web.pipeline_api import api, letters
+from headrace.web.pipeline_api import letters, pages
 from headrace.web.pipeline_api import pipelines as pipeline_api
 from headrace.web.pipeline_api.control import Control, Controlled
 from headrace.web.pipeline_api.pipelines import Submitted
@@ -55,7 +55,7 @@ from headrace.web.server.statuses import status_of
 from headrace.web.stram import routes as stram
 
 
-class Pipelines(Controlled, Measured, api.Watched, Submitted, Protocol):
+class Pipelines(Controlled, Measured, pages.Watched, Submitted, Protocol):
     """What this layer needs of the controller."""
 
     def topics(self, name: str) -> tuple[str, ...]:
@@ -118,9 +118,9 @@ def create_app(
         await runtime.clock.sleep(0)
 
     trouble = BrokerTrouble(runtime, catalogue, groups, cluster)
-    diagnosis = api.Diagnosis(pipelines, runtime.clock.now_ms, pause, trouble.look)
-    sight = api.Sight(rights)
-    api.sample(sampler, live, diagnosis, sight)
+    diagnosis = pages.Diagnosis(pipelines, runtime.clock.now_ms, pause, trouble.look)
+    sight = pages.Sight(rights)
+    pages.sample(sampler, live, diagnosis, sight)
     control = Control(pipelines)
     endpoints = [
         *_own_endpoints([*roles, ReachedBroker(broker)], assets),
@@ -130,7 +130,7 @@ def create_app(
         *messages.endpoints(broker, executor, arrow),
         *group_api.endpoints(broker, groups),
         *pipeline_api.endpoints(pipelines, rights),
-        *api.endpoints(pipelines, diagnosis, sight),
+        *pages.endpoints(pipelines, diagnosis, sight),
         *control.endpoints(),
         *letters.endpoints(pipelines, broker.as_user),
         *_endpoints_of_before(broker, pipelines, rights),

@@ -13,7 +13,7 @@ from headrace.pipeline.controller.views import ApplicationView, WindowPoint
 from headrace.runtime.system import system_runtime
 from headrace.web.broker_api.catalogue import Catalogue
 from headrace.web.diagnosis.types import Problem, Situation
-from headrace.web.pipeline_api.api import (
+from headrace.web.pipeline_api.pages import (
     Diagnosis,
     PipelineErrors,
     PipelineLive,
