@@ -15,7 +15,7 @@ import msgspec
 from headrace.errors import WireError
 from headrace.web.broker_api import types as t
 from headrace.web.broker_api.arrow_reader import Table
-from headrace.web.broker_api.arrow_tables import looks_like_arrow
+from headrace.web.broker_api.arrow_worker import looks_like_arrow
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.user_headers import UserHeader, split_key
 

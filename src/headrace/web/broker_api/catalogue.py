@@ -2,21 +2,28 @@
 
 One refresh asks for the statistics, the streams and the topics of those that changed; between two
 requests the event loop is free. Rates are differences of two refreshes. Histories are rings.
+
+`may` applies the broker's own rules to rights off the wire. It decides only what is shown: what is
+done is asked of the broker, which decides for itself.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
 
+from headrace.broker.catalogue import resources
+from headrace.broker.sessions.authorization import allowed
 from headrace.client.iggy import IggyClient
 from headrace.runtime import Runtime
 from headrace.web.broker_api import types as t
-from headrace.web.broker_api.visibility import may
 from headrace.web.server.logins import Broker, Login
 from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.messages.system import Stats
 from headrace.wire.iggy.messages.topics import UNLIMITED, Stream, Topic
+from headrace.wire.iggy.messages.users import Permissions
 
 HISTORY_SAMPLES = 360
 TOPIC_HISTORY_SAMPLES = 120
@@ -170,3 +177,34 @@ class Catalogue:
 
 def _limit(value: int, unit: int) -> int | None:
     return None if value in (0, UNLIMITED) else value // unit
+
+
+def may(
+    permissions: Permissions | None, action: Permission, stream_id: int = -1, topic_id: int = -1
+) -> bool:
+    """Numbers stand where the broker has uids: both name a resource that is there now."""
+    if permissions is None:
+        return False
+    return allowed(
+        _broker_permissions(permissions), action, stream_uid=stream_id, topic_uid=topic_id
+    )
+
+
+@lru_cache(256)
+def _broker_permissions(given: Permissions) -> resources.Permissions:
+    return resources.Permissions(
+        rights=_bits(given.everywhere),
+        streams={
+            stream.stream_id: resources.StreamGrant(
+                rights=_bits(stream),
+                topics={topic.topic_id: _bits(topic) for topic in stream.topics},
+            )
+            for stream in given.streams
+        },
+    )
+
+
+def _bits(block: Any) -> int:
+    """Bit i is flag i of the block, as the broker numbers them."""
+    flags = [getattr(block, one.name) for one in fields(block)]
+    return sum(value << i for i, value in enumerate(f for f in flags if isinstance(f, bool)))

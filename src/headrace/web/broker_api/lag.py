@@ -14,8 +14,7 @@ from headrace.client.iggy import IggyClient
 from headrace.errors import NotFoundError
 from headrace.runtime import Runtime
 from headrace.web.broker_api import types as t
-from headrace.web.broker_api.catalogue import Catalogue
-from headrace.web.broker_api.visibility import may
+from headrace.web.broker_api.catalogue import Catalogue, may
 from headrace.web.server.logins import Broker, Login
 from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.messages.consumers import Group

@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError, ThrottledError, UnauthenticatedError,
 from headrace.net.tls import ClientTls
 from headrace.observability.exposition import Family
 from headrace.runtime import Runtime
-from headrace.web.broker_api.visibility import may
+from headrace.web.broker_api.catalogue import may
 from headrace.web.metrics.checks import Check
 from headrace.web.server.logins import Broker, Credentials, Login
 from headrace.wire.iggy.commands import Permission

@@ -14,10 +14,9 @@ from starlette.requests import Request
 from headrace.errors import UnauthorizedError, UnavailableError
 from headrace.pipeline.controller.views import ApplicationRow
 from headrace.web.broker_api import types as t
-from headrace.web.broker_api.catalogue import Catalogue
+from headrace.web.broker_api.catalogue import Catalogue, may
 from headrace.web.broker_api.lag import GroupWatch
 from headrace.web.broker_api.messages import TOPIC
-from headrace.web.broker_api.visibility import may
 from headrace.web.pipeline_api.rights import PipelineRights
 from headrace.web.server.endpoints import Endpoint
 from headrace.web.server.exchange import Number, Text

@@ -11,9 +11,8 @@ from starlette.requests import Request
 from headrace.client.iggy import IggyClient
 from headrace.errors import NotFoundError
 from headrace.web.broker_api import types as t
-from headrace.web.broker_api.catalogue import Catalogue, TopicState
+from headrace.web.broker_api.catalogue import Catalogue, TopicState, may
 from headrace.web.broker_api.messages import TOPIC
-from headrace.web.broker_api.visibility import may
 from headrace.web.server.endpoints import Endpoint
 from headrace.web.server.logins import Broker, Login
 from headrace.wire.iggy.commands import Permission

@@ -1,6 +1,7 @@
-"""What is wrong with the broker and its cluster, in the words of the front page. Pure.
+"""What is wrong with the broker and its cluster, in the words of the front page.
 
-Asks what `problems_cluster` judges: the catalogue, the groups, now and then the cluster.
+`broker_problems` judges and is pure; `BrokerTrouble` asks for what it judges: the catalogue and the
+groups each time, the cluster now and then.
 """
 
 from __future__ import annotations

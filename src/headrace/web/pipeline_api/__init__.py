@@ -1,1 +1,8 @@
-"""The JSON API of pipelines: their graph, stages, dead letters, and who may see them."""
+"""The JSON API of pipelines: what they are, how they do, what changes them, and who may see them.
+
+Requests come in below `/api/v1/pipelines`; the controller's views of applications
+(`headrace.pipeline.controller.views`) go out, with a graph (`graph`) and judgements for the pages
+(`pages`). `rights` decides whose pipelines a user sees. Begin with `pipelines` (list, submit,
+deploy, stop); `control` has what is below one pipeline's name, which Stram's paths share, and
+`letters` its dead letters.
+"""

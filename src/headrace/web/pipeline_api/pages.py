@@ -24,7 +24,7 @@ from headrace.pipeline.controller.views import (
     UnreadableApplication,
     WindowPoint,
 )
-from headrace.web.broker_api.visibility import may
+from headrace.web.broker_api.catalogue import may
 from headrace.web.diagnosis import failures, problems
 from headrace.web.diagnosis.types import LastError, PipelineHealth, Problem, Situation
 from headrace.web.pipeline_api.control import PIPELINE

@@ -20,8 +20,7 @@ from headrace.pipeline.controller.views import (
     ApplicationView,
     ControllerStatistics,
 )
-from headrace.web.broker_api.catalogue import Catalogue
-from headrace.web.broker_api.visibility import may
+from headrace.web.broker_api.catalogue import Catalogue, may
 from headrace.web.metrics.pipelines import Measured
 from headrace.web.server.logins import Login
 from headrace.wire.iggy.commands import Permission

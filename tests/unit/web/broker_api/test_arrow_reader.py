@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from headrace.runtime.system import system_runtime
-from headrace.web.broker_api import arrow_reader, arrow_tables, arrow_worker, browsing
+from headrace.web.broker_api import arrow_reader, arrow_worker, browsing
 from headrace.web.broker_api.arrow_reader import ArrowReader, Table
-from headrace.web.broker_api.arrow_tables import read_table
+from headrace.web.broker_api.arrow_worker import read_table
 from headrace.web.broker_api.browsing import message_row
 from headrace.wire.iggy.messages.messages import Message
 
@@ -130,7 +130,7 @@ def test_values_as_they_were_shown(column: pa.Array, text: str | None, file: boo
 def test_many_columns_and_many_rows_are_cut() -> None:
     wide = read_table(ipc(pa.table({f"c{number}": [1] for number in range(1_000)})))
     assert wide is not None
-    assert (len(wide[0].columns), wide[1]) == (arrow_tables.COLUMNS_MAX, True)
+    assert (len(wide[0].columns), wide[1]) == (arrow_worker.COLUMNS_MAX, True)
     long = read_table(ipc(pa.table({"n": list(range(200))}), file=True))
     assert long is not None
     assert (len(long[0].rows), long[0].count, long[1]) == (50, 200, True)

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.web.broker_api import browsing
 from headrace.web.broker_api.arrow_reader import Table
-from headrace.web.broker_api.arrow_tables import read_table
+from headrace.web.broker_api.arrow_worker import read_table
 from headrace.web.broker_api.browsing import Format, message_row
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header

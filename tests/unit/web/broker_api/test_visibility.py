@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.web.broker_api.visibility import may
+from headrace.web.broker_api.catalogue import may
 from headrace.wire.iggy.commands import Permission as P
 from headrace.wire.iggy.messages.users import (
     GlobalPermissions,
