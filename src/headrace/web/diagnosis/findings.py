@@ -11,8 +11,8 @@ from typing import Any
 
 from headrace.pipeline.controller.views import ApplicationView
 from headrace.web.diagnosis.failures import failing_containers, failures, first_line
+from headrace.web.diagnosis.stages import BUSY_SOME, Stage
 from headrace.web.diagnosis.types import Bottleneck, PipelineHealth, Problem, Severity
-from headrace.web.pipeline_api.stages import BUSY_SOME, Stage
 
 LAG_SECONDS_NOTICE = 10.0
 LAG_SECONDS_CRITICAL = 300.0

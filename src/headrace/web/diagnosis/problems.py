@@ -13,6 +13,7 @@ import msgspec
 from headrace.pipeline.controller.views import ApplicationView, UnreadableApplication, WindowPoint
 from headrace.web.diagnosis.failures import LATELY_MS, errors
 from headrace.web.diagnosis.findings import ENDED, LAG_SECONDS_NOTICE, findings
+from headrace.web.diagnosis.stages import Stage, bottleneck, stages_of, watermark_ms
 from headrace.web.diagnosis.types import (
     SEVERITIES,
     CatchUp,
@@ -21,7 +22,6 @@ from headrace.web.diagnosis.types import (
     Situation,
     worst,
 )
-from headrace.web.pipeline_api.stages import Stage, bottleneck, stages_of, watermark_ms
 
 History = Mapping[int, Sequence[WindowPoint]]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from headrace.pipeline.controller.views import ApplicationView, WindowPoint
-from headrace.web.pipeline_api.stages import pressure, stages_of
+from headrace.web.diagnosis.stages import pressure, stages_of
 
 SWEEPS = 2
 

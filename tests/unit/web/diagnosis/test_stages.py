@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.web.pipeline_api.stages import Stage, Trend, bottleneck, pressure
+from headrace.web.diagnosis.stages import Stage, Trend, bottleneck, pressure
 
 
 def stage(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.pipeline.controller.views import WindowPoint
-from headrace.web.pipeline_api.stages import trend
+from headrace.web.diagnosis.stages import trend
 
 NOW = 1_700_000_100_000
 
