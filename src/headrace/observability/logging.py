@@ -9,14 +9,8 @@ bytes only the length is, because bytes in this project are somebody's payload, 
 its line or speaks to the terminal.
 
 structlog is imported with the first event: it costs 60 ms, and most of Spark's workers say nothing.
-
-The last log lines in memory, for whoever asks the server for them.
-
-Which request is being served, for whoever logs about it deep inside.
-
-Setting it is one assignment for each request; it becomes text only in a log line.
-
-By which environment variables a container hears how to log and where its spans go.
+`REQUEST_ID` says deep inside which request is being served; setting it is one assignment, and it
+becomes text only in a log line. `RecentLines` keeps the last lines for whoever asks the server.
 """
 
 from __future__ import annotations
@@ -52,6 +46,13 @@ def request_text() -> str:
 
 Format = Literal["text", "json"]
 
+# By these a container hears how to log and where its spans go.
+LOG_FORMAT_VARIABLE = "HEADRACE_LOG_FORMAT"
+TRACES_VARIABLE = "HEADRACE_TRACES_ENDPOINT"
+TRACES_RATIO_VARIABLE = "HEADRACE_TRACES_RATIO"
+BYTES_MAX = 1 << 20
+# Libraries that tell at INFO what only their own authors want to know.
+CHATTY = ("py4j", "uvicorn", "httpx", "httpcore")
 _SECRET_WORDS = ("password", "secret", "token", "credential", "authorization", "private_key")
 _NOT_FIELDS = ("_record", "_from_structlog", "exc_info")
 _HANDLER_NAME = "headrace"
@@ -99,10 +100,6 @@ def _make_logger(name: str) -> structlog.stdlib.BoundLogger:
             cache_logger_on_first_use=False,
         ),
     )
-
-
-# Libraries that tell at INFO what only their own authors want to know.
-CHATTY = ("py4j", "uvicorn", "httpx", "httpcore")
 
 
 def configure_logging(
@@ -219,9 +216,6 @@ def _shown(name: str, value: object) -> object:
     return value
 
 
-BYTES_MAX = 1 << 20
-
-
 class RecentLines(logging.Handler):
     """Keeps formatted lines, the newest `bytes_max` characters or so. Safe from any thread."""
 
@@ -246,8 +240,3 @@ class RecentLines(logging.Handler):
             return "".join(f"{line}\n" for line in self._lines)
         finally:
             self.release()
-
-
-LOG_FORMAT_VARIABLE = "HEADRACE_LOG_FORMAT"
-TRACES_VARIABLE = "HEADRACE_TRACES_ENDPOINT"
-TRACES_RATIO_VARIABLE = "HEADRACE_TRACES_RATIO"

@@ -1,9 +1,8 @@
 """Connections to the broker: one as the service, and one for each user who asks something.
 
 A user's connection is kept for a while, because a login costs the broker an Argon2; there are at
-most LINKS_MAX of them. Each does one request at a time.
-
-Whether the broker answers the control plane: a page without it shows nothing.
+most LINKS_MAX of them. Each does one request at a time. `ReachedBroker` tells `/ready` whether the
+broker answers: a page without it shows nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from headrace.wire.iggy.errors import IggyError
 LINKS_MAX = 128  # two of a user: what takes long must not keep the next request from its login
 _ASKING = "who"
 IDLE_SECONDS = 60.0
+PING_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -181,9 +181,6 @@ def _key(credentials: Credentials, purpose: str = "") -> bytes:
     return hashlib.sha256(said.encode()).digest()
 
 
-SECONDS = 2.0
-
-
 class ReachedBroker:
     role = "broker"
 
@@ -195,10 +192,10 @@ class ReachedBroker:
 
     async def checks(self) -> list[Check]:
         try:
-            async with asyncio.timeout(SECONDS), self._broker.as_service() as client:
+            async with asyncio.timeout(PING_SECONDS), self._broker.as_service() as client:
                 await client.ping()
         except TimeoutError:
-            return [Check("answers", False, f"no answer within {SECONDS:.0f} s")]
+            return [Check("answers", False, f"no answer within {PING_SECONDS:.0f} s")]
         except HeadraceError as error:
             return [Check("answers", False, str(error))]
         return [Check("answers", True)]

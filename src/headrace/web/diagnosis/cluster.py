@@ -17,6 +17,7 @@ from headrace.web.broker_api.overview import Cluster
 from headrace.web.diagnosis.types import Problem, Severity, Subject
 from headrace.wire.iggy.messages.system import Stats
 
+CLUSTER_SECONDS = 5.0
 SILENT_MS = 20_000  # the broker is asked every five seconds
 DISK_SHARE_WARNING = 0.10  # free
 DISK_SHARE_CRITICAL = 0.03
@@ -215,9 +216,6 @@ def _groups(groups: Iterable[t.GroupRow]) -> Iterator[Problem]:
             else "It reads slower than messages arrive: add members, up to one per partition.",
             f"{one.members} members, lag grows by {one.lag_per_second:,.0f} a second",
         )
-
-
-CLUSTER_SECONDS = 5.0
 
 
 class BrokerTrouble:

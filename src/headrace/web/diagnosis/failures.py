@@ -1,12 +1,10 @@
-"""What fails in a pipeline, one problem for each cause. Pure.
+"""Errors of a pipeline out of its events, and what fails in it, one problem for each cause. Pure.
 
 A cause takes more down than the part that has it: operators in one query end together, a container
 takes all of its own with it, and the same wrong password is told by each. So what fails with the
 same words is one problem, and operators that went down with their container are that container's.
 A problem keeps its name and its advice while things are started again; what is happening just now
 is in its detail.
-
-Errors of a pipeline out of its events, taken apart where their text says more. Pure.
 """
 
 from __future__ import annotations
@@ -25,7 +23,11 @@ _RECORD = re.compile(
     r"(?P<operator>[\w.-]+) failed on (?P<record>\S+ partition \d+ offset \d+)"
     r" in window (?P<window>[0-9a-fA-F]+)"
 )
+RESTARTS_MANY = 3  # of a container, lately
+LATELY_MS = 600_000
 LINES_BESIDE = 12  # of a log, shown beside an error
+_LISTED_MAX = 3
+_NUMBERS = re.compile(r"[0-9a-fA-F]{6,}|\d+")
 _LEVELS = ("CRITICAL", "FATAL", "ERROR", "WARNING", "WARN", "INFO", "DEBUG", "TRACE")
 _LEVEL = re.compile(rf"\b({'|'.join(_LEVELS)})\b", re.IGNORECASE)
 _RANKS = {"CRITICAL": 4, "FATAL": 4, "ERROR": 3, "WARNING": 2, "WARN": 2, "INFO": 1}
@@ -78,12 +80,6 @@ def filter_lines(text: str, level: str) -> str:
         if keep:
             kept.append(line)
     return "".join(kept)
-
-
-RESTARTS_MANY = 3  # of a container, lately
-LATELY_MS = 600_000
-_NUMBERS = re.compile(r"[0-9a-fA-F]{6,}|\d+")
-_LISTED_MAX = 3
 
 
 def failures(view: ApplicationView, now_ms: int) -> Iterator[Problem]:

@@ -1,7 +1,7 @@
 """How a pipeline is, and everything that is wrong, worst first: decisions of the front page. Pure.
 
 A pipeline is judged from the controller's view of it and from the last windows of its operators.
-What is found wrong is in `problems_findings`.
+What is found wrong is in `findings`.
 """
 
 from __future__ import annotations

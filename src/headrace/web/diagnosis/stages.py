@@ -3,11 +3,10 @@
 A stage is one operator as it runs in a container. Operators that are fused share their query's
 batches, so Spark tells them apart no further: the stage that is named is the query's last one.
 
-Where an operator's last windows lead: rates, the age of what waits, the time to catch up. Pure.
-
-The rows that arrived by a point are those taken until then and those that waited then. So the age
-of the next row to take is the time since as many had arrived as are taken now, and what arrives in
-a second is what is taken in it and the growth of the lag.
+A `Trend` says where an operator's last windows lead: rates, the age of what waits, the time to
+catch up. The rows that arrived by a point are those taken until then and those that waited then.
+So the age of the next row to take is the time since as many had arrived as are taken now, and what
+arrives in a second is what is taken in it and the growth of the lag.
 """
 
 from __future__ import annotations
@@ -21,6 +20,16 @@ from headrace.web.diagnosis.types import Bottleneck, CatchUp
 HORIZON_MS = 60_000  # rates are taken over so much
 POINTS_MIN = 3  # a slope through fewer says nothing
 DRAIN_MIN = 0.01  # rows per second; a lag that falls slower than this stands
+BUSY_HIGH = 0.85  # of the time in batches: it cannot take much more
+BUSY_SOME = 0.6
+# Metrics of a batch's parts, as a container's reports name them, in words.
+_PHASES = {
+    "ask_source_ms": "asking the broker for offsets",
+    "plan_ms": "planning the query",
+    "process_ms": "processing rows",
+    "write_ahead_ms": "writing offsets to the checkpoint",
+    "commit_ms": "committing the checkpoint",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +126,6 @@ def _busy(recent: Sequence[WindowPoint], now_ms: int) -> float:
     if span_ms <= 0 or now_ms - recent[-1].at_ms > HORIZON_MS:
         return 0.0
     return min(1.0, sum(one.duration_ms for one in recent) / span_ms)
-
-
-BUSY_HIGH = 0.85  # of the time in batches: it cannot take much more
-BUSY_SOME = 0.6
-# Metrics of a batch's parts, as `reports` names them, in words.
-_PHASES = {
-    "ask_source_ms": "asking the broker for offsets",
-    "plan_ms": "planning the query",
-    "process_ms": "processing rows",
-    "write_ahead_ms": "writing offsets to the checkpoint",
-    "commit_ms": "committing the checkpoint",
-}
 
 
 @dataclass(frozen=True, slots=True)

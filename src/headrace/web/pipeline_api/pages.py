@@ -40,6 +40,9 @@ from headrace.wire.umbilical.windows import format_window
 ERRORS_MAX = 50
 LOG_LINES_MAX = 10_000
 POINTS_MAX = 180
+SECONDS = 1.0
+SENT_MS = 20_000  # windows that are sent again and again; a page fetches older ones itself
+_FAILED = ("FAILED", "UNREADABLE")
 _AFTER = Number("after_ms", "Only windows that were heard of after this time.")
 _LINES = Number("lines", "How many.", default=100, most=LOG_LINES_MAX, least=1)
 _CONTAINER_LINES = Number("lines", "How many.", default=200, most=LOG_LINES_MAX, least=1)
@@ -308,11 +311,6 @@ def _windows(one: OperatorView, points: Sequence[WindowPoint], after_ms: int) ->
         state_rows=[point.state_rows for point in new],
         watermark_ms=[point.watermark_ms for point in new],
     )
-
-
-SECONDS = 1.0
-SENT_MS = 20_000  # windows that are sent again and again; a page fetches older ones itself
-_FAILED = ("FAILED", "UNREADABLE")
 
 
 class Alerts(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from headrace.pipeline.controller.views import (
 from headrace.web.pipeline_api.control import PIPELINE
 from headrace.web.pipeline_api.rights import PipelineRights
 from headrace.web.server.endpoints import Endpoint
-from headrace.web.server.exchange import decode_json
+from headrace.web.server.exchange import decode_json, read_bytes
 
 PACKAGE_BYTES_MAX = 32 * 1024 * 1024
 PACKAGE_FILES_MAX = 2_000
@@ -167,13 +167,5 @@ async def read_package(request: Request) -> SubmittedPackage:
     # A form cannot send this type, so no foreign page can submit code with a browser's login.
     if request.headers.get("content-type") != "application/json":
         raise InvalidArgumentError("send the package as application/json")
-    return _decode_package(await _read_body(request))
-
-
-async def _read_body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > PACKAGE_BYTES_MAX:
-            raise TooLargeError(f"a package is at most {PACKAGE_BYTES_MAX} bytes")
-    return bytes(body)
+    refusal = TooLargeError(f"a package is at most {PACKAGE_BYTES_MAX} bytes")
+    return _decode_package(await read_bytes(request, PACKAGE_BYTES_MAX, refusal))

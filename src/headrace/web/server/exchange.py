@@ -10,7 +10,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.errors import InvalidArgumentError
+from headrace.errors import InvalidArgumentError, RequestError
 
 BODY_BYTES_MAX = 1024 * 1024
 NUMBER_MAX = 2**63 - 1
@@ -21,7 +21,9 @@ T = TypeVar("T")
 
 async def read_body(request: Request, kind: type[T], default: T | None = None) -> T:
     """What was sent, as `kind`; nothing at all is the default where there is one."""
-    body = await _read(request)
+    most = BODY_BYTES_MAX
+    refusal = InvalidArgumentError(f"a request is at most {most} bytes")
+    body = await read_bytes(request, most, refusal)
     if not body and default is not None:
         return default
     # A form cannot send this type, so no foreign page can act with a browser's login.
@@ -56,12 +58,13 @@ def check_numbers(value: Any) -> None:
         raise InvalidArgumentError("a whole number is at least -2^63 and less than 2^63")
 
 
-async def _read(request: Request) -> bytes:
+async def read_bytes(request: Request, most: int, refusal: RequestError) -> bytes:
+    """The body; `refusal` is raised as soon as more than `most` bytes have come."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > BODY_BYTES_MAX:
-            raise InvalidArgumentError(f"a request is at most {BODY_BYTES_MAX} bytes")
+        if len(body) > most:
+            raise refusal
     return bytes(body)
 
 

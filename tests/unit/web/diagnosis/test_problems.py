@@ -14,7 +14,7 @@ from headrace.web.diagnosis.problems import health, situation, unreadable
 from headrace.web.diagnosis.types import PipelineHealth, Problem
 from headrace.wire.umbilical import messages as m
 from tests.unit.pipeline.controller.application.test_state import Driver
-from tests.unit.web.pipeline_api.test_pipeline_trends import NOW, points
+from tests.unit.web.diagnosis.test_trends import NOW, points
 from tests.unit.web.stage import CONTAINER, report, running
 
 
