@@ -19,7 +19,7 @@ from typing import Any
 from headrace.config.controller import ControllerSettings
 from headrace.pipeline.container.umbilical import UmbilicalClient
 from headrace.pipeline.controller.controller import Controller
-from headrace.pipeline.controller.processes import LaunchRequest
+from headrace.pipeline.controller.launcher import LaunchRequest
 from headrace.pipeline.plan.packages import PackageSpec
 from headrace.runtime.interfaces import Process
 from headrace.runtime.system import run as run_loop
@@ -79,7 +79,7 @@ async def _measure() -> tuple[float, int]:
         )
         await controller.start()
         package = PackageSpec("swarm.py", {"swarm.py": b""})
-        await controller.submit(package)
+        await controller.operations.submit(package)
         told = [
             [request.container_id, request.umbilical_path, request.token]
             for request in launcher.requests
@@ -94,11 +94,11 @@ async def _measure() -> tuple[float, int]:
             while not _all_active(controller):  # noqa: ASYNC110 - the controller tells nobody
                 await asyncio.sleep(0.2)
             await asyncio.sleep(SETTLE_SECONDS)
-            served = controller.statistics().umbilical["calls_served"]
+            served = controller.operations.statistics().umbilical["calls_served"]
             started, used = time.monotonic(), time.process_time()
             await asyncio.sleep(SECONDS)
             used, wall = time.process_time() - used, time.monotonic() - started
-            served = controller.statistics().umbilical["calls_served"] - served
+            served = controller.operations.statistics().umbilical["calls_served"] - served
             assert served > 0.9 * CONTAINERS * SECONDS, f"only {served} heartbeats came"
             return 100 * used / wall, served
         finally:
@@ -110,7 +110,7 @@ async def _measure() -> tuple[float, int]:
 
 
 def _all_active(controller: Controller) -> bool:
-    return all(one.state == "ACTIVE" for one in controller.show("swarm").operators)
+    return all(one.state == "ACTIVE" for one in controller.operations.show("swarm").operators)
 
 
 class _Process:

@@ -19,7 +19,7 @@ from headrace.pipeline.container.heartbeat import Vitals
 from headrace.pipeline.container.reports import Place, operator_stats, read_progress, with_bad_rows
 from headrace.pipeline.container.umbilical import UmbilicalClient, load_token
 from headrace.pipeline.container.window_log import BatchWindow
-from headrace.pipeline.controller.processes import LaunchRequest
+from headrace.pipeline.controller.launcher import LaunchRequest
 from headrace.pipeline.declare.application import Application
 from headrace.pipeline.plan.deploy import UNTIL
 from headrace.pipeline.plan.logical_json import to_plan

@@ -65,11 +65,11 @@ class PipelinesStage(Stack):
 
     def submit(self, app: Application, behaviour: Behaviour | None = None) -> None:
         self.launcher.behaviours[app.name] = behaviour or Behaviour()
-        self.run(lambda: self.controller.submit(package(app)))
+        self.run(lambda: self.controller.operations.submit(package(app)))
 
     def show(self, name: str) -> dict[str, Any]:
         async def look() -> dict[str, Any]:
-            return to_json(self.controller.show(name))
+            return to_json(self.controller.operations.show(name))
 
         return self.run(look)
 

@@ -18,7 +18,7 @@ from headrace.config.controller import ControllerSettings
 from headrace.errors import DeadlineError, InvalidArgumentError
 from headrace.pipeline.controller.application.events import EventType
 from headrace.pipeline.controller.controller import Controller
-from headrace.pipeline.controller.processes import LaunchRequest, LocalLauncher
+from headrace.pipeline.controller.launcher import LaunchRequest, LocalLauncher
 from headrace.pipeline.controller.views import ContainerView
 from headrace.pipeline.plan.packages import PackageSpec
 from headrace.pipeline.plan.resources import Resources
@@ -78,19 +78,19 @@ async def until(condition: Callable[[], bool], seconds: float = 60.0) -> float:
 
 
 def container(controller: Controller) -> ContainerView:
-    return controller.show("shop").containers[0]
+    return controller.operations.show("shop").containers[0]
 
 
 def active(controller: Controller) -> bool:
     return bool(
-        all(one.state == "ACTIVE" for one in controller.show("shop").operators)
+        all(one.state == "ACTIVE" for one in controller.operations.show("shop").operators)
         and container(controller).state == "ACTIVE"
     )
 
 
 async def test_a_container_killed_by_sigkill_is_noticed_and_restarted(make: Any) -> None:
     controller = await make()
-    await controller.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
+    await controller.operations.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
     await until(lambda: active(controller))
     pid = container(controller).pid
     assert pid is not None
@@ -100,22 +100,24 @@ async def test_a_container_killed_by_sigkill_is_noticed_and_restarted(make: Any)
     back = await until(lambda: active(controller))
     print(f"noticed after {noticed * 1000:.0f} ms, running again after {back:.2f} s")
     assert container(controller).pid != pid
-    assert controller.show("shop").restarts == 1
-    (stopped,) = [one for one in controller.events("shop") if one.type is EventType.STOP_CONTAINER]
+    assert controller.operations.show("shop").restarts == 1
+    (stopped,) = [
+        one for one in controller.operations.events("shop") if one.type is EventType.STOP_CONTAINER
+    ]
     assert stopped.data["exit_status"] == -signal.SIGKILL
-    assert "container shop.1.2 runs shop.py" in await controller.logs("shop", 10)
-    await controller.stop("shop")
-    assert (await controller.wait("shop")).state == "STOPPED"
+    assert "container shop.1.2 runs shop.py" in await controller.operations.logs("shop", 10)
+    await controller.operations.stop("shop")
+    assert (await controller.operations.wait("shop")).state == "STOPPED"
 
 
 async def test_a_new_controller_runs_the_submitted_package_again(make: Any, tmp_path: Path) -> None:
     first = await make()
-    shown = await first.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
+    shown = await first.operations.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
     await until(lambda: active(first))
     await first.close()
     second = await make()
     await until(lambda: active(second))
-    assert second.show("shop").package == shown.package
+    assert second.operations.show("shop").package == shown.package
     assert container(second).id == "shop.1.2"
     folder = tmp_path / "applications" / "shop" / "packages" / shown.package
     assert sorted(path.name for path in folder.iterdir()) == [".manifest", "shop.py"]
@@ -123,17 +125,17 @@ async def test_a_new_controller_runs_the_submitted_package_again(make: Any, tmp_
 
 async def test_a_container_outlives_its_controller_and_is_adopted(make: Any) -> None:
     first = await make()
-    await first.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
+    await first.operations.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
     await until(lambda: active(first))
     before = container(first)
     # As after kill -9 of the controller: nobody ends its containers.
-    first._running["shop"].processes.clear()
+    first._applications.get("shop").processes.clear()
     await first.close()
     second = await make()
     await until(lambda: active(second))
     after = container(second)
     assert (after.pid, after.id, after.restarts) == (before.pid, before.id, 0)
-    events = second.events("shop")
+    events = second.operations.events("shop")
     assert [one.type for one in events[:2]] == [EventType.SUBMIT, EventType.START_CONTAINER]
     assert [one.id for one in events] == list(range(1, len(events) + 1))
 
@@ -147,9 +149,9 @@ async def test_a_container_outlives_its_controller_and_is_adopted(make: Any) -> 
 
 async def test_a_container_that_ended_meanwhile_is_replaced_at_once(make: Any) -> None:
     first = await make()
-    await first.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
+    await first.operations.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
     await until(lambda: active(first))
-    process = first._running["shop"].processes.pop(container(first).id)
+    process = first._applications.get("shop").processes.pop(container(first).id)
     await first.close()
     process.kill()
     await process.wait()
@@ -160,7 +162,7 @@ async def test_a_container_that_ended_meanwhile_is_replaced_at_once(make: Any) -
 
 async def test_a_script_states_its_plan_in_a_process_of_its_own(make: Any) -> None:
     controller = await make()
-    shown = await controller.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
+    shown = await controller.operations.submit(PackageSpec("shop.py", {"shop.py": SCRIPT}))
     assert [one.name for one in shown.operators] == ["orders", "revenue"]
     assert shown.operators[1].function == "shop:revenue"
 
@@ -179,8 +181,8 @@ async def test_a_script_without_a_plan_is_refused_in_its_own_words(
 ) -> None:
     controller = await make()
     with pytest.raises(InvalidArgumentError, match=text):
-        await controller.submit(PackageSpec("shop.py", {"shop.py": script}))
-    assert controller.list() == []
+        await controller.operations.submit(PackageSpec("shop.py", {"shop.py": script}))
+    assert controller.operations.list() == []
 
 
 async def test_a_script_that_does_not_come_back_is_ended(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from headrace.pipeline.container.umbilical import (
     format_heartbeat_uri,
     heartbeat_uri_path,
 )
-from headrace.pipeline.controller.umbilical import ContainerTokens
+from headrace.pipeline.controller.container_credentials import ContainerTokens
 from headrace.runtime.system import system_runtime
 from headrace.spark.session.java import java_home
 from headrace.wire.umbilical import codec, rpc

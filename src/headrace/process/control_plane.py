@@ -27,8 +27,9 @@ from headrace.observability.lineage import Emitter
 from headrace.pipeline.controller.broker_edges import BrokerEdges
 from headrace.pipeline.controller.controller import Controller
 from headrace.pipeline.controller.journal import LOG_NAME, VERSION
+from headrace.pipeline.controller.launcher import LocalLauncher
 from headrace.pipeline.controller.lineage import Lineage
-from headrace.pipeline.controller.processes import LocalLauncher
+from headrace.pipeline.controller.operations import Operations
 from headrace.process.certificates import (
     Certificate,
     PeerTrust,
@@ -194,7 +195,9 @@ class ControlPlane:
         cluster = ClusterState(client, connect_to, managers)
         roles = self.observed()
         code_token = await self._files.run(self._load_code_token)
-        web = create_app(runtime, self._controller, broker, cluster, assets, roles, code_token)
+        web = create_app(
+            runtime, self._controller.operations, broker, cluster, assets, roles, code_token
+        )
         self._web = WebServer(web.asgi, names=settings.http_names, limits=http_limits(runtime.disk))
         files_of = None if trust is None else (certificate.chain_path, certificate.key_path)
         await self._web.start(
@@ -272,9 +275,11 @@ class ControlPlane:
         }
 
     @property
-    def controller(self) -> Controller | None:
-        """Once it works and everything is served."""
-        return None if self._web is None else self._controller
+    def operations(self) -> Operations | None:
+        """What the controller may be asked, once it works and everything is served."""
+        if self._web is None or self._controller is None:
+            return None
+        return self._controller.operations
 
     @property
     def failure(self) -> HeadraceError | None:
@@ -283,7 +288,7 @@ class ControlPlane:
     def observed(self) -> Sequence[Observed]:
         labels_max = self._settings.observability.labels_max
         observed = ObservedController(
-            lambda: self.controller, lambda: self.failure, labels_max=labels_max
+            lambda: self.operations, lambda: self.failure, labels_max=labels_max
         )
         return (observed,)
 
@@ -373,7 +378,7 @@ class ControllerRole(Role):
     def observed(self) -> Sequence[Observed]:
         return (
             ObservedController(
-                lambda: None if self._plane is None else self._plane.controller,
+                lambda: None if self._plane is None else self._plane.operations,
                 lambda: None if self._plane is None else self._plane.failure,
                 labels_max=self._settings.observability.labels_max,
             ),

@@ -29,8 +29,11 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from headrace.errors import CorruptionError
+from headrace.errors import CorruptionError, HeadraceError, UnavailableError
+from headrace.observability.logging import get_logger
 from headrace.wire.umbilical.windows import NO_WINDOW
+
+log = get_logger(__name__)
 
 LOG_NAME = "s/controller"
 VERSION = 1
@@ -215,3 +218,65 @@ class Journal:
             except msgspec.DecodeError as error:
                 raise CorruptionError(f"a controller snapshot is damaged: {error}") from error
             self.applications[record.name] = record
+
+
+class JournalWriter:
+    """Makes events durable and lets the table follow them.
+
+    A log that cannot be written is lost to this controller: whoever has it now runs the
+    applications, so everything ends here, for good.
+    """
+
+    def __init__(
+        self,
+        table: Journal,
+        open_log: OpenLog,
+        *,
+        snapshot_events: int,
+        on_failure: Callable[[], None],
+    ) -> None:
+        self._table = table
+        self._open_log = open_log
+        self._snapshot_events = snapshot_events
+        self._on_failure = on_failure
+        self._log: Log | None = None
+        self._events = 0  # since the last snapshot
+        self._closing = False
+        self.failure: HeadraceError | None = None
+
+    @property
+    def applications(self) -> dict[str, ApplicationRecord]:
+        return self._table.applications
+
+    async def open(self) -> None:
+        """Open the log and replay it into the table."""
+        table = self._table
+        self._log = await self._open_log(table.apply, table.snapshot, table.restore)
+
+    async def append(self, kind: str, body: object) -> None:
+        if self.failure is not None or self._log is None:
+            raise UnavailableError("the controller has stopped")
+        try:
+            await self._log.append(kind, body)
+        except HeadraceError as error:
+            self.fail(error)
+            raise
+        self._events += 1
+        if self._events >= self._snapshot_events:
+            self._events = 0
+            await self._log.write_snapshot()
+
+    def fail(self, error: HeadraceError) -> None:
+        if self.failure is not None or self._closing:
+            return
+        log.error("controller_failed", reason=str(error))
+        self.failure = error
+        self._on_failure()
+
+    def begin_close(self) -> None:
+        """What fails from here on fails because the controller ends."""
+        self._closing = True
+
+    async def close(self) -> None:
+        if self._log is not None:
+            await self._log.close()

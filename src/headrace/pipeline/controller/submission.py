@@ -11,7 +11,7 @@ from headrace.config.controller import ControllerSettings
 from headrace.errors import ConfigError, NotFoundError
 from headrace.pipeline.controller.application.model import plan_of
 from headrace.pipeline.controller.journal import ApplicationRecord
-from headrace.pipeline.controller.processes import Launcher, VersionedLauncher
+from headrace.pipeline.controller.launcher import Launcher, VersionedLauncher
 from headrace.pipeline.plan import packages, versions
 from headrace.pipeline.plan.deploy import checkpoint_folder
 from headrace.pipeline.plan.logical import LogicalPlan

@@ -1,56 +1,115 @@
-"""The umbilical's calls, bound to a service that knows dataclasses and no transport.
+"""The umbilical: what containers call, and how the controller answers.
 
 Whoever logged in with a container's token speaks for that container alone.
-
-Tokens by which launched containers log in to the controller.
-
-A token's password is an HMAC of its identifier under a key that only the controller has, so that
-nothing need be stored, and a controller that starts again knows the tokens of containers that
-outlived it. A token is good while its container runs: `is_alive` says which do.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
-from headrace.errors import RemoteProtocolError, UnauthenticatedError, UnauthorizedError
+from headrace.errors import UnauthorizedError
 from headrace.net.hadoop_rpc import Handler
+from headrace.observability import tracing
+from headrace.observability.logging import get_logger
+from headrace.pipeline import traces
+from headrace.pipeline.controller.action_performer import ActionPerformer
+from headrace.pipeline.controller.container_launches import ContainerLaunches
+from headrace.pipeline.controller.journal import JournalWriter
+from headrace.pipeline.controller.running import ContainerProcesses, RunningApplication
+from headrace.pipeline.plan.deploy import add_token
 from headrace.wire.umbilical import codec
 from headrace.wire.umbilical import messages as m
-from headrace.wire.umbilical.sasl import Credential
-from headrace.wire.umbilical.tokens import (
-    Token,
-    TokenIdentifier,
-    decode_identifier,
-    encode_identifier,
-)
+
+log = get_logger(__name__)
+
+MESSAGE_CHARACTERS_MAX = 4_096
 
 
-class UmbilicalService(Protocol):
-    async def get_init_context(
-        self, request: m.GetInitContextRequest
-    ) -> m.GetInitContextResponse: ...
+class UmbilicalCalls:
+    """The four calls, on messages that are decoded; no transport."""
 
-    async def log(self, request: m.LogRequest) -> m.LogResponse: ...
+    def __init__(
+        self,
+        processes: ContainerProcesses,
+        launches: ContainerLaunches,
+        performer: ActionPerformer,
+        journal: JournalWriter,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._owners = processes.owners
+        self._launches = launches
+        self._performer = performer
+        self._journal = journal
+        self._now_ms = now_ms
 
-    async def report_error(self, request: m.ReportErrorRequest) -> m.ReportErrorResponse: ...
+    async def get_init_context(self, request: m.GetInitContextRequest) -> m.GetInitContextResponse:
+        running = self._owners.get(request.container_id)
+        if running is None:
+            return m.GetInitContextResponse(None)
+        return m.GetInitContextResponse(running.application.on_init_context(request.container_id))
+
+    async def log(self, request: m.LogRequest) -> m.LogResponse:
+        if request.container_id in self._owners:
+            text = request.msg[:MESSAGE_CHARACTERS_MAX]
+            log.info("container_says", container=request.container_id, text=text)
+        return m.LogResponse()
+
+    async def report_error(self, request: m.ReportErrorRequest) -> m.ReportErrorResponse:
+        running = self._owners.get(request.container_id)
+        if running is not None:
+            text = request.msg[:MESSAGE_CHARACTERS_MAX]
+            log.warning("container_error", container=request.container_id, text=text)
+            async with running.lock:
+                actions = running.application.on_error(request, self._now_ms())
+                await self._performer.perform(running, actions)
+        return m.ReportErrorResponse()
 
     async def process_heartbeat(
         self, request: m.ContainerHeartbeat
-    ) -> m.ContainerHeartbeatResponse: ...
+    ) -> m.ContainerHeartbeatResponse:
+        running = self._owners.get(request.stats.id)
+        if running is None or self._journal.failure is not None:
+            return m.ContainerHeartbeatResponse(shutdown=m.ShutdownType.ABORT)
+        async with running.lock:
+            now_ms, known = self._now_ms(), running.application.operators
+            if running.observations.on_heartbeat(request, now_ms, known):
+                log.warning("container_clock_ahead", container=request.stats.id)
+            before = running.application.checkpoints.committed
+            outcome = running.application.deployment.on_heartbeat(request, now_ms)
+            await self._performer.perform(running, outcome.actions)
+            if tracing.active:
+                traces.on_committed(running.application, before, now_ms)
+        running.beat.set()
+        running.beat = asyncio.Event()
+        response = await self._with_grant(running, request.stats.id, outcome.response)
+        if response.shutdown is None and (more := running.observations.requests(request.stats.id)):
+            response = replace(response, node_requests=(*response.node_requests, *more))
+        return response
+
+    async def _with_grant(
+        self,
+        running: RunningApplication,
+        container_id: str,
+        response: m.ContainerHeartbeatResponse,
+    ) -> m.ContainerHeartbeatResponse:
+        """What is to be deployed may use topics that the plan did not have before."""
+        if not response.deploy_request:
+            return response
+        grant = (await self._launches.renew_grant(running.application, container_id)).encode()
+        infos = (add_token(info, grant) for info in response.deploy_request)
+        return replace(response, deploy_request=tuple(infos))
 
 
-def build_handlers(service: UmbilicalService) -> Mapping[str, Handler]:
+def build_handlers(calls: UmbilicalCalls) -> Mapping[str, Handler]:
     """One handler per row of the call table; a row without one is an error at start."""
     methods: dict[str, Callable[[Any], Awaitable[m.Message]]] = {
-        codec.GET_INIT_CONTEXT.name: service.get_init_context,
-        codec.LOG.name: service.log,
-        codec.REPORT_ERROR.name: service.report_error,
-        codec.PROCESS_HEARTBEAT.name: service.process_heartbeat,
+        codec.GET_INIT_CONTEXT.name: calls.get_init_context,
+        codec.LOG.name: calls.log,
+        codec.REPORT_ERROR.name: calls.report_error,
+        codec.PROCESS_HEARTBEAT.name: calls.process_heartbeat,
     }
     if methods.keys() != codec.TABLE.keys():
         raise RuntimeError(f"calls out of step: {sorted(methods.keys() ^ codec.TABLE.keys())}")
@@ -75,49 +134,3 @@ def _container_of(request: m.Message) -> str:
         return request.stats.id
     assert isinstance(request, m.GetInitContextRequest | m.LogRequest | m.ReportErrorRequest)
     return request.container_id
-
-
-_KEY_LABEL = b"umbilical tokens"
-
-
-@dataclass(slots=True)
-class ContainerTokens:
-    """`secret` is the cluster's; `now_ms` wall time, because tokens outlive a controller."""
-
-    secret: bytes
-    now_ms: Callable[[], int]
-    is_alive: Callable[[str], bool]
-    lifetime_ms: int
-    _sequence: int = 0
-
-    def issue(self, container_id: str, service: str) -> Token:
-        self._sequence += 1
-        issued_ms = self.now_ms()
-        identifier = encode_identifier(
-            TokenIdentifier(
-                container_id, issued_ms, issued_ms + self.lifetime_ms, sequence=self._sequence
-            )
-        )
-        return Token(identifier, self._password(identifier), service=service)
-
-    def look_up(self, identifier: bytes) -> Credential:
-        """UnauthenticatedError for a token that is not, or no more, good.
-
-        Whether the client knows the password is checked after this; the texts here tell a stranger
-        nothing that it did not write itself.
-        """
-        try:
-            token = decode_identifier(identifier)
-        except RemoteProtocolError as error:
-            raise UnauthenticatedError(f"not a token of this controller: {error}") from error
-        if self.now_ms() >= token.expires_ms:
-            raise UnauthenticatedError("the token has expired", container=token.owner[:100])
-        if not self.is_alive(token.owner):
-            raise UnauthenticatedError(
-                "the token was taken back: no such container runs", container=token.owner[:100]
-            )
-        return Credential(token.owner, self._password(identifier))
-
-    def _password(self, identifier: bytes) -> bytes:
-        key = hmac.digest(self.secret, _KEY_LABEL, hashlib.sha256)
-        return hmac.digest(key, identifier, hashlib.sha256)

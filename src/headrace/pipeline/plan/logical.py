@@ -20,6 +20,7 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # also a folder 
 OPERATORS_MAX = 1000
 INSTANCES_MAX = 256
 READ_TOPIC = "headrace.pipeline.declare.stages:read_topic"  # `class` of a topic port
+OTHER_TOPICS = "OTHER_TOPICS"  # attribute of an application: patterns of `stream/topic`
 PARTITION_KEY = "PARTITION_KEY"  # attribute: columns that decide which instance gets a row
 FUSED = frozenset({None, Locality.THREAD_LOCAL, Locality.CONTAINER_LOCAL})
 

@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from headrace.errors import ConfigError
-from headrace.pipeline.controller.grants import OTHER_TOPICS
 from headrace.pipeline.declare.declarations import (
     OUTPUT_PORT,
     Hook,
@@ -31,7 +30,7 @@ from headrace.pipeline.declare.declarations import (
 )
 from headrace.pipeline.declare.graph import ApplicationGraph
 from headrace.pipeline.declare.stores import Store, make_store, store_arguments
-from headrace.pipeline.plan.logical import LETTERS_SUFFIX, READ_TOPIC
+from headrace.pipeline.plan.logical import LETTERS_SUFFIX, OTHER_TOPICS, READ_TOPIC
 from headrace.pipeline.plan.spark_conf import SPARK_CONF
 
 G = TypeVar("G", bound=ApplicationGraph)

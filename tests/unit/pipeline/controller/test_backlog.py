@@ -145,21 +145,21 @@ def test_a_pipeline_whose_container_never_comes_up_shows_what_waits() -> None:
             host="c",
         )
         await controller.start()
-        await controller.submit(PackageSpec("shop.py", {"shop.py": b""}))
+        await controller.operations.submit(PackageSpec("shop.py", {"shop.py": b""}))
         for _ in range(3):  # a crash loop
             launcher.processes[-1].end(1)
             await clock.sleep(10)
         assert len(launcher.processes) > 3
-        (summary,) = controller.list()
+        (summary,) = controller.operations.list()
         assert isinstance(summary, ApplicationSummary)
         assert (summary.state, summary.lag) == ("RUNNING", 2)
         assert 25 < (summary.lag_seconds or 0.0) < 31
-        text = format_metrics(controller)
+        text = format_metrics(controller.operations)
         assert 'headrace_pipeline_lag_rows{application="shop"} 2' in text
         assert "headrace_pipeline_lag_seconds" in text
         broker.away = True
         await clock.sleep(10)
-        assert controller.show("shop").lag == 2, "the last that was known"
+        assert controller.operations.show("shop").lag == 2, "the last that was known"
         for process in launcher.processes:
             process.end(0)
         await controller.close()

@@ -21,7 +21,7 @@ from headrace.errors import (
 from headrace.pipeline.container.umbilical import UmbilicalClient, load_token
 from headrace.pipeline.controller.controller import Controller
 from headrace.pipeline.controller.journal import Apply, Log, Restore, Snapshot
-from headrace.pipeline.controller.processes import LaunchRequest
+from headrace.pipeline.controller.launcher import LaunchRequest
 from headrace.pipeline.controller.views import read_view, to_json
 from headrace.pipeline.plan.packages import PackageSpec
 from headrace.runtime.interfaces import Process, Runtime
@@ -201,16 +201,16 @@ def package(**more: Any) -> PackageSpec:
 
 
 def types(controller: Controller) -> list[str]:
-    return [event.type.value for event in controller.events("shop")]
+    return [event.type.value for event in controller.operations.events("shop")]
 
 
 def test_submit_runs_and_shows_progress() -> None:
     async def main(world: World) -> None:
         controller = await world.controller()
-        shown = await controller.submit(package())
+        shown = await controller.operations.submit(package())
         assert shown.state == "RUNNING"
         await world.sleep(5)
-        shown = controller.show("shop")
+        shown = controller.operations.show("shop")
         (container,), (operator,) = shown.containers, shown.operators
         assert container.state == "ACTIVE"
         assert container.pid == 101
@@ -221,7 +221,7 @@ def test_submit_runs_and_shows_progress() -> None:
         told = msgspec.json.decode(msgspec.json.encode(to_json(shown)))
         assert told == to_json(shown)
         assert read_view(told) == msgspec.structs.replace(shown, events=[])
-        assert [one.name for one in controller.list()] == ["shop"]
+        assert [one.name for one in controller.operations.list()] == ["shop"]
         uri = world.runtime.disk.read("/data/applications/shop/recovery/heartbeatUri").decode()
         assert uri.startswith(f"stram://c:{controller.umbilical_address[1]}?rpcTimeout=5000")
         (request,) = world.launcher.requests
@@ -235,15 +235,15 @@ def test_submit_runs_and_shows_progress() -> None:
 def test_a_killed_container_is_noticed_at_once_and_restarted() -> None:
     async def main(world: World) -> None:
         controller = await world.controller()
-        await controller.submit(package())
+        await controller.operations.submit(package())
         await world.sleep(5)
         world.launcher.processes[0].kill()
         await world.sleep(0.05)
-        assert controller.show("shop").containers[0].state == "KILLED"
+        assert controller.operations.show("shop").containers[0].state == "KILLED"
         await world.sleep(1.1)
         assert len(world.launcher.requests) == 2  # when it is due, not a tick later
         await world.sleep(3)
-        shown = controller.show("shop")
+        shown = controller.operations.show("shop")
         assert shown.restarts == 1
         assert shown.containers[0].state == "ACTIVE"
         assert [info.run_id for info in world.launcher.deployed] == [1, 2]
@@ -262,23 +262,23 @@ def test_a_killed_container_is_noticed_at_once_and_restarted() -> None:
 def test_an_application_that_ended_is_removed_and_forgotten() -> None:
     async def main(world: World) -> None:
         controller = await world.controller()
-        await controller.submit(package())
+        await controller.operations.submit(package())
         await world.sleep(5)
         with pytest.raises(AlreadyExistsError, match="stop it first"):
-            await controller.remove("shop")
-        await controller.stop("shop")
-        await controller.wait("shop")
+            await controller.operations.remove("shop")
+        await controller.operations.stop("shop")
+        await controller.operations.wait("shop")
         disk = world.runtime.disk
         assert disk.exists("/data/applications/shop/packages")
-        await controller.remove("shop")
+        await controller.operations.remove("shop")
         with pytest.raises(NotFoundError):
-            controller.show("shop")
-        assert controller.list() == []
+            controller.operations.show("shop")
+        assert controller.operations.list() == []
         assert not disk.exists("/data/applications/shop")
         await controller.close()
         again = await world.controller()
-        assert again.list() == []
-        await again.submit(package())
+        assert again.operations.list() == []
+        await again.operations.submit(package())
         await world.sleep(5)
         assert world.launcher.deployed[-1].checkpoint == m.Checkpoint(-1)
         assert world.launcher.deployed[-1].run_id == 1
@@ -306,14 +306,14 @@ def test_a_hung_container_is_killed_and_restarted() -> None:
     async def main(world: World) -> None:
         controller = await world.controller()
         world.launcher.hang = True
-        await controller.submit(package())
+        await controller.operations.submit(package())
         await world.sleep(29)
         assert len(world.launcher.requests) == 1
         world.launcher.hang = False
         await world.sleep(6)
         assert world.launcher.processes[0].exit_status == -9
         assert len(world.launcher.requests) == 2
-        assert "no heartbeat" in (controller.show("shop").last_error or "")
+        assert "no heartbeat" in (controller.operations.show("shop").last_error or "")
         await controller.close()
 
     simulate(main)
@@ -322,10 +322,10 @@ def test_a_hung_container_is_killed_and_restarted() -> None:
 def test_stop_and_wait() -> None:
     async def main(world: World) -> None:
         controller = await world.controller()
-        await controller.submit(package())
+        await controller.operations.submit(package())
         await world.sleep(3)
-        waiting = asyncio.ensure_future(controller.wait("shop"))
-        await controller.stop("shop")
+        waiting = asyncio.ensure_future(controller.operations.wait("shop"))
+        await controller.operations.stop("shop")
         assert (await waiting).state == "STOPPED"
         assert world.launcher.processes[0].exit_status == 0
         await controller.close()
@@ -337,8 +337,8 @@ def test_an_application_that_has_read_everything_finishes() -> None:
     async def main(world: World) -> None:
         controller = await world.controller()
         world.launcher.finish_after = 3
-        await controller.submit(package(available_now=True))
-        assert (await controller.wait("shop")).state == "FINISHED"
+        await controller.operations.submit(package(available_now=True))
+        assert (await controller.operations.wait("shop")).state == "FINISHED"
         assert world.launcher.requests[0].available_now
         await controller.close()
 
@@ -348,14 +348,14 @@ def test_an_application_that_has_read_everything_finishes() -> None:
 def test_a_restarted_controller_goes_on() -> None:
     async def main(world: World) -> None:
         controller = await world.controller()
-        await controller.submit(package())
+        await controller.operations.submit(package())
         await world.sleep(15)
-        before = controller.show("shop")
+        before = controller.operations.show("shop")
         await controller.close()
         assert world.launcher.processes[0].exit_status == -15
         controller = await world.controller()
         await world.sleep(3)
-        after = controller.show("shop")
+        after = controller.operations.show("shop")
         assert after.state == "RUNNING"
         assert after.start_window_ms == before.start_window_ms
         assert [info.run_id for info in world.launcher.deployed] == [1, 2]
@@ -370,20 +370,20 @@ def test_a_restarted_controller_goes_on() -> None:
 def test_a_container_that_outlives_the_controller_finds_the_next_one() -> None:
     async def main(world: World) -> None:
         first = await world.controller(retry_delay_ms=1_000)
-        await first.submit(package())
+        await first.operations.submit(package())
         await world.sleep(15)
         # As after kill -9 of the controller: nobody ends the container.
-        first._running["shop"].processes.clear()
+        first._applications.get("shop").processes.clear()
         await first.close()
         await world.sleep(2)
         second = await world.controller(retry_delay_ms=1_000)
         await world.sleep(5)
-        shown = second.show("shop")
+        shown = second.operations.show("shop")
         assert shown.containers[0].state == "ACTIVE"
         assert shown.operators[0].state == "ACTIVE"
         assert len(world.launcher.requests) == 1  # the same process
         assert len(world.launcher.deployed) == 1  # the same deployment
-        await second.stop("shop")
+        await second.operations.stop("shop")
         await world.sleep(3)
         assert world.launcher.processes[0].exit_status == 0
         await second.close()
@@ -394,13 +394,13 @@ def test_a_container_that_outlives_the_controller_finds_the_next_one() -> None:
 def test_snapshots_replace_events() -> None:
     async def main(world: World) -> None:
         controller = await world.controller(snapshot_events=3)
-        await controller.submit(package())
+        await controller.operations.submit(package())
         await world.sleep(3)
         assert world.log.snapshot is not None
         assert len(world.log.events) < 3
         await controller.close()
         controller = await world.controller()
-        assert controller.show("shop").state == "RUNNING"
+        assert controller.operations.show("shop").state == "RUNNING"
         await controller.close()
 
     simulate(main)
@@ -417,7 +417,7 @@ def test_what_is_started_is_journalled_first() -> None:
             return await launch(request)
 
         world.launcher.launch = watch  # type: ignore[method-assign]
-        await controller.submit(package())
+        await controller.operations.submit(package())
         assert seen == [["submit", "container"]]
         await controller.close()
 
@@ -427,11 +427,11 @@ def test_what_is_started_is_journalled_first() -> None:
 def test_a_fenced_controller_ends_its_containers_and_says_so() -> None:
     async def main(world: World) -> None:
         controller = await world.controller()
-        await controller.submit(package())
+        await controller.operations.submit(package())
         await world.sleep(3)
         world.log.broken = FencedError("another controller leads")
         with pytest.raises(FencedError):
-            await controller.stop("shop")
+            await controller.operations.stop("shop")
         assert isinstance(await controller.wait_ended(), FencedError)
         assert world.launcher.processes[0].exit_status == -9
         await world.sleep(5)
@@ -444,13 +444,13 @@ def test_a_fenced_controller_ends_its_containers_and_says_so() -> None:
 def test_an_ended_application_may_be_submitted_again_and_goes_on() -> None:
     async def main(world: World) -> None:
         controller = await world.controller()
-        first = await controller.submit(package())
+        first = await controller.operations.submit(package())
         with pytest.raises(AlreadyExistsError):
-            await controller.submit(package())
+            await controller.operations.submit(package())
         await world.sleep(3)
-        await controller.stop("shop")
-        await controller.wait("shop")
-        second = await controller.submit(package())
+        await controller.operations.stop("shop")
+        await controller.operations.wait("shop")
+        second = await controller.operations.submit(package())
         assert second.start_window_ms == first.start_window_ms
         assert second.containers[0].id == "shop.1.2"
         assert second.committed_window != "f" * 16
@@ -462,14 +462,14 @@ def test_an_ended_application_may_be_submitted_again_and_goes_on() -> None:
 def test_a_changed_package_is_not_run() -> None:
     async def main(world: World) -> None:
         controller = await world.controller()
-        await controller.submit(package())
+        await controller.operations.submit(package())
         await world.sleep(3)
         folder = world.launcher.requests[0].package_folder
         world.runtime.disk.write_atomic(f"{folder}/shop.py", b"edited")
         world.launcher.processes[0].kill()
         await world.sleep(5)
         assert len(world.launcher.requests) == 1
-        shown = controller.show("shop")
+        shown = controller.operations.show("shop")
         assert "was changed" in (shown.last_error or "")
         assert shown.containers[0].exit_status == 127
         await controller.close()
@@ -481,7 +481,7 @@ def test_a_container_that_cannot_be_started_is_tried_again() -> None:
     async def main(world: World) -> None:
         controller = await world.controller()
         world.launcher.refuse = NotFoundError("no such program")
-        shown = await controller.submit(package())
+        shown = await controller.operations.submit(package())
         assert "no such program" in (shown.last_error or "")
         world.launcher.refuse = None
         await world.sleep(3)
@@ -515,8 +515,8 @@ def test_a_bad_plan_is_refused_and_leaves_nothing(
         controller = await world.controller()
         world.launcher.described = described
         with pytest.raises(error):
-            await controller.submit(package())
-        assert controller.list() == []
+            await controller.operations.submit(package())
+        assert controller.operations.list() == []
         assert world.log.events == []
         assert world.runtime.disk.list("/data/applications") == []
         await controller.close()
@@ -527,19 +527,19 @@ def test_a_bad_plan_is_refused_and_leaves_nothing(
 def test_unknown_names_are_not_found() -> None:
     async def main(world: World) -> None:
         controller = await world.controller()
-        await controller.submit(package(plan=PLAN, name="other"))
-        assert controller.show("other").name == "other"
+        await controller.operations.submit(package(plan=PLAN, name="other"))
+        assert controller.operations.show("other").name == "other"
         calls: Iterable[Callable[[], Any]] = (
-            lambda: controller.stop("shop"),
-            lambda: controller.wait("shop"),
-            lambda: controller.logs("shop"),
-            lambda: controller.kill_container("other", "other.1.99"),
+            lambda: controller.operations.stop("shop"),
+            lambda: controller.operations.wait("shop"),
+            lambda: controller.operations.logs("shop"),
+            lambda: controller.operations.kill_container("other", "other.1.99"),
         )
         for call in calls:
             with pytest.raises(NotFoundError):
                 await call()
         with pytest.raises(NotFoundError):
-            controller.show("shop")
+            controller.operations.show("shop")
         await controller.close()
 
     simulate(main)
@@ -548,13 +548,15 @@ def test_unknown_names_are_not_found() -> None:
 def test_logs_are_the_last_lines_over_restarts() -> None:
     async def main(world: World) -> None:
         controller = await world.controller()
-        await controller.submit(package())
+        await controller.operations.submit(package())
         disk, folder = world.runtime.disk, "/data/applications/shop/logs"
         for run in (9, 10):  # not in the order of the alphabet
             lines = "".join(f"run {run} line {one}\n" for one in range(3))
             disk.write_atomic(f"{folder}/shop.1.{run}.log", lines.encode())
-        assert await controller.logs("shop", 2) == "run 10 line 1\nrun 10 line 2\n"
-        assert (await controller.logs("shop", 4)).startswith("run 9 line 2\nrun 10 line 0\n")
+        assert await controller.operations.logs("shop", 2) == "run 10 line 1\nrun 10 line 2\n"
+        assert (await controller.operations.logs("shop", 4)).startswith(
+            "run 9 line 2\nrun 10 line 0\n"
+        )
         await controller.close()
 
     simulate(main)

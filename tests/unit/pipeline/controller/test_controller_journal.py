@@ -60,18 +60,18 @@ def test_a_power_cut_of_the_controller_loses_no_application() -> None:
         clock = simulation.runtime("watcher").clock
         first = Host(spine, "c", 1)
         await simulation.on("c", first.controller.start())
-        await simulation.on("c", first.controller.submit(package()))
+        await simulation.on("c", first.controller.operations.submit(package()))
         await clock.sleep(5)
         first.launcher.processes[0].kill()  # so that there is more history than one snapshot
         await clock.sleep(15)
-        before = first.controller.show("shop")
+        before = first.controller.operations.show("shop")
         assert before.restarts == 1
         simulation.crash("c")
 
         second = Host(spine, "c", 2)
         await simulation.on("c", second.controller.start())
         await clock.sleep(3)
-        after = second.controller.show("shop")
+        after = second.controller.operations.show("shop")
         assert after.state == "RUNNING"
         assert after.package == before.package
         assert after.start_window_ms == before.start_window_ms
@@ -92,7 +92,7 @@ def test_a_second_controller_fences_the_first() -> None:
         clock = simulation.runtime("watcher").clock
         old = Host(spine, "c1", 1)
         await simulation.on("c1", old.controller.start())
-        await simulation.on("c1", old.controller.submit(package()))
+        await simulation.on("c1", old.controller.operations.submit(package()))
         await clock.sleep(3)
         new = Host(spine, "c2", 2)
         await simulation.on("c2", new.controller.start())

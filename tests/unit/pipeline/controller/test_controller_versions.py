@@ -51,7 +51,7 @@ async def started(world: World) -> tuple[Controller, VersionedFake]:
     launcher.plans = {b"1": shop(), b"2": shop(), b"3": shop(topic="shop/returns")}
     launcher.states = {b"1": ["a"], b"2": ["b"], b"3": ["a"]}
     controller = await world.controller()
-    await controller.submit(version(b"1"))
+    await controller.operations.submit(version(b"1"))
     await world.sleep(5)
     return controller, launcher
 
@@ -60,10 +60,10 @@ def test_a_version_takes_over_at_a_committed_window() -> None:
     async def main(world: World) -> None:
         controller, launcher = await started(world)
         launcher.states[b"2"] = ["a"]
-        assert (await controller.diff(version(b"2"))).verdict == "COMPATIBLE"
-        assert controller.show("shop").package == content_hash({"shop.py": b"1"})
+        assert (await controller.operations.diff(version(b"2"))).verdict == "COMPATIBLE"
+        assert controller.operations.show("shop").package == content_hash({"shop.py": b"1"})
         before = launcher.committed[-1]
-        shown = await controller.deploy(version(b"2"))
+        shown = await controller.operations.deploy(version(b"2"))
         assert shown.state == "RUNNING"
         assert launcher.processes[0].exit_status == 0, "the old version stopped, it was not killed"
         await world.sleep(5)
@@ -78,7 +78,7 @@ def test_a_version_takes_over_at_a_committed_window() -> None:
         assert revenue[1].run_id > revenue[0].run_id
         await controller.close()
         controller = await world.controller()
-        assert controller.show("shop").package == content_hash({"shop.py": b"2"})
+        assert controller.operations.show("shop").package == content_hash({"shop.py": b"2"})
         await controller.close()
 
     simulate(main)
@@ -87,20 +87,22 @@ def test_a_version_takes_over_at_a_committed_window() -> None:
 def test_a_version_that_would_lose_state_changes_nothing() -> None:
     async def main(world: World) -> None:
         controller, launcher = await started(world)
-        (change,) = (await controller.diff(version(b"2"))).operators
+        (change,) = (await controller.operations.diff(version(b"2"))).operators
         assert change.verdict == "NEW_STATE"
         assert "keeps the state b" in change.reasons[0]
         with pytest.raises(InvalidArgumentError, match="--new-state revenue"):
-            await controller.deploy(version(b"2"))
+            await controller.operations.deploy(version(b"2"))
         await world.sleep(1)
-        assert controller.show("shop").state == "RUNNING"
+        assert controller.operations.show("shop").state == "RUNNING"
         assert launcher.processes[0].exit_status is None, "what runs was not disturbed"
 
-        await controller.deploy(version(b"2"), ["revenue"])
+        await controller.operations.deploy(version(b"2"), ["revenue"])
         await world.sleep(5)
         names = [one.context_attributes.get("CHECKPOINT_NAME") for one in launcher.deployed]
         assert names == [None, None, None, None, None, "revenue~2"]
-        *_, event = [one for one in controller.events("shop") if one.type is EventType.SUBMIT]
+        *_, event = [
+            one for one in controller.operations.events("shop") if one.type is EventType.SUBMIT
+        ]
         assert event.data["new_state"] == ["revenue"]
         await controller.close()
 
@@ -110,11 +112,11 @@ def test_a_version_that_would_lose_state_changes_nothing() -> None:
 def test_running_an_ended_application_again_is_checked_too() -> None:
     async def main(world: World) -> None:
         controller, _ = await started(world)
-        await controller.stop("shop")
-        await controller.wait("shop")
+        await controller.operations.stop("shop")
+        await controller.operations.wait("shop")
         with pytest.raises(InvalidArgumentError, match="reads shop/returns"):
-            await controller.submit(version(b"3"))
-        await controller.submit(version(b"1"))
+            await controller.operations.submit(version(b"3"))
+        await controller.operations.submit(version(b"1"))
         await controller.close()
 
     simulate(main)
@@ -124,7 +126,7 @@ def test_a_first_deployment_starts_the_application() -> None:
     async def main(world: World) -> None:
         controller = await world.controller()
         package = PackageSpec("shop.py", {"shop.py": b""}, plan=shop())
-        assert (await controller.deploy(package)).state == "RUNNING"
+        assert (await controller.operations.deploy(package)).state == "RUNNING"
         await controller.close()
 
     simulate(main)
@@ -141,9 +143,9 @@ def test_operators_keep_their_ids_whatever_comes_and_goes() -> None:
         launcher.states |= {b"4": ["a"], b"5": ["a"], b"6": ["a"]}
 
         async def ids(code: bytes) -> dict[str, int]:
-            await controller.deploy(version(code))
+            await controller.operations.deploy(version(code))
             await world.sleep(5)
-            return {one.name: one.id for one in controller.show("shop").operators}
+            return {one.name: one.id for one in controller.operations.show("shop").operators}
 
         assert await ids(b"4") == {"orders": 1, "valid": 2, "revenue": 3, "extra": 4}
         assert await ids(b"5") == {"orders": 1, "valid": 2, "income": 4}

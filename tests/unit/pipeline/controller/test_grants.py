@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.net.credentials import SCOPE_BYTES_MAX, Grant, grant_bytes, verify_grant
-from headrace.pipeline.controller.grants import GRANT_MS, Grants, application_scope
+from headrace.pipeline.controller.container_credentials import GRANT_MS, Grants, application_scope
 from headrace.pipeline.declare.application import Application
 from headrace.pipeline.plan.logical import LogicalPlan
 from headrace.pipeline.plan.logical_json import from_plan, to_plan

@@ -210,13 +210,13 @@ def test_a_controller_tells_of_its_applications_over_a_restart_of_its_own() -> N
 
     async def main(world: World) -> None:
         controller = await start(world)
-        await controller.submit(package())
+        await controller.operations.submit(package())
         await world.sleep(25)
         await controller.close()
         controller = await start(world)
         await world.sleep(5)
-        waiting = asyncio.ensure_future(controller.wait("shop"))
-        await controller.stop("shop")
+        waiting = asyncio.ensure_future(controller.operations.wait("shop"))
+        await controller.operations.stop("shop")
         await waiting
         await controller.close()
 

@@ -15,7 +15,7 @@ import pytest
 from headrace.config.controller import ControllerSettings
 from headrace.pipeline.container.umbilical import UmbilicalClient
 from headrace.pipeline.controller.controller import Controller
-from headrace.pipeline.controller.processes import LaunchRequest
+from headrace.pipeline.controller.launcher import LaunchRequest
 from headrace.pipeline.plan.packages import PackageSpec
 from headrace.runtime.interfaces import Process, Runtime
 from headrace.wire.umbilical import messages as m
@@ -95,11 +95,13 @@ class World:
         self.one, self.two = (Fake(self.runtime, request) for request in launcher.requests)
 
     def state(self, operator: int = SECOND) -> str:
-        found = next(o for o in self.controller.show("shop").operators if o.id == operator)
+        found = next(
+            o for o in self.controller.operations.show("shop").operators if o.id == operator
+        )
         return found.state
 
     def events(self) -> list[str]:
-        return [event.type.value for event in self.controller.events("shop")]
+        return [event.type.value for event in self.controller.operations.events("shop")]
 
     async def start_first(self) -> None:
         await self.one.beat()
@@ -138,7 +140,7 @@ def simulate(main: Callable[[World], Coroutine[Any, Any, None]]) -> None:
             host="c",
         )
         await controller.start()
-        await controller.submit(PackageSpec("shop.py", {"shop.py": b""}))
+        await controller.operations.submit(PackageSpec("shop.py", {"shop.py": b""}))
         world = World(simulation, controller, launcher)
         await main(world)
         await world.one.client.close()
@@ -219,7 +221,7 @@ def test_a_failure_before_the_operator_was_seen_running_counts_at_the_next_heart
 def test_an_undeployed_operator_is_deployed_again_under_the_next_run() -> None:
     async def main(world: World) -> None:
         await world.active()
-        first = world.controller.show("shop").operators[1].run
+        first = world.controller.operations.show("shop").operators[1].run
         await world.two.beat((SECOND, FAILED))
         assert not (await world.two.beat()).deploy_request  # the back-off
         await world.runtime.clock.sleep(1.5)
@@ -302,7 +304,7 @@ def test_a_killed_container_is_told_to_abort_and_nothing_else() -> None:
     async def main(world: World) -> None:
         await world.active()
         request = world.launcher.requests[1]
-        await world.controller.kill_container("shop", request.container_id)
+        await world.controller.operations.kill_container("shop", request.container_id)
         # Its process is gone and its token with it; the connection that it had lives.
         response = await world.two.beat((SECOND, ACTIVE))
         assert response == m.ContainerHeartbeatResponse(shutdown=m.ShutdownType.ABORT)
@@ -324,7 +326,7 @@ def test_the_last_operators_end_is_the_containers() -> None:
 def test_a_shutdown_on_request_drains() -> None:
     async def main(world: World) -> None:
         await world.active()
-        await world.controller.stop("shop")
+        await world.controller.operations.stop("shop")
         response = await world.two.beat((SECOND, ACTIVE))
         assert response.shutdown is m.ShutdownType.WAIT_TERMINATE
         assert not response.deploy_request
@@ -335,7 +337,7 @@ def test_a_shutdown_on_request_drains() -> None:
 def test_the_committed_window_is_what_every_operator_has_reached() -> None:
     async def main(world: World) -> None:
         await world.active()
-        grid = world.controller.show("shop").start_window_ms // 1000 << 32
+        grid = world.controller.operations.show("shop").start_window_ms // 1000 << 32
         assert (await world.two.beat((SECOND, ACTIVE), windows=(grid + 5,))).committed_window_id < 0
         response = await world.one.beat((FIRST, ACTIVE), windows=(grid + 7,))
         assert response.committed_window_id == -1 or response.committed_window_id <= grid + 5
@@ -346,7 +348,9 @@ def test_the_committed_window_is_what_every_operator_has_reached() -> None:
 def test_a_stack_trace_is_asked_for_once_and_given_to_who_asked() -> None:
     async def main(world: World) -> None:
         await world.active()
-        wanted = asyncio.ensure_future(world.controller.stack_trace("shop", world.two.id))
+        wanted = asyncio.ensure_future(
+            world.controller.operations.stack_trace("shop", world.two.id)
+        )
         await world.runtime.clock.sleep(0.01)
         first = await world.two.beat((SECOND, ACTIVE))
         assert first.stack_trace_required
@@ -360,7 +364,7 @@ def test_a_stack_trace_is_asked_for_once_and_given_to_who_asked() -> None:
 def test_log_levels_reach_every_container_once() -> None:
     async def main(world: World) -> None:
         await world.active()
-        await world.controller.set_log_levels("shop", {"headrace.spark": "debug"})
+        await world.controller.operations.set_log_levels("shop", {"headrace.spark": "debug"})
         for fake, operator in ((world.one, FIRST), (world.two, SECOND)):
             (request,) = (await fake.beat((operator, ACTIVE))).node_requests
             assert request.request_type is m.RequestType.SET_LOG_LEVEL
@@ -386,6 +390,6 @@ def test_a_deployment_names_the_serving_broker_where_rows_leave_the_container() 
         context = await world.one.client.get_init_context(world.one.id)
         assert context is not None
         assert context.deploy_buffer_server
-        assert "broker's" not in repr(world.controller.show("shop"))
+        assert "broker's" not in repr(world.controller.operations.show("shop"))
 
     simulate(main)

@@ -11,8 +11,8 @@ from headrace.config.controller import ControllerSettings
 from headrace.errors import UnauthenticatedError
 from headrace.net.hadoop_rpc import LOGIN_SECONDS_MAX, RpcRemoteError
 from headrace.pipeline.container.umbilical import UmbilicalClient, load_token
+from headrace.pipeline.controller.container_credentials import ContainerTokens
 from headrace.pipeline.controller.controller import Controller
-from headrace.pipeline.controller.umbilical import ContainerTokens
 from headrace.wire.umbilical import messages as m
 from headrace.wire.umbilical import rpc
 from headrace.wire.umbilical.tokens import Token
@@ -67,13 +67,13 @@ def running(main: Callable[[World, Controller, Token], Coroutine[Any, Any, None]
 
     async def run(world: World) -> None:
         controller = await world.controller()
-        await controller.submit(package())
+        await controller.operations.submit(package())
         await world.sleep(5)
         (request,) = world.launcher.requests
         token = load_token(world.runtime.disk, request.login_environment)
         assert token is not None
         await main(world, controller, token)
-        assert controller.show("shop").operators[0].state == "ACTIVE"
+        assert controller.operations.show("shop").operators[0].state == "ACTIVE"
         assert controller.failure is None
         await controller.close()
 
@@ -109,7 +109,7 @@ def test_a_wrong_token_is_refused_and_the_controller_lives(
         stranger = client(world, change(token))
         with pytest.raises(UnauthenticatedError, match="login was refused"):
             await stranger.get_init_context("shop.1.1")
-        assert controller.statistics().umbilical["connections_refused"] == 1
+        assert controller.operations.statistics().umbilical["connections_refused"] == 1
         assert "rpc_connection_refused" in caplog.text
         await stranger.close()
 
@@ -122,7 +122,7 @@ def test_without_a_token_nobody_gets_in() -> None:
         stranger = client(world, None)
         with pytest.raises(RpcRemoteError, match="container's token"):
             await stranger.get_init_context("shop.1.1")
-        assert controller.statistics().umbilical["connections_refused"] == 1
+        assert controller.operations.statistics().umbilical["connections_refused"] == 1
         await stranger.close()
 
     running(main)
@@ -204,7 +204,7 @@ def test_an_expired_token_is_refused_at_the_next_login() -> None:
     async def main(simulation: Simulation) -> None:
         world = World(simulation)
         controller = await world.controller(token_lifetime_ms=60_000)
-        await controller.submit(package())
+        await controller.operations.submit(package())
         await world.sleep(5)
         (request,) = world.launcher.requests
         token = load_token(world.runtime.disk, request.login_environment)
@@ -215,7 +215,7 @@ def test_an_expired_token_is_refused_at_the_next_login() -> None:
             await late.get_init_context("shop.1.1")
         await late.close()
         # The container logged in while the token was good; its connection goes on.
-        assert controller.show("shop").restarts == 0
+        assert controller.operations.show("shop").restarts == 0
         await controller.close()
 
     simulation = Simulation(1)
@@ -232,7 +232,7 @@ def test_the_address_is_found_where_the_settings_say_and_followed(root: str) -> 
 
     async def main(world: World) -> None:
         first = await world.controller(umbilical_path=root)
-        await first.submit(package())
+        await first.operations.submit(package())
         await world.sleep(3)
         (request,) = world.launcher.requests
         assert request.umbilical_path == f"{root}/shop"
@@ -241,13 +241,13 @@ def test_the_address_is_found_where_the_settings_say_and_followed(root: str) -> 
         container = UmbilicalClient(world.runtime, request.umbilical_path, token)
         assert await container.get_init_context(request.container_id) is not None
         # As after kill -9: the container lives on and is adopted.
-        first._running["shop"].processes.clear()
+        first._applications.get("shop").processes.clear()
         await first.close()
         second = await world.controller(umbilical_path=root)
         assert second.umbilical_address != first.umbilical_address
         assert await container.get_init_context(request.container_id) is not None
         await container.close()
-        await second.stop("shop")
+        await second.operations.stop("shop")
         await world.sleep(5)
         await second.close()
 

@@ -1,9 +1,10 @@
-"""What the containers of an application may do at the broker, and for how long.
+"""What containers log in with: tokens for the umbilical, grants for the broker.
 
-A container gets a grant (`net/credentials`) for what the plan says: the topics that the application
-reads and writes, its dead letters, the edges between its containers, and OTHER_TOPICS, which its
-functions use by themselves. A script is run as it is, and nobody knows beforehand what it uses: it
-may read and write every topic, but administer nothing.
+A grant says what the containers of an application may do at the broker, and for how long. It
+(`net/credentials`) names what the plan says: the topics that the application reads and writes, its
+dead letters, the edges between its containers, and OTHER_TOPICS, which its functions use by
+themselves. A script is run as it is, and nobody knows beforehand what it uses: it may read and
+write every topic, but administer nothing.
 
 The grant is in a file of mode 0600 that HEADRACE_TOKEN_FILE names. It lasts GRANT_MS and is written
 anew when a quarter of that is over, or when the plan has changed; a controller that comes back goes
@@ -12,17 +13,26 @@ on with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import hmac
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
+from headrace.errors import RemoteProtocolError, UnauthenticatedError
 from headrace.net.credentials import EVERYTHING, SCOPE_BYTES_MAX, Scope, exactly, make_grant
-from headrace.pipeline.plan.logical import LogicalPlan, letter_topics, topic_inputs
+from headrace.pipeline.plan.logical import OTHER_TOPICS, LogicalPlan, letter_topics, topic_inputs
 from headrace.pipeline.plan.scripts import RUN_SCRIPT
+from headrace.wire.umbilical.sasl import Credential
+from headrace.wire.umbilical.tokens import (
+    Token,
+    TokenIdentifier,
+    decode_identifier,
+    encode_identifier,
+)
 
 GRANT_MS = 12 * 3_600_000
-OTHER_TOPICS = "OTHER_TOPICS"  # attribute of an application: patterns of `stream/topic`
 OUTPUT_TOPIC = "OUTPUT_TOPIC"
 
 
@@ -95,3 +105,55 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
 
 def _streams(patterns: Iterable[str]) -> tuple[str, ...]:
     return _unique(f"{pattern.partition('/')[0]}/*" for pattern in patterns)
+
+
+_KEY_LABEL = b"umbilical tokens"
+
+
+@dataclass(slots=True)
+class ContainerTokens:
+    """Tokens by which launched containers log in to the controller.
+
+    A token's password is an HMAC of its identifier under a key that only the controller has, so
+    that nothing need be stored, and a controller that starts again knows the tokens of containers
+    that outlived it. A token is good while its container runs: `is_alive` says which do. `secret`
+    is the cluster's; `now_ms` wall time, because tokens outlive a controller.
+    """
+
+    secret: bytes
+    now_ms: Callable[[], int]
+    is_alive: Callable[[str], bool]
+    lifetime_ms: int
+    _sequence: int = 0
+
+    def issue(self, container_id: str, service: str) -> Token:
+        self._sequence += 1
+        issued_ms = self.now_ms()
+        identifier = encode_identifier(
+            TokenIdentifier(
+                container_id, issued_ms, issued_ms + self.lifetime_ms, sequence=self._sequence
+            )
+        )
+        return Token(identifier, self._password(identifier), service=service)
+
+    def look_up(self, identifier: bytes) -> Credential:
+        """UnauthenticatedError for a token that is not, or no more, good.
+
+        Whether the client knows the password is checked after this; the texts here tell a stranger
+        nothing that it did not write itself.
+        """
+        try:
+            token = decode_identifier(identifier)
+        except RemoteProtocolError as error:
+            raise UnauthenticatedError(f"not a token of this controller: {error}") from error
+        if self.now_ms() >= token.expires_ms:
+            raise UnauthenticatedError("the token has expired", container=token.owner[:100])
+        if not self.is_alive(token.owner):
+            raise UnauthenticatedError(
+                "the token was taken back: no such container runs", container=token.owner[:100]
+            )
+        return Credential(token.owner, self._password(identifier))
+
+    def _password(self, identifier: bytes) -> bytes:
+        key = hmac.digest(self.secret, _KEY_LABEL, hashlib.sha256)
+        return hmac.digest(key, identifier, hashlib.sha256)
