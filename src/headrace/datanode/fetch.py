@@ -46,15 +46,15 @@ _IDLE_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _AnswerPart:
     """A piece of one stream's answer: batches, or that there is no more, or why there are none."""
 
-    want: Want
+    want: StreamFetch
     views: Sequence[memoryview]
     bytes: int
 
 
-class Want:
+class StreamFetch:
     """One stream of a FETCH request."""
 
     def __init__(
@@ -131,7 +131,7 @@ class Want:
         start, stop = located.stretch.start, located.stretch.stop
         return located if stop.position - start.position >= LOCATED_BYTES_MIN else None
 
-    async def run(self, poll: Poll) -> None:
+    async def run(self, poll: LongPoll) -> None:
         try:
             if self.error is None:
                 await self._collect(poll)
@@ -143,7 +143,7 @@ class Want:
         if self.error is not None:
             poll.stop_waiting()
 
-    async def _collect(self, poll: Poll) -> None:
+    async def _collect(self, poll: LongPoll) -> None:
         if self.info.start_timestamp >= 0:
             self._offset = await self._find_time(self.info.start_timestamp)
         while self._left > 0:
@@ -184,14 +184,14 @@ class Want:
     def _end_of(self, log: RangeLog) -> int:
         return log.durable_offset if self._replica and log.final else log.committed_offset
 
-    async def _wait(self, poll: Poll, log: RangeLog) -> None:
+    async def _wait(self, poll: LongPoll, log: RangeLog) -> None:
         """Until there may be more, or it is over."""
         async with poll.waiting():
             await log.wait_for(self._offset)
             if log.committed_offset <= self._offset and not log.sealed:
                 await poll.clock.sleep(_IDLE_SECONDS)
 
-    async def _read(self, poll: Poll, log: RangeLog) -> None:
+    async def _read(self, poll: LongPoll, log: RangeLog) -> None:
         wanted = min(self._left, poll.frame_bytes)
         held = await poll.enter(wanted)
         try:
@@ -209,18 +209,18 @@ class Want:
         self.bytes += taken
         # A read that stopped at its limit has given what this stream may get.
         self._left = self._left - taken if wanted < self._left or poll.wants_more(taken) else 0
-        poll.put(_Part(self, views, taken))
+        poll.put(_AnswerPart(self, views, taken))
         if self._left > 0 and views:
             for header, _ in split(views[-1]):
                 self._offset = header.next_offset
 
 
-class Poll:
+class LongPoll:
     """One FETCH request: its streams, and what they have read and nobody has sent yet."""
 
     def __init__(
         self,
-        wants: Sequence[Want],
+        wants: Sequence[StreamFetch],
         *,
         min_bytes: int,
         max_wait: float,
@@ -242,7 +242,7 @@ class Poll:
         self._deadline = self._loop.time() + max_wait
         self._scopes: dict[int, asyncio.Timeout] = {}
         self._running = len(wants)
-        self._ready: deque[_Part] = deque()
+        self._ready: deque[_AnswerPart] = deque()
         self._ready_bytes = 0
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
@@ -280,7 +280,7 @@ class Poll:
         if self._gate is not None:
             self._gate.leave(held)
 
-    def put(self, part: _Part) -> None:
+    def put(self, part: _AnswerPart) -> None:
         self._ready.append(part)
         self._ready_bytes += part.bytes
         self._missing -= part.bytes
@@ -288,11 +288,11 @@ class Poll:
             self.stop_waiting()
         self._changed.set()
 
-    async def _run(self, want: Want) -> None:
+    async def _run(self, want: StreamFetch) -> None:
         try:
             await want.run(self)
             if not want.bytes:
-                self._ready.append(_Part(want, (), 0))
+                self._ready.append(_AnswerPart(want, (), 0))
         except Exception as error:  # ours; whoever sends the frames raises it
             self._failure = error
         finally:
@@ -342,8 +342,8 @@ class Poll:
         self._changed.clear()
         await self._changed.wait()
 
-    def _take_frame(self) -> list[_Part]:
-        parts: list[_Part] = []
+    def _take_frame(self) -> list[_AnswerPart]:
+        parts: list[_AnswerPart] = []
         size = 0
         while self._ready and (not size or size + self._ready[0].bytes <= self.frame_bytes):
             part = self._ready.popleft()
@@ -352,7 +352,7 @@ class Poll:
         self._ready_bytes -= size
         return parts
 
-    def _let_go(self, parts: Sequence[_Part] | deque[_Part]) -> None:
+    def _let_go(self, parts: Sequence[_AnswerPart] | deque[_AnswerPart]) -> None:
         for part in parts:
             if part.bytes:
                 self.leave(part.bytes)
@@ -366,7 +366,12 @@ class Poll:
 
 
 def answer_at_once(
-    wants: Sequence[Want], *, min_bytes: int, waits: bool, frame_bytes: int, counters: Counters
+    wants: Sequence[StreamFetch],
+    *,
+    min_bytes: int,
+    waits: bool,
+    frame_bytes: int,
+    counters: Counters,
 ) -> Reply | None:
     """The whole answer without a task or a wait, if memory holds it and one frame too."""
     parts = []
@@ -374,7 +379,7 @@ def answer_at_once(
         views = want.read_at_once()
         if views is None:
             return None
-        parts.append(_Part(want, views, sum(map(len, views))))
+        parts.append(_AnswerPart(want, views, sum(map(len, views))))
     total = sum(part.bytes for part in parts)
     if total > frame_bytes or (waits and total < max(1, min_bytes)):
         return None
@@ -384,7 +389,7 @@ def answer_at_once(
 
 
 async def answer_alone(
-    want: Want, *, min_bytes: int, waits: bool, frame_bytes: int, gate: Gate | None,
+    want: StreamFetch, *, min_bytes: int, waits: bool, frame_bytes: int, gate: Gate | None,
     counters: Counters, clock: Clock,
 ) -> Reply | None:  # fmt: skip
     """The whole answer for one stream by one read, if nothing has to be waited for."""
@@ -400,11 +405,11 @@ async def answer_alone(
     counters.fetches += 1
     counters.bytes_out += want.bytes
     counters.fetch_times.observe(clock.monotonic() - started)
-    message, payload = _answer([_Part(want, views, want.bytes)])
+    message, payload = _answer([_AnswerPart(want, views, want.bytes)])
     return Reply(message, payload, held=held)
 
 
-async def answer_located(want: Want, *, counters: Counters, clock: Clock) -> Reply | None:
+async def answer_located(want: StreamFetch, *, counters: Counters, clock: Clock) -> Reply | None:
     """Where to read instead of what: for a reader on this machine that says it can."""
     started = clock.monotonic()
     located = await want.locate()
@@ -451,12 +456,12 @@ class _Waiting:
         return False
 
 
-def _answer(parts: Sequence[_Part]) -> tuple[m.FetchResponse, list[memoryview]]:
+def _answer(parts: Sequence[_AnswerPart]) -> tuple[m.FetchResponse, list[memoryview]]:
     """A frame that stands for itself: neighbouring parts of one stream make one result."""
     results: list[m.FetchResult] = []
     payload: list[memoryview] = []
-    lengths: dict[Want, int] = {}
-    grouped: dict[Want, list[memoryview]] = {}
+    lengths: dict[StreamFetch, int] = {}
+    grouped: dict[StreamFetch, list[memoryview]] = {}
     for part in sorted(parts, key=lambda part: part.want.position):
         lengths[part.want] = lengths.get(part.want, 0) + part.bytes
         grouped.setdefault(part.want, []).extend(part.views)

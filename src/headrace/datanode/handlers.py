@@ -74,7 +74,7 @@ async def _fetch(
         raise TooLargeError("too many streams in one fetch", limit=settings.fetch_streams_max)
     replica = peer.role is m.ClientRole.DATA_NODE and node.access.is_node(peer)
     wants = [
-        fetching.Want(
+        fetching.StreamFetch(
             info,
             node.state,
             position=position,
@@ -118,7 +118,7 @@ async def _fetch(
         )
         if ready is not None:
             return ready
-    poll = fetching.Poll(
+    poll = fetching.LongPoll(
         wants,
         min_bytes=request.min_bytes,
         max_wait=max_wait,

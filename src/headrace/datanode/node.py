@@ -7,12 +7,12 @@ from typing import Protocol
 from headrace.config.datanode import DataNodeSettings
 from headrace.datanode.append.disk_share import PlainShare
 from headrace.datanode.append.producers import EarlierRanges, ProducerTables
-from headrace.datanode.control.placement_contact import Contact
+from headrace.datanode.control.placement_contact import PlacementContact
 from headrace.datanode.control.quarantine import MetadataSeen, Quarantine
 from headrace.datanode.control.ranges import Ranges
 from headrace.datanode.metrics import Counters
 from headrace.datanode.replication.copying import Repairer
-from headrace.datanode.replication.leader import Leading
+from headrace.datanode.replication.leader import LedRanges
 from headrace.datanode.state import NodeState
 from headrace.errors import HeadraceError
 from headrace.net.sbp_access import Access
@@ -31,10 +31,10 @@ class DataNode(Protocol):
     metadata: MetadataSeen
     tables: ProducerTables
     counters: Counters
-    contact: Contact
+    contact: PlacementContact
     ranges: Ranges
     earlier: EarlierRanges
-    leading: Leading
+    leading: LedRanges
     repairer: Repairer
 
     @property

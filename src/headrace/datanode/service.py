@@ -23,13 +23,13 @@ from headrace.datanode.control.identity import (
     save_identity,
     save_interrupted,
 )
-from headrace.datanode.control.placement_contact import Contact
+from headrace.datanode.control.placement_contact import PlacementContact
 from headrace.datanode.control.quarantine import MetadataSeen, Quarantine, Streams
 from headrace.datanode.control.ranges import Ranges
 from headrace.datanode.handlers import handlers
 from headrace.datanode.metrics import Counters, IoFigures, Load, metered
 from headrace.datanode.replication.copying import Copier, Peers, Repairer
-from headrace.datanode.replication.leader import Leading
+from headrace.datanode.replication.leader import LedRanges
 from headrace.datanode.state import Differences, NodeState
 from headrace.errors import (
     DiskFullError,
@@ -112,12 +112,12 @@ class DataNodeService:
         self._recovered = False
         if not isinstance(placement, PlacementLinks):
             placement = PlacementLinks.single(placement)
-        self.contact = Contact(self, placement)
+        self.contact = PlacementContact(self, placement)
         self.ranges = Ranges(self)
         self.earlier = EarlierRanges(runtime.clock, self.contact.list_stream)
         connect_to = peers or self._connect_peer
         self.peers = Peers(runtime.clock, connect_to, self.ranges.find_sources)
-        self.leading = Leading(
+        self.leading = LedRanges(
             runtime,
             settings,
             connect_to=connect_to,

@@ -81,7 +81,7 @@ class RangeView(Protocol):
 V = TypeVar("V", bound=RangeView)
 
 
-class Sync(Enum):
+class SyncAction(Enum):
     """What a range in SYNC_RANGES asks of this node."""
 
     CREATE = auto()
@@ -269,7 +269,7 @@ class NodeState(Generic[V]):
             )
         return view
 
-    def sync(self, view: V | None, wanted: Range) -> Sync:
+    def sync(self, view: V | None, wanted: Range) -> SyncAction:
         """Higher knowledge wins: sealed beats open, a higher epoch beats a lower one.
 
         SealedError when an open range is wanted and ours takes no more appends.
@@ -282,21 +282,25 @@ class NodeState(Generic[V]):
         if view is None:
             if wanted.end_offset < 0:
                 self._check_open(wanted)
-            return Sync.CREATE
+            return SyncAction.CREATE
         if wanted.writer_epoch < view.writer_epoch:
             raise FencedError(found=wanted.writer_epoch, current=view.writer_epoch)
         if wanted.end_offset >= 0:
             if view.final and wanted.lost_until >= 0 and wanted.end_offset < view.end_offset:
-                return Sync.SHORTEN
+                return SyncAction.SHORTEN
             if view.final and view.end_offset != wanted.end_offset:
                 raise InvalidArgumentError(  # believing it would lose records, or invent some
                     "a final end never changes", found=wanted.end_offset, known=view.end_offset
                 )
             news = not view.final or _is_less_doubtful(wanted, view)
-            return Sync.FINISH if news else Sync.NOTHING
+            return SyncAction.FINISH if news else SyncAction.NOTHING
         if not self.takes_more(view):
             raise SealedError("the range takes no more appends", **view.key._asdict())
-        return Sync.RAISE_EPOCH if wanted.writer_epoch > view.writer_epoch else Sync.NOTHING
+        return (
+            SyncAction.RAISE_EPOCH
+            if wanted.writer_epoch > view.writer_epoch
+            else SyncAction.NOTHING
+        )
 
     def _check_open(self, wanted: Range) -> None:
         """What opens a range may have been sent long ago: one that has a successor is sealed, and

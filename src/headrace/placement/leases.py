@@ -16,7 +16,7 @@ NAME_CHARACTERS_MAX = 255
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LeaseDecision:
     """`operations` first, then `on_decided`, then the answer."""
 
     granted: bool
@@ -39,7 +39,7 @@ class Leases:
 
     def acquire(
         self, name: str, *, holder: str, duration_ms: int, address: str, epoch: int, now_ms: int
-    ) -> Verdict:
+    ) -> LeaseDecision:
         """Grant, renew or refuse.
 
         With the current epoch the holder renews and keeps it, even late, while nobody came in
@@ -54,29 +54,29 @@ class Leases:
         mine = current.holder == holder
         if epoch >= 0:
             if not mine or epoch != current.epoch:
-                return Verdict(False, current)
+                return LeaseDecision(False, current)
             next_epoch = epoch
         elif mine or not self.held(name, now_ms):
             next_epoch = current.epoch + 1
         else:
-            return Verdict(False, current)
+            return LeaseDecision(False, current)
         record = LeaseRecord(
             name=name, epoch=next_epoch, holder=holder, duration_ms=duration_ms, address=address
         )
         operations = () if record == current else (Put(record),)
-        return Verdict(True, record, operations, now_ms + duration_ms)
+        return LeaseDecision(True, record, operations, now_ms + duration_ms)
 
-    def release(self, name: str, *, holder: str, epoch: int) -> Verdict:
+    def release(self, name: str, *, holder: str, epoch: int) -> LeaseDecision:
         """`granted` says that this holder does not hold it any more; the epoch stays."""
         current = self.records.get(name, LeaseRecord(name=name, epoch=0))
         if current.holder != holder:
-            return Verdict(not current.holder and epoch == current.epoch, current)
+            return LeaseDecision(not current.holder and epoch == current.epoch, current)
         if epoch != current.epoch:
-            return Verdict(False, current)
+            return LeaseDecision(False, current)
         record = LeaseRecord(name=name, epoch=current.epoch)
-        return Verdict(True, record, (Put(record),))
+        return LeaseDecision(True, record, (Put(record),))
 
-    def on_decided(self, verdict: Verdict) -> None:
+    def on_decided(self, verdict: LeaseDecision) -> None:
         """The verdict's operations are durable and applied."""
         if verdict.granted:
             self.deadlines_ms[verdict.record.name] = verdict.deadline_ms

@@ -17,7 +17,7 @@ R = TypeVar("R", bound=m.Message)
 
 
 @dataclass(frozen=True, slots=True)
-class Sync:
+class RangeSync:
     """What a data node is told about one range."""
 
     range: m.Range
@@ -66,7 +66,7 @@ class NodeCalls:
         return reply.message
 
     async def sync(
-        self, address: str, syncs: Sequence[Sync], *, check: Callable[[], None]
+        self, address: str, syncs: Sequence[RangeSync], *, check: Callable[[], None]
     ) -> list[m.Range | HeadraceError]:
         """Open ranges there, raise their epochs or tell their final ends; one outcome for each.
 

@@ -20,7 +20,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.placement.metadata.records import RangeRecord
-from headrace.placement.node_calls import NodeCalls, Sync
+from headrace.placement.node_calls import NodeCalls, RangeSync
 from headrace.placement.state import RESERVED_PREFIX
 from headrace.placement.term import Term
 from headrace.wire.sbp import messages as m
@@ -96,7 +96,9 @@ class NodeNotices:
             raise answer
         return answer
 
-    async def _send(self, node_id: int, syncs: Sequence[Sync]) -> list[m.Range | HeadraceError]:
+    async def _send(
+        self, node_id: int, syncs: Sequence[RangeSync]
+    ) -> list[m.Range | HeadraceError]:
         """Not by one that has stalled and leads no more: the range may be sealed and forgotten."""
         check = self._term.check_leading
         return await self._calls.sync(self._address(node_id), syncs, check=check)
@@ -211,12 +213,12 @@ class NodeNotices:
 
     def _sync_of(
         self, node_id: int, record: RangeRecord, producers: Sequence[m.ProducerState] | None = None
-    ) -> Sync:
+    ) -> RangeSync:
         stream = self._term.state.stream(record.stream_id)
         wanted = self._term.wire(record, viewer=node_id)
         if producers is not None:
             wanted = replace(wanted, producers=tuple(producers), producers_whole=True)
-        return Sync(
+        return RangeSync(
             wanted,
             durability=stream.durability,
             reserved=stream.name.startswith(RESERVED_PREFIX),

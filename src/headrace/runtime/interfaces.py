@@ -1,8 +1,8 @@
 """The only door to the outside world.
 
 Everything nondeterministic (time, randomness, threads, files, sockets, child processes) comes from
-one `Runtime`. `system.py` uses the machine; `simulated.py` is deterministic from a seed, so that
-the *real* services run in the simulator. Coroutines may use asyncio's own primitives that only
+one `Runtime`. `runtime.system` uses the machine; the simulator of the tests is deterministic from a
+seed, so that the *real* services run in it. Coroutines may use asyncio's own primitives that only
 wait (futures, events, `asyncio.timeout`): they follow the loop's clock, which the simulator owns.
 
 Disk calls block: services make them through an `Executor`.

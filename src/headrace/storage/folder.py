@@ -205,7 +205,7 @@ def remove_range(disk: Disk, folder: str, key: RangeKey) -> None:
     disk.sync_folder(stream)
 
 
-Found = RecoveredRange | tuple[RangeKey, CorruptionError] | None
+FoundRange = RecoveredRange | tuple[RangeKey, CorruptionError] | None
 
 
 async def recover_all(
@@ -216,7 +216,7 @@ async def recover_all(
     settings: StorageSettings,
     *,
     known: Mapping[tuple[RangeKey, int], Point],
-) -> list[Found]:
+) -> list[FoundRange]:
     """`known` tells how far segments were acknowledged where they may not tell it themselves.
 
     One thread looks at all ranges: that is Python's work on small files, and several threads would
@@ -250,8 +250,8 @@ def _recover_some(
     store_uuid: UUID,
     settings: StorageSettings,
     known: Mapping[tuple[RangeKey, int], Point],
-) -> list[Found]:
-    found: list[Found] = []
+) -> list[FoundRange]:
+    found: list[FoundRange] = []
     for key in keys:
         place = range_folder(folder, key)
         try:

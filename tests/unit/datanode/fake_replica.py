@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from headrace.config.datanode import DataNodeSettings
-from headrace.datanode.replication.commitment import Feed, Outgoing
+from headrace.datanode.replication.commitment import Outgoing, ReplicaFeed
 from headrace.datanode.replication.sender import Sender
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.net.sbp_channel import Channel
@@ -199,10 +199,10 @@ class FakeSource:
         self.held: list[int] = []
         self.over: list[HeadraceError] = []
 
-    def on_held(self, feed: Feed) -> None:
+    def on_held(self, feed: ReplicaFeed) -> None:
         self.held.append(feed.held)
 
-    def on_over(self, feed: Feed, error: HeadraceError) -> None:
+    def on_over(self, feed: ReplicaFeed, error: HeadraceError) -> None:
         self.over.append(error)
 
 
@@ -243,7 +243,7 @@ class Fed:
     def __init__(self, sender: Sender, log: FakeLog) -> None:
         self.log = log
         self.source = FakeSource(log)
-        self.feed = Feed(log.key, 9, 0, 0)
+        self.feed = ReplicaFeed(log.key, 9, 0, 0)
         self._sender = sender
 
     def append(self, *, synced: bool = True, size: int = 100) -> None:

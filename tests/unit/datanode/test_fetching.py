@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from headrace.datanode.fetch import MOMENT_SECONDS, Poll, Want, answer_at_once
+from headrace.datanode.fetch import MOMENT_SECONDS, LongPoll, StreamFetch, answer_at_once
 from headrace.datanode.metrics import Counters
 from headrace.datanode.state import NodeState
 from headrace.errors import CorruptionError
@@ -115,7 +115,7 @@ class Fetch:
         for log in logs:
             state.on_range(cast(RangeLog, log))
         wants = [
-            Want(
+            StreamFetch(
                 m.FetchInfo(log.key.stream_id, 70 + i, offset, max_bytes),
                 state,
                 position=i,
@@ -136,7 +136,7 @@ class Fetch:
             counters=self.counters,
         )
         self.at_once = ready is not None
-        poll = Poll(
+        poll = LongPoll(
             wants,
             min_bytes=min_bytes,
             max_wait=max_wait,

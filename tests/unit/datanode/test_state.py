@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from headrace.datanode.state import Differences, NodeState, Sync, reconcile
+from headrace.datanode.state import Differences, NodeState, SyncAction, reconcile
 from headrace.errors import (
     FencedError,
     HeadraceError,
@@ -206,25 +206,25 @@ def wanted(index: int, start: int = 0, end: int = -1, *, epoch: int = -1, node: 
 @pytest.mark.parametrize(
     ("known", "asked", "expected"),
     [
-        (None, wanted(0), Sync.CREATE),
-        (None, wanted(0, 5, 5), Sync.CREATE),
-        (None, wanted(0, 0, 5), Sync.CREATE),  # to be filled from other replicas
+        (None, wanted(0), SyncAction.CREATE),
+        (None, wanted(0, 5, 5), SyncAction.CREATE),
+        (None, wanted(0, 0, 5), SyncAction.CREATE),  # to be filled from other replicas
         (None, wanted(0, node=9), RangeNotFoundError),
-        (view(0, epoch=2), wanted(0, epoch=2), Sync.NOTHING),
-        (view(0, epoch=2), wanted(0, epoch=3), Sync.RAISE_EPOCH),
+        (view(0, epoch=2), wanted(0, epoch=2), SyncAction.NOTHING),
+        (view(0, epoch=2), wanted(0, epoch=3), SyncAction.RAISE_EPOCH),
         (view(0, epoch=2), wanted(0, epoch=1), FencedError),
         (view(0, epoch=2), wanted(0, epoch=-1), FencedError),
-        (view(0), wanted(0, 0, 4), Sync.FINISH),
-        (shared(4, next_offset=4), wanted(0, 0, 3), Sync.FINISH),  # only this disk's end
-        (shared(4, next_offset=4, decided=True), wanted(0, 0, 4), Sync.NOTHING),
+        (view(0), wanted(0, 0, 4), SyncAction.FINISH),
+        (shared(4, next_offset=4), wanted(0, 0, 3), SyncAction.FINISH),  # only this disk's end
+        (shared(4, next_offset=4, decided=True), wanted(0, 0, 4), SyncAction.NOTHING),
         (shared(4, next_offset=4, decided=True), wanted(0, 0, 5), InvalidArgumentError),
-        (view(0, 0, 4), wanted(0, 0, 4), Sync.NOTHING),
+        (view(0, 0, 4), wanted(0, 0, 4), SyncAction.NOTHING),
         (view(0, 0, 4), wanted(0), SealedError),  # a sealed range never reopens
     ],
 )
-def test_sync(known: View | None, asked: Range, expected: Sync | type[HeadraceError]) -> None:
+def test_sync(known: View | None, asked: Range, expected: SyncAction | type[HeadraceError]) -> None:
     state = state_of(*([known] if known else []))
-    if isinstance(expected, Sync):
+    if isinstance(expected, SyncAction):
         assert state.sync(known, asked) is expected
     else:
         with pytest.raises(expected):
@@ -237,7 +237,7 @@ def test_sync_does_not_revive_an_interrupted_range() -> None:
     state.interrupted.add(log.key)
     with pytest.raises(SealedError):
         state.sync(log, wanted(0, epoch=2))
-    assert state.sync(log, wanted(0, 0, 0, epoch=2)) is Sync.FINISH
+    assert state.sync(log, wanted(0, 0, 0, epoch=2)) is SyncAction.FINISH
 
 
 def test_who_leads_a_range() -> None:
@@ -376,11 +376,11 @@ def test_a_late_sync_opens_no_range_that_was_given_up(index: int, end: int, allo
     )
     asked = wanted(index, 0, end)
     if allowed:
-        assert state.sync(None, asked) is Sync.CREATE
+        assert state.sync(None, asked) is SyncAction.CREATE
     else:
         with pytest.raises(SealedError):
             state.sync(None, asked)
-    assert state.sync(None, replace(asked, stream_id=2)) is Sync.CREATE
+    assert state.sync(None, replace(asked, stream_id=2)) is SyncAction.CREATE
 
 
 @pytest.mark.parametrize(("index", "end", "allowed"), [(4, -1, True), (1, -1, False), (1, 9, True)])
@@ -389,7 +389,7 @@ def test_a_late_sync_opens_no_range_that_has_a_successor(
 ) -> None:
     state = state_of(view(2, 9), view(3, 12))
     if allowed:
-        assert state.sync(None, wanted(index, 0, end)) is Sync.CREATE
+        assert state.sync(None, wanted(index, 0, end)) is SyncAction.CREATE
     else:
         with pytest.raises(SealedError):
             state.sync(None, wanted(index, 0, end))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import InvalidArgumentError
-from headrace.placement.leases import Leases, Verdict
+from headrace.placement.leases import LeaseDecision, Leases
 from headrace.placement.metadata.records import LeaseRecord, Put
 
 
@@ -14,7 +14,7 @@ class Desk:
         self.leases = Leases()
         self.written: list[LeaseRecord] = []
 
-    def _carry_out(self, verdict: Verdict) -> tuple[bool, int, str]:
+    def _carry_out(self, verdict: LeaseDecision) -> tuple[bool, int, str]:
         for operation in verdict.operations:
             assert isinstance(operation, Put)
             assert isinstance(operation.record, LeaseRecord)

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.errors import NotLeaderError
 from headrace.net.sbp_server import Payload, Reply
-from headrace.placement.node_calls import NodeCalls, Sync
+from headrace.placement.node_calls import NodeCalls, RangeSync
 from headrace.sbp_client.channels import Connect
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.messages import OK
@@ -46,7 +46,7 @@ async def test_who_leads_no_more_opens_no_range() -> None:
     """The lease may run out while the connection is made: the last look is after that."""
     node = FakeNode()
     calls = NodeCalls(node.connect_to, timeout=1.0, version=lambda: 7)
-    wanted = Sync(m.Range(stream_id=1, range_index=0), durability=0)
+    wanted = RangeSync(m.Range(stream_id=1, range_index=0), durability=0)
     with pytest.raises(NotLeaderError):
         await calls.sync("node:1", [wanted], check=node.check)
     assert node.calls == []

@@ -43,7 +43,7 @@ from headrace.wire.sbp.messages import OK
 from headrace.wire.sbp.records import HEADER_BYTES, PRODUCER, BatchHeader, patch_base_offset, verify
 
 
-class Batch(msgspec.Struct, frozen=True):
+class SentBatch(msgspec.Struct, frozen=True):
     header: bytearray
     body: Sequence[Buffer]
 
@@ -57,7 +57,7 @@ class Accepted(msgspec.Struct, frozen=True):
 
 def split_payload(
     infos: Sequence[m.AppendInfo], payload: Sequence[Buffer], *, replica: bool = False
-) -> list[Batch | TooLargeError | None]:
+) -> list[SentBatch | TooLargeError | None]:
     """One batch per entry. InvalidArgumentError for the whole frame when the lengths do not fit.
 
     None where a primary sends nothing but its committed offset.
@@ -72,20 +72,20 @@ def split_payload(
     return [_take(reader, length) if length else None for length in lengths]
 
 
-def _take(reader: PieceReader, length: int) -> Batch | TooLargeError:
+def _take(reader: PieceReader, length: int) -> SentBatch | TooLargeError:
     head = reader.take(HEADER_BYTES)
     body = reader.take(length - HEADER_BYTES)
     if length > BATCH_BYTES_MAX:
         return TooLargeError("record batch too large", bytes=length, limit=BATCH_BYTES_MAX)
     first = head[0]
     if len(head) == 1 and isinstance(first, bytearray):
-        return Batch(first, body)  # in process: the header is handed over as it is
-    return Batch(bytearray(b"".join(head)), body)
+        return SentBatch(first, body)  # in process: the header is handed over as it is
+    return SentBatch(bytearray(b"".join(head)), body)
 
 
 def accept(
     log: RangeLog,
-    batch: Batch,
+    batch: SentBatch,
     producers: Producers | None,
     led: LedRange | None = None,
     *,
@@ -145,7 +145,7 @@ async def _wait_stored(log: RangeLog, offset: int) -> None:
 def accept_replica(
     state: NodeState[RangeLog],
     log: RangeLog,
-    batch: Batch,
+    batch: SentBatch,
     producers: Producers | None,
     *,
     committed: int,
@@ -196,7 +196,7 @@ def append(
 
 
 def _take_batch(
-    node: DataNode, info: m.AppendInfo, batch: Batch | TooLargeError | None, peer: Peer
+    node: DataNode, info: m.AppendInfo, batch: SentBatch | TooLargeError | None, peer: Peer
 ) -> Accepted | HeadraceError:
     try:
         if isinstance(batch, TooLargeError):
@@ -219,7 +219,7 @@ def _take_batch(
 
 
 def _take_replica(
-    node: DataNode, info: m.AppendInfo, batch: Batch | TooLargeError | None, peer: Peer
+    node: DataNode, info: m.AppendInfo, batch: SentBatch | TooLargeError | None, peer: Peer
 ) -> Accepted | HeadraceError | None:
     """From the range's primary; without a batch only to tell what is committed."""
     try:

@@ -84,7 +84,7 @@ class ReportingNode(Protocol):
         ...
 
 
-class Contact:
+class PlacementContact:
     def __init__(self, node: ReportingNode, links: PlacementLinks) -> None:
         self._node = node
         self._links = links

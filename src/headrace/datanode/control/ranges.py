@@ -12,12 +12,12 @@ from typing import Protocol
 
 from headrace.datanode.append.producers import ProducerTables, encode_producers
 from headrace.datanode.control.fences import ALL_RANGES, FenceFile
-from headrace.datanode.control.placement_contact import Contact
+from headrace.datanode.control.placement_contact import PlacementContact
 from headrace.datanode.control.quarantine import Quarantine, Streams, is_given_up, is_the_same
 from headrace.datanode.replication.commitment import ack_quorum_of
 from headrace.datanode.replication.copying import Copier, Repairer
-from headrace.datanode.replication.leader import Leading
-from headrace.datanode.state import Differences, NodeState, Sync
+from headrace.datanode.replication.leader import LedRanges
+from headrace.datanode.state import Differences, NodeState, SyncAction
 from headrace.errors import (
     CorruptionError,
     DiskFullError,
@@ -44,8 +44,8 @@ class HostingNode(Protocol):
     tables: ProducerTables
     quarantine: Quarantine
     fences: FenceFile
-    contact: Contact
-    leading: Leading
+    contact: PlacementContact
+    leading: LedRanges
     copier: Copier
     repairer: Repairer
 
@@ -88,19 +88,19 @@ class Ranges:
             await self._give_back(key, wanted)
         log = self._state.find(key)
         match self._state.sync(log, wanted):
-            case Sync.CREATE:
+            case SyncAction.CREATE:
                 log = await self._create(key, wanted, durability, reserved)
-            case Sync.FINISH:
+            case SyncAction.FINISH:
                 assert log is not None
                 await self._finish(log, wanted)
-            case Sync.SHORTEN:
+            case SyncAction.SHORTEN:
                 assert log is not None
                 _log.warning("range %s is given up from %d on", key, wanted.end_offset)
                 await log.shorten(wanted.end_offset)
-            case Sync.RAISE_EPOCH:
+            case SyncAction.RAISE_EPOCH:
                 assert log is not None
                 await self._raise_epoch(log, wanted.writer_epoch)
-            case Sync.NOTHING:
+            case SyncAction.NOTHING:
                 assert log is not None
                 self._node.copier.want(log)
         if wanted.start_offset > log.start_offset:

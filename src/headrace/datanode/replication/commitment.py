@@ -1,9 +1,9 @@
 """Decisions of replication, without I/O: what is committed, and what goes to a replica next.
 
 A primary leads an open range. Its `Commitment` knows how far each replica holds the range on disk;
-per secondary a `Feed` knows what was sent and what comes next. Batches go to a feed when they are
-appended; a feed that falls behind gives them up and reads its range's log instead, so a slow
-replica costs no memory.
+per secondary a `ReplicaFeed` knows what was sent and what comes next. Batches go to a feed when
+they are appended; a feed that falls behind gives them up and reads its range's log instead, so a
+slow replica costs no memory.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def outgoing_of(views: Iterable[memoryview]) -> list[Outgoing]:
 
 
 @dataclass(slots=True, eq=False)
-class Feed:
+class ReplicaFeed:
     """One range on its way to one replica. Mutate only through the methods."""
 
     key: RangeKey

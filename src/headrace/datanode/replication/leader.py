@@ -16,7 +16,7 @@ from functools import partial
 
 from headrace.concurrency.tasks import TaskSet
 from headrace.config.datanode import DataNodeSettings
-from headrace.datanode.replication.commitment import Commitment, Feed, Lags, Outgoing
+from headrace.datanode.replication.commitment import Commitment, Lags, Outgoing, ReplicaFeed
 from headrace.datanode.replication.sender import Sender
 from headrace.errors import (
     CorruptionError,
@@ -41,16 +41,16 @@ _log = logging.getLogger(__name__)
 
 
 class LedRange:
-    """One range; a `Source` of its feeds. Made by `Leading`."""
+    """One range; a `Source` of its feeds. Made by `LedRanges`."""
 
     def __init__(
         self,
         log: RangeLog,
-        senders: Mapping[Feed, Sender],
+        senders: Mapping[ReplicaFeed, Sender],
         *,
         monotonic: Callable[[], float],
         on_stopped: Callable[[LedRange, HeadraceError], None],
-        on_refused: Callable[[LedRange, Feed, HeadraceError], None],
+        on_refused: Callable[[LedRange, ReplicaFeed, HeadraceError], None],
     ) -> None:
         self.log = log
         self.senders = senders
@@ -115,7 +115,7 @@ class LedRange:
         for feed, sender in self.senders.items():
             sender.on_durable(feed)
 
-    def on_held(self, feed: Feed) -> None:
+    def on_held(self, feed: ReplicaFeed) -> None:
         if self.stopped is None and self._commitment.on_held(feed.node_id, feed.held):
             self._on_committed()
 
@@ -130,7 +130,7 @@ class LedRange:
         for feed, sender in self.senders.items():
             sender.on_committed(feed)
 
-    def on_over(self, feed: Feed, error: HeadraceError) -> None:
+    def on_over(self, feed: ReplicaFeed, error: HeadraceError) -> None:
         _log.warning("replica on node %d is over for %s: %s", feed.node_id, self.log.key, error)
         if self.stopped is not None:
             return
@@ -156,7 +156,7 @@ class LedRange:
         if not self._commitment.possible(without=out):
             self.stop(self._quorum_error())
 
-    def check_lag(self, now: float, *, lag_max: float, absent_max: float) -> Feed | None:
+    def check_lag(self, now: float, *, lag_max: float, absent_max: float) -> ReplicaFeed | None:
         """A replica that is too far behind, if there is one."""
         live = [feed for feed in self.senders if feed.over is None]
         self._lags.on_tick(now, self.log.durable_offset, min((f.held for f in live), default=0))
@@ -200,7 +200,7 @@ def _refuse(done: asyncio.Future[None], error: HeadraceError) -> None:
         done.exception()  # seen: its caller may have given up
 
 
-class Leading:
+class LedRanges:
     """All of them, with one sender per other node."""
 
     def __init__(
@@ -234,7 +234,9 @@ class Leading:
         if log.key in self._led:
             return
         senders = {
-            Feed(log.key, node_id, log.durable_offset, log.durable_offset): self._sender(node_id)
+            ReplicaFeed(log.key, node_id, log.durable_offset, log.durable_offset): self._sender(
+                node_id
+            )
             for node_id in secondaries
         }
         led = LedRange(
@@ -327,7 +329,7 @@ class Leading:
             self._on_stopped(key, error)
             self._ask_seal(key, error.message)
 
-    def _on_refused(self, led: LedRange, feed: Feed, error: HeadraceError) -> None:
+    def _on_refused(self, led: LedRange, feed: ReplicaFeed, error: HeadraceError) -> None:
         """Enough replicas are left, but the range will never be whole again."""
         self._ask_seal(led.log.key, f"node {feed.node_id} takes no more: {error.message}")
 

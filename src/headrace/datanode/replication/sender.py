@@ -19,7 +19,7 @@ from typing import Protocol
 
 from headrace.concurrency.tasks import TaskSet
 from headrace.config.datanode import DataNodeSettings
-from headrace.datanode.replication.commitment import Feed, Outgoing, outgoing_of
+from headrace.datanode.replication.commitment import Outgoing, ReplicaFeed, outgoing_of
 from headrace.errors import (
     HeadraceError,
     RangeNotFoundError,
@@ -67,10 +67,10 @@ class Source(Protocol):
     @property
     def committed(self) -> int: ...
 
-    def on_held(self, feed: Feed) -> None:
+    def on_held(self, feed: ReplicaFeed) -> None:
         """The replica has said how far it holds the range."""
 
-    def on_over(self, feed: Feed, error: HeadraceError) -> None:
+    def on_over(self, feed: ReplicaFeed, error: HeadraceError) -> None:
         """The replica takes no more of it, ever."""
 
 
@@ -78,7 +78,7 @@ class Source(Protocol):
 class _FrameItem:
     """What a frame carries of one range."""
 
-    feed: Feed
+    feed: ReplicaFeed
     session: int
     batch: Outgoing | None  # None: only the committed offset
 
@@ -113,11 +113,11 @@ class Sender:
         self._random = runtime.random
         self._settings = settings
         self._introduce = introduce
-        self._sources: dict[Feed, Source] = {}
-        self._ready: dict[Feed, None] = {}
-        self._quiet: dict[Feed, None] = {}  # with a committed offset that is to be told
-        self._reading: dict[Feed, None] = {}
-        self._starved: dict[Feed, None] = {}  # would read, but too many do
+        self._sources: dict[ReplicaFeed, Source] = {}
+        self._ready: dict[ReplicaFeed, None] = {}
+        self._quiet: dict[ReplicaFeed, None] = {}  # with a committed offset that is to be told
+        self._reading: dict[ReplicaFeed, None] = {}
+        self._starved: dict[ReplicaFeed, None] = {}  # would read, but too many do
         self._channel: Channel | None = None
         self._frames: dict[_Frame, None] = {}  # in flight, oldest first
         self._frames_bytes = 0
@@ -131,17 +131,17 @@ class Sender:
 
     # Feeds
 
-    def add(self, feed: Feed, source: Source) -> None:
+    def add(self, feed: ReplicaFeed, source: Source) -> None:
         self._sources[feed] = source
         self._wake.set()
 
-    def remove(self, feed: Feed) -> None:
+    def remove(self, feed: ReplicaFeed) -> None:
         self._sources.pop(feed, None)
         for group in (self._ready, self._quiet, self._starved):
             group.pop(feed, None)
         self.queued_bytes += feed.end(UnavailableError("the range is over"))
 
-    def push(self, feed: Feed, batch: Outgoing) -> None:
+    def push(self, feed: ReplicaFeed, batch: Outgoing) -> None:
         """The range's newest batch; goes out with the next frame."""
         if feed.over is not None:
             return
@@ -150,7 +150,7 @@ class Sender:
         self._ready[feed] = None
         self._schedule()
 
-    def on_durable(self, feed: Feed) -> None:
+    def on_durable(self, feed: ReplicaFeed) -> None:
         """More of the range is on our disk: a feed that is behind may read it."""
         source = self._sources.get(feed)
         if source is not None and feed.wants_log(
@@ -159,7 +159,7 @@ class Sender:
             self._ready[feed] = None
             self._schedule()
 
-    def on_committed(self, feed: Feed) -> None:
+    def on_committed(self, feed: ReplicaFeed) -> None:
         """Tell the replica, unless a batch does it within the notice's delay."""
         if feed.over is not None:
             return
@@ -173,7 +173,7 @@ class Sender:
         delay = self._settings.commit_notice_ms / 1000
         now = self._clock.monotonic()
         entries: list[_FrameItem] = []
-        busy: dict[Feed, None] = {}
+        busy: dict[ReplicaFeed, None] = {}
         for feed in self._quiet:
             source = self._sources.get(feed)
             if source is None or feed.told >= source.committed:
@@ -427,7 +427,7 @@ class Sender:
             self.queued_bytes += feed.end(error)
             source.on_over(feed, error)
 
-    def _on_gap(self, feed: Feed, source: Source, replica_next: int) -> None:
+    def _on_gap(self, feed: ReplicaFeed, source: Source, replica_next: int) -> None:
         """The replica has less than we thought: it came back, or missed what a throttle refused."""
         fell = replica_next < feed.held
         self.queued_bytes += feed.rewind(replica_next)
@@ -435,13 +435,13 @@ class Sender:
             source.on_held(feed)
         self._ready[feed] = None
 
-    def _resume_later(self, feed: Feed, offset: int, delay: float) -> None:
+    def _resume_later(self, feed: ReplicaFeed, offset: int, delay: float) -> None:
         self.queued_bytes += feed.rewind(offset)
         feed.told = -1
         feed.resume_at = self._clock.monotonic() + delay
         self._loop.call_later(delay, self._on_resume, feed)
 
-    def _on_resume(self, feed: Feed) -> None:
+    def _on_resume(self, feed: ReplicaFeed) -> None:
         if feed not in self._sources or feed.over is not None:
             return
         feed.resume_at = 0.0
@@ -451,7 +451,7 @@ class Sender:
 
     # Catching up
 
-    def _read_log(self, feed: Feed) -> None:
+    def _read_log(self, feed: ReplicaFeed) -> None:
         """Fill a feed that has given up its queue, or was sent back, from the log."""
         source = self._sources[feed]
         log = source.log
@@ -465,7 +465,7 @@ class Sender:
         self._reading[feed] = None
         self._tasks.start(self._read(feed, source), name="read")
 
-    async def _read(self, feed: Feed, source: Source) -> None:
+    async def _read(self, feed: ReplicaFeed, source: Source) -> None:
         session = feed.session
         try:
             views = await source.log.read_durable(

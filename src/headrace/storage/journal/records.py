@@ -68,18 +68,18 @@ _POSITION = struct.Struct(">Q")
 _SEARCH_BYTES = 4 * 1024 * 1024
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     WRITE = 1
     FORGET = 2
 
 
-class Note(NamedTuple):
+class JournalNote(NamedTuple):
     oldest: int
     first: int
     half_bytes: int
 
 
-class Record(NamedTuple):
+class JournalRecord(NamedTuple):
     generation: int
     group: int
     part: int
@@ -94,10 +94,10 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRecord:
     """A record as it stands in the journal."""
 
-    record: Record
+    record: JournalRecord
     at: int  # position of its payload
     intact: bool  # the payload's checksum holds
 
@@ -113,22 +113,22 @@ def seed_of(store_uuid: UUID) -> int:
     return int(crc32c(store_uuid.bytes))
 
 
-def encode_note(note: Note, seed: int) -> bytes:
+def encode_note(note: JournalNote, seed: int) -> bytes:
     body = _NOTE.pack(*note)
     return _CRC.pack(_NOTE_MAGIC, crc32c(body, seed)) + body
 
 
-def decode_note(data: bytes, seed: int) -> Note | None:
+def decode_note(data: bytes, seed: int) -> JournalNote | None:
     if len(data) < NOTE_BYTES:
         return None
     magic, crc = _CRC.unpack_from(data)
     body = data[_CRC.size : NOTE_BYTES]
     if magic != _NOTE_MAGIC or crc32c(body, seed) != crc:
         return None
-    return Note(*_NOTE.unpack(body))
+    return JournalNote(*_NOTE.unpack(body))
 
 
-class Layout:
+class JournalLayout:
     """Where the generations of one journal lie, and how its records are bound to it."""
 
     def __init__(self, seed: int, half_bytes: int) -> None:
@@ -142,7 +142,7 @@ class Layout:
     def end(self, generation: int) -> int:
         return self.start(generation) + self.half_bytes
 
-    def encode_record(self, record: Record, at: int) -> bytes:
+    def encode_record(self, record: JournalRecord, at: int) -> bytes:
         """The header of a record that stands at `at`; its payload follows."""
         body = _RECORD.pack(
             record.generation, record.group, record.part, record.parts, *record.key, record.base,
@@ -151,7 +151,7 @@ class Layout:
         crc = crc32c(body, crc32c(_POSITION.pack(at), self._seed))
         return _CRC.pack(_RECORD_MAGIC, crc) + body
 
-    def decode_record(self, view: Buffer, offset: int, at: int) -> Record | None:
+    def decode_record(self, view: Buffer, offset: int, at: int) -> JournalRecord | None:
         """The header at `offset` of the view, which is `at` of the journal; None: not valid."""
         if len(view) - offset < RECORD_BYTES:
             return None
@@ -163,7 +163,7 @@ class Layout:
             return None
         (generation, group, part, parts, stream_id, range_index, base, position, end_offset, kind,
          length, payload_crc, _) = _RECORD.unpack(body)  # fmt: skip
-        return Record(
+        return JournalRecord(
             generation, group, part, parts, RangeKey(stream_id, range_index), base, position,
             end_offset, kind, length, payload_crc,
         )  # fmt: skip
@@ -193,14 +193,14 @@ def _checksum_of(payload: memoryview) -> int | None:
 class GenerationScan:
     """Every valid record of one generation, in order, and whether something between them is not."""
 
-    def __init__(self, file: File, layout: Layout, generation: int) -> None:
+    def __init__(self, file: File, layout: JournalLayout, generation: int) -> None:
         self._file = file
         self._layout = layout
         self._generation = generation
         self._end = min(layout.end(generation), file.size())
         self._window = Window(file, self._end)
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[FoundRecord]:
         at = self._layout.start(self._generation)
         while True:
             record = self._header(at)
@@ -211,20 +211,20 @@ class GenerationScan:
                 at, record = ahead
             payload = self._window.at(at + RECORD_BYTES, record.length)
             intact = len(payload) == record.length and _checksum_of(payload) == record.crc
-            yield Found(record, at + RECORD_BYTES, intact)
+            yield FoundRecord(record, at + RECORD_BYTES, intact)
             at += RECORD_BYTES + record.length
 
-    def _header(self, at: int) -> Record | None:
+    def _header(self, at: int) -> JournalRecord | None:
         if at + RECORD_BYTES > self._end:
             return None
         return self._decode(self._window.at(at, RECORD_BYTES), 0, at)
 
-    def _decode(self, view: Buffer, offset: int, at: int) -> Record | None:
+    def _decode(self, view: Buffer, offset: int, at: int) -> JournalRecord | None:
         record = self._layout.decode_record(view, offset, at)
         # Behind what a generation wrote stand records of the last but one: never taken for its own.
         return record if record is not None and record.generation == self._generation else None
 
-    def _search(self, at: int) -> tuple[int, Record] | None:
+    def _search(self, at: int) -> tuple[int, JournalRecord] | None:
         """The next valid record of this generation from `at` on."""
         while at + RECORD_BYTES <= self._end:
             chunk = self._file.pread(min(_SEARCH_BYTES, self._end - at), at)

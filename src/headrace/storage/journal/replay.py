@@ -24,12 +24,12 @@ from headrace.storage.journal.records import (
     HALVES_START,
     NOTE_BYTES,
     NOTE_POSITIONS,
-    Found,
+    FoundRecord,
     GenerationScan,
-    Kind,
-    Layout,
-    Note,
-    Record,
+    JournalLayout,
+    JournalNote,
+    JournalRecord,
+    RecordKind,
     decode_note,
     encode_note,
     seed_of,
@@ -66,7 +66,7 @@ class Replayed:
 @dataclass(slots=True)
 class _Contents:
     used: bool  # there are records, needed or not
-    files: dict[SegmentKey, list[Found]] = field(default_factory=dict)
+    files: dict[SegmentKey, list[FoundRecord]] = field(default_factory=dict)
     damaged: int = 0
     known: dict[SegmentKey, Point] = field(default_factory=dict)
 
@@ -96,7 +96,7 @@ async def replay(
         next_generation = note.oldest
         if contents.used:
             next_generation = note.oldest + 2  # above every generation that is there
-            empty = Note(next_generation, 0, note.half_bytes)
+            empty = JournalNote(next_generation, 0, note.half_bytes)
             await executor.run(write_note, file, seed_of(store_uuid), empty)
     finally:
         file.close()
@@ -106,13 +106,13 @@ async def replay(
     return Replayed(next_generation, note.half_bytes, count, contents.damaged, contents.known)
 
 
-def read_note(file: File, seed: int) -> Note | None:
+def read_note(file: File, seed: int) -> JournalNote | None:
     """The newer of the two notes that can be read."""
     notes = [decode_note(file.pread(NOTE_BYTES, at), seed) for at in NOTE_POSITIONS]
     return max((note for note in notes if note is not None), default=None)
 
 
-def write_note(file: File, seed: int, note: Note) -> None:
+def write_note(file: File, seed: int, note: JournalNote) -> None:
     """Durable on return. The newer one stays as it is: it is what counts if this is cut."""
     first, second = (decode_note(file.pread(NOTE_BYTES, at), seed) for at in NOTE_POSITIONS)
     newer_first = first is not None and (second is None or first > second)
@@ -120,8 +120,8 @@ def write_note(file: File, seed: int, note: Note) -> None:
     file.sync_data()
 
 
-def _read_contents(file: File, seed: int, note: Note) -> _Contents:
-    layout = Layout(seed, note.half_bytes)
+def _read_contents(file: File, seed: int, note: JournalNote) -> _Contents:
+    layout = JournalLayout(seed, note.half_bytes)
     generations = (note.oldest, note.oldest + 1)
     found = [
         each for generation in generations for each in GenerationScan(file, layout, generation)
@@ -132,7 +132,7 @@ def _read_contents(file: File, seed: int, note: Note) -> _Contents:
     forgotten: set[tuple[int, int]] = set()
     for each in reversed(found):
         record = each.record
-        if record.kind == Kind.FORGET:
+        if record.kind == RecordKind.FORGET:
             if each.intact:
                 forgotten.add(record.key)
             continue
@@ -148,7 +148,9 @@ def _read_contents(file: File, seed: int, note: Note) -> _Contents:
     return contents
 
 
-def _check_order(found: Sequence[Found], note: Note, newest: int, contents: _Contents) -> None:
+def _check_order(
+    found: Sequence[FoundRecord], note: JournalNote, newest: int, contents: _Contents
+) -> None:
     """Count the places where records are missing although a later group was written."""
     expected = (note.first, 0)
     for each in found:
@@ -165,7 +167,7 @@ def _check_order(found: Sequence[Found], note: Note, newest: int, contents: _Con
         expected = (record.group + 1, 0) if last else (record.group, record.part + 1)
 
 
-def _note_damage(found: Found, contents: _Contents) -> None:
+def _note_damage(found: FoundRecord, contents: _Contents) -> None:
     record = found.record
     contents.damaged += 1
     log.error(
@@ -177,7 +179,7 @@ def _note_damage(found: Found, contents: _Contents) -> None:
     contents.known[segment] = max(contents.known.get(segment, end), end)
 
 
-def _end_of(record: Record) -> Point:
+def _end_of(record: JournalRecord) -> Point:
     """Where the batches that it brings end; a mark alone needs no place, see `Scan`."""
     length = record.length if record.length > MARK_BYTES else 0
     return Point(record.position + length, record.end_offset)
@@ -209,7 +211,7 @@ def _write_some(
     folder: str,
     store_uuid: UUID,
     journal: File,
-    items: Iterable[tuple[SegmentKey, list[Found]]],
+    items: Iterable[tuple[SegmentKey, list[FoundRecord]]],
 ) -> dict[SegmentKey, Point]:
     written: dict[SegmentKey, Point] = {}
     for (key, base), records in items:
@@ -243,7 +245,7 @@ def _was_removed(disk: Disk, place: str, base: int, end_offset: int) -> bool:
     return end_offset <= metadata.start or (metadata.sealed and base >= metadata.end)
 
 
-def _write_record(file: File, journal: File, found: Found, binding: int) -> bool:
+def _write_record(file: File, journal: File, found: FoundRecord, binding: int) -> bool:
     """False when something later stands there."""
     position, length = found.record.position, found.record.length
     payload = journal.pread(length, found.at)

@@ -39,10 +39,10 @@ from headrace.runtime import Buffer, Disk, Executor, File
 from headrace.storage.journal.records import (
     ALL_RANGES,
     RECORD_BYTES,
-    Kind,
-    Layout,
-    Note,
-    Record,
+    JournalLayout,
+    JournalNote,
+    JournalRecord,
+    RecordKind,
     checksum,
     half_of,
     seed_of,
@@ -98,7 +98,7 @@ class Journal:
         self._seed = seed_of(store_uuid)
         self._settings = settings
         self._on_unprotected = on_unprotected
-        self._layout = Layout(self._seed, half_of(settings.journal_bytes))
+        self._layout = JournalLayout(self._seed, half_of(settings.journal_bytes))
         self._file: File | None = None
         self._wanted = 0
         self._preparing = False
@@ -167,9 +167,10 @@ class Journal:
         pieces: list[Buffer] = []
         at = start
         for index, write in enumerate(good):
-            record = Record(
+            record = JournalRecord(
                 generation, group, index, len(good), write.segment.key, write.segment.base,
-                write.position, write.end_offset, Kind.WRITE, write.size, checksum(write.heads),
+                write.position, write.end_offset, RecordKind.WRITE, write.size,
+                checksum(write.heads),
             )  # fmt: skip
             pieces.append(self._layout.encode_record(record, at))
             pieces.extend(write.pieces)
@@ -228,7 +229,7 @@ class Journal:
                 return False
             if result is not None:
                 raise result
-        note = Note(following.number, following.first, self._layout.half_bytes)
+        note = JournalNote(following.number, following.first, self._layout.half_bytes)
         assert self._file is not None
         try:
             await self._executor.run(write_note, self._file, self._seed, note)
@@ -309,9 +310,9 @@ class Journal:
         generation = self._generations[-1]
         named = self._named(stream_id, range_index)
         await self._sync_some(iter(named))
-        record = Record(
+        record = JournalRecord(
             generation.number, self._next_group, 0, 1, RangeKey(stream_id, range_index), 0, 0, 0,
-            Kind.FORGET, 0, 0,
+            RecordKind.FORGET, 0, 0,
         )  # fmt: skip
         header = self._layout.encode_record(record, self._position)
         if not await self._executor.run(self._append, [header], self._position):
@@ -379,7 +380,9 @@ class Journal:
         try:
             file.fill(0, self._layout.size)
             write_note(
-                file, self._seed, Note(self._generations[-1].number, 0, self._layout.half_bytes)
+                file,
+                self._seed,
+                JournalNote(self._generations[-1].number, 0, self._layout.half_bytes),
             )
         finally:
             file.close()

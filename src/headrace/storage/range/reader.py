@@ -14,7 +14,7 @@ from headrace.storage.range.progress import RangeProgress, Status
 from headrace.storage.range.tail_cache import RangeTail
 from headrace.storage.segments.files import SegmentFiles
 from headrace.storage.segments.reader import FreshDamage, Located
-from headrace.storage.segments.segment import Batch, Segment
+from headrace.storage.segments.segment import AppendedBatch, Segment
 from headrace.storage.shared import Shared
 from headrace.wire.sbp.records import decode_header
 
@@ -70,7 +70,7 @@ class RangeReader:
         """As `read_cached`, each batch in the pieces that it is in."""
         return [batch.pieces() for batch in self._read_committed_tail(offset, max_bytes)]
 
-    def _read_committed_tail(self, offset: int, max_bytes: int) -> Sequence[Batch]:
+    def _read_committed_tail(self, offset: int, max_bytes: int) -> Sequence[AppendedBatch]:
         if not self._is_readable(offset):
             return ()
         return self._read_tail(offset, self._progress.committed_offset, max_bytes)
@@ -80,7 +80,7 @@ class RangeReader:
         inside = progress.start_offset <= offset < progress.committed_offset
         return inside and progress.status is not Status.REMOVED
 
-    def _read_tail(self, offset: int, stop: int, max_bytes: int) -> Sequence[Batch]:
+    def _read_tail(self, offset: int, stop: int, max_bytes: int) -> Sequence[AppendedBatch]:
         max_bytes = min(max_bytes, self._read_bytes_max)
         cached = self._tail.read(offset, stop=stop, max_bytes=max_bytes)
         if not cached:

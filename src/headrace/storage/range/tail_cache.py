@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 
-from headrace.storage.segments.segment import Batch
+from headrace.storage.segments.segment import AppendedBatch
 
 _COMPACT_AT = 1024  # dropped entries at the front of a list before it is rewritten
 
@@ -24,7 +24,7 @@ class RangeTail:
     __slots__ = ("_batches", "_head", "_offsets", "gone")
 
     def __init__(self) -> None:
-        self._batches: list[Batch | None] = []
+        self._batches: list[AppendedBatch | None] = []
         self._offsets: list[int] = []
         self._head = 0
         self.gone = 0  # entries that `clear` dropped but the cache's queue still counts
@@ -32,7 +32,7 @@ class RangeTail:
     def __len__(self) -> int:
         return len(self._batches) - self._head
 
-    def append(self, batch: Batch) -> None:
+    def append(self, batch: AppendedBatch) -> None:
         self._batches.append(batch)
         self._offsets.append(batch.offset)
 
@@ -57,12 +57,12 @@ class RangeTail:
         self._head = 0
         return dropped
 
-    def read(self, offset: int, *, stop: int, max_bytes: int) -> list[Batch] | None:
+    def read(self, offset: int, *, stop: int, max_bytes: int) -> list[AppendedBatch] | None:
         """Whole batches from the one that contains `offset`, below `stop`; None: not here."""
         first = bisect_right(self._offsets, offset, lo=self._head) - 1
         if first < self._head:
             return None
-        found: list[Batch] = []
+        found: list[AppendedBatch] = []
         taken = 0
         for at in range(first, len(self._batches)):
             batch = self._batches[at]
@@ -82,7 +82,7 @@ class TailCache:
         self.hits = 0
         self.misses = 0
 
-    def add(self, tail: RangeTail, batch: Batch) -> None:
+    def add(self, tail: RangeTail, batch: AppendedBatch) -> None:
         tail.append(batch)
         self._queue.append(tail)
         self.bytes += batch.size

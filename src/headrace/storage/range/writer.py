@@ -24,7 +24,7 @@ from headrace.storage.range.progress import WRITABLE, RangeProgress, Status
 from headrace.storage.range.tail_cache import RangeTail
 from headrace.storage.segments.files import SegmentFiles
 from headrace.storage.segments.marks import MARK_BYTES, Mark, binding_of, encode_mark
-from headrace.storage.segments.segment import Batch, Segment, SegmentWrite
+from headrace.storage.segments.segment import AppendedBatch, Segment, SegmentWrite
 from headrace.storage.shared import Shared
 from headrace.wire.sbp.messages import Durability
 from headrace.wire.sbp.records import verify
@@ -60,7 +60,7 @@ class RangeWriter:
         self._on_copied = on_copied
         self._level = self.durability  # of its group commits; copies are always synced
         self._committer = shared.committers[self._level]
-        self._pending: deque[Batch] = deque()
+        self._pending: deque[AppendedBatch] = deque()
         self._waiting: deque[asyncio.Future[None]] = deque()  # for each of the pending ones
         self._writing: SegmentWrite | None = None
         self._settled = asyncio.Event()  # no write is under way
@@ -106,7 +106,7 @@ class RangeWriter:
         shared.admit(size)
         end = base_offset + record_count
         done: asyncio.Future[None] = shared.loop.create_future()
-        batch = Batch(header, body, base_offset, end, size, max_timestamp)
+        batch = AppendedBatch(header, body, base_offset, end, size, max_timestamp)
         progress.next_offset = end
         self._pending.append(batch)
         self._waiting.append(done)
@@ -134,7 +134,7 @@ class RangeWriter:
         self._shared.admit(size)
         done: asyncio.Future[None] = self._shared.loop.create_future()
         # Not into the cache: old batches must not push the tails out of memory.
-        self._pending.append(Batch(header, body, base_offset, end, size, max_timestamp))
+        self._pending.append(AppendedBatch(header, body, base_offset, end, size, max_timestamp))
         self._waiting.append(done)
         progress.next_offset = end
         self._committer.submit(self)
@@ -185,7 +185,7 @@ class RangeWriter:
         position = segment.position
         pieces: list[Buffer] = [encode_mark(mark, binding=segment.binding, position=position)]
         heads = pieces[:]
-        batches: list[Batch] = []
+        batches: list[AppendedBatch] = []
         waiting: list[asyncio.Future[None]] = []
         taken = 0
         pending = self._pending

@@ -37,7 +37,7 @@ log = get_logger(__name__)
 _JOIN_BYTES_MAX = 16 * 1024
 
 
-class Batch(msgspec.Struct, gc=False, eq=False):
+class AppendedBatch(msgspec.Struct, gc=False, eq=False):
     """An appended batch: first on its way to the disk, then in the cache.
 
     Nothing that it refers to may lead back to it: the garbage collector does not look here.
@@ -150,7 +150,7 @@ class Segment:
             Index(index.offsets[:], index.positions[:], index.timestamps[:]), tuple(self.spans),
         )  # fmt: skip
 
-    def on_batches(self, batches: Sequence[Batch], position: int, interval: int) -> None:
+    def on_batches(self, batches: Sequence[AppendedBatch], position: int, interval: int) -> None:
         """Batches stand in the file from `position` on."""
         index = self.index
         assert index is not None
@@ -228,7 +228,7 @@ class SegmentWrite:
 
     writer: SegmentWriter
     segment: Segment
-    batches: list[Batch]
+    batches: list[AppendedBatch]
     waiting: list[asyncio.Future[None]]  # for each of them
     pieces: list[Buffer]
     heads: list[Buffer]  # of the pieces: the mark and the batches' headers

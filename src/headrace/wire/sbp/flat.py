@@ -192,7 +192,7 @@ class _Plan:
         self.vtable_bytes = 4 + 2 * (1 + max((s.id for s in self.specs), default=-1))
         self.write_layouts: dict[tuple[bool, ...], _WriteLayout] = {}
         self.read_layouts: dict[bytes, _ReadLayout] = {}
-        self.shapes: dict[int, header_cache.Shape | None] = {}  # by bytes of the header
+        self.templates: dict[int, header_cache.HeaderTemplate | None] = {}  # by bytes of the header
         self.learned = 0
 
     def write_layout(self, present: tuple[bool, ...]) -> _WriteLayout:
@@ -342,10 +342,10 @@ def decode(cls: type[M], data: Buffer) -> M:
     if len(data) < 4:
         raise RemoteProtocolError("header too short for a FlatBuffer", bytes=len(data))
     plan = _plan(cls)
-    shape = plan.shapes.get(len(data))
+    template = plan.templates.get(len(data))
     message: M
-    if shape is not None and isinstance(data, bytes):
-        message = shape.read(data)
+    if template is not None and isinstance(data, bytes):
+        message = template.read(data)
         if message is not None:
             return message
     reader = _Reader(data)
@@ -357,22 +357,22 @@ def decode(cls: type[M], data: Buffer) -> M:
 
 
 def _learn(plan: _Plan, data: bytes, root: int) -> None:
-    """Keep the shape of a header that was just read, in place of the last of its length."""
+    """Keep a template of the header that was just read, in place of the last of its length."""
     plan.learned += 1
-    if len(plan.shapes) >= header_cache.SHAPES_MAX:
-        plan.shapes.clear()
+    if len(plan.templates) >= header_cache.TEMPLATES_MAX:
+        plan.templates.clear()
     structure = [(0, 4)]
     try:
-        plan.shapes[len(data)] = header_cache.Shape(
+        plan.templates[len(data)] = header_cache.HeaderTemplate(
             _trace(plan, data, root, structure), structure, data
         )
     except ValueError:
-        plan.shapes[len(data)] = None
+        plan.templates[len(data)] = None
 
 
 def _trace(
     plan: _Plan, data: bytes, position: int, structure: list[tuple[int, int]]
-) -> header_cache.Table:
+) -> header_cache.TableTrace:
     """Where everything in a good table stands. ValueError when not all of it is scalars."""
     vtable = position - _I32.unpack_from(data, position)[0]
     vtable_bytes, _ = _VTABLE_HEAD.unpack_from(data, vtable)
@@ -392,12 +392,12 @@ def _trace(
             structure.append((start, start + size))
             target = start + _U32.unpack_from(data, start)[0]
             arguments.append(_trace_tables(spec, data, target, structure))
-    return header_cache.Table(plan.cls, arguments)
+    return header_cache.TableTrace(plan.cls, arguments)
 
 
 def _trace_tables(
     spec: FlatField, data: bytes, position: int, structure: list[tuple[int, int]]
-) -> header_cache.Table | list[header_cache.Table]:
+) -> header_cache.TableTrace | list[header_cache.TableTrace]:
     assert spec.table is not None
     plan = _plan(spec.table)
     if spec.kind is Kind.TABLE:

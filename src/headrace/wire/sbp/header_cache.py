@@ -1,10 +1,10 @@
 """Headers that differ from an earlier one in nothing but their numbers.
 
 A peer sends the same kind of header again and again: the same tables at the same places, with other
-scalars in them. The first of its length is read as any header is, with every check; its shape is
-then kept: where its scalars are, and the bytes between them, which say all the rest. A header
-with the same bytes between them means the same tables, so its scalars are taken out in one step.
-Any other header is read the long way. `benchmarks/hot_steps.py` has the figures.
+scalars in them. The first of its length is read as any header is, with every check; then it is
+kept as a template: where its scalars are, and the bytes between them, which say all the rest. A
+header with the same bytes between them means the same tables, so its scalars are taken out in one
+step. Any other header is read the long way. `benchmarks/hot_steps.py` has the figures.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 HEADER_BYTES_MAX = 512  # larger ones are rare, and take long anyway
-SHAPES_MAX = 64  # per class; lengths are the peer's choice
+TEMPLATES_MAX = 64  # per class; lengths are the peer's choice
 LEARNED_MAX = 1024  # per class: a peer that changes its mind all the time is not followed
 
 Make: TypeAlias = Callable[..., Any]
@@ -27,21 +27,21 @@ class Scalar(NamedTuple):
     size: int
 
 
-class Table(NamedTuple):
+class TableTrace(NamedTuple):
     """What a reader saw of one table: the class, and for each argument where it came from."""
 
     make: Make
-    arguments: list[Any]  # Scalar, Constant, Table, or a list of Tables
+    arguments: list[Any]  # Scalar, Constant, TableTrace, or a list of TableTraces
 
 
 class Constant(NamedTuple):
     value: Any
 
 
-class Shape:
+class HeaderTemplate:
     """How to make a message of a header that looks like the one it was learned from."""
 
-    def __init__(self, root: Table, structure: list[tuple[int, int]], data: bytes) -> None:
+    def __init__(self, root: TableTrace, structure: list[tuple[int, int]], data: bytes) -> None:
         """`structure` is where something else than scalars was read, as (start, end).
 
         ValueError when a scalar shares bytes with anything: then the rest would depend on it.
@@ -74,7 +74,7 @@ class Shape:
         self._plan(root, slots, index)
 
     def read(self, data: bytes) -> Any:
-        """The message, or None when the header has another shape. `data` is as long as ours."""
+        """The message, or None when the header does not fit. `data` is as long as the template."""
         found = self._inline.unpack(data)
         if self._between(found) != self._fixed:
             return None
@@ -83,7 +83,7 @@ class Shape:
             values.append(make(*arguments(values)) if make is not None else arguments(values))
         return values[-1]
 
-    def _plan(self, table: Table, slots: dict[Scalar, int], first: int) -> int:
+    def _plan(self, table: TableTrace, slots: dict[Scalar, int], first: int) -> int:
         """Steps that make the table; the index of what they make."""
         arguments: list[int] = []
         for each in table.arguments:
@@ -92,7 +92,7 @@ class Shape:
             elif isinstance(each, Constant):
                 arguments.append(first + len(self._constants))
                 self._constants.append(each.value)
-            elif isinstance(each, Table):
+            elif isinstance(each, TableTrace):
                 arguments.append(self._plan(each, slots, first))
             else:
                 arguments.append(self._add(None, [self._plan(one, slots, first) for one in each]))
@@ -121,20 +121,20 @@ def _getter(indexes: list[int]) -> Callable[[Any], tuple[Any, ...]]:
     return get if len(indexes) > 1 else lambda values: (get(values),)
 
 
-def _scalars(table: Table) -> list[Scalar]:
+def _scalars(table: TableTrace) -> list[Scalar]:
     return [leaf for leaf in _leaves(table) if isinstance(leaf, Scalar)]
 
 
-def _constants(table: Table) -> list[Constant]:
+def _constants(table: TableTrace) -> list[Constant]:
     return [leaf for leaf in _leaves(table) if isinstance(leaf, Constant)]
 
 
-def _leaves(table: Table) -> list[Scalar | Constant]:
+def _leaves(table: TableTrace) -> list[Scalar | Constant]:
     found: list[Scalar | Constant] = []
     for each in table.arguments:
         if isinstance(each, Scalar | Constant):
             found.append(each)
         else:
-            for one in [each] if isinstance(each, Table) else each:
+            for one in [each] if isinstance(each, TableTrace) else each:
                 found += _leaves(one)
     return found

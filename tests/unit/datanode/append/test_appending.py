@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.datanode.append.requests import Batch, split_payload
+from headrace.datanode.append.requests import SentBatch, split_payload
 from headrace.errors import InvalidArgumentError, TooLargeError
 from headrace.runtime.interfaces import Buffer
 from headrace.sbp_client.client import BATCH_BYTES_MAX
@@ -14,8 +14,8 @@ def infos(*lengths: int) -> list[AppendInfo]:
     return [AppendInfo(range=Range(stream_id=1), batch_length=length) for length in lengths]
 
 
-def joined(found: Batch | TooLargeError | None) -> bytes:
-    assert isinstance(found, Batch)
+def joined(found: SentBatch | TooLargeError | None) -> bytes:
+    assert isinstance(found, SentBatch)
     assert isinstance(found.header, bytearray)
     return bytes(found.header) + b"".join(found.body)
 
@@ -33,7 +33,7 @@ def test_pieces_may_be_cut_anywhere(cut_at: int) -> None:
 def test_in_process_headers_are_handed_over_uncopied() -> None:
     pieces = batch(b"body")
     (found,) = split_payload(infos(59), pieces)
-    assert isinstance(found, Batch)
+    assert isinstance(found, SentBatch)
     assert found.header is pieces[0]
     assert list(found.body) == [pieces[1]]
 
@@ -49,7 +49,7 @@ def test_a_batch_too_large_to_be_read_back_is_refused_alone() -> None:
     small = batch(b"s")
     found = split_payload(infos(55 + len(large), 56), [*batch(large), *small])
     assert isinstance(found[0], TooLargeError)
-    assert isinstance(found[1], Batch)
+    assert isinstance(found[1], SentBatch)
 
 
 def test_only_a_primary_may_send_nothing_but_what_is_committed() -> None:
@@ -57,7 +57,7 @@ def test_only_a_primary_may_send_nothing_but_what_is_committed() -> None:
     with pytest.raises(InvalidArgumentError):
         split_payload(infos(59, 0), pieces)
     found = split_payload(infos(59, 0), pieces, replica=True)
-    assert isinstance(found[0], Batch)
+    assert isinstance(found[0], SentBatch)
     assert found[1] is None
     with pytest.raises(InvalidArgumentError):
         split_payload(infos(54, 5), pieces, replica=True)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headrace.config.datanode import DataNodeSettings
-from headrace.datanode.replication.leader import Leading, LedRange
+from headrace.datanode.replication.leader import LedRange, LedRanges
 from headrace.errors import (
     CorruptionError,
     DiskFullError,
@@ -33,7 +33,7 @@ class Cluster:
         self.nodes = {1: FakeNode(), 2: FakeNode()}
         self.stopped: list[tuple[RangeKey, type[HeadraceError]]] = []
         self.asked: list[RangeKey] = []
-        self.leading = Leading(
+        self.leading = LedRanges(
             runtime,
             settings,
             connect_to=self._connect_to,

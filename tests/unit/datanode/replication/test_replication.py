@@ -8,9 +8,9 @@ import pytest
 
 from headrace.datanode.replication.commitment import (
     Commitment,
-    Feed,
     Lags,
     Outgoing,
+    ReplicaFeed,
     ack_quorum_of,
     outgoing_of,
 )
@@ -105,8 +105,8 @@ def out(base: int, end: int, size: int = 10) -> Outgoing:
     return Outgoing(base, end, size, (b"x" * size,))
 
 
-def feed() -> Feed:
-    return Feed(KEY, 9, 0, 0)
+def feed() -> ReplicaFeed:
+    return ReplicaFeed(KEY, 9, 0, 0)
 
 
 def test_batches_leave_in_order_and_in_portions() -> None:

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.storage.range.tail_cache import RangeTail, TailCache
-from headrace.storage.segments.segment import Batch
+from headrace.storage.segments.segment import AppendedBatch
 
 LIMIT = 1000
 
 
-def batch(offset: int, records: int, size: int) -> Batch:
+def batch(offset: int, records: int, size: int) -> AppendedBatch:
     content = bytes([offset % 256]) * size
-    return Batch(bytearray(content[:5]), [content[5:]], offset, offset + records, size, 0)
+    return AppendedBatch(bytearray(content[:5]), [content[5:]], offset, offset + records, size, 0)
 
 
-def contents(found: list[Batch] | None) -> list[bytes]:
+def contents(found: list[AppendedBatch] | None) -> list[bytes]:
     assert found is not None
     return [bytes(batch.view()) for batch in found]
 

@@ -1,4 +1,4 @@
-"""A header read by the shape of an earlier one says what it says when it is read the long way."""
+"""A header read by the template of an earlier one says what it says when read the long way."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read(cls: type[Message], data: bytes) -> Message | type[RemoteProtocolError]
 def _unlearned() -> None:
     for cls in NUMBERS:
         plan = flat._plan(cls)
-        plan.shapes.clear()
+        plan.templates.clear()
         plan.learned = 0
 
 
@@ -53,7 +53,7 @@ def _unlearned() -> None:
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_changed_headers_mean_the_same_either_way(cls: type[Message], data: st.DataObject) -> None:
-    """Also where a change hits what the shape takes for fixed."""
+    """Also where a change hits what the template takes for fixed."""
     flat._plan(cls).learned = 0
     first = encode(data.draw(messages_of(cls)))
     read(cls, first)
@@ -70,7 +70,7 @@ def append(offset: int, **more: Any) -> bytes:
     return encode(messages.AppendRequest(append_requests=(info,)))
 
 
-def test_the_second_header_of_a_shape_is_read_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_header_that_fits_is_read_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = append(1000), append(2000)
     decode(messages.AppendRequest, first)
     monkeypatch.delattr(flat._Reader, "table")
@@ -79,7 +79,7 @@ def test_the_second_header_of_a_shape_is_read_in_one_step(monkeypatch: pytest.Mo
     assert found.append_requests[0].range.next_offset == 2000
 
 
-def test_a_header_of_another_shape_replaces_the_last_of_its_length() -> None:
+def test_a_header_that_does_not_fit_replaces_the_last_of_its_length() -> None:
     one, other = append(1000, writer_epoch=3), append(1000, expected_offset=3)
     assert len(one) == len(other)
     for _ in range(3):
@@ -94,12 +94,12 @@ def test_what_is_learned_from_peers_is_bounded() -> None:
         decode(messages.AppendRequest, one)
         decode(messages.AppendRequest, other)
     assert plan.learned == header_cache.LEARNED_MAX
-    for count in range(1, 2 * header_cache.SHAPES_MAX):
+    for count in range(1, 2 * header_cache.TEMPLATES_MAX):
         plan.learned = 0
         infos = (messages.FetchInfo(stream_id=3),) * count
         decode(messages.FetchRequest, encode(messages.FetchRequest(fetch_requests=infos)))
-    lengths = list(flat._plan(messages.FetchRequest).shapes)
-    assert 1 < len(lengths) <= header_cache.SHAPES_MAX
+    lengths = list(flat._plan(messages.FetchRequest).templates)
+    assert 1 < len(lengths) <= header_cache.TEMPLATES_MAX
     assert max(lengths) <= header_cache.HEADER_BYTES_MAX
     assert all(a < b for a, b in pairwise(lengths))
 
@@ -107,12 +107,14 @@ def test_what_is_learned_from_peers_is_bounded() -> None:
 def test_scalars_that_are_structure_too_teach_nothing() -> None:
     """A crafted header: a scalar of the table lies on the vtable that says where it lies."""
     scalar = header_cache.Scalar(4, "q", 8)
-    table = header_cache.Table(messages.FetchRequest, [scalar])
+    table = header_cache.TableTrace(messages.FetchRequest, [scalar])
     with pytest.raises(ValueError):
-        header_cache.Shape(table, [(0, 4), (8, 12)], bytes(16))
+        header_cache.HeaderTemplate(table, [(0, 4), (8, 12)], bytes(16))
     with pytest.raises(ValueError):
-        header_cache.Shape(
-            header_cache.Table(messages.FetchRequest, [scalar, header_cache.Scalar(6, "i", 4)]),
+        header_cache.HeaderTemplate(
+            header_cache.TableTrace(
+                messages.FetchRequest, [scalar, header_cache.Scalar(6, "i", 4)]
+            ),
             [(0, 4)],
             bytes(16),
         )
