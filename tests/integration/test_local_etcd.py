@@ -14,7 +14,7 @@ import pytest
 from headrace.cli.cluster.etcd import etcd_arguments, protect
 from headrace.config.placement import EtcdSettings
 from headrace.errors import HeadraceError, UnavailableError
-from headrace.placement.metadata.coordination import Transaction
+from headrace.placement.metadata.election import Transaction
 from headrace.placement.metadata.etcd import EtcdCoordinator
 from tests.etcd import START_SECONDS, binary
 from tests.ports import free_ports

@@ -17,7 +17,7 @@ from headrace.config.process import TlsSettings
 from headrace.errors import ConfigError, HeadraceError, NotLeaderError, UnavailableError
 from headrace.net.sbp_channel import Channel
 from headrace.net.sbp_server import Payload, Peer, Reply
-from headrace.placement.metadata.coordination import (
+from headrace.placement.metadata.election import (
     Coordinator,
     CreatedAt,
     RefusedError,

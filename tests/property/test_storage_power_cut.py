@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import CorruptionError, StateError, UnavailableError
 from headrace.storage import LogStore, RangeKey, RangeLog, RangeState, StorageSettings
-from headrace.storage.segments.marks import MARK_BYTES
+from headrace.storage.segments.formats import MARK_BYTES
 from headrace.wire.sbp.messages import Durability
 from headrace.wire.sbp.records import split
 from tests.simulator.disk import SimulatedFile

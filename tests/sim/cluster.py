@@ -17,10 +17,9 @@ from headrace.config.process import ClientSettings
 from headrace.datanode.service import DataNodeService
 from headrace.net.credentials import node_credential
 from headrace.net.sbp_channel import Channel
-from headrace.placement.metadata.coordination import KeyValue
-from headrace.placement.metadata.coordination import Outcome as MetadataOutcome
-from headrace.placement.metadata.coordination import Transaction as MetadataTransaction
-from headrace.placement.metadata.election import LEADER_KEY, Candidate
+from headrace.placement.metadata.election import LEADER_KEY, Candidate, KeyValue
+from headrace.placement.metadata.election import Outcome as MetadataOutcome
+from headrace.placement.metadata.election import Transaction as MetadataTransaction
 from headrace.placement.metadata.guarded_store import RECORDS, decode_entry
 from headrace.placement.metadata.records import RangeRecord, Record, Table
 from headrace.placement.service import PlacementService

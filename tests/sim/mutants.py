@@ -18,15 +18,13 @@ import pytest
 from headrace.datanode import handlers, service
 from headrace.datanode.append import requests
 from headrace.datanode.append.producers import EarlierRanges, Producers
-from headrace.datanode.control.fences import Fences
-from headrace.datanode.control.identity import Identity
+from headrace.datanode.control.node_files import Fences, Identity
 from headrace.datanode.control.ranges import Ranges
 from headrace.datanode.replication.commitment import Commitment
 from headrace.datanode.service import DataNodeService
 from headrace.datanode.state import NodeState
 from headrace.placement import sealing
-from headrace.placement.metadata.coordination import Transaction
-from headrace.placement.metadata.election import LeaseElection
+from headrace.placement.metadata.election import LeaseElection, Transaction
 from headrace.placement.metadata.guarded_store import GuardedStore
 from headrace.placement.metadata.records import NodeRecord, Operation, Operations, Put
 from headrace.placement.nodes import Nodes

@@ -19,8 +19,7 @@ from enum import Enum
 from itertools import count, pairwise
 
 from headrace.errors import ConfigError, UnavailableError
-from headrace.runtime.accepted_connections import AcceptedConnections
-from headrace.runtime.interfaces import Buffer, OnConnection, OnDatagram
+from headrace.runtime.interfaces import AcceptedConnections, Buffer, OnConnection, OnDatagram
 from tests.simulator.datagrams import SimulatedDatagramListener, SimulatedDatagrams
 from tests.simulator.host import ANY, LOOPBACK, Boot, check_alive
 from tests.simulator.random import SimulatedRandom

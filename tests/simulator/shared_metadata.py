@@ -14,8 +14,13 @@ from typing import NamedTuple, TypeVar
 
 from headrace.config.placement import PlacementSettings
 from headrace.errors import UnavailableError
-from headrace.placement.metadata.coordination import CreatedAt, KeyValue, Outcome, Transaction
-from headrace.placement.metadata.election import LeaseElection
+from headrace.placement.metadata.election import (
+    CreatedAt,
+    KeyValue,
+    LeaseElection,
+    Outcome,
+    Transaction,
+)
 from headrace.placement.metadata.guarded_store import RECORDS, GuardedStore, decode_entry
 from headrace.placement.metadata.records import Record
 from headrace.runtime.interfaces import Clock, Runtime

@@ -7,8 +7,8 @@ from typing import Protocol
 from headrace.config.datanode import DataNodeSettings
 from headrace.datanode.append.disk_share import PlainShare
 from headrace.datanode.append.producers import EarlierRanges, ProducerTables
+from headrace.datanode.control.node_files import MetadataSeen, Quarantine
 from headrace.datanode.control.placement_contact import PlacementContact
-from headrace.datanode.control.quarantine import MetadataSeen, Quarantine
 from headrace.datanode.control.ranges import Ranges
 from headrace.datanode.metrics import Counters
 from headrace.datanode.replication.copying import Repairer

@@ -15,16 +15,19 @@ from headrace.config.datanode import DataNodeSettings, StorageSettings
 from headrace.datanode.append.disk_share import PlainShare
 from headrace.datanode.append.in_process import InProcessNode
 from headrace.datanode.append.producers import EarlierRanges, ProducerTables
-from headrace.datanode.control.fences import FenceFile, Fences
-from headrace.datanode.control.identity import (
+from headrace.datanode.control.node_files import (
+    FenceFile,
+    Fences,
     Identity,
+    MetadataSeen,
+    Quarantine,
+    Streams,
     load_identity,
     load_interrupted,
     save_identity,
     save_interrupted,
 )
 from headrace.datanode.control.placement_contact import PlacementContact
-from headrace.datanode.control.quarantine import MetadataSeen, Quarantine, Streams
 from headrace.datanode.control.ranges import Ranges
 from headrace.datanode.handlers import handlers
 from headrace.datanode.metrics import Counters, IoFigures, Load, metered

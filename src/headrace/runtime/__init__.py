@@ -1,8 +1,7 @@
 """The only door to the outside world: clock, randomness, threads, files, sockets, processes.
 
 Every service gets a `Runtime` and asks it for these, so that a simulator can stand in for a whole
-machine. `interfaces` says what a runtime offers, `system` is a real machine's, and
-`accepted_connections` is the half of a listener that both have in common.
+machine. `interfaces` says what a runtime offers; `system` is a real machine's.
 """
 
 from headrace.runtime.interfaces import (

@@ -6,7 +6,7 @@ import asyncio
 
 from headrace.storage import LogStore, RangeKey, RangeLog, StorageSettings
 from headrace.storage.layout import format_base
-from headrace.storage.segments.marks import MARK_BYTES
+from headrace.storage.segments.formats import MARK_BYTES
 from tests.simulator.runtime import SimulatedDisk
 from tests.unit.storage.support import (
     FOLDER,

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from headrace.runtime.system import system_runtime
 from headrace.storage import LogStore, RangeKey, RangeLog, StorageSettings
-from headrace.storage.segments.marks import MARK_BYTES
+from headrace.storage.segments.formats import MARK_BYTES
 from headrace.wire.sbp.messages import Durability
 from tests.simulator.runtime import SimulatedRandom
 from tests.unit.storage.support import joined, make_batch

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from headrace.runtime.system import system_runtime
 from headrace.storage import LogStore, RangeKey, StorageSettings
-from headrace.storage.segments.marks import MARK_BYTES
+from headrace.storage.segments.formats import MARK_BYTES
 from tests.simulator.runtime import SimulatedRandom
 from tests.unit.storage.support import make_batch
 

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import DiskFullError, StorageError
 from headrace.storage import RangeKey
-from headrace.storage.segments.marks import MARK_BYTES
+from headrace.storage.segments.formats import MARK_BYTES
 from tests.simulator.runtime import PowerCut
 from tests.unit.storage.journal_support import (
     FIRST,

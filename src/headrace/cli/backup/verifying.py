@@ -32,7 +32,7 @@ from headrace.storage.layout import (
     parse_base,
 )
 from headrace.storage.range.metadata import RangeMetadata, decode_attachment, decode_metadata
-from headrace.storage.segments.marks import binding_of
+from headrace.storage.segments.formats import binding_of
 from headrace.storage.segments.scan import Scanner
 
 NODE_FILE = "node/node.json"

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from headrace.concurrency.tasks import TaskSet
 from headrace.config.datanode import DataNodeSettings
-from headrace.datanode.control.quarantine import Streams
+from headrace.datanode.control.node_files import Streams
 from headrace.datanode.metrics import Load, Reporter
 from headrace.datanode.replication.commitment import ack_quorum_of
 from headrace.datanode.state import Differences, NodeState, reconcile

@@ -11,9 +11,15 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from headrace.datanode.append.producers import ProducerTables, encode_producers
-from headrace.datanode.control.fences import ALL_RANGES, FenceFile
+from headrace.datanode.control.node_files import (
+    ALL_RANGES,
+    FenceFile,
+    Quarantine,
+    Streams,
+    is_given_up,
+    is_the_same,
+)
 from headrace.datanode.control.placement_contact import PlacementContact
-from headrace.datanode.control.quarantine import Quarantine, Streams, is_given_up, is_the_same
 from headrace.datanode.replication.commitment import ack_quorum_of
 from headrace.datanode.replication.copying import Copier, Repairer
 from headrace.datanode.replication.leader import LedRanges

@@ -1,17 +1,22 @@
-"""Who of several placement managers leads.
+"""What several placement managers share, and who of them leads.
 
-Each keeps a lease alive and puts its address with it. Whoever creates the leader key, also bound to
-its lease, leads; the key's create revision is the leader's *term*, which guards all it writes. The
-leader counts its lease from the moment before it asked for more time and stops a margin earlier, so
-it has stopped before anybody else can begin. A leader that once stopped never goes on in its term.
+They share keys with revisions, transactions and leases; the terms are etcd's. `LeaseElection` and
+`GuardedStore` use nothing but a `Coordinator`, so that the simulator runs them over
+`MemoryMetadata` and a cluster over `EtcdCoordinator`.
+
+Each placement manager keeps a lease alive and puts its address with it. Whoever creates the leader
+key, also bound to its lease, leads; the key's create revision is the leader's *term*, which guards
+all it writes. The leader counts its lease from the moment before it asked for more time and stops a
+margin earlier, so it has stopped before anybody else can begin. A leader that once stopped never
+goes on in its term.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
@@ -19,7 +24,6 @@ import msgspec
 from headrace.concurrency.tasks import TaskSet
 from headrace.config.placement import PlacementSettings
 from headrace.errors import HeadraceError, StateError, UnavailableError
-from headrace.placement.metadata.coordination import Coordinator, CreatedAt, KeyValue, Transaction
 from headrace.runtime.interfaces import Runtime
 from headrace.wire.sbp.messages import PlacementManagerNode
 
@@ -28,6 +32,84 @@ LEADER_KEY = f"{ELECTION}leader"
 MANAGERS = f"{ELECTION}managers/"
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key that there is, and what it holds."""
+
+    key: str
+    value: bytes
+    create_revision: int
+    """Of the transaction that made the key. Removed and made again, it has another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedAt:
+    """True when the key was made by that revision; 0: when there is no such key."""
+
+    key: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValueIs:
+    key: str
+    value: bytes
+
+
+Condition = CreatedAt | ValueIs
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """If all conditions hold, everything is written at once; otherwise nothing."""
+
+    conditions: Sequence[Condition]
+    puts: Mapping[str, bytes] = field(default_factory=dict)
+    removes: Sequence[str] = ()
+    lease: int = 0
+    """The puts go away with this lease; 0: they stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    succeeded: bool
+    revision: int
+
+
+class RefusedError(UnavailableError):
+    """It was looked at and nothing was done; the same again will fare no better."""
+
+
+class Coordinator(Protocol):
+    """Linearizable: what one caller was told happened is seen by every later call of any other.
+
+    Every call may raise UnavailableError, after which it may have happened, may still happen, or
+    never does.
+    """
+
+    async def read(self, key: str) -> KeyValue | None: ...
+
+    async def scan(self, prefix: str) -> Sequence[KeyValue]:
+        """All keys that start so, in order, as of one moment."""
+        ...
+
+    async def write(self, transaction: Transaction) -> Outcome: ...
+
+    async def grant(self, ttl: float) -> tuple[int, float]:
+        """A new lease and the seconds it lives without being kept alive."""
+        ...
+
+    async def keep_alive(self, lease: int) -> float:
+        """The seconds it lives from now on; 0 when it is over."""
+        ...
+
+    async def revoke(self, lease: int) -> None:
+        """End the lease and everything that was put with it."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 class Election(Protocol):

@@ -20,15 +20,15 @@ import httpx
 
 from headrace.config.placement import EtcdSettings, PlacementSettings
 from headrace.errors import ConfigError, DiskFullError, UnavailableError
-from headrace.placement.metadata.coordination import (
+from headrace.placement.metadata.election import (
     Condition,
     CreatedAt,
     KeyValue,
+    LeaseElection,
     Outcome,
     RefusedError,
     Transaction,
 )
-from headrace.placement.metadata.election import LeaseElection
 from headrace.placement.metadata.guarded_store import GuardedStore
 from headrace.runtime.interfaces import Runtime
 

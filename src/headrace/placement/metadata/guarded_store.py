@@ -20,16 +20,17 @@ from headrace.errors import (
     NotLeaderError,
     UnavailableError,
 )
-from headrace.placement.metadata.coordination import (
+from headrace.placement.metadata.election import (
+    LEADER_KEY,
     Condition,
     Coordinator,
     CreatedAt,
     KeyValue,
+    LeaseElection,
     RefusedError,
     Transaction,
     ValueIs,
 )
-from headrace.placement.metadata.election import LEADER_KEY, LeaseElection
 from headrace.placement.metadata.records import (
     OPERATIONS_MAX,
     Operations,

@@ -16,8 +16,14 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from headrace.errors import ConfigError, UnavailableError
-from headrace.runtime.accepted_connections import AcceptedConnections
-from headrace.runtime.interfaces import Address, Buffer, Connection, OnConnection, OnDatagram
+from headrace.runtime.interfaces import (
+    AcceptedConnections,
+    Address,
+    Buffer,
+    Connection,
+    OnConnection,
+    OnDatagram,
+)
 
 SCRATCH_BYTES = 256 * 1024  # one read of the transport
 START_BYTES = 64 * 1024  # the same, for a reader that may have a better place for what follows

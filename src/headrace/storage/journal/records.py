@@ -49,7 +49,7 @@ from crc32c import crc32c
 
 from headrace.runtime import Buffer, File
 from headrace.storage.layout import RangeKey
-from headrace.storage.segments.marks import MARK_BYTES
+from headrace.storage.segments.formats import MARK_BYTES
 from headrace.storage.segments.scan import Window, decode_batch
 from headrace.wire.sbp.records import HEADER_BYTES
 

@@ -44,7 +44,7 @@ from headrace.storage.layout import (
     range_folder,
 )
 from headrace.storage.range.metadata import decode_metadata
-from headrace.storage.segments.marks import MARK_BYTES, binding_of, decode_mark
+from headrace.storage.segments.formats import MARK_BYTES, binding_of, decode_mark
 
 log = get_logger(__name__)
 

@@ -32,8 +32,7 @@ from headrace.storage.layout import (
     parse_base,
 )
 from headrace.storage.range.metadata import RangeMetadata, decode_metadata, encode_metadata
-from headrace.storage.segments.index import Checkpoint, encode_checkpoint
-from headrace.storage.segments.marks import binding_of
+from headrace.storage.segments.formats import Checkpoint, binding_of, encode_checkpoint
 from headrace.storage.segments.scan import CHUNK_BYTES, Scan, Scanner
 from headrace.storage.segments.segment import Segment, load_checkpoint
 

@@ -42,8 +42,7 @@ from headrace.runtime import Buffer, Disk
 from headrace.storage.layout import DRAFT_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, CorruptSpan, format_base
 from headrace.storage.range.progress import RangeProgress, Status
 from headrace.storage.segments.files import SegmentFiles
-from headrace.storage.segments.index import Checkpoint
-from headrace.storage.segments.marks import MARK_BYTES, Mark, binding_of, encode_mark
+from headrace.storage.segments.formats import MARK_BYTES, Checkpoint, Mark, binding_of, encode_mark
 from headrace.storage.segments.reader import FreshDamage
 from headrace.storage.segments.scan import is_intact, scan_below
 from headrace.storage.segments.segment import Segment

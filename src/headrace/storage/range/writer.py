@@ -23,7 +23,7 @@ from headrace.runtime import Buffer
 from headrace.storage.range.progress import WRITABLE, RangeProgress, Status
 from headrace.storage.range.tail_cache import RangeTail
 from headrace.storage.segments.files import SegmentFiles
-from headrace.storage.segments.marks import MARK_BYTES, Mark, binding_of, encode_mark
+from headrace.storage.segments.formats import MARK_BYTES, Mark, binding_of, encode_mark
 from headrace.storage.segments.segment import AppendedBatch, Segment, SegmentWrite
 from headrace.storage.shared import Shared
 from headrace.wire.sbp.messages import Durability

@@ -14,7 +14,7 @@ from headrace.errors import CorruptionError, NotFoundError, OffsetOutOfRangeErro
 from headrace.observability.logging import get_logger
 from headrace.runtime import Disk, Executor, File
 from headrace.storage.layout import CorruptSpan, Point
-from headrace.storage.segments.index import Checkpoint, Index, encode_checkpoint
+from headrace.storage.segments.formats import Checkpoint, Index, encode_checkpoint
 from headrace.storage.segments.reader import (
     FreshDamage,
     Located,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from headrace.errors import CorruptionError, RemoteProtocolError
 from headrace.runtime import File
 from headrace.storage.layout import Point
-from headrace.storage.segments.marks import MAGIC_BYTE, MARK_BYTES, decode_mark
+from headrace.storage.segments.formats import MARK_BYTES, MARK_MAGIC_BYTE, decode_mark
 from headrace.storage.segments.scan import is_intact
 from headrace.wire.sbp.records import (
     HEADER_BYTES,
@@ -184,7 +184,7 @@ class _Walk:
 
     def skip_mark(self) -> bool:
         self.require(MARK_BYTES)
-        if self.buffer[self.at] != MAGIC_BYTE:
+        if self.buffer[self.at] != MARK_MAGIC_BYTE:
             return False
         mark = decode_mark(self.buffer, self.at, binding=self._binding, position=self._position)
         if mark is None or mark.first_offset != self.offset:

@@ -30,8 +30,15 @@ from dataclasses import dataclass
 from headrace.errors import RemoteProtocolError
 from headrace.runtime import File
 from headrace.storage.layout import CorruptSpan, Point
-from headrace.storage.segments.index import NO_TIMESTAMP, Checkpoint, Index
-from headrace.storage.segments.marks import MAGIC, MARK_BYTES, Mark, decode_mark
+from headrace.storage.segments.formats import (
+    MARK_BYTES,
+    MARK_MAGIC,
+    NO_TIMESTAMP,
+    Checkpoint,
+    Index,
+    Mark,
+    decode_mark,
+)
 from headrace.wire.sbp.records import HEADER_BYTES, BatchHeader, checksum, decode_header
 from headrace.wire.sbp.records import MAGIC as BATCH_MAGIC
 
@@ -294,12 +301,12 @@ class Scanner:
         found: list[tuple[int, Mark]] = []
         while position < self._size:
             chunk = self._file.pread(min(CHUNK_BYTES, self._size - position), position)
-            at = chunk.find(MAGIC)
+            at = chunk.find(MARK_MAGIC)
             while at >= 0:
                 mark = decode_mark(chunk, at, binding=self._binding, position=position + at)
                 if mark is not None:
                     found.append((position + at, mark))
-                at = chunk.find(MAGIC, at + 1)
+                at = chunk.find(MARK_MAGIC, at + 1)
             if len(chunk) < MARK_BYTES:
                 break
             position += len(chunk) - MARK_BYTES + 1  # a mark may lie across the border

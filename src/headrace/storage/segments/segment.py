@@ -22,14 +22,15 @@ from headrace.storage.layout import (
     SegmentInfo,
     format_base,
 )
-from headrace.storage.segments.index import (
+from headrace.storage.segments.formats import (
     INDEX_BYTES_MAX,
     NO_TIMESTAMP,
     Checkpoint,
     Index,
+    Mark,
     decode_checkpoint,
+    encode_mark,
 )
-from headrace.storage.segments.marks import Mark, encode_mark
 from headrace.wire.sbp.messages import Durability
 
 log = get_logger(__name__)

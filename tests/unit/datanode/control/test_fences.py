@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headrace.datanode.control.fences import ALL_RANGES, FENCES_FILE, FenceFile, Fences
+from headrace.datanode.control.node_files import ALL_RANGES, FENCES_FILE, FenceFile, Fences
 from headrace.errors import DiskFullError, StorageError
 from tests.simulator.runtime import Simulation
 

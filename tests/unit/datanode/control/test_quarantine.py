@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from headrace.datanode.control.quarantine import MetadataSeen, Quarantine, is_given_up, is_the_same
+from headrace.datanode.control.node_files import MetadataSeen, Quarantine, is_given_up, is_the_same
 from headrace.storage.layout import RangeKey
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import OutdatedMetadataError

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.config.datanode import DataNodeSettings
 from headrace.config.placement import PlacementSettings
-from headrace.datanode.control.identity import load_interrupted
+from headrace.datanode.control.node_files import load_interrupted
 from headrace.errors import HeadraceError, InvalidArgumentError, SealedError
 from headrace.sbp_client.client import SbpClient
 from headrace.storage.layout import RangeKey

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from headrace.errors import NotEnoughNodesError, NotLeaderError, UnavailableError
-from headrace.placement.metadata.coordination import CreatedAt, Transaction, ValueIs
-from headrace.placement.metadata.election import LEADER_KEY
+from headrace.placement.metadata.election import LEADER_KEY, CreatedAt, Transaction, ValueIs
 from headrace.placement.metadata.guarded_store import HEAD_KEY, RECORDS
 from headrace.placement.metadata.records import (
     CounterRecord,

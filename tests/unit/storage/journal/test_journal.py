@@ -13,7 +13,7 @@ import msgspec
 from headrace.errors import StorageError
 from headrace.runtime.system import system_runtime
 from headrace.storage import LogStore, RangeKey, StorageSettings
-from headrace.storage.segments.marks import MARK_BYTES
+from headrace.storage.segments.formats import MARK_BYTES
 from headrace.wire.sbp.messages import Durability
 from tests.simulator.runtime import PowerCut
 from tests.unit.storage.journal_support import (

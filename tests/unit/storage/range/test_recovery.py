@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import CorruptionError, StorageError
 from headrace.storage import CorruptSpan, LogStore, RangeKey, StorageSettings
 from headrace.storage.layout import format_base
-from headrace.storage.segments.marks import MARK_BYTES, Mark, encode_mark
+from headrace.storage.segments.formats import MARK_BYTES, Mark, encode_mark
 from headrace.storage.segments.scan import Scanner
 from headrace.wire.sbp.messages import Durability
 from headrace.wire.sbp.records import encode_header

@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 from headrace.errors import CorruptionError
 from headrace.storage.layout import CorruptSpan, Point, RangeKey, format_base, parse_base
 from headrace.storage.range.metadata import RangeMetadata, decode_metadata, encode_metadata
-from headrace.storage.segments.index import Checkpoint, Index, decode_checkpoint, encode_checkpoint
-from headrace.storage.segments.marks import MARK_BYTES, Mark, binding_of, decode_mark, encode_mark
+from headrace.storage.segments.formats import (
+    MARK_BYTES,
+    Checkpoint,
+    Index,
+    Mark,
+    binding_of,
+    decode_checkpoint,
+    decode_mark,
+    encode_checkpoint,
+    encode_mark,
+)
 from headrace.wire.sbp.messages import Durability
 
 KEY = RangeKey(7, 2)
