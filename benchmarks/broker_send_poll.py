@@ -36,7 +36,7 @@ import msgspec
 
 from benchmarks.bare_server import NAMES, RESPONSE
 from benchmarks.bare_server import serve as serve_bare
-from headrace.cli.server.up import SWITCH_INTERVAL_SECONDS
+from headrace.process.startup.serving_loop import SWITCH_INTERVAL_SECONDS
 from headrace.runtime.system import run as run_loop
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.classic_frames import encode_request
@@ -117,7 +117,7 @@ async def serve_broker(folder: str, level: str) -> None:
 
     settings = msgspec.structs.replace(DEVELOPMENT, durability=level)
     stack = await Stack(folder, settings).start()
-    gc.freeze()  # as `cli/server/control.py`
+    gc.freeze()  # as `process/startup/control_plane_process.py`
     print(stack.port, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await stack.stop()

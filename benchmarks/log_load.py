@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from benchmarks.bare_log import HEAD, LENGTH
-from headrace.cli.server.up import SWITCH_INTERVAL_SECONDS
 from headrace.config.datanode import DataNodeSettings, StorageSettings
 from headrace.config.placement import PlacementSettings
 from headrace.datanode.service import DataNodeService
 from headrace.net.credentials import node_credential
 from headrace.placement.metadata.store import MemoryStore
 from headrace.placement.service import PlacementService
+from headrace.process.startup.serving_loop import SWITCH_INTERVAL_SECONDS
 from headrace.runtime.system import run as run_loop
 from headrace.runtime.system import system_runtime
 from headrace.sbp_client.channels import Connect, PlacementLinks, tcp_connect
@@ -105,7 +105,7 @@ async def serve_node(folder: str, placement: str, tail_cache_bytes: int) -> None
         plain_streams=False,
     )  # fmt: skip
     await node.start("127.0.0.1", 0)
-    gc.freeze()  # as `cli/server/role_serving.py`
+    gc.freeze()  # as `process/startup/role_process.py`
     print(node.address, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await node.abort()  # the bytes go away anyway

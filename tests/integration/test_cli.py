@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from headrace.cli import doctor, profile_file
 from headrace.cli.main import app
-from headrace.cli.output import note
+from headrace.observability.escaping import note
 from tests.integration.server import Server, running
 
 

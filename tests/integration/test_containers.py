@@ -295,7 +295,7 @@ def grant_file(server: Server, operator: str) -> Path:
 def control_plane(server: Server) -> int:
     for pid in server.children():
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"headrace.cli.server.control" in command:
+        if b"headrace.process.startup.control_plane_process" in command:
             return pid
     raise AssertionError("there is no control plane")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.server.running import Running, read_note, started, write_note
+from headrace.process.startup.server_note import Running, read_note, started, write_note
 from tests.integration.server import wait_until_gone
 
 PORTS = [f"--{name}-port=0" for name in ("iggy", "quic", "placement", "node", "http")]

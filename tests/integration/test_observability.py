@@ -16,7 +16,6 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.cli.server.role_serving import make_role
 from headrace.client.iggy import IggyClient
 from headrace.config.broker import BrokerSettings
 from headrace.config.process import ObservabilitySettings
@@ -28,6 +27,7 @@ from headrace.observability.metrics import TABLE
 from headrace.process.data_plane import DataPlane
 from headrace.process.http_server import Endpoint
 from headrace.process.roles import Role
+from headrace.process.startup.role_process import make_role
 from headrace.runtime.system import system_runtime
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy

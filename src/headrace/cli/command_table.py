@@ -19,7 +19,7 @@ class Entry(NamedTuple):
 SECTIONS: dict[str, dict[str, Entry]] = {
     "Run": {
         "up": Entry("server.up:up", "Run everything on this machine."),
-        "down": Entry("server.detaching:down", "Stop what `headrace up` runs."),
+        "down": Entry("server.up:down", "Stop what `headrace up` runs."),
         "demo": Entry("demo:demo", "Show the whole system at work, with a kill and a check."),
         "doctor": Entry("doctor:doctor", "Look for what would keep Headrace from working here."),
         "top": Entry("top.top:top", "Show rates, lag, pipelines and brokers live."),

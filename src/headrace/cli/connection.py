@@ -156,7 +156,7 @@ def _value(given: dict[str, Any], profile: dict[str, Any], name: str, default: s
         return str(given[name])
     found = str(profile.get(name, ""))
     if name in ("password", "token") and found:
-        from headrace.cli.server.secrets import read_reference
+        from headrace.process.startup.secret_references import read_reference
 
         return read_reference(found, f"the profile's {name}")
     return found or default
@@ -198,9 +198,9 @@ async def log_in(conversation: Conversation | None = None) -> IggyClient:
 def with_link(work: Callable[[Link], Awaitable[T]], *, retry_seconds: float) -> T:
     """As `with_broker`, over a connection that is made again when it breaks: a server that
     restarts costs a pause. It has to be there at the beginning."""
-    from headrace.cli.output import note
     from headrace.client.connection import Link
     from headrace.client.url import ServerUrl, TlsOptions
+    from headrace.observability.escaping import note
     from headrace.runtime.system import run, system_runtime
 
     target, chosen = TARGET.get(), TLS.get()

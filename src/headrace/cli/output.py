@@ -21,7 +21,7 @@ from datetime import datetime
 from itertools import zip_longest
 from typing import Any
 
-from headrace.observability.escaping import LINES, escape
+from headrace.observability.escaping import LINES, escape, note
 
 NEVER = 0xFFFF_FFFF_FFFF_FFFF  # Iggy's number for "never" and "unlimited"
 
@@ -290,8 +290,3 @@ def working(what: str) -> Iterator[None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         progress.add_task(what, total=None)
         yield
-
-
-def note(text: str) -> None:
-    """A message for the person at the terminal; never part of the result."""
-    print(printable(text), file=sys.stderr)

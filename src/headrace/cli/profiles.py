@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from headrace.cli.declare import Group, argument, option
-from headrace.cli.output import note, print_fields, print_rows
+from headrace.cli.output import print_fields, print_rows
 from headrace.cli.parameters import json_option
 from headrace.cli.profile_file import complete, existing, load, save
+from headrace.observability.escaping import note
 
 app = Group("profile", help="Named servers for the other commands.")
 

@@ -7,6 +7,8 @@ as Python writes it (`\\n`, `\\x1b`, `\\u202e`).
 
 from __future__ import annotations
 
+import sys
+
 LINES = "\n\t"
 """To be kept where text of several lines is shown as such."""
 
@@ -18,3 +20,8 @@ def escape(text: str, keep: str = "") -> str:
         each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
         for each in text
     )
+
+
+def note(text: str) -> None:
+    """A message for the person at the terminal; never part of the result."""
+    print(escape(text, LINES), file=sys.stderr)

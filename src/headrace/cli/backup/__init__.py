@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from headrace.cli.declare import argument, command, option
-from headrace.cli.output import byte_progress, note, print_fields, print_json
+from headrace.cli.output import byte_progress, print_fields, print_json
 from headrace.cli.parameters import json_option
+from headrace.observability.escaping import note
 
 DATA_DIR = "headrace-data"
 data_dir_option = option("--data-dir", default=DATA_DIR, help="Of `headrace up`, or of one role.")

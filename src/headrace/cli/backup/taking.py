@@ -29,8 +29,8 @@ from pathlib import Path
 
 from headrace.cli.backup.manifest import Kept, Manifest, Progress, checked, copy, save, sync_folder
 from headrace.cli.backup.metadata import FILE, Metadata, records, signature
-from headrace.cli.server import running
 from headrace.errors import AlreadyExistsError, ConfigError
+from headrace.process.startup import server_note
 from headrace.storage.layout import (
     DRAFT_SUFFIX,
     INDEX_SUFFIX,
@@ -179,7 +179,10 @@ def _is_kept(name: str, newest: int) -> bool:
     last = name.rpartition("/")[2]
     if name in (f"{LOG}/{LOCK}", f"{LOG}/{JOURNAL}", SEEN) or name.startswith(FILE):
         return False
-    if name in (running.NOTE, running.LOG):  # of the process that serves it, not of its data
+    if name in (
+        server_note.NOTE,
+        server_note.LOG,
+    ):  # of the process that serves it, not of its data
         return False
     if last.endswith((DRAFT_SUFFIX, *_TEMPORARY)):
         return False

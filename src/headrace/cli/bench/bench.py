@@ -14,8 +14,9 @@ import click
 
 from headrace.cli.connection import connects, log_in
 from headrace.cli.declare import argument, command, option
-from headrace.cli.output import note, print_json, print_rows
+from headrace.cli.output import print_json, print_rows
 from headrace.cli.parameters import json_option, split_topic
+from headrace.observability.escaping import note
 
 if TYPE_CHECKING:
     from headrace.cli.bench.load import Load, Outcome

@@ -63,10 +63,10 @@ sees_cluster = shared_options(OPTIONS, _chosen)
 def find_cluster(data_dir: str, managers: str | None, secret: str) -> tuple[list[str], bytes]:
     """Addresses and key. ConfigError when nothing says where the cluster is."""
     from headrace.cli.cluster.local_cluster import State
-    from headrace.cli.server.running import read_note
-    from headrace.cli.server.secrets import read_secret
     from headrace.errors import ConfigError
     from headrace.process.links import check_addresses
+    from headrace.process.startup.secret_references import read_secret
+    from headrace.process.startup.server_note import read_note
 
     listed = list(o.split_addresses(managers) or ())
     if not listed:

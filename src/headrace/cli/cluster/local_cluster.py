@@ -25,13 +25,13 @@ from pathlib import Path
 from secrets import token_hex
 
 from headrace.cli.cluster.etcd import ETCD_USER, etcd_arguments, find_etcd, protect
-from headrace.cli.output import note
-from headrace.cli.server.running import started
-from headrace.cli.server.up import write_ready_file
 from headrace.config.process import TlsSettings
 from headrace.errors import ConfigError, LockedError, StateError, UnavailableError
+from headrace.observability.escaping import note
 from headrace.observability.logging import configure_logging
 from headrace.process.certificates import load_certificate
+from headrace.process.startup.announcing import write_ready_file
+from headrace.process.startup.server_note import started
 from headrace.runtime.interfaces import Process
 from headrace.runtime.system import run, system_runtime
 

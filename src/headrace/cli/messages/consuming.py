@@ -15,11 +15,12 @@ from datetime import UTC, datetime
 
 from headrace.cli.messages import records
 from headrace.cli.messages.consume import is_point, parse_time_us
-from headrace.cli.output import note, printable
+from headrace.cli.output import printable
 from headrace.client.connection import Link
 from headrace.client.consuming import GroupConsumer
 from headrace.client.topic_reader import Position, TopicReading
 from headrace.errors import NotFoundError
+from headrace.observability.escaping import note
 from headrace.wire.iggy.messages.messages import Message, decode_messages
 from headrace.wire.iggy.messages.topics import PartitionInfo, TopicDetails
 from headrace.wire.iggy.primitives import Strategy

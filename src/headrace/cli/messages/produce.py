@@ -13,9 +13,10 @@ import click
 
 from headrace.cli.connection import connects, with_link
 from headrace.cli.declare import command, option
-from headrace.cli.output import counted, note, print_json
+from headrace.cli.output import counted, print_json
 from headrace.cli.parameters import json_option, split_topic
 from headrace.cli.server_names import topic_argument
+from headrace.observability.escaping import note
 
 if TYPE_CHECKING:
     from headrace.client.connection import Link, Sender

@@ -13,8 +13,9 @@ import click
 from headrace.cli.connection import controls
 from headrace.cli.control_api import control_api
 from headrace.cli.declare import argument, option
-from headrace.cli.output import note, print_fields, print_json, print_rows, working
+from headrace.cli.output import print_fields, print_json, print_rows, working
 from headrace.cli.parameters import json_option
+from headrace.observability.escaping import note
 
 # What a project folder holds besides its code; never part of a package.
 SKIPPED_FOLDERS = {"__pycache__", "node_modules", "venv", "build", "dist", "headrace-data"}

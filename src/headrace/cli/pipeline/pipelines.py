@@ -14,11 +14,12 @@ import click
 from headrace.cli.connection import controls
 from headrace.cli.control_api import Api, control_api
 from headrace.cli.declare import Group, argument, option
-from headrace.cli.output import format_value, note, print_fields, print_json, print_rows, printable
+from headrace.cli.output import format_value, print_fields, print_json, print_rows, printable
 from headrace.cli.parameters import confirm, json_option, yes_option
 from headrace.cli.pipeline import deploy, init, pipeline_runs, pipeline_view, plan
 from headrace.cli.pipeline.deploy import check_script
 from headrace.cli.server_names import pipeline_argument
+from headrace.observability.escaping import note
 
 app = Group("pipeline", help="Pipelines: PySpark code that the controller supervises.")
 app.command("init")(init.init)

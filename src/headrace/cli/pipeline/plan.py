@@ -17,10 +17,11 @@ from typing import Any
 import click
 
 from headrace.cli.declare import argument, option
-from headrace.cli.output import note, print_fields, print_json, print_rows, working
+from headrace.cli.output import print_fields, print_json, print_rows, working
 from headrace.cli.parameters import json_option
 from headrace.cli.pipeline import pipeline_runs
 from headrace.cli.pipeline.deploy import check_script
+from headrace.observability.escaping import note
 
 DESCRIBE = "headrace.pipeline.plan.describe"
 DESCRIBE_SECONDS = 120.0

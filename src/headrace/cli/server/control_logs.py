@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.declare import Group, option
-from headrace.cli.output import note, print_json, print_rows
+from headrace.cli.output import print_json, print_rows
 from headrace.cli.parameters import json_option
+from headrace.observability.escaping import note
 
 if TYPE_CHECKING:
     from headrace.sbp_client.state_replay import Condition
@@ -53,9 +54,9 @@ def salvage(data_dir: str, dry_run: bool, as_json: bool) -> None:
 
 
 def _look(data_dir: str, *, accept: bool) -> Sequence[Condition]:
-    from headrace.cli.server.up import load_settings
     from headrace.errors import ConfigError
     from headrace.process.data_plane import open_control_logs
+    from headrace.process.startup.settings import load_settings
     from headrace.runtime.system import run, system_runtime
 
     if not (Path(data_dir) / "placement").is_dir() or not (Path(data_dir) / "node").is_dir():

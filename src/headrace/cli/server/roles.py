@@ -187,15 +187,15 @@ def _run(
     ready_file: str,
     log_format: Literal["text", "json"],
 ) -> None:
-    from headrace.cli.server.up import load_settings
     from headrace.observability.logging import configure_logging
+    from headrace.process.startup.settings import load_settings
 
     settings = load_settings(config, dict(overrides))
     configure_logging(format=log_format, role=name)
-    from headrace.cli.server.observing import observing
-    from headrace.cli.server.role_serving import serve_role
-    from headrace.cli.server.secrets import read_secret
-    from headrace.cli.server.starting import explaining_start
+    from headrace.process.startup.observing import observing
+    from headrace.process.startup.role_process import serve_role
+    from headrace.process.startup.secret_references import read_secret
+    from headrace.process.startup.start_errors import explaining_start
     from headrace.runtime.system import run
 
     secret = read_secret(settings.secret, settings.data_dir)

@@ -1,24 +1,33 @@
-"""headrace up: the data plane in this process, the control plane in a child of it."""
+"""headrace up and down: the data plane in this process, the control plane in a child of it.
+
+With --detach the command returns when the server accepts clients. The server is then a process of
+its own session. Until it is ready it has the terminal of whoever started it, so that a first
+password or the reason of a failure is read there; from then on everything it says goes to its log.
+It tells that it is ready by a line on standard output.
+"""
 
 from __future__ import annotations
 
-import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.cli.declare import command
-from headrace.cli.output import note
+import click
+
+from headrace.cli.declare import command, option
 from headrace.cli.server import role_options as o
+from headrace.observability.escaping import note
 
 if TYPE_CHECKING:
     from headrace.config.settings import Settings
 
-READY_SECONDS = 60.0
-# A busy event loop delays the thread that waits in fdatasync by up to this long each time.
-SWITCH_INTERVAL_SECONDS = 0.0005
+STOP_SECONDS = 120.0
+_ASK_SECONDS = 0.05
 
 
 @command("up")
@@ -58,6 +67,7 @@ def up(
 ) -> None:
     """Run everything on this machine: log, broker, controller, dashboard. Ctrl-C stops it."""
     from headrace.observability.logging import configure_logging
+    from headrace.process.startup.settings import load_settings
     from headrace.runtime.system import run
 
     overrides = {
@@ -75,20 +85,16 @@ def up(
     }
     settings = load_settings(config, overrides)
     if detach:
-        from headrace.cli.server.detaching import run_detached
-
         given = {**overrides, "config": config, "ready_file": ready_file, "log_format": log_format}
-        run_detached(settings, _as_options(given))
+        _run_detached(settings, _as_options(given))
         return
-    from headrace.cli.server.detaching import Background
+    from headrace.process.startup.data_plane_process import Background, serve
+    from headrace.process.startup.observing import observing
+    from headrace.process.startup.start_errors import explaining_start
 
     background = Background(background_log) if background_log else None
     output = background.log if background is not None else None
     configure_logging(format=log_format, role="data-plane", output=output)
-    from headrace.cli.server.observing import observing
-    from headrace.cli.server.serving import serve
-    from headrace.cli.server.starting import explaining_start
-
     with observing(settings, "data-plane", log_format), explaining_start(settings):
         run(serve(settings, ready_file=ready_file, log_format=log_format, background=background))
 
@@ -104,95 +110,71 @@ def _as_options(given: Mapping[str, Any]) -> list[str]:
     return options
 
 
-def load_settings(file: str, overrides: dict[str, Any]) -> Settings:
-    """Defaults, file, environment, flags, in that order."""
-    from headrace.config.settings import parse_settings
-    from headrace.errors import ConfigError
+def _run_detached(settings: Settings, arguments: list[str]) -> None:
+    """Start `headrace up` with these arguments and wait until it is ready or has failed."""
+    from headrace.errors import ConfigError, LockedError, StateError
+    from headrace.process.startup.data_plane_process import READY_LINE, open_log
+    from headrace.process.startup.server_note import LOG, read_note, told_running
 
+    data_dir = settings.data_dir
+    there = read_note(data_dir)
+    if there is not None:
+        raise LockedError(told_running(data_dir, there))
     try:
-        content = Path(file).read_bytes() if file else b""
+        os.makedirs(data_dir, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    settings = parse_settings(content, overrides, note)
-    return with_root(with_whole_paths(settings), os.environ)
-
-
-def with_whole_paths(settings: Settings) -> Settings:
-    """Folders as they are meant here: containers, and whoever reads a plan, start in others."""
-    import msgspec
-
-    shared = settings.controller.shared_path
-    if shared and "://" not in shared:
-        controller = msgspec.structs.replace(
-            settings.controller, shared_path=os.path.abspath(shared)
-        )
-        settings = msgspec.structs.replace(settings, controller=controller)
-    return msgspec.structs.replace(settings, data_dir=os.path.abspath(settings.data_dir))
-
-
-def with_root(settings: Settings, environment: os._Environ[str] | dict[str, str]) -> Settings:
-    """Root credentials: --dev, else the environment (Iggy's own names are understood too)."""
-    import msgspec
-
-    if settings.dev:
-        username = password = "iggy"
-    else:
-        username, password = (
-            environment.get(f"HEADRACE_ROOT_{part}", environment.get(f"IGGY_ROOT_{part}", ""))
-            for part in ("USERNAME", "PASSWORD")
-        )
-    if not password:
-        return settings
-    broker = msgspec.structs.replace(
-        settings.broker, root_username=username, root_password=password
+        raise ConfigError(f"cannot make {data_dir}: {error.strerror}; choose --data-dir") from error
+    log = str(Path(data_dir, LOG))
+    open_log(log).close()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace.cli.main", "up", *arguments, "--background-log", log],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
-    return msgspec.structs.replace(settings, broker=broker)
+    assert process.stdout is not None
+    try:
+        ready = process.stdout.readline() == READY_LINE
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
+    if not ready:
+        status = process.wait()
+        if status < 0:
+            raise StateError(f"the server was ended by signal {-status}; its log is {log}")
+        raise click.exceptions.Exit(status or 1)  # it has said why
+    note(f"it runs in the background: process {process.pid}, log {log}")
+    note(f"  stop it with  headrace down --data-dir {data_dir}")
 
 
-LABELS = {
-    "iggy": "Iggy clients",
-    "quic": "over QUIC",
-    "http": "dashboard   http://",
-    "placement_manager": "placement",
-    "data_node": "data node",
-    "umbilical": "umbilical",
-    "metrics": "metrics     http://",
-    "control_metrics": "  control   http://",
-}
+@command("down")
+@option("--data-dir", help="The data directory it was started on.")
+@o.config_option
+def down(data_dir: str | None, config: str) -> None:
+    """Stop a `headrace up` that runs in the background, or in another terminal; waits for it."""
+    from headrace.errors import StateError, UnavailableError
+    from headrace.process.startup.server_note import read_note
+    from headrace.process.startup.settings import load_settings
 
-
-def print_ready(
-    addresses: dict[str, str],
-    authority_path: str,
-    *,
-    https: bool = False,
-    attached: bool = True,
-    token: str = "",
-) -> None:
-    """`token`: what submitting a pipeline over HTTP takes beside iggy/iggy."""
-    note("headrace is up; Ctrl-C stops it" if attached else "headrace is up")
-    for name, label in LABELS.items():
-        if https and name == "http":
-            label = label.replace("http:", "https:")
-        if addresses.get(name):
-            gap = "" if label.endswith("//") else "  "
-            note(f"  {label:<12}{gap}{addresses[name]}")
-    if token:
-        note(f"  HTTP token  {token}")
-        note("    (for programs that submit pipelines as iggy/iggy; `headrace` finds it by itself)")
-    if authority_path:
-        note(f"  TLS clients trust {authority_path} (a development certificate for localhost)")
-
-
-def write_ready_file(path: str, addresses: Mapping[str, object]) -> None:
-    """Atomically, so that whoever waits for it never reads half of it."""
-    temporary = f"{path}.{os.getpid()}.tmp"
-    with open(temporary, "w") as file:
-        json.dump(dict(addresses), file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def child_arguments() -> list[str]:
-    return [sys.executable, "-m", "headrace.cli.server.control"]
+    folder = load_settings(config, {"data_dir": data_dir}).data_dir
+    there = read_note(folder)
+    if there is None:
+        raise UnavailableError(
+            f"no `headrace up` runs on {folder}; name the one it runs on with --data-dir"
+        )
+    try:
+        os.kill(there.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # it has just ended by itself
+    except PermissionError as error:
+        raise StateError(f"process {there.pid} belongs to another user; stop it as that") from error
+    deadline = time.monotonic() + STOP_SECONDS
+    while there.is_alive():
+        if time.monotonic() > deadline:
+            raise StateError(
+                f"process {there.pid} was asked to stop and has not yet; "
+                f"see {there.log or 'what it says in its terminal'}"
+            )
+        time.sleep(_ASK_SECONDS)
+    note(f"headrace on {folder} has stopped")

@@ -8,10 +8,11 @@ import click
 
 from headrace.cli.connection import connects, with_broker
 from headrace.cli.declare import Group, argument, option
-from headrace.cli.output import note, print_fields, print_json, print_rows
+from headrace.cli.output import print_fields, print_json, print_rows
 from headrace.cli.parameters import confirm, json_option, split_topic, yes_option
 from headrace.cli.server_names import topic_argument
 from headrace.cli.topics.topics import details_of
+from headrace.observability.escaping import note
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient

@@ -20,9 +20,10 @@ from headrace.cli.messages.points import (
     parse_point,
     until_option,
 )
-from headrace.cli.output import count_progress, note, print_json
+from headrace.cli.output import count_progress, print_json
 from headrace.cli.parameters import json_option, split_topic
 from headrace.cli.server_names import topic_argument
+from headrace.observability.escaping import note
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient

@@ -10,9 +10,10 @@ import click
 
 from headrace.cli.connection import PASSWORD, USERNAME, connects, with_broker
 from headrace.cli.declare import Group, argument, option
-from headrace.cli.output import byte_progress, count_progress, note, print_json
+from headrace.cli.output import byte_progress, count_progress, print_json
 from headrace.cli.parameters import json_option, split_topic
 from headrace.cli.server_names import topic_argument
+from headrace.observability.escaping import note
 
 if TYPE_CHECKING:
     from headrace.cli.transfer.import_sources import Imported

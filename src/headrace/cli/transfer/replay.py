@@ -15,8 +15,9 @@ from headrace.cli.messages.points import (
     parse_point,
     until_option,
 )
-from headrace.cli.output import count_progress, note, print_json, print_rows
+from headrace.cli.output import count_progress, print_json, print_rows
 from headrace.cli.parameters import json_option, split_topic
+from headrace.observability.escaping import note
 
 if TYPE_CHECKING:
     from headrace.cli.transfer.replay_jobs import Job

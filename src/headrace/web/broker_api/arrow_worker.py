@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
+import psutil
 
 from headrace.web.broker_api import types as t
 
@@ -165,9 +166,7 @@ def main() -> None:
 
 
 def _bound_memory() -> None:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        pages = int(file.read().split()[0])
-    most = pages * resource.getpagesize() + MEMORY_BYTES_MAX
+    most = psutil.Process().memory_info().vms + MEMORY_BYTES_MAX
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -9,9 +9,9 @@ import pytest
 
 from headrace import errors as e
 from headrace.cli.advice import report
-from headrace.cli.server.running import write_note
-from headrace.cli.server.starting import explaining_start
 from headrace.config.settings import Settings
+from headrace.process.startup.server_note import write_note
+from headrace.process.startup.start_errors import explaining_start
 
 
 def told(error: e.HeadraceError, data_dir: str = "/data") -> tuple[str, int]:

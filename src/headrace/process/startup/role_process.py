@@ -9,19 +9,18 @@ import asyncio
 import gc
 import logging
 import os
-import signal
-import sys
 
-from headrace.cli.output import note
-from headrace.cli.server.observing import make_endpoint
-from headrace.cli.server.secrets import read_reference
-from headrace.cli.server.up import LABELS, SWITCH_INTERVAL_SECONDS, write_ready_file
 from headrace.config.settings import Settings, shown_settings
 from headrace.errors import UnavailableError
+from headrace.observability.escaping import note
 from headrace.observability.logging import RecentLines
 from headrace.process.certificates import Tls, load_tls
 from headrace.process.links import check_addresses, check_advertised, node_connect, placement_links
 from headrace.process.roles import Role
+from headrace.process.startup.announcing import report_role, tell_root
+from headrace.process.startup.observing import make_endpoint
+from headrace.process.startup.secret_references import read_reference
+from headrace.process.startup.serving_loop import stop_on_signals, unless_stopped
 from headrace.runtime.system import system_runtime
 from headrace.wire.sbp.messages import ClientRole
 
@@ -72,9 +71,8 @@ async def make_role(name: str, settings: Settings, secret: bytes) -> Role:
 
 def _make_broker(settings: Settings, secret: bytes, tls: Tls) -> Role:
     from headrace.broker.term.snapshot import Diagnostics
-    from headrace.cli.server.process_figures import Figures, list_processes
-    from headrace.cli.server.root import tell_root
     from headrace.process.roles import BrokerRole
+    from headrace.process.startup.machine_figures import Figures, list_processes
 
     runtime = system_runtime()
     recent = RecentLines()
@@ -101,43 +99,27 @@ def _make_broker(settings: Settings, secret: bytes, tls: Tls) -> Role:
 
 
 async def serve_role(name: str, settings: Settings, secret: bytes, *, ready_file: str) -> None:
-    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_on_signals()
     role = await make_role(name, settings, secret)
     endpoint = make_endpoint(settings, role.observed())
     await endpoint.start()
-    starting = asyncio.create_task(role.start())
-    stopping = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
+        if not await unless_stopped(stop, role.start()):
             return
-        await starting
-        gc.freeze()  # as in `control.py`
-        _report(name, {**role.addresses(), **endpoint.addresses()}, ready_file)
-        lost = asyncio.create_task(role.lost.wait())
-        await asyncio.wait([stopping, lost], return_when=asyncio.FIRST_COMPLETED)
-        lost.cancel()
+        gc.freeze()  # as in `control_plane_process.py`
+        report_role(name, {**role.addresses(), **endpoint.addresses()}, ready_file)
+        waits = [asyncio.create_task(stop.wait()), asyncio.create_task(role.lost.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
         if role.lost.is_set():
             raise role.failure or UnavailableError(
                 f"the {name} cannot go on; see its messages above"
             )
         note("stopping")
     finally:
-        for task in (starting, stopping):
-            task.cancel()
-        await asyncio.gather(starting, stopping, return_exceptions=True)
         await role.close()
         await endpoint.close()
-
-
-def _report(name: str, addresses: dict[str, str], ready_file: str) -> None:
-    note(f"headrace {name} is up; Ctrl-C stops it")
-    for key, address in addresses.items():
-        gap = "" if LABELS[key].endswith("//") else "  "
-        note(f"  {LABELS[key]:<12}{gap}{address}")
-    if ready_file:
-        write_ready_file(ready_file, addresses)

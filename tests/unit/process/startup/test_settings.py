@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.server.up import load_settings
+from headrace.process.startup.settings import load_settings
 
 
 def test_folders_are_meant_from_where_the_command_is_given(

@@ -1,4 +1,4 @@
-"""The control plane's process: `python -m headrace.cli.server.control`, started by `headrace up`.
+"""The process of the control plane, a child of `headrace up` that is started as a module.
 
 The first line of stdin says what to serve. When stdin ends the parent is gone or wants an end, and
 so does this process; containers end with it. When it is killed they go on, and the next one adopts
@@ -18,11 +18,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.cli.server.observing import make_endpoint, observing
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError, HeadraceError
 from headrace.observability.logging import configure_logging, get_logger
 from headrace.process.control_plane import ControlPlane
+from headrace.process.startup.observing import make_endpoint, observing
 from headrace.runtime.system import run, system_runtime
 
 ALIVE_SECONDS = 5.0

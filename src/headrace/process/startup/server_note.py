@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+import psutil
 
 NOTE = "up.json"
 LOG = "up.log"
@@ -33,17 +34,21 @@ class Running:
 
 
 def started(pid: int) -> str:
-    """When a process started, in the system's own words; empty when there is none."""
+    """When a process started, by the system; empty when there is none.
+
+    Linux counts clock ticks since boot, which stay the same when the clock is set. What psutil
+    says there does not.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if fields[0] == "Z" else fields[19]  # clock ticks since boot
+        return "" if fields[0] == "Z" else fields[19]
     except (OSError, IndexError):
         if os.path.isdir("/proc/self"):
             return ""
-    told = subprocess.run(
-        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
-    return told.stdout.strip()
+    try:
+        return str(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return ""
 
 
 def write_note(data_dir: str, addresses: dict[str, str], log: str) -> None:
@@ -67,3 +72,12 @@ def read_note(data_dir: str) -> Running | None:
     except (OSError, ValueError, TypeError):
         return None
     return found if found.is_alive() else None
+
+
+def told_running(data_dir: str, there: Running) -> str:
+    """In the words of an error."""
+    where = f", Iggy clients on {there.addresses['iggy']}" if "iggy" in there.addresses else ""
+    return (
+        f"headrace already runs on {data_dir} (process {there.pid}{where}); "
+        f"stop it with `headrace down --data-dir {data_dir}`, or choose another --data-dir"
+    )

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def make_endpoint(settings: Settings, roles: Sequence[Observed]) -> Endpoint:
-    from headrace.cli.server.secrets import read_reference
     from headrace.process.http_server import Endpoint
+    from headrace.process.startup.secret_references import read_reference
     from headrace.runtime.system import system_runtime
 
     token = settings.observability.metrics_token

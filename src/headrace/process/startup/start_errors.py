@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headrace.cli.server.detaching import told_running
-from headrace.cli.server.running import read_note
 from headrace.config.settings import Settings
 from headrace.errors import (
     ConfigError,
@@ -18,6 +16,7 @@ from headrace.errors import (
     NotFoundError,
     StorageError,
 )
+from headrace.process.startup.server_note import read_note, told_running
 
 _TAKEN = re.compile(r"cannot listen on (?P<address>\S+):(?P<port>\d+)(?:: (?P<reason>.*))?")
 _PORTS = ("iggy_port", "quic_port", "placement_port", "node_port", "http_port", "metrics_port")

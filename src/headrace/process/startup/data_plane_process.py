@@ -10,42 +10,64 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal
+import os
 import sys
-from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TextIO
 
 import msgspec
 
 from headrace.broker.term.snapshot import Diagnostics
-from headrace.cli.output import note
-from headrace.cli.server.detaching import Background
-from headrace.cli.server.observing import make_endpoint
-from headrace.cli.server.process_figures import Figures, list_processes
-from headrace.cli.server.root import tell_root
-from headrace.cli.server.running import remove_note, write_note
-from headrace.cli.server.up import (
-    READY_SECONDS,
-    SWITCH_INTERVAL_SECONDS,
-    child_arguments,
-    print_ready,
-    write_ready_file,
-)
 from headrace.config.settings import Settings, shown_settings
 from headrace.errors import ConfigError, UnavailableError
+from headrace.observability.escaping import note
 from headrace.observability.logging import Format, RecentLines, get_logger
 from headrace.process.data_plane import DataPlane
 from headrace.process.secrets import load_http_token
+from headrace.process.startup.announcing import print_ready, tell_root, write_ready_file
+from headrace.process.startup.machine_figures import Figures, list_processes
+from headrace.process.startup.observing import make_endpoint
+from headrace.process.startup.server_note import remove_note, write_note
+from headrace.process.startup.serving_loop import stop_on_signals, unless_stopped
 from headrace.runtime.system import system_runtime
 
+READY_SECONDS = 60.0
 STOP_SECONDS = 30.0
 RESTART_SECONDS_MIN = 1.0
 RESTART_SECONDS_MAX = 30.0
 WELL_SECONDS = 60.0  # after so long an end counts as the first one
 SILENT_SECONDS = 60.0
+READY_LINE = b"ready\n"  # what a server in the background writes for whoever started it
 
 log = get_logger(__name__)
+
+
+class Background:
+    """The server's side: its log, and the moment from which it has no terminal any more."""
+
+    def __init__(self, log_file: str) -> None:
+        self.log_file = log_file
+        self.log: TextIO = open_log(log_file)
+
+    def tell_ready(self) -> None:
+        os.write(1, READY_LINE)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor in (1, 2):
+            os.dup2(self.log.fileno(), descriptor)
+
+
+def open_log(path: str) -> TextIO:
+    """Lines are added to it. For its owner alone: it names topics, users and addresses."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; choose --data-dir") from error
+    return os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+
+
+def child_arguments() -> list[str]:
+    return [sys.executable, "-m", "headrace.process.startup.control_plane_process"]
 
 
 class ControlChild:
@@ -141,22 +163,18 @@ async def serve(
     log_format: Format,
     background: Background | None = None,
 ) -> None:
-    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_on_signals()
     plane = _make_plane(settings)
     endpoint = make_endpoint(settings, plane.observed())
     log_file, output = (background.log_file, background.log) if background else ("", None)
     child: ControlChild | None = None
     await endpoint.start()
     try:
-        if not await _unless_stopped(stop, plane.start()):
+        if not await unless_stopped(stop, plane.start()):
             return
         write_note(settings.data_dir, plane.addresses(), log_file)
         child = ControlChild(_told(settings, plane.addresses(), log_format=log_format), output)
-        if not await _unless_stopped(stop, child.start()):
+        if not await unless_stopped(stop, child.start()):
             return
         addresses = {**plane.addresses(), **child.addresses, **endpoint.addresses()}
         write_note(settings.data_dir, addresses, log_file)
@@ -197,21 +215,6 @@ def _make_plane(settings: Settings) -> DataPlane:
             logs=recent.text,
         ),
     )
-
-
-async def _unless_stopped(stop: asyncio.Event, starting: Coroutine[Any, Any, None]) -> bool:
-    """Whether it started; False when somebody asked to stop before."""
-    started = asyncio.create_task(starting)
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait([started, stopped], return_when=asyncio.FIRST_COMPLETED)
-        if started.done():
-            await started
-        return started.done()
-    finally:
-        for task in (started, stopped):
-            task.cancel()
-        await asyncio.gather(started, stopped, return_exceptions=True)
 
 
 def _http_token(settings: Settings) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.server import serving
-from headrace.cli.server.serving import ControlChild
+from headrace.process.startup import data_plane_process
+from headrace.process.startup.data_plane_process import ControlChild
 
 SAYS_READY = 'import sys, time\nsys.stdin.readline()\nprint(\'{"http": "here"}\', flush=True)\n'
 LIVES = f"{SAYS_READY}while True:\n    time.sleep(0.05)\n    print(flush=True)\n"
@@ -24,9 +24,9 @@ class Children:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *scripts: str | None) -> None:
         self._scripts = list(scripts)
         self.started = 0
-        monkeypatch.setattr(serving, "child_arguments", self._arguments)
-        monkeypatch.setattr(serving, "RESTART_SECONDS_MIN", 0.01)
-        monkeypatch.setattr(serving, "SILENT_SECONDS", 2.0)
+        monkeypatch.setattr(data_plane_process, "child_arguments", self._arguments)
+        monkeypatch.setattr(data_plane_process, "RESTART_SECONDS_MIN", 0.01)
+        monkeypatch.setattr(data_plane_process, "SILENT_SECONDS", 2.0)
 
     def _arguments(self) -> list[str]:
         script = self._scripts[min(self.started, len(self._scripts) - 1)]
@@ -76,7 +76,7 @@ def test_one_that_does_not_get_to_its_end_is_ended(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
         import asyncio, threading, time, msgspec
-        from headrace.cli.server import control
+        from headrace.process.startup import control_plane_process as control
 
         class Endpoint:
             async def start(self): ...
