@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headrace.ids import WindowId
-from headrace.pipeline.container.heartbeat import Vitals
+from headrace.pipeline.container.heartbeat import HeartbeatFigures
 from headrace.pipeline.container.reports import Place, operator_stats, read_progress, with_bad_rows
 from headrace.pipeline.container.umbilical import UmbilicalClient, load_token
 from headrace.pipeline.container.window_log import BatchWindow
@@ -88,7 +88,7 @@ class EmulatedContainer:
     log_bytes: int = 0
     taken: int = 0
     previous: WindowId = NO_WINDOW
-    vitals: Vitals | None = None
+    figures: HeartbeatFigures | None = None
 
     @property
     def application(self) -> str:
@@ -117,7 +117,7 @@ class EmulatedContainer:
         if context is None:
             return 1
         grid = WindowGrid(context.start_window_millis, 500)
-        self.vitals = Vitals.from_context(context)
+        self.figures = HeartbeatFigures.from_context(context)
         while True:
             if self.operators and self.behaviour.crashes:
                 self.log("error", "container_failed", "reason='OutOfMemoryError: Java heap space'")
@@ -175,8 +175,8 @@ class EmulatedContainer:
         )
 
     def _complete(self, reports: Sequence[m.OperatorHeartbeat]) -> tuple[m.OperatorHeartbeat, ...]:
-        assert self.vitals is not None
-        return self.vitals.complete(reports, 200_000_000 * self.batch)
+        assert self.figures is not None
+        return self.figures.complete(reports, 200_000_000 * self.batch)
 
     def _state(self, id_: int) -> m.DeployState:
         if id_ in self.failed:
@@ -279,8 +279,8 @@ class EmulatedContainer:
             self.ending.discard(id_)
         for info in response.deploy_request:
             self.operators[info.id] = info
-            assert self.vitals is not None
-            self.vitals.on_deploy([info])
+            assert self.figures is not None
+            self.figures.on_deploy([info])
             self.log("info", "deployed", f"operator={info.name} run={info.run_id}")
             if UNTIL in info.context_attributes:
                 self.ending.add(info.id)

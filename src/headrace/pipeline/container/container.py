@@ -32,7 +32,7 @@ from headrace.observability.logging import (
     configure_logging,
     get_logger,
 )
-from headrace.pipeline.container.heartbeat import Vitals
+from headrace.pipeline.container.heartbeat import HeartbeatFigures
 from headrace.pipeline.container.script_workload import ScriptWorkload
 from headrace.pipeline.container.umbilical import PATH_VARIABLE, UmbilicalClient, load_token
 from headrace.pipeline.container.workload import Workload, WorkloadSettings
@@ -128,7 +128,7 @@ class Container:
         self._failed = False
         self._stack_trace: str | None = None
         self._committed = NO_WINDOW
-        self._vitals: Vitals | None = None
+        self._figures: HeartbeatFigures | None = None
 
     async def run(self) -> int:
         """Live until told to stop; the exit status."""
@@ -138,7 +138,7 @@ class Container:
                 log.error("container_unknown", container=self._id)
                 return 1
             self._workload = make_workload(self._runtime, self._settings, context)
-            self._vitals = Vitals.from_context(context)
+            self._figures = HeartbeatFigures.from_context(context)
             await self._umbilical.log(self._id, "entering the heartbeat loop")
             passing = asyncio.create_task(self._pass_windows(self._workload))
             try:
@@ -214,9 +214,9 @@ class Container:
         )
 
     def _complete(self, reports: Sequence[OperatorHeartbeat]) -> tuple[OperatorHeartbeat, ...]:
-        if self._vitals is None:
+        if self._figures is None:
             return tuple(reports)
-        return self._vitals.complete(reports, self._runtime.processes.cpu_ns())
+        return self._figures.complete(reports, self._runtime.processes.cpu_ns())
 
     async def _report_error(self, operators: tuple[int, ...], message: str) -> None:
         """With the place in our log where more may stand."""
@@ -239,8 +239,8 @@ class Container:
             await self._tell_committed(workload, self._committed)
         if response.undeploy_request:
             await self._spark.run(workload.undeploy, response.undeploy_request)
-            if self._vitals is not None:
-                self._vitals.on_undeploy(response.undeploy_request)
+            if self._figures is not None:
+                self._figures.on_undeploy(response.undeploy_request)
         if response.shutdown is not None:
             log.info("shutdown", kind=ShutdownType(response.shutdown).name)
             self._stop.set()
@@ -248,8 +248,8 @@ class Container:
         fresh = tuple(info for info in response.deploy_request if not workload.knows(info.id))
         if fresh and self._deploying is None:
             workload.expect(fresh)
-            if self._vitals is not None:
-                self._vitals.on_deploy(fresh)
+            if self._figures is not None:
+                self._figures.on_deploy(fresh)
             self._deploying = asyncio.create_task(self._deploy(workload, fresh))
         for request in response.node_requests:
             if request.request_type is RequestType.SET_LOG_LEVEL:

@@ -7,7 +7,7 @@
 * A checkpoint names the streaming windows that have passed in the application window and in the
   checkpoint interval it falls into.
 
-What the threads of a container are doing, in Python and in the JVM.
+`stack_traces` is what the threads of a container are doing, in Python and in the JVM.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ _Counts = dict[tuple[int, str, int], int]  # rows by (operator, output port, win
 
 
 @dataclass(slots=True)
-class Vitals:
+class HeartbeatFigures:
+    """The figures of a container's heartbeats that need more than one query to be known."""
+
     grid: WindowGrid
     checkpoint_windows: int = 60  # CHECKPOINT_WINDOW_COUNT of the application
     _operators: dict[int, m.OperatorDeployInfo] = field(default_factory=dict)
     _cpu_ns: int = 0  # up to which it was reported
 
     @classmethod
-    def from_context(cls, context: m.StreamingContainerContext) -> Vitals:
+    def from_context(cls, context: m.StreamingContainerContext) -> HeartbeatFigures:
         def number(name: str) -> int:
             value = attributes.look_up(name, context.attributes, defaults=attributes.DAG)
             return value if isinstance(value, int) and value > 0 else 1

@@ -5,8 +5,6 @@ read. What it publishes between containers it publishes under the window that th
 the batch, after the last window that its publisher closed; while it has nothing to do it lets
 windows pass, so that whoever reads it together with others does not wait.
 
-Windows pass without a batch while a query has nothing to do.
-
 A batch costs Spark a tenth of a second and more, with or without rows, but readers of what a query
 publishes wait for its windows. So whoever runs the query closes them, by the same compare-and-set
 that a batch does: up to the window that all edges it reads have closed, if there is nothing in them
@@ -35,7 +33,7 @@ from headrace.wire.umbilical.windows import WindowGrid, format_window
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headrace.pipeline.container.failed_batch import Salvage
+    from headrace.pipeline.container.bad_batch import BadBatches
     from headrace.pipeline.container.query_positions import QueryPositions
     from headrace.pipeline.declare.properties import PropertyValues
     from headrace.pipeline.declare.queries import Query
@@ -72,7 +70,7 @@ class QueryRun:
     reads: tuple[Target, ...] = ()  # edges
     reads_topics: bool = True
     identity: str = ""  # what its output is known by
-    salvage: Salvage | None = None  # of a query that keeps no state
+    bad_batches: BadBatches | None = None  # of a query that keeps no state
     positions: QueryPositions | None = None
     values: PropertyValues | None = None
     at_most_once: bool = False
@@ -135,7 +133,9 @@ class QueryRun:
             return deliver(self.query.finish(frame))
         except Exception as error:  # whatever it is: either a record is to blame, or it stands
             publish = partial(self._publish, batch_id=batch_id, identity=identity)
-            rest = self.salvage and self.salvage.rest(error, window.window, batch_id, publish)
+            rest = self.bad_batches and self.bad_batches.rest(
+                error, window.window, batch_id, publish
+            )
             if rest is None:
                 raise
             return deliver(rest)

@@ -26,10 +26,10 @@ from headrace.ids import WindowId
 from headrace.observability import tracing
 from headrace.observability.logging import get_logger
 from headrace.pipeline import traces
-from headrace.pipeline.container.deployed_part import (
+from headrace.pipeline.container.container_plan import (
+    ContainerPlan,
     EdgeOutput,
-    Part,
-    make_part,
+    make_container_plan,
     plain,
     properties_of,
     read_edges,
@@ -77,7 +77,7 @@ from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.pipeline.container.failed_batch import FoundRecord
+    from headrace.pipeline.container.bad_batch import FoundRecord
     from headrace.pipeline.declare.properties import PropertyValues
     from headrace.pipeline.declare.queries import Query
     from headrace.spark.edges.sink import EdgeSink
@@ -159,8 +159,8 @@ class Workload:
         """Start every query whose terminal stage is among these operators."""
         known = {**self._operators, **{info.id: info for info in infos}}
         self._end_queries_of({info.name for info in infos})  # nobody reported what is left of them
-        part = make_part(self._load(), known)
-        app = part.app
+        plan = make_container_plan(self._load(), known)
+        app = plan.app
         spark = self._session()
         from headrace.pipeline.declare.properties import PropertyValues
         from headrace.pipeline.declare.stages import build_queries
@@ -169,12 +169,12 @@ class Workload:
         self._disk.make_folder(nothing)
         skip = self._skips_backlog(infos)
         given = read_edges(
-            part,
+            plan,
             spark,
             address=self._settings.broker,
             grid=self._grid,
             folder=nothing,
-            skip_until=self._closed_by_all(part) if skip else NO_WINDOW,
+            skip_until=self._closed_by_all(plan) if skip else NO_WINDOW,
         )
         values = PropertyValues(app, properties_of(app, known))
         queries = build_queries(
@@ -182,17 +182,17 @@ class Workload:
             spark,
             partial(self._read_topic, skip_backlog=skip),
             values,
-            terminals=part.terminals,
+            terminals=plan.terminals,
             given=given,
-            outlets={feed: output.topic for feed, output in part.outputs.items()},
+            outlets={feed: output.topic for feed, output in plan.outputs.items()},
         )
         owners = {info.name: info for info in infos}
         owned: dict[int, set[str]] = {info.id: set() for info in infos}
-        for query in _distinct(queries, part):
+        for query in _distinct(queries, plan):
             owner = owners.get(query.operators[-1])
             if owner is not None:
                 owned[owner.id].add(query.name)
-                self._start(part, query, owner, values)
+                self._start(plan, query, owner, values)
         self._settle(infos, owned)
 
     def _settle(
@@ -209,15 +209,15 @@ class Workload:
             self.undeploy(sorted(called_off))
 
     def _start(
-        self, part: Part, query: Query, owner: OperatorDeployInfo, values: PropertyValues
+        self, plan: ContainerPlan, query: Query, owner: OperatorDeployInfo, values: PropertyValues
     ) -> None:
-        from headrace.pipeline.container.failed_batch import make_salvage
+        from headrace.pipeline.container.bad_batch import make_bad_batches
         from headrace.pipeline.declare.queries import store_settings
         from headrace.spark.session.queries import start_query
 
         relative = checkpoint_of(query.name, owner)
         checkpoint = f"{self._settings.application_path}/{relative}"
-        run = self._prepare(part, query, owner, checkpoint)
+        run = self._prepare(plan, query, owner, checkpoint)
         if run.checkpoint_lost:
             run.state = DeployState.FAILED
             self._runs[query.name] = run
@@ -225,9 +225,9 @@ class Workload:
             self._failures.append((self._ids_of({owner.name}), text))
             return
         run.values = values
-        run.identity = f"{part.app.name}.{relative.partition('/')[2].replace('/', '.')}"
-        run.salvage = make_salvage(
-            part.app,
+        run.identity = f"{plan.app.name}.{relative.partition('/')[2].replace('/', '.')}"
+        run.bad_batches = make_bad_batches(
+            plan.app,
             self._session(),
             query,
             address=self._settings.broker,
@@ -243,7 +243,7 @@ class Workload:
             name=query.name,
             mode=query.mode,
             checkpoint=checkpoint,
-            trigger=self._trigger(part, query),
+            trigger=self._trigger(plan, query),
             on_batch=run.on_batch,
             conf=store_settings(query.frame),
         )
@@ -437,19 +437,19 @@ class Workload:
             for owner in owners
         )
 
-    def _closed_by_all(self, part: Part) -> int:
+    def _closed_by_all(self, plan: ContainerPlan) -> int:
         """The last window that every edge read here has closed."""
         from headrace.spark.edges.source import last_window
         from headrace.spark.server import connect
 
-        targets = [self._target(one.topic) for one in part.inputs.values()]
+        targets = [self._target(one.topic) for one in plan.inputs.values()]
         if not targets:
             return NO_WINDOW
         server = connect(targets[0])
         return server.run(last_window(server.remote, targets))
 
     def _prepare(
-        self, part: Part, query: Query, owner: OperatorDeployInfo, checkpoint: str
+        self, plan: ContainerPlan, query: Query, owner: OperatorDeployInfo, checkpoint: str
     ) -> QueryRun:
         from headrace.spark.options import parse_sink
         from headrace.spark.server import connect
@@ -471,10 +471,10 @@ class Workload:
         run.at_most_once = _mode(owner) == AT_MOST_ONCE
         until = owner.context_attributes.get(UNTIL)
         run.until = WindowId(until) if isinstance(until, int) else None
-        run.reads = tuple(self._target(one.topic) for one in part.above(query.operators).values())
-        run.reads_topics = any(name in part.app.topics for name in query.operators)
-        run.positions = self._positions(part.app, query)
-        output = part.outputs.get(query.name.removesuffix(EDGE))
+        run.reads = tuple(self._target(one.topic) for one in plan.above(query.operators).values())
+        run.reads_topics = any(name in plan.app.topics for name in query.operators)
+        run.positions = self._positions(plan.app, query)
+        output = plan.outputs.get(query.name.removesuffix(EDGE))
         if output is not None and query.topic == output.topic:
             run.edge = self._edge(query, output)
         elif query.topic is not None:
@@ -521,11 +521,11 @@ class Workload:
             output.mask,
         )
 
-    def _trigger(self, part: Part, query: Query) -> str | None:
+    def _trigger(self, plan: ContainerPlan, query: Query) -> str | None:
         if self._settings.available_now:
             return None
-        declared = query.name in part.app.stages or query.name in part.outputs
-        return part.app.trigger if declared else DEAD_LETTER_TRIGGER
+        declared = query.name in plan.app.stages or query.name in plan.outputs
+        return plan.app.trigger if declared else DEAD_LETTER_TRIGGER
 
     def _owner(self, operator: str) -> QueryRun | None:
         """The query whose windows an operator reports: the first one that it is part of, those of
@@ -548,7 +548,7 @@ class Workload:
                 report = read_progress(progress, window, rows)
                 if tracing.active:
                     traces.on_batch(run.query.name, report, progress)
-                bad = run.salvage.take_bad_rows(report.batch_id) if run.salvage else {}
+                bad = run.bad_batches.take_bad_rows(report.batch_id) if run.bad_batches else {}
                 reports.append(with_bad_rows(report, bad))
         return reports
 
@@ -632,13 +632,13 @@ def _mode(owner: OperatorDeployInfo) -> Value:
     return owner.context_attributes.get("PROCESSING_MODE")
 
 
-def _distinct(queries: Sequence[Query], part: Part) -> list[Query]:
+def _distinct(queries: Sequence[Query], plan: ContainerPlan) -> list[Query]:
     """A stream that leaves for a topic of the user's and for other containers is two queries."""
     found = []
     for query in queries:
-        both = query.name in part.outputs and query.name in part.app.stages
-        stage = part.app.stages.get(query.name)
-        if both and query.topic == part.outputs[query.name].topic and stage and stage.to:
+        both = query.name in plan.outputs and query.name in plan.app.stages
+        stage = plan.app.stages.get(query.name)
+        if both and query.topic == plan.outputs[query.name].topic and stage and stage.to:
             query = replace(query, name=f"{query.name}{EDGE}")
         found.append(query)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.pipeline.container.bisecting import BadRecord
+from headrace.pipeline.container.bad_records import BadRecord
 from headrace.pipeline.controller.application.events import Event, EventType
 from headrace.web.diagnosis.failures import LINES_BESIDE, errors, filter_lines, with_log
 

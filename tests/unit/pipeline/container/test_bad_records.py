@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptionError
-from headrace.pipeline.container.bisecting import (
+from headrace.pipeline.container.bad_records import (
     RECORDS_MAX,
-    Range,
+    OffsetRange,
     Ranges,
     TooManyBadRecordsError,
     batch_ranges,
@@ -39,8 +39,8 @@ class Batch:
         return f"cannot do {hit[0]}" if hit else None
 
 
-def whole(count: int = 1_000, partition: int = 0) -> Range:
-    return Range("s/t", partition, 0, count)
+def whole(count: int = 1_000, partition: int = 0) -> OffsetRange:
+    return OffsetRange("s/t", partition, 0, count)
 
 
 def test_one_record_is_found_with_few_probes() -> None:
@@ -81,10 +81,10 @@ def test_a_batch_in_which_everything_fails_is_given_up() -> None:
 
 
 def test_halves_hold_all_records_once() -> None:
-    ranges = (Range("s/a", 0, 5, 8), Range("s/a", 1, 0, 1), Range("s/b", 0, 7, 7))
+    ranges = (OffsetRange("s/a", 0, 5, 8), OffsetRange("s/a", 1, 0, 1), OffsetRange("s/b", 0, 7, 7))
     left, right = halve(ranges)
-    assert left == (Range("s/a", 0, 5, 7),)
-    assert right == (Range("s/a", 0, 7, 8), Range("s/a", 1, 0, 1))
+    assert left == (OffsetRange("s/a", 0, 5, 7),)
+    assert right == (OffsetRange("s/a", 0, 7, 8), OffsetRange("s/a", 1, 0, 1))
 
 
 def offsets(**positions: tuple[int, int]) -> Offsets:
@@ -96,12 +96,12 @@ def test_ranges_of_a_batch() -> None:
     before = [offsets(a0=(1, 10), a1=(1, 0))]
     after = [offsets(a0=(1, 20), a1=(1, 0), a2=(1, 3))]
     assert batch_ranges(before, after, {"a": "s/t"}) == (
-        Range("s/t", 0, 10, 20),
-        Range("s/t", 1, 0, 0),
-        Range("s/t", 2, 0, 3),
+        OffsetRange("s/t", 0, 10, 20),
+        OffsetRange("s/t", 1, 0, 0),
+        OffsetRange("s/t", 2, 0, 3),
     )
     skipped = [Offsets("c", {("a", 0): (1, 20)}, {("a", 0): 15})]
-    assert batch_ranges(before, skipped, {"a": "s/t"}) == (Range("s/t", 0, 15, 20),)
+    assert batch_ranges(before, skipped, {"a": "s/t"}) == (OffsetRange("s/t", 0, 15, 20),)
 
 
 @pytest.mark.parametrize(

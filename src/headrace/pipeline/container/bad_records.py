@@ -19,7 +19,7 @@ PROBES_MAX = 2_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Range:
+class OffsetRange:
     """Records [start, end) of a partition."""
 
     topic: str  # stream/topic
@@ -42,7 +42,7 @@ class BadRecord:
         return f"{self.topic} partition {self.partition} offset {self.offset}"
 
 
-Ranges: TypeAlias = tuple[Range, ...]
+Ranges: TypeAlias = tuple[OffsetRange, ...]
 Fails: TypeAlias = Callable[[Ranges], str | None]
 
 
@@ -50,7 +50,7 @@ class TooManyBadRecordsError(Exception):
     """The records are not what is wrong; never leaves the one who bisects."""
 
 
-def find_bad_records(ranges: Sequence[Range], fails: Fails) -> list[BadRecord]:
+def find_bad_records(ranges: Sequence[OffsetRange], fails: Fails) -> list[BadRecord]:
     """All records that fail by themselves, in order. None at all: what failed was not a record."""
     bad: list[BadRecord] = []
     probes = 0
@@ -86,8 +86,8 @@ def find_bad_records(ranges: Sequence[Range], fails: Fails) -> list[BadRecord]:
 
 def halve(ranges: Ranges) -> tuple[Ranges, Ranges]:
     """Two parts with the same number of records, or one more on the right."""
-    left: list[Range] = []
-    right: list[Range] = []
+    left: list[OffsetRange] = []
+    right: list[OffsetRange] = []
     wanted = sum(map(len, ranges)) // 2
     for each in ranges:
         middle = each.start + min(wanted, len(each))
@@ -97,7 +97,7 @@ def halve(ranges: Ranges) -> tuple[Ranges, Ranges]:
     return _filled(left), _filled(right)
 
 
-def _filled(ranges: Sequence[Range]) -> Ranges:
+def _filled(ranges: Sequence[OffsetRange]) -> Ranges:
     return tuple(each for each in ranges if len(each))
 
 
@@ -108,7 +108,7 @@ def batch_ranges(
 
     `topics` are names by uid. CorruptionError where no ranges can be told.
     """
-    found: dict[tuple[str, int], Range] = {}
+    found: dict[tuple[str, int], OffsetRange] = {}
     for begin, end in zip(before, after, strict=True):
         for key, (generation, position) in end.positions.items():
             uid, partition = key
@@ -116,7 +116,7 @@ def batch_ranges(
             if start_generation != generation or uid not in topics:
                 raise CorruptionError("a topic was purged or made anew within the batch", uid=uid)
             place = (topics[uid], partition)
-            each = Range(*place, end.begins.get(key, start), position)
+            each = OffsetRange(*place, end.begins.get(key, start), position)
             if found.setdefault(place, each) != each:
                 raise CorruptionError("two sources read different parts of one topic", uid=uid)
     return tuple(sorted(found.values()))

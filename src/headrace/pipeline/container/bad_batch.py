@@ -1,13 +1,11 @@
-"""A micro-batch that failed, without the records that made it fail.
+"""What becomes of a micro-batch that failed: its bad records are set aside, the rest goes on.
 
 The batch's ranges stand in Spark's offset log. Parts of them are read as tables and sent through
-the same operators until the records stand alone (`bisecting.py`); the first operator that fails on
-a record is the one to name. What the rest of the batch gives is then delivered under the batch's
+the same operators until the records stand alone (`bad_records.py`); the first operator that fails
+on a record is the one to name. The policy of the record's topic says whether it is dropped, becomes
+a dead letter or stops the query. What the rest of the batch gives is delivered under the batch's
 own window, so nothing is delivered twice. This is for queries that keep no state: the result of a
 part is then a part of the result.
-
-What becomes of a micro-batch that failed: records to blame are told of and set aside, by policy,
-and the rest of the batch goes on.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ from pyspark.sql import functions as F
 
 from headrace.errors import CorruptionError, HeadraceError, InvalidArgumentError, NotFoundError
 from headrace.ids import WindowId
-from headrace.pipeline.container.bisecting import (
+from headrace.pipeline.container.bad_records import (
     BadRecord,
-    Range,
+    OffsetRange,
     Ranges,
     TooManyBadRecordsError,
     batch_ranges,
@@ -86,14 +84,16 @@ class FoundRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Isolated:
+class IsolatedRecords:
+    """The bad records of a batch, and what is left of the batch without them."""
+
     found: tuple[FoundRecord, ...]
     frame: DataFrame  # what the rest of the batch gives
     letters: Mapping[str, DataFrame]  # dead letters by operator
 
 
 class Isolator:
-    """For one query. Runs in the thread of its batch."""
+    """Finds the records of one query's batches that fail. Runs in the thread of the batch."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Isolator:
         names = set(query.operators)
         self._topics = {one.topic: one for one in app.topics.values() if one.name in names}
 
-    def isolate(self, error: Exception, batch_id: int, window: str) -> Isolated | None:
+    def isolate(self, error: Exception, batch_id: int, window: str) -> IsolatedRecords | None:
         """None when no record is to blame: then the error stands."""
         if not isinstance(error, PySparkException | Py4JJavaError) or _OURS in str(error):
             return None
@@ -125,7 +125,7 @@ class Isolator:
         found = tuple(self._judge(record, ranges) for record in records)
         dead = [one for one in found if one.action == "dead_letter"]
         operators = sorted({one.operator for one in dead})
-        return Isolated(
+        return IsolatedRecords(
             found,
             self._frame(ranges, ranges, skipped=records),
             {
@@ -227,7 +227,7 @@ class Isolator:
     # what was found
 
     def _judge(self, record: BadRecord, whole: Ranges) -> FoundRecord:
-        alone = (Range(record.topic, record.partition, record.offset, record.offset + 1),)
+        alone = (OffsetRange(record.topic, record.partition, record.offset, record.offset + 1),)
         action = self._topics[record.topic].on_bad_row
         if STOPS in record.reason:
             action = "fail"
@@ -246,7 +246,7 @@ class Isolator:
             self._read(
                 topic,
                 tuple(
-                    Range(topic, each, min(offsets), max(offsets) + 1)
+                    OffsetRange(topic, each, min(offsets), max(offsets) + 1)
                     for each, offsets in _by_partition(records, topic).items()
                 ),
                 whole,
@@ -308,8 +308,8 @@ def reason_of(text: str) -> str:
 BATCHES_REMEMBERED = 1024
 
 
-class Salvage:
-    """For one query; called in the thread of its batches."""
+class BadBatches:
+    """The batches of one query that failed. Called in the thread of its batches."""
 
     def __init__(self, isolator: Isolator, on_found: OnFound) -> None:
         self._isolator = isolator
@@ -345,7 +345,7 @@ class Salvage:
         return self._bad_rows.pop(batch_id, Counter())
 
 
-def make_salvage(
+def make_bad_batches(
     app: Application,
     spark: SparkSession,
     query: Query,
@@ -354,7 +354,7 @@ def make_salvage(
     disk: Disk,
     checkpoint: str,
     on_found: OnFound,
-) -> Salvage | None:
+) -> BadBatches | None:
     """None for a query whose batches cannot be taken apart: one that keeps state, or reads more
     than topics."""
     if query.letters or query.name not in app.stages or is_stateful(streaming_nodes(query.frame)):
@@ -367,4 +367,4 @@ def make_salvage(
     if not set(feeds) <= set(query.operators):
         return None  # some of its rows come from other containers
     isolator = Isolator(app, spark, query, address=address, disk=disk, checkpoint=checkpoint)
-    return Salvage(isolator, on_found)
+    return BadBatches(isolator, on_found)

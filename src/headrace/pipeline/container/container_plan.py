@@ -1,4 +1,4 @@
-"""The part of an application that a container was given, read out of its deploy requests.
+"""What a container was given to run of an application, read out of its deploy requests.
 
 Operators that share a container are fused. Where a port's rows come from another container the
 deploy request names a topic; the schema of its rows is found by building the operators above it on
@@ -59,7 +59,9 @@ class EdgeOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ContainerPlan:
+    """The operators of a container, and the edges to and from other containers."""
+
     app: Application
     infos: Mapping[int, OperatorDeployInfo]
     inputs: Mapping[str, EdgeInput] = field(default_factory=dict)  # by feed, from elsewhere
@@ -81,7 +83,7 @@ class Part:
         return {feed: edge for feed, edge in self.inputs.items() if feed in ports}
 
 
-def make_part(app: Application, infos: Mapping[int, OperatorDeployInfo]) -> Part:
+def make_container_plan(app: Application, infos: Mapping[int, OperatorDeployInfo]) -> ContainerPlan:
     """Nothing is imported by a name from the wire; the names must be the package's own."""
     app = _positioned(app, infos)
     inputs: dict[str, EdgeInput] = {}
@@ -102,7 +104,7 @@ def make_part(app: Application, infos: Mapping[int, OperatorDeployInfo]) -> Part
                 several = output.port_name != OUTPUT_PORT
                 feed = f"{info.name}.{output.port_name}" if several else info.name
                 outputs[feed] = _output(output.context_attributes, info.run_id)
-    return Part(app, infos, inputs, outputs)
+    return ContainerPlan(app, infos, inputs, outputs)
 
 
 def _positioned(app: Application, infos: Mapping[int, OperatorDeployInfo]) -> Application:
@@ -186,7 +188,7 @@ def edge_options(
 
 
 def read_edges(
-    part: Part,
+    plan: ContainerPlan,
     spark: SparkSession,
     *,
     address: str,
@@ -196,12 +198,12 @@ def read_edges(
 ) -> dict[str, DataFrame]:
     """Streams that other containers make, by feed; rows of windows up to `skip_until` are passed
     over. `folder` is empty, and stays so."""
-    if not part.inputs:
+    if not plan.inputs:
         return {}
-    schemas = _schemas(part, spark, folder)
-    topics = sorted({one.topic for one in part.inputs.values()})
+    schemas = _schemas(plan, spark, folder)
+    topics = sorted({one.topic for one in plan.inputs.values()})
     frames = {}
-    for feed, edge in part.inputs.items():
+    for feed, edge in plan.inputs.items():
         options = edge_options(edge, topics, address=address, grid=grid, skip_until=skip_until)
         frame = spark.readStream.format("headrace").options(**options).schema(schemas[feed]).load()
         for each in schemas[feed].fields:
@@ -212,18 +214,18 @@ def read_edges(
     return frames
 
 
-def _schemas(part: Part, spark: SparkSession, folder: str) -> dict[str, StructType]:
+def _schemas(plan: ContainerPlan, spark: SparkSession, folder: str) -> dict[str, StructType]:
     from headrace.pipeline.declare.inputs import row_schema
     from headrace.pipeline.declare.stages import Builder
 
     def read_nothing(topic: Any, columns: tuple[str, ...]) -> DataFrame:
         return spark.readStream.schema(row_schema(topic, columns)).json(folder)
 
-    builder = Builder(part.app, spark, read_nothing, properties_of(part.app, part.infos))
-    builder.build([feed.partition(".")[0] for feed in part.inputs])
+    builder = Builder(plan.app, spark, read_nothing, properties_of(plan.app, plan.infos))
+    builder.build([feed.partition(".")[0] for feed in plan.inputs])
     if builder.problems:
         raise ConfigError(builder.problems[0])
-    return {feed: builder.frames[feed].schema for feed in part.inputs}
+    return {feed: builder.frames[feed].schema for feed in plan.inputs}
 
 
 def properties_of(

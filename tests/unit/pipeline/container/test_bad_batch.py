@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.pipeline.container.bisecting import BadRecord
-from headrace.pipeline.container.failed_batch import FoundRecord, reason_of
+from headrace.pipeline.container.bad_batch import FoundRecord, reason_of
+from headrace.pipeline.container.bad_records import BadRecord
 from headrace.pipeline.declare.bad_rows import STOPS
 
 WORKER = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker:

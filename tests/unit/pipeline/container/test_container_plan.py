@@ -8,12 +8,12 @@ import pytest
 
 from headrace import Application
 from headrace.errors import ConfigError
-from headrace.pipeline.container.deployed_part import (
+from headrace.pipeline.container.container_plan import (
+    ContainerPlan,
     EdgeInput,
     EdgeOutput,
-    Part,
     edge_options,
-    make_part,
+    make_container_plan,
 )
 from headrace.pipeline.plan import deploy as d
 from headrace.pipeline.plan.logical import LogicalPlan
@@ -40,10 +40,10 @@ def make_app() -> Application:
     return app
 
 
-def part_of(app: Application, plan: PhysicalPlan, index: int, **more: Any) -> Part:
+def part_of(app: Application, plan: PhysicalPlan, index: int, **more: Any) -> ContainerPlan:
     deployed = d.Deployed(run_id=7, recovery=-1, broker=("127.0.0.1", 8090), **more)
     infos = [d.deploy_info(plan, one, deployed) for one in plan.in_container(index)]
-    return make_part(app, {one.id: one for one in infos})
+    return make_container_plan(app, {one.id: one for one in infos})
 
 
 def test_ports_of_other_containers_become_edges() -> None:
@@ -111,4 +111,4 @@ def test_nothing_is_run_that_the_package_does_not_declare(name: str, function: s
         id=1, type=m.OperatorType.GENERIC, name=name, function=function, query=name
     )
     with pytest.raises(ConfigError, match="the package declares"):
-        make_part(make_app(), {1: info})
+        make_container_plan(make_app(), {1: info})
