@@ -20,7 +20,6 @@ from headrace.pipeline.plan.loading import RUN_FILE, Run, format_run, load_appli
 from headrace.runtime.system import system_runtime
 from headrace.spark.options import Target
 from headrace.spark.server import connect
-from headrace.spark.session.queries import ProgressRings
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning
 from headrace.wire.iggy.user_headers import UserHeader, encode_headers
@@ -84,8 +83,7 @@ class Deployed:
         )
         context = m.StreamingContainerContext(start_window_millis=START_MS)
         self.workload = Workload(system_runtime(), settings, context)
-        self.workload._spark, self.workload._rings = spark, ProgressRings()
-        spark.streams.addListener(self.workload._rings)
+        self.workload.session.use(spark)
         self._spark = spark
 
     def run(self, state: m.DeployState = m.DeployState.SHUTDOWN) -> list[m.OperatorHeartbeat]:
@@ -108,8 +106,7 @@ class Deployed:
 
     def end(self) -> None:
         self.workload.undeploy([info.id for info in self.infos])
-        if self.workload._rings is not None:
-            self._spark.streams.removeListener(self.workload._rings)
+        self._spark.streams.removeListener(self.workload.session.rings)
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from headrace.pipeline.container.workload import Workload
 from headrace.pipeline.plan.deploy import CHECKPOINT_LOST, ROLL_BACK_TO
 from headrace.pipeline.plan.loading import RUN_FILE, Run, format_run, load_application
 from headrace.runtime.system import system_runtime
-from headrace.spark.session.queries import ProgressRings
 from headrace.wire.iggy.primitives import Consumer
 from headrace.wire.umbilical import messages as m
 from tests.spark.headrace_server import HeadraceServer
@@ -56,7 +55,7 @@ def deployment(spark: SparkSession, headrace: HeadraceServer, tmp_path: Path) ->
     started: list[tuple[Workload, list[int]]] = []
 
     def deploy(
-        name: str, mode: str, text: str = MODULE
+        name: str, mode: str, text: str = MODULE, application: str = "application"
     ) -> tuple[Workload, tuple[m.OperatorDeployInfo, ...]]:
         text = text.format(name=name, mode=mode) if text is MODULE else text
         (tmp_path / f"{name}.py").write_text(text)
@@ -68,7 +67,7 @@ def deployment(spark: SparkSession, headrace: HeadraceServer, tmp_path: Path) ->
         )
         settings = ContainerSettings(
             container_id="c",
-            application_path=str(tmp_path / "application"),
+            application_path=str(tmp_path / application),
             package=str(tmp_path),
             entry=f"{name}.py",
             broker=headrace.address,
@@ -76,16 +75,14 @@ def deployment(spark: SparkSession, headrace: HeadraceServer, tmp_path: Path) ->
         )
         context = m.StreamingContainerContext(start_window_millis=START_MS)
         workload = Workload(system_runtime(), settings, context)
-        workload._spark, workload._rings = spark, ProgressRings()
-        spark.streams.addListener(workload._rings)
+        workload.session.use(spark)
         started.append((workload, [info.id for info in infos]))
         return workload, infos
 
     yield deploy
     for workload, ids in started:
         workload.undeploy(ids)
-        if workload._rings is not None:
-            spark.streams.removeListener(workload._rings)
+        spark.streams.removeListener(workload.session.rings)
 
 
 def run_until(
@@ -384,12 +381,8 @@ def test_metrics_late_rows_and_hooks_are_reported_and_a_backfill_keeps_to_itself
 
     run = Run(name="b1", starting='{"0": 1}', ending='{"0": 3}')
     (tmp_path / RUN_FILE).write_bytes(format_run(run))
-    backfill, infos = deployment("sums", "ends", text)
-    assert backfill._load().name == "sums.b1"
-    backfill._settings = replace(
-        backfill._settings,  # type: ignore[type-var]  # the container's settings are a dataclass
-        application_path=str(tmp_path / "application.b1"),
-    )
+    backfill, infos = deployment("sums", "ends", text, "application.b1")
+    assert backfill.session.application().name == "sums.b1"
     backfill.expect(infos)
     backfill.deploy(infos)
     beats = run_until(backfill, m.DeployState.SHUTDOWN)

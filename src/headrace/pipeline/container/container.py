@@ -32,10 +32,11 @@ from headrace.observability.logging import (
     configure_logging,
     get_logger,
 )
+from headrace.pipeline.container.container_session import WorkloadSettings
 from headrace.pipeline.container.heartbeat import HeartbeatFigures
 from headrace.pipeline.container.script_workload import ScriptWorkload
 from headrace.pipeline.container.umbilical import PATH_VARIABLE, UmbilicalClient, load_token
-from headrace.pipeline.container.workload import Workload, WorkloadSettings
+from headrace.pipeline.container.workload import Workload
 from headrace.pipeline.loglevels import set_python_levels
 from headrace.pipeline.plan.describe import script_text
 from headrace.runtime.interfaces import Runtime

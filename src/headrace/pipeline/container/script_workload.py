@@ -34,7 +34,7 @@ from headrace.wire.umbilical.messages import (
 from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 
 if TYPE_CHECKING:
-    from headrace.pipeline.container.workload import WorkloadSettings
+    from headrace.pipeline.container.container_session import WorkloadSettings
     from headrace.spark.session.queries import RunningQuery
     from headrace.spark.session.script import ScriptRun
 

@@ -8,7 +8,8 @@ import pytest
 
 from headrace import Application
 from headrace.errors import InvalidArgumentError
-from headrace.pipeline.container.workload import checkpoint_of, code_for_executors
+from headrace.pipeline.container.container_session import code_for_executors
+from headrace.pipeline.container.query_start import checkpoint_of
 from headrace.pipeline.plan.deploy import Deployed, deploy_info
 from headrace.pipeline.plan.logical import LogicalPlan
 from headrace.pipeline.plan.physical import make_physical_plan
