@@ -43,7 +43,10 @@ class RangeReader:
             if self._goes_on_elsewhere():
                 raise self._not_here(offset)
             return []
-        return self.read_cached(offset, max_bytes) or await self._read(offset, stop, max_bytes)
+        cached = self._read_tail(offset, stop, max_bytes)
+        if cached:
+            return [batch.view() for batch in cached]
+        return await self._read(offset, stop, max_bytes)
 
     async def locate(self, offset: int) -> Located | None:
         if not self._is_readable(offset):

@@ -54,6 +54,7 @@ class RangeWriter:
         self.durability = progress.metadata.durability
         self._shared = shared
         self._settings = shared.settings
+        self._segment_bytes_max = shared.settings.segment_bytes_max  # asked for every batch
         self._progress = progress
         self._files = files
         self._tail = tail
@@ -208,7 +209,7 @@ class RangeWriter:
 
     def _must_roll(self, segment: Segment, taken: int) -> bool:
         content = segment.content_bytes + taken
-        return content > 0 and content + self._pending[0].size > self._settings.segment_bytes_max
+        return content > 0 and content + self._pending[0].size > self._segment_bytes_max
 
     def _plan_allocation(self, write: SegmentWrite) -> None:
         allocated = write.segment.allocated
