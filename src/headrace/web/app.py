@@ -31,7 +31,7 @@ from headrace.web.broker_api.lag import GroupWatch
 from headrace.web.broker_api.links import ReachedBroker
 from headrace.web.broker_api.overview import Cluster
 from headrace.web.diagnosis.cluster import BrokerTrouble
-from headrace.web.metrics.checks import Observed, ask, describe
+from headrace.web.metrics.checks import Observed, Readiness, ask, describe
 from headrace.web.metrics.pipelines import Measured, format_metrics
 from headrace.web.openapi import document
 from headrace.web.pipeline_api import letters, pages
@@ -42,6 +42,7 @@ from headrace.web.pipeline_api.rights import PipelineRights, SeenPipelines
 from headrace.web.server import session_api
 from headrace.web.server.assets import Asset, SecurityHeaders, answer_asset
 from headrace.web.server.endpoints import Endpoint, Entrance
+from headrace.web.server.exchange import json_answer
 from headrace.web.server.live import Live, Sampler
 from headrace.web.server.logins import (
     NOBODYS,
@@ -165,7 +166,7 @@ def _own_endpoints(roles: Sequence[Observed], assets: Mapping[str, Asset]) -> li
 
     async def ready(_request: Request) -> Response:
         found = describe(await ask(roles))
-        return JSONResponse(found, 200 if found["ready"] else 503)
+        return json_answer(found, 200 if found.ready else 503)
 
     files = answer_asset(assets)
     return [
@@ -183,7 +184,7 @@ def _own_endpoints(roles: Sequence[Observed], assets: Mapping[str, Asset]) -> li
             ready,
             "Whether controller and broker can serve; 503 with why not.",
             login=False,
-            answer=dict[str, Any],
+            answer=Readiness,
         ),
         Endpoint("GET", "/", files, "The dashboard's page.", login=False, media_type="text/html"),
         Endpoint(

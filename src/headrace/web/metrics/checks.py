@@ -37,18 +37,31 @@ def all_ok(checks: list[Check]) -> bool:
     return all(check.ok for check in checks)
 
 
-def describe(checks: dict[str, list[Check]]) -> dict[str, object]:
+class CheckResult(msgspec.Struct, frozen=True):
+    ok: bool
+    reason: str
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `/ready`."""
-    return {
-        "ready": all(map(all_ok, checks.values())),
-        "reasons": [
+
+    ready: bool
+    reasons: list[str]
+    roles: dict[str, dict[str, CheckResult]]
+    """Results by role and by the name of the check."""
+
+
+def describe(checks: dict[str, list[Check]]) -> Readiness:
+    return Readiness(
+        ready=all(map(all_ok, checks.values())),
+        reasons=[
             f"{role}: {check.reason or check.name}"
             for role, found in checks.items()
             for check in found
             if not check.ok
         ],
-        "roles": {
-            role: {one.name: {"ok": one.ok, "reason": one.reason} for one in found}
+        roles={
+            role: {one.name: CheckResult(one.ok, one.reason) for one in found}
             for role, found in checks.items()
         },
-    }
+    )

@@ -31,6 +31,7 @@ from headrace.observability.exposition import (
 )
 from headrace.runtime.interfaces import Runtime
 from headrace.web.metrics.checks import Observed, all_ok, ask, describe
+from headrace.web.server.exchange import json_answer
 
 _TICK_SECONDS = 1.0
 _TICKS = 60
@@ -124,7 +125,7 @@ class Probes:
         if not self._may(request):
             return _refusal()
         found = describe(await ask(self._roles))
-        return JSONResponse(found, 200 if found["ready"] else 503)
+        return json_answer(found, 200 if found.ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
         if not self._may(request):
