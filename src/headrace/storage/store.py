@@ -49,8 +49,8 @@ _GROUP_FILES_MAX = 128  # the first of a group waits for the last
 _CLOSE_AT_ONCE = 16  # ranges whose files are finished at the same time during close
 # Thousands of ranges go quiet together, after a generation of the journal for example: whoever
 # appends meanwhile waits for a few of them and not for all.
-_KEEP_AT_ONCE = 16
-_KEEP_PAUSE_SECONDS = 0.005
+_QUIET_AT_ONCE = 16
+_QUIET_PAUSE_SECONDS = 0.005
 
 
 class LogStore:
@@ -158,7 +158,7 @@ class LogStore:
         loop = asyncio.get_running_loop()
         for committer in self._shared.committers.values():
             self._workers.append(loop.create_task(committer.run()))
-        self._workers.append(loop.create_task(self._keep()))
+        self._workers.append(loop.create_task(self._mark_quiet_ranges()))
         self._workers.append(loop.create_task(self._close_idle_files()))
         for worker in self._workers:
             worker.add_done_callback(self._on_worker_done)
@@ -413,17 +413,17 @@ class LogStore:
             "tail_cache_misses": shared.cache.misses,
         }
 
-    async def _keep(self) -> None:
+    async def _mark_quiet_ranges(self) -> None:
         """Note in ranges that went quiet what is synced."""
         active, pause = self._shared.active, self._shared.settings.idle_ms / 1000
         while True:
             await active.wait()
             await self._runtime.clock.sleep(pause)
             quiet = [writer for writer in active.take_quiet() if not writer.journaled]
-            for at in range(0, len(quiet), _KEEP_AT_ONCE):
+            for at in range(0, len(quiet), _QUIET_AT_ONCE):
                 if at:
-                    await self._runtime.clock.sleep(_KEEP_PAUSE_SECONDS)
-                some = quiet[at : at + _KEEP_AT_ONCE]
+                    await self._runtime.clock.sleep(_QUIET_PAUSE_SECONDS)
+                some = quiet[at : at + _QUIET_AT_ONCE]
                 slow = [writer for writer in some if not writer.close_mark_nowait()]
                 # Together: syncs at the same time share what the file system does for them.
                 await asyncio.gather(*map(self._close_mark, slow))
@@ -438,9 +438,9 @@ class LogStore:
         while True:
             await self._runtime.clock.sleep(self._shared.settings.idle_file_ms / 2000)
             idle = self._shared.pool.take_idle()
-            for at in range(0, len(idle), _KEEP_AT_ONCE):
-                self._shared.pool.close_idle(idle[at : at + _KEEP_AT_ONCE])
-                await self._runtime.clock.sleep(_KEEP_PAUSE_SECONDS)
+            for at in range(0, len(idle), _QUIET_AT_ONCE):
+                self._shared.pool.close_idle(idle[at : at + _QUIET_AT_ONCE])
+                await self._runtime.clock.sleep(_QUIET_PAUSE_SECONDS)
             await self._shared.journal.settle_if_idle()
 
     def _on_worker_done(self, worker: asyncio.Task[None]) -> None:
