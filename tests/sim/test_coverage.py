@@ -95,7 +95,7 @@ DEFECTS: dict[int, tuple[str, ...]] = {
     1: (f"{RULES}::test_defect_1_two_frames_in_one_buffer_are_both_served",),
     2: ("tests/unit/wire/sbp/test_records.py::test_base_offset_is_patched_at_byte_1_big_endian",),
     3: (
-        "tests/unit/datanode/replication/test_replication.py::"
+        "tests/unit/datanode/replication/test_commitment.py::"
         "test_commits_of_batches_with_many_records_do_not_get_stuck",
     ),
     4: (f"{REPLICATION}::test_f6_f29_all_restart_and_nothing_is_forgotten_or_reused",),
