@@ -78,10 +78,14 @@ class Console:
         return "console"
 
     def __call__(self, rows: DataFrame, batch: Batch) -> int:
-        from headrace.spark.stores.console import print_window
-
         window = format_window(WindowId(batch.window_id))
-        return print_window(rows, rows_max=self.rows_max, window=window, replay=batch.replay)
+        found = rows.limit(self.rows_max + 1).collect()
+        print(f"window {window}{' (again)' if batch.replay else ''}", flush=True)
+        for row in found[: self.rows_max]:
+            print(f"  {row.asDict(recursive=True)}", flush=True)
+        if len(found) > self.rows_max:
+            print(f"  ... and more: {self.rows_max} are shown", flush=True)
+        return min(len(found), self.rows_max)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,11 @@ code. The result, {query: {"sources": [...], "state": [...]}}, is what `versions
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import traceback
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import HeadraceError
-from headrace.pipeline.plan.loading import load_application
-from headrace.runtime.system import system_runtime
+from headrace.pipeline.plan.loading import load_application, write_answer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +34,7 @@ NOWHERE = "127.0.0.1:1"  # a stream that is never started connects to nobody
 _OF_A_STREAM = ("Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit", "Distinct")
 
 
-def query_shapes(app: Application, spark: SparkSession) -> dict[str, dict[str, list[str]]]:
+def checkpoint_contents(app: Application, spark: SparkSession) -> dict[str, dict[str, list[str]]]:
     from headrace.pipeline.declare.inputs import read_stream
     from headrace.pipeline.declare.stages import build_queries
 
@@ -116,18 +112,14 @@ def main(output: str) -> int:
     package, entry = os.environ["HEADRACE_PACKAGE"], os.environ["HEADRACE_ENTRY"]
     from headrace.spark.session.session import session
 
-    try:
+    def answer() -> dict[str, Any]:
         app = load_application(package, entry)
         spark = session(app.name, master="local[1]", conf=app.spark_conf)
-        text = json.dumps(query_shapes(app, spark))
+        shapes = checkpoint_contents(app, spark)
         spark.stop()
-    except HeadraceError as error:
-        text = json.dumps({"error": str(error)})
-    except Exception as error:  # the user's code: whatever it raises is for its author to read
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{os.path.basename(last.filename)}:{last.lineno}"
-        text = json.dumps({"error": f"{entry}: {type(error).__name__}: {error} ({place})"})
-    system_runtime().disk.write_atomic(output, text.encode())
+        return shapes
+
+    write_answer(output, entry, answer)
     return 0
 
 

@@ -7,32 +7,26 @@ to build everything on empty streams; then the answer also has the "schemas".
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import traceback
 from typing import Any
 
-from headrace.errors import ConfigError, HeadraceError
-from headrace.pipeline.plan.loading import load_application
+from headrace.errors import ConfigError
+from headrace.pipeline.plan.loading import load_application, write_answer
 from headrace.pipeline.plan.scripts import is_script, script_plan
 from headrace.runtime.system import system_runtime
 
 
 def main(output: str, *flags: str) -> int:
     package, entry = os.environ["HEADRACE_PACKAGE"], os.environ["HEADRACE_ENTRY"]
-    try:
+
+    def answer() -> dict[str, Any]:
         plan = describe(package, entry)
         if "--validate" in flags:
             plan["schemas"] = _validate(package, entry)
-        text = json.dumps(plan)
-    except HeadraceError as error:
-        text = json.dumps({"error": str(error)})
-    except Exception as error:  # the user's code: whatever it raises is for its author to read
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{os.path.basename(last.filename)}:{last.lineno}"
-        text = json.dumps({"error": f"{entry}: {type(error).__name__}: {error} ({place})"})
-    system_runtime().disk.write_atomic(output, text.encode())
+        return plan
+
+    write_answer(output, entry, answer)
     return 0
 
 

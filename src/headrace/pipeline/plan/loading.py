@@ -23,13 +23,14 @@ import json
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 
-from headrace.errors import ConfigError, NotFoundError
+from headrace.errors import ConfigError, HeadraceError, NotFoundError
 from headrace.pipeline.declare.application import Application
 from headrace.pipeline.declare.dag import Dag
 from headrace.pipeline.declare.declarations import check_position
@@ -189,3 +190,16 @@ def package_function(package: str) -> Callable[[str], Callable[..., Any]]:
         return function
 
     return find
+
+
+def write_answer(output: str, entry: str, make: Callable[[], dict[str, Any]]) -> None:
+    """Write what `make` gives to a file as JSON, or {"error": text} for what goes wrong in it."""
+    try:
+        text = json.dumps(make())
+    except HeadraceError as error:
+        text = json.dumps({"error": str(error)})
+    except Exception as error:  # the user's code: whatever it raises is for its author to read
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{os.path.basename(last.filename)}:{last.lineno}"
+        text = json.dumps({"error": f"{entry}: {type(error).__name__}: {error} ({place})"})
+    system_runtime().disk.write_atomic(output, text.encode())

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace import Application
-from headrace.pipeline.plan.checkpoint_contents import query_shapes
+from headrace.pipeline.plan.checkpoint_contents import checkpoint_contents
 from headrace.pipeline.plan.versions import compare
 
 Aggregate = Callable[[DataFrame], DataFrame]
@@ -48,7 +48,7 @@ def by_minute(expression: str) -> Aggregate:
 
 def test_state_is_compared_by_what_is_kept(spark: SparkSession) -> None:
     apps = {text: counted(by_minute(text)) for text in ("sum(n)", "sum(n * 2) + 1", "avg(n)")}
-    shapes = {text: query_shapes(app, spark) for text, app in apps.items()}
+    shapes = {text: checkpoint_contents(app, spark) for text, app in apps.items()}
     first = shapes["sum(n)"]
     assert first["plain"] == {"sources": ["s/numbers"], "state": []}
     assert first["numbers_dead_letter"] == {"sources": ["s/numbers"], "state": []}
