@@ -1,11 +1,10 @@
 """What waits for an application: what its topics hold and its queries have not committed.
 
-It is worked out from the log's ends and the positions that queries stored (`query_positions`), so
-it says the same whether containers run, crash or are stopped. Pure; the shell brings samples. How
-long rows wait is known as far back as samples go: what was there at the first one waits at least
-since then.
-
-The positions that queries stored, as the controller asks the broker for them.
+A backlog is worked out from the log's ends and the positions that queries stored
+(`query_positions`), so it says the same whether containers run, crash or are stopped. `readings`
+asks the broker for both; `Backlog` is pure and folds the samples that the shell brings. How long
+rows wait is known as far back as samples go: what was there at the first one waits at least since
+then.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Log files of an application's containers: `<application path>/logs/<container id>.log`.
-
-Sample rows that containers kept: `<application path>/recordings/<id>/<window>.jsonl`.
-"""
+"""What an application's containers leave on disk for people: their logs
+(`<application path>/logs/<container id>.log`) and the sample rows of recordings
+(`<application path>/recordings/<id>/<window>.jsonl`). Every function here blocks."""
 
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ def _tail(disk: Disk, path: str, bytes_max: int) -> str:
 FILES_MAX = 10_000  # read at a time, the newest
 
 
-def read(disk: Disk, path: str, recording: str) -> list[RecordedWindow]:
+def read_recording(disk: Disk, path: str, recording: str) -> list[RecordedWindow]:
     """Blocks. NotFoundError when no container has written a window yet."""
     folder = f"{path}/{recording}"
     # Only what is there: an id with a path in it, or what is no file's name, names nothing.

@@ -287,7 +287,9 @@ class Operations:
     async def recorded(self, name: str, recording: str) -> Recorded:
         """The rows that a recording has so far, window by window."""
         path = f"{self._applications.get(name).application.path}/recordings"
-        return await self._disk.run(container_files.read, self._runtime.disk, path, recording)
+        return await self._disk.run(
+            container_files.read_recording, self._runtime.disk, path, recording
+        )
 
     async def send_request(self, name: str, request: m.StramToNodeRequest) -> None:
         """Queue an operator request; it goes out with the next heartbeat's answer."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import NotFoundError
-from headrace.pipeline.controller.container_files import read
+from headrace.pipeline.controller.container_files import read_recording
 from headrace.pipeline.controller.views import RecordedWindow
 from headrace.runtime.system import system_runtime
 
@@ -19,9 +19,11 @@ def test_only_what_was_recorded_is_read(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other/0001.jsonl").write_text('{"a": 2}\n')
     path = str(tmp_path / "recordings")
-    assert read(disk, path, "revenue-1") == [RecordedWindow(window="0001", rows=[{"a": 1}])]
+    assert read_recording(disk, path, "revenue-1") == [
+        RecordedWindow(window="0001", rows=[{"a": 1}])
+    ]
     for odd in ("\0", "..", ".", "", "../other", "a" * 300, "revenue-1/", "none"):
         with pytest.raises(NotFoundError):
-            read(disk, path, odd)
+            read_recording(disk, path, odd)
     with pytest.raises(NotFoundError):
-        read(disk, f"{path}/none", "revenue-1")
+        read_recording(disk, f"{path}/none", "revenue-1")
