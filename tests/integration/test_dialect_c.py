@@ -212,7 +212,7 @@ async def test_long_sends_are_stored_as_they_were_sent(stack: Stack) -> None:
         assert [m.id for m in found] == list(range(1, 1 + len(sent)))
         assert [m.offset for m in found] == list(range(len(sent)))
 
-    converted = stack.broker.broker.converted
+    converted = stack.broker.broker.poll_caches.replies
     classic = await stack.connect()
     await send()
     assert converted.bytes < 1_000_000, "of one that is not of one size"
@@ -271,8 +271,8 @@ async def test_a_broker_that_is_gone_leaves_nothing_it_kept(tmp_path: Path) -> N
     for _ in range(2):
         await client.call(c.SEND_MESSAGES, encode_send("s", "t", FIRST, messages))
         await client.poll("s", "t", partition=0, strategy=Strategy.offset(0), count=10)
-    assert stack.broker.broker.converted.bytes > 900_000
-    kept = weakref.ref(stack.broker.broker.converted)
+    assert stack.broker.broker.poll_caches.replies.bytes > 900_000
+    kept = weakref.ref(stack.broker.broker.poll_caches.replies)
     await client.close()
     await stack.stop()
     del client, stack
@@ -348,7 +348,7 @@ async def test_short_sends_read_by_0_9_0_as_they_come(stack: Stack) -> None:
     """It checks what it reads; so do those who speak another dialect."""
     sends, size = 40, 10
     await run_090("short_sends_c.py", f"127.0.0.1:{stack.port}", "s", "t", str(sends), str(size))
-    assert stack.broker.broker.converted.bytes >= 16 * 1024, "they were kept"
+    assert stack.broker.broker.poll_caches.replies.bytes >= 16 * 1024, "they were kept"
     client = await stack.connect()
     found = (await client.poll("s", "t", partition=0, count=1000)).messages()
     assert [message.payload for message in found] == [
@@ -445,7 +445,7 @@ def polled_from(offset: int, count: int) -> PollMessages:
 def test_replies_that_wait_for_their_readers_are_left_alone(tmp_path: Path) -> None:
     """The memory they are in is used again and again, but not before."""
     config = tmp_path / "settings.toml"
-    config.write_text("[advanced.broker]\nconverted_bytes_max = 16777216\n")  # less than is sent
+    config.write_text("[advanced.broker]\npoll_cache_bytes_max = 16777216\n")  # less than is sent
     arguments = ("--dev", "--config", str(config))
     with running(tmp_path, arguments=arguments) as server, ExitStack() as clients:
         address = server.addresses["iggy"]

@@ -16,7 +16,7 @@ from headrace.broker.partitions.offsets import Kind, Offsets, OffsetWriter, Plac
 from headrace.broker.partitions.open_partitions import Partitions
 from headrace.broker.partitions.partition import PartitionLog
 from headrace.broker.partitions.replication import keep_log_replicas, log_replicas
-from headrace.broker.poll.poll_cache import Converted
+from headrace.broker.poll.caches import PollCaches
 from headrace.broker.sessions.request_dedup import REQUEST, Answers, Effect, Request
 from headrace.broker.sessions.sessions import Session, Sessions
 from headrace.broker.term.broker_registry import Roster
@@ -107,7 +107,7 @@ class Broker:
         self.answers = Answers(
             sessions_max=settings.answers_sessions_max, bytes_max=settings.answers_bytes_max
         )
-        self.converted = Converted(settings.converted_bytes_max)
+        self.poll_caches = PollCaches(settings.poll_cache_bytes_max)
         self.passwords = Passwords(runtime)
         self.committing = Turns()
         """Polls that commit, by place and reader."""
@@ -156,6 +156,7 @@ class Broker:
             self.runtime,
             self.client,
             self.settings,
+            read_ahead=self.poll_caches.read_ahead,
             offsets=self.offsets,
             writer=self.offset_writer,
             record=self.record,

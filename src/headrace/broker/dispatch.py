@@ -16,6 +16,7 @@ from headrace.broker.errors import (
 )
 from headrace.broker.handlers import consumers, extensions, messages, system, topics, users, windows
 from headrace.broker.handlers.views import repeat_answer
+from headrace.broker.poll.caches import PollCaches
 from headrace.broker.sessions import audit
 from headrace.broker.sessions.authorization import authorize
 from headrace.broker.sessions.dialect_rules import status_of
@@ -156,8 +157,9 @@ class Dispatcher:
         self._traffic = broker.traffic
         self._monotonic = broker.runtime.clock.monotonic
 
-    def keeps_frames(self) -> bool:
-        return self._broker.converted.keeps_frames()
+    @property
+    def poll_caches(self) -> PollCaches:
+        return self._broker.poll_caches
 
     def answer_at_once(
         self, session: Session, code: int, payload: memoryview

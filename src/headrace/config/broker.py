@@ -108,17 +108,15 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     read_ahead_bytes: Annotated[
         int, Meta(ge=4096, description="Fetched for a poll at least, when there is as much.")
     ] = MIB
-    read_ahead_bytes_max: Annotated[
-        int, Meta(ge=0, description="Kept of that for later polls, over all partitions.")
-    ] = 64 * MIB
-    converted_bytes_max: Annotated[
+    poll_cache_bytes_max: Annotated[
         int,
         Meta(
             ge=0,
-            description="Batches in the form of apache-iggy 0.9.0 kept for its next readers, over"
-            " all partitions: what was sent last and what is read again.",
+            description="Kept in memory for later polls, over all partitions: what was fetched"
+            " beyond a poll, and batches in the form of apache-iggy 0.9.0 that were sent last or"
+            " are read again.",
         ),
-    ] = 64 * MIB
+    ] = 128 * MIB
     pending_bytes_max: Annotated[
         int, Meta(ge=MIB, description="Bytes of one partition on their way to disk at a time.")
     ] = 32 * MIB

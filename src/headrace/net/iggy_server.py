@@ -130,7 +130,7 @@ class IggyServer(Generic[S]):
     `answer_at_once` is asked before it where that spares waking a task: it gives the pieces of a
     reply that needs no waiting, or None, and reads the payload only while it is called.
     `is_trusted` says whether a session has logged in: before, frames are small and time is short.
-    `keeps_frames`: see `RequestStream`.
+    `keeps_frames`, `frame_pool`: see `RequestStream`.
     """
 
     def __init__(
@@ -143,6 +143,7 @@ class IggyServer(Generic[S]):
         answer_at_once: Callable[[S, int, memoryview], Sequence[Buffer] | None] = lambda *_: None,
         is_trusted: Callable[[S], bool] = lambda _: True,
         keeps_frames: Callable[[], bool] = lambda: False,
+        frame_pool: FramePool | None = None,
         tls: TlsAcceptor | None = None,
         limits: IggyLimits | None = None,
     ) -> None:
@@ -157,7 +158,7 @@ class IggyServer(Generic[S]):
         self._held = HeldBytes(self._limits.held_bytes_max)
         self._fairness = Fairness()
         self._slots = NowAndThen()
-        self._pool = FramePool()
+        self._pool = frame_pool or FramePool()
         self._keeps_frames = keeps_frames
         self._monotonic = runtime.clock.monotonic
         self._sweeper: asyncio.Task[None] | None = None

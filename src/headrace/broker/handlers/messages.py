@@ -77,9 +77,10 @@ async def send_numbered(
     first = await log.append(request.area, request.starts, numbered, framed=request.framed)
     broker.traffic.sent_messages += request.count
     broker.traffic.sent_bytes += len(request.area)
-    broker.converted.on_sent(len(request.area))
+    replies = broker.poll_caches.replies
+    replies.on_sent(len(request.area))
     if request.frames is not None:
-        broker.converted.keep(log.serial, partition.id, request.area, request.frames, lent)
+        replies.keep(log.serial, partition.id, request.area, request.frames, lent)
     stream = broker.catalogue.stream_by_uid(topic.stream_uid)
     stream_id = 0 if stream is None else stream.id  # deleted meanwhile
     return m.encode_sent(stream_id, topic.id, partition.id, first)
@@ -146,10 +147,14 @@ def polled(
 ) -> m.PolledMessages:
     """The reply, with what its dialect needs beside the stored messages."""
     if dialect is Dialect.C:
-        batches = broker.converted.batches(log.serial, partition, found)
+        batches = broker.poll_caches.replies.batches(log.serial, partition, found)
         return m.PolledMessages(partition, log.current_offset, found.count, (), batches)
-    slices = broker.converted.summed(log.serial, found)
+    slices = _with_checksums(broker, log, found)
     return m.PolledMessages(partition, log.current_offset, found.count, slices)
+
+
+def _with_checksums(broker: Broker, log: PartitionLog, found: Slice) -> Sequence[Buffer]:
+    return broker.poll_caches.replies.summed(log.serial, found) if found.unsummed else found.pieces
 
 
 def _polled_partition(
@@ -265,9 +270,9 @@ def answer_at_once(
     if known.dialect is Dialect.C:
         return [
             m.POLL_HEAD.pack(known.partition, log.current_offset, found.count),
-            *broker.converted.batches(log.serial, known.partition, found),
+            *broker.poll_caches.replies.batches(log.serial, known.partition, found),
         ]
-    slices = broker.converted.summed(log.serial, found)
+    slices = _with_checksums(broker, log, found)
     return m.encode_poll_response(
         known.partition, log.current_offset, found.count, slices, known.dialect
     )

@@ -34,6 +34,7 @@ class Partitions:
         client: SbpClient,
         settings: BrokerSettings,
         *,
+        read_ahead: ReadAhead,
         offsets: Offsets,
         writer: OffsetWriter,
         record: Callable[[events.Event], Awaitable[None]],
@@ -48,7 +49,7 @@ class Partitions:
         self._writer = writer
         self._record = record
         self._on_fenced = on_fenced
-        self._ahead = ReadAhead(settings.read_ahead_bytes_max)
+        self._ahead = read_ahead
         self._epoch = epoch
         self._clean = clean
         self._logs: dict[Place, PartitionLog] = {}

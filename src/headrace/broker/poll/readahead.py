@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from headrace.wire.sbp.records import HEADER_BYTES, BatchHeader, decode_header, split
@@ -69,15 +69,17 @@ def index_of(batch: Batch) -> memoryview:
 
 
 class ReadAhead:
-    def __init__(self, bytes_max: int) -> None:
+    """The batches, up to a bound.
+
+    `on_growth` is called after more was kept: the owner of several caches may then forget some.
+    """
+
+    def __init__(self, bytes_max: int, on_growth: Callable[[], None] = lambda: None) -> None:
         self._bytes_max = bytes_max
-        self._bytes = 0
+        self._on_growth = on_growth
+        self.bytes = 0
         self._streams: dict[int, list[_Run]] = {}
         self._recent: OrderedDict[_Run, None] = OrderedDict()
-
-    @property
-    def bytes(self) -> int:
-        return self._bytes
 
     def get(self, stream_id: int, offset: int) -> Iterable[Batch]:
         """Batches from the one that contains `offset`; () when that one is not here."""
@@ -99,12 +101,13 @@ class ReadAhead:
         if not batches or size > self._bytes_max:
             return
         runs = self._streams.setdefault(stream_id, [])
-        self._bytes += size
+        self.bytes += size
         self._extend(runs, stream_id, batches, size)
         if len(runs) > RUNS_PER_STREAM_MAX:
             self._forget(runs[0])
-        while self._bytes > self._bytes_max:
-            self._forget(next(iter(self._recent)))
+        while self.bytes > self._bytes_max:
+            self.forget_oldest()
+        self._on_growth()
 
     def _extend(
         self, runs: list[_Run], stream_id: int, batches: Sequence[Batch], size: int
@@ -128,9 +131,13 @@ class ReadAhead:
         for run in list(self._streams.get(stream_id, ())):
             self._forget(run)
 
+    def forget_oldest(self) -> None:
+        """Make room: of what was least recently read."""
+        self._forget(next(iter(self._recent)))
+
     def _forget(self, run: _Run) -> None:
         del self._recent[run]
-        self._bytes -= run.bytes
+        self.bytes -= run.bytes
         runs = self._streams[run.stream_id]
         runs.remove(run)
         if not runs:

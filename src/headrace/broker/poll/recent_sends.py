@@ -1,9 +1,9 @@
 """Short SENDs of dialect C as its readers get them: a log's newest, back to back in memory.
 
 A poll takes many of them. Looked up and sent one by one they cost about as much as to convert all
-of them together; here those that follow each other are one piece, which nothing is done for.
-
-Memory that is used again: taking it from the system anew costs as much as a conversion.
+of them together; here those that follow each other are one piece, for which nothing has to be done.
+`MemoryAtHand` lends a few buffers again and again, because memory that is taken from the system
+anew costs as much as a conversion.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ class _Chunk:
             begin = follow
 
 
-class Recent:
+class RecentSends:
+    """The newest short SENDs of each log, up to a bound over all of them."""
+
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
         self._bytes_max = bytes_max
@@ -135,15 +137,20 @@ class Recent:
         self.bytes += size
         memory = None
         while self.bytes > self._bytes_max:
-            oldest = self._order.popleft()
-            chunks = self._logs[oldest]
-            memory = chunks.pop(0).memory
-            self.bytes -= len(memory)
-            if not chunks:
-                del self._logs[oldest]
+            memory = self.forget_oldest()
         if memory is not None and len(memory) == size and is_free(memory):
             return memory
         return bytearray(size)
+
+    def forget_oldest(self) -> bytearray:
+        """Make room; returns the memory of the oldest chunk, which somebody may view still."""
+        oldest = self._order.popleft()
+        chunks = self._logs[oldest]
+        memory = chunks.pop(0).memory
+        self.bytes -= len(memory)
+        if not chunks:
+            del self._logs[oldest]
+        return memory
 
     def parts(self, log: int, first: int, end: int) -> Iterator[Part]:
         """What there is of these messages, in order, whole batches only."""

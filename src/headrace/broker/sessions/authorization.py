@@ -154,7 +154,7 @@ def current_user(broker: Broker, session: Session) -> User:
     user = None if session.user_uid is None else broker.catalogue.user_by_uid(session.user_uid)
     if user is None:
         return _outside(broker, session)
-    if not user.active:
+    if user.status != UserStatus.ACTIVE:
         raise UnauthenticatedError("log in first")
     return user
 

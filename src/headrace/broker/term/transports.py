@@ -56,8 +56,9 @@ class Transports:
             answer_at_once=dispatcher.answer_at_once,
             on_request=dispatcher.on_request,
             close_session=close_session,
-            is_trusted=_is_trusted,
-            keeps_frames=dispatcher.keeps_frames,
+            is_trusted=Session.is_logged_in,
+            keeps_frames=dispatcher.poll_caches.replies.keeps_frames,
+            frame_pool=dispatcher.poll_caches.frame_pool,
             tls=None if encryption is None else encryption.tls,
             limits=self._limits,
         )
@@ -85,7 +86,7 @@ class Transports:
             open_session=lambda peer: self._open_session(peer, TransportKind.QUIC),
             on_request=self._dispatcher.on_request,
             close_session=self._close_session,
-            is_trusted=_is_trusted,
+            is_trusted=Session.is_logged_in,
             limits=IggyQuicLimits(
                 frames=self._limits,
                 requests_max=quic.requests_max,
@@ -114,10 +115,6 @@ class Transports:
         if self.quic is not None:
             closing.append(self.quic.close())
         await asyncio.gather(*closing)
-
-
-def _is_trusted(session: Session) -> bool:
-    return session.user_uid is not None
 
 
 def _limits(settings: BrokerSettings) -> IggyLimits:

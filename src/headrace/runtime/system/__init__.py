@@ -25,6 +25,9 @@ class SystemClock(Clock):
     def time_ns(self) -> int:
         return time.time_ns()
 
+    def now_us(self) -> int:
+        return time.time_ns() // 1_000  # at once: it stamps every batch
+
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 

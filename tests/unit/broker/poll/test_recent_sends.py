@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import random
 
-from headrace.broker.poll.recent_sends import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Recent
+from headrace.broker.poll.recent_sends import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, RecentSends
 
 HEADER = b"h" * 256
 
 
-def add(recent: Recent, log: int, first: int, count: int, length: int = 100) -> bytes:
+def add(recent: RecentSends, log: int, first: int, count: int, length: int = 100) -> bytes:
     """What a reader is to get of it."""
     frames = bytes([(log + first) % 251]) * (length * count)
     recent.add(log, first, count, HEADER, memoryview(frames))
     return HEADER + frames
 
 
-def found(recent: Recent, log: int, first: int, end: int) -> list[tuple[int, int, bytes]]:
+def found(recent: RecentSends, log: int, first: int, end: int) -> list[tuple[int, int, bytes]]:
     return [(part.first, part.end, bytes(part.data)) for part in recent.parts(log, first, end)]
 
 
 def test_batches_that_follow_each_other_are_one_piece() -> None:
-    recent = Recent(1 << 20)
+    recent = RecentSends(1 << 20)
     made = [add(recent, 1, 10 * n, 10) for n in range(10)]
     assert found(recent, 1, 0, 100) == [(0, 100, b"".join(made))]
     assert found(recent, 1, 30, 70) == [(30, 70, b"".join(made[3:7]))]
@@ -33,7 +33,7 @@ def test_batches_that_follow_each_other_are_one_piece() -> None:
 
 
 def test_others_between_them_are_left_out() -> None:
-    recent = Recent(1 << 20)
+    recent = RecentSends(1 << 20)
     before = add(recent, 1, 0, 10)
     after = [add(recent, 1, 15, 5), add(recent, 1, 20, 5)]
     assert found(recent, 1, 0, 25) == [(0, 10, before), (15, 25, b"".join(after))]
@@ -44,7 +44,7 @@ def test_others_between_them_are_left_out() -> None:
 
 
 def test_logs_have_memory_of_their_own_and_more_the_more_they_get() -> None:
-    recent = Recent(64 << 20)
+    recent = RecentSends(64 << 20)
     for log in range(100):
         add(recent, log, 0, 5)
     assert recent.bytes == 100 * CHUNK_BYTES_MIN
@@ -58,21 +58,21 @@ def test_logs_have_memory_of_their_own_and_more_the_more_they_get() -> None:
 
 
 def test_what_is_old_makes_room() -> None:
-    recent = Recent(10 * CHUNK_BYTES_MIN)
+    recent = RecentSends(10 * CHUNK_BYTES_MIN)
     for n in range(2000):
         add(recent, n % 3, 10 * (n // 3), 10)
         assert recent.bytes <= 10 * CHUNK_BYTES_MIN
     assert found(recent, 0, 0, 10) == []
     (newest,) = found(recent, 0, 6660, 6670)
     assert newest[:2] == (6660, 6670)
-    nothing = Recent(CHUNK_BYTES_MIN - 1)
+    nothing = RecentSends(CHUNK_BYTES_MIN - 1)
     add(nothing, 0, 0, 10)
     assert nothing.bytes == 0
     assert found(nothing, 0, 0, 10) == []
 
 
 def test_memory_is_used_again_when_nobody_views_it() -> None:
-    recent = Recent(8 * CHUNK_BYTES_MIN)
+    recent = RecentSends(8 * CHUNK_BYTES_MIN)
     memories: list[object] = []
     handed_out: list[tuple[memoryview, bytes]] = []
     for n in range(2000):
@@ -89,7 +89,7 @@ def test_memory_is_used_again_when_nobody_views_it() -> None:
 def test_any_order_and_any_range() -> None:
     chance = random.Random(5)
     for _ in range(30):
-        recent, sent, end = Recent(chance.choice((80_000, 1 << 20))), {}, 0
+        recent, sent, end = RecentSends(chance.choice((80_000, 1 << 20))), {}, 0
         for _ in range(chance.randrange(1, 200)):
             end += chance.choice((0, 0, 0, 0, 1, 7))  # sent by others
             count = chance.randrange(1, 12)

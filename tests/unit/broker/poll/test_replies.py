@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from headrace.broker.partitions.partition import Slice
-from headrace.broker.poll.poll_cache import Converted
 from headrace.broker.poll.readahead import batches_of, index_of, messages_of
 from headrace.broker.poll.recent_sends import MemoryAtHand, is_free
+from headrace.broker.poll.replies import ReplyCache
 from headrace.wire.iggy import batch
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.fields import Buffer
@@ -98,12 +98,12 @@ def payloads_of(count: int, salt: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("read_before", [False, True])
-@pytest.mark.parametrize("converted_bytes_max", [0, 40_000, 64 << 20])
+@pytest.mark.parametrize("poll_cache_bytes_max", [0, 40_000, 64 << 20])
 async def test_messages_read_the_same_wherever_a_poll_begins(
-    converted_bytes_max: int, read_before: bool
+    poll_cache_bytes_max: int, read_before: bool
 ) -> None:
     """Whether or not the frames of short SENDs are kept for who reads already."""
-    settings = msgspec.structs.replace(QUICK, converted_bytes_max=converted_bytes_max)
+    settings = msgspec.structs.replace(QUICK, poll_cache_bytes_max=poll_cache_bytes_max)
     async with opened(settings=settings) as harness:
         peer, classic = await logged_in(harness), await harness.root()
         await topic_of(peer)
@@ -127,7 +127,7 @@ async def test_messages_read_the_same_wherever_a_poll_begins(
                 assert [m.checksum for m in older.messages()] == [
                     m.checksum for m in expected[offset : offset + count]
                 ]
-            assert harness.broker.converted.bytes <= converted_bytes_max
+            assert harness.broker.poll_caches.bytes <= poll_cache_bytes_max
 
 
 async def poll(peer: Peer, offset: int, count: int) -> list[Message]:
@@ -198,13 +198,13 @@ async def test_a_reply_has_the_frames_that_came() -> None:
     async with opened() as harness:
         peer = await logged_in(harness)
         await topic_of(peer)
-        assert harness.broker.converted.bytes == 0
+        assert harness.broker.poll_caches.replies.bytes == 0
         await peer.send(*(b"x" * 100 for _ in range(100)))
-        assert harness.broker.converted.bytes > 100 * 148
+        assert harness.broker.poll_caches.replies.bytes > 100 * 148
         await peer.send(b"short")
         log = harness.broker.partitions.opened()[0][1]
         found = await log.read(0, 100, bytes_max=1 << 20)
-        header, frames = harness.broker.converted.batches(log.serial, 0, found)
+        header, frames = harness.broker.poll_caches.replies.batches(log.serial, 0, found)
         assert len(header) == 256
         assert isinstance(frames, memoryview)
         assert isinstance(frames.obj, bytes), "as it was received"
@@ -215,7 +215,7 @@ async def test_short_sends_are_kept_while_there_are_readers() -> None:
     async with opened() as harness:
         peer = await logged_in(harness)
         await topic_of(peer)
-        converted = harness.broker.converted
+        converted = harness.broker.poll_caches.replies
         await peer.send(*(b"a" * 100 for _ in range(10)))
         assert converted.bytes == 0, "nobody reads"
         assert await poll(peer, 10, 1) == []
@@ -264,7 +264,7 @@ def test_memory_is_lent_again_when_nobody_views_it() -> None:
 
 
 def test_what_is_read_once_is_not_kept() -> None:
-    converted = Converted(1 << 20)
+    converted = ReplyCache(1 << 20)
     piece = stored(of(100, "equal"))
     first = converted.batches(1, 0, piece)
     assert converted.bytes == 0
@@ -280,7 +280,7 @@ def test_what_is_read_once_is_not_kept() -> None:
 
 
 def test_a_reply_on_its_way_is_left_alone() -> None:
-    converted = Converted(1 << 20)
+    converted = ReplyCache(1 << 20)
     pieces = [stored(of(100, "equal"), 100 * n) for n in range(50)]
     replies = [converted.batches(1, 0, piece) for piece in pieces]
     for reply, piece in zip(replies, pieces, strict=True):
@@ -289,7 +289,7 @@ def test_a_reply_on_its_way_is_left_alone() -> None:
 
 def test_another_log_has_other_messages() -> None:
     """The same offset, the same length: but opened again after what it had was lost."""
-    converted = Converted(1 << 20)
+    converted = ReplyCache(1 << 20)
     for log, text in ((1, b"a"), (2, b"b")):
         messages = [Message(text * 100, id=n + 1) for n in range(100)]
         for _ in range(3):
@@ -324,7 +324,7 @@ async def test_a_purged_topic_has_other_messages() -> None:
 
 
 def test_short_batches_are_converted_together() -> None:
-    converted = Converted(1 << 20)
+    converted = ReplyCache(1 << 20)
     pieces = [stored(of(3, "mixed"), 3 * n) for n in range(100)]
     assert len(converted.batches(1, 0, joined(pieces))) == 1
     assert len(converted.summed(1, joined(pieces))) == 1
@@ -343,7 +343,7 @@ def test_short_batches_are_converted_together() -> None:
 MANY = 500  # messages of a SEND that is not short
 
 
-def sent(converted: Converted, number: int, back: list[object]) -> tuple[memoryview, memoryview]:
+def sent(converted: ReplyCache, number: int, back: list[object]) -> tuple[memoryview, memoryview]:
     """A SEND that is not short, kept: the memory it came in, and what was stored."""
     memory = bytearray(by_hand(of(MANY, "equal")))
     area, starts, _, frames = vsr_batch.decode_batch(memoryview(memory), MANY)
@@ -358,7 +358,7 @@ def sent(converted: Converted, number: int, back: list[object]) -> tuple[memoryv
 
 
 def test_memory_of_sends_is_given_back_when_nobody_views_it() -> None:
-    converted = Converted(500_000)
+    converted = ReplyCache(500_000)
     back: list[object] = []
     first, area = sent(converted, 0, back)
     reply = converted.batches(1, 0, stored(of(MANY, "equal")))
@@ -375,7 +375,7 @@ def test_memory_of_sends_is_given_back_when_nobody_views_it() -> None:
 
 
 def test_sends_that_are_not_kept() -> None:
-    converted = Converted(4_000_000)
+    converted = ReplyCache(4_000_000)
     memory = bytearray(by_hand(of(MANY, "equal")))
     area, starts, _, frames = vsr_batch.decode_batch(memoryview(memory), MANY)
     assert frames is not None
@@ -383,9 +383,9 @@ def test_sends_that_are_not_kept() -> None:
     converted.keep(1, 0, area, frames, lent)
     assert not lent.kept, "nothing says that these messages were stored: they have no timestamp"
     batch.stamp(area, starts, base_offset=0, timestamp_us=5, new_ids=bytes, summed=False)
-    Converted(0).keep(1, 0, area, frames, lent)
+    ReplyCache(0).keep(1, 0, area, frames, lent)
     assert not lent.kept
-    Converted(3 * len(memory)).keep(1, 0, area, frames, lent)
+    ReplyCache(3 * len(memory)).keep(1, 0, area, frames, lent)
     assert not lent.kept, "it would take the place of all others"
     piece = stored(of(MANY, "equal"))
     for _ in range(2):
@@ -396,12 +396,12 @@ def test_sends_that_are_not_kept() -> None:
     area, starts, _, frames = vsr_batch.decode_batch(memoryview(by_hand(of(20, "equal"))), 20)
     assert frames is not None
     batch.stamp(area, starts, base_offset=100, timestamp_us=5, new_ids=None, summed=False)
-    Converted(4_000_000).keep(1, 0, area, frames, lent)
+    ReplyCache(4_000_000).keep(1, 0, area, frames, lent)
     assert not lent.kept, "it is converted together with its neighbours, unless somebody reads"
 
 
 def test_frames_of_long_sends_are_kept_while_there_are_readers() -> None:
-    converted = Converted(100_000)
+    converted = ReplyCache(100_000)
     converted.on_sent(10)
     assert not converted.keeps_frames()
     converted.batches(1, 0, Slice())  # somebody waits at the end
@@ -414,7 +414,7 @@ def test_frames_of_long_sends_are_kept_while_there_are_readers() -> None:
     assert not converted.keeps_frames(), "readers of others do not get them"
     converted.batches(1, 0, stored(of(100, "equal")))
     assert converted.keeps_frames()
-    nothing = Converted(0)
+    nothing = ReplyCache(0)
     nothing.batches(1, 0, Slice())
     assert not nothing.keeps_frames()
 
@@ -428,4 +428,4 @@ async def test_a_request_that_failed_keeps_nothing() -> None:
         with pytest.raises(Exception, match="topic"):
             await peer.call(c.SEND_MESSAGES, request)
         await asyncio.sleep(0)
-        assert harness.broker.converted.bytes == 0
+        assert harness.broker.poll_caches.replies.bytes == 0

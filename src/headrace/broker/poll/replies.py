@@ -1,27 +1,27 @@
 """What polls make of stored messages: batches for clients of dialect C, and checksums for others of
 what came without.
 
-What such a client sent is already as another one is to get it, so the frames of SENDs are kept. Of
-short ones (`recent.py`) and of long ones only while there are readers: for those it is work, these
-are otherwise converted in place. Of the rest most is read once: it is made in memory that is used
-again and again, as fresh memory costs more than the conversion. What is read a second time is kept,
-since several consumers read the same place. All of it up to one bound. Stored messages never
-change, so what was made of them stays right for as long as their log is open; logs go by their
-serial.
+A SEND of dialect C already has the form that another client of the dialect is to get, so its frames
+are kept: of short SENDs in `recent_sends.py`, of long ones where they came. Both only while there
+are readers in the dialect; without readers keeping short ones is work for nothing, and long ones
+are faster converted in place. Most other batches are read once. They are made in memory that is
+used again and again, because fresh memory costs more than the conversion. What is read a second
+time is kept, since several consumers read the same place. Stored messages never change, so what was
+made of them stays right for as long as their log is open; logs go by their serial.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from headrace.broker.partitions.partition import Slice
 from headrace.broker.poll.readahead import index_of, messages_of
-from headrace.broker.poll.recent_sends import MemoryAtHand, Recent, is_free
+from headrace.broker.poll.recent_sends import MemoryAtHand, RecentSends, is_free
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.iggy import batch
 from headrace.wire.iggy.vsr.batch import Frames, Memory, fresh_memory
@@ -56,20 +56,24 @@ class _Kept(msgspec.Struct, gc=False, eq=False):
     lent: Lent | None = None
 
 
-class Converted:
-    def __init__(self, bytes_max: int) -> None:
+class ReplyCache:
+    """What readers get that is not as it is stored, up to a bound.
+
+    `on_growth` is called after more was kept: the owner of several caches may then forget some.
+    """
+
+    def __init__(self, bytes_max: int, on_growth: Callable[[], None] = lambda: None) -> None:
         self._bytes_max = bytes_max
-        self._recent = Recent(bytes_max // _KEPT_SHARE)
+        self._on_growth = on_growth
+        self._recent = RecentSends(bytes_max // _KEPT_SHARE)
+        self.bytes = 0
+        """What is kept, of all kinds."""
         self._kept_bytes = 0
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
         self._seen: OrderedDict[_Key, None] = OrderedDict()
         self._at_hand = MemoryAtHand()
         self._sent = 0
         self._sent_at_read: int | None = None
-
-    @property
-    def bytes(self) -> int:
-        return self._kept_bytes + self._recent.bytes
 
     def keeps_frames(self) -> bool:
         """Whether somebody reads in dialect C what is sent: since the last time no more was sent
@@ -170,13 +174,23 @@ class Converted:
         self._make_room()
 
     def _make_room(self) -> None:
+        self.bytes = self._kept_bytes + self._recent.bytes
         while self.bytes > self._bytes_max:
-            oldest = self._kept.popitem(last=False)[1]
-            self._kept_bytes -= oldest.bytes
-            lent = oldest.lent
-            del oldest  # it has views of that memory
-            if lent and isinstance(lent.memory, bytearray) and is_free(lent.memory):
-                lent.give_back()
+            self.forget_oldest()
+        self._on_growth()
+
+    def forget_oldest(self) -> None:
+        """Make room: long SENDs and what was made first, then the oldest short SENDs."""
+        if not self._kept:
+            self.bytes -= len(self._recent.forget_oldest())
+            return
+        oldest = self._kept.popitem(last=False)[1]
+        self._kept_bytes -= oldest.bytes
+        self.bytes -= oldest.bytes
+        lent = oldest.lent
+        del oldest  # it has views of that memory
+        if lent and isinstance(lent.memory, bytearray) and is_free(lent.memory):
+            lent.give_back()
 
 
 def _together(found: Slice, of: slice) -> Iterator[slice]:
