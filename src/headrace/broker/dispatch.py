@@ -211,7 +211,7 @@ class Dispatcher:
         if route is None or self._is_off(code):
             raise self._unknown(code)
         command, handler = route
-        if command.only_c and session.dialect is not Dialect.C:
+        if command.only_c and session.spoken.dialect is not Dialect.C:
             raise InvalidArgumentError("unknown command", code=code)
         request = self._decode(session, command, payload)
         if code not in audit.AUDITED:
@@ -236,7 +236,9 @@ class Dispatcher:
             response = await handler(self._broker, session, request)
         if not self._lease.holds:  # it ran out meanwhile, and with it what we know
             await self._lease.regain()
-        return command.encode_response(response, session.dialect)
+        if response is None:
+            return ()
+        return command.encode_response(response, session.spoken.dialect)
 
     def _may(self, session: Session, command: c.AnyCommand, request: object) -> bool:
         """False: answer as if what was asked for did not exist."""
@@ -366,22 +368,22 @@ class Dispatcher:
             return self._decode_send(session, payload)
         if command is not c.POLL_MESSAGES:
             self._listen(session, command.code, payload)
-            return command.decode_request(payload, session.dialect)
+            return command.decode_request(payload, session.spoken.dialect)
         if len(payload) > _POLL_BYTES_KEPT_MAX:
             session.last_poll = session.known_poll = None
             self._listen(session, command.code, payload)
-            return command.decode_request(payload, session.dialect)
+            return command.decode_request(payload, session.spoken.dialect)
         front = payload[:-POLL_TAIL_BYTES].tobytes()
-        if session.last_poll != (session.dialect, front):
+        if session.last_poll != (session.spoken.dialect, front):
             self._listen(session, command.code, payload)
-            session.last_poll = (session.dialect, front)
+            session.last_poll = (session.spoken.dialect, front)
             session.known_poll = None
-        return PollMessages.decode(payload, session.dialect)
+        return PollMessages.decode(payload, session.spoken.dialect)
 
     def _decode_send(self, session: Session, payload: memoryview) -> SendMessages:
         """Decoding finds out how long the messages' headers are anyway, so the shape is asked for
         only when that, or anything else, is not as expected."""
-        dialect = session.dialect
+        dialect = session.spoken.dialect
         if dialect is Dialect.C:
             return decode_send(payload, dialect)
         try:
@@ -393,16 +395,16 @@ class Dispatcher:
             as_expected = request.header_bytes == dialect.header_bytes
             if as_expected or not self._renumbers(session, payload):
                 return request
-        return SendMessages.decode(payload, session.dialect)
+        return SendMessages.decode(payload, session.spoken.dialect)
 
     def _renumbers(self, session: Session, payload: memoryview) -> bool:
         """Learn from the shape of a SEND; whether its ids now count from another number."""
-        before = session.dialect.id_base
+        before = session.spoken.dialect.id_base
         self._listen(session, c.SEND_MESSAGES.code, payload)
-        return session.dialect.id_base != before
+        return session.spoken.dialect.id_base != before
 
     def _listen(self, session: Session, code: int, payload: Buffer) -> None:
-        if session.dialect is Dialect.C:
+        if session.spoken.dialect is Dialect.C:
             return  # told by its framing
         if code in TELLING:
             shown = candidates(code, payload)

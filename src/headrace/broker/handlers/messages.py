@@ -52,7 +52,7 @@ _NOBODY = Consumer.single()  # what a poll says that names no consumer
 async def send_messages(
     broker: Broker, session: Session, request: m.SendMessages
 ) -> m.SentMessages | None:
-    if session.dialect is Dialect.C:
+    if session.spoken.dialect is Dialect.C:
         answer = await send_numbered(broker, request, REQUEST.get())
         return m.SentMessages.decode(answer, session.dialect)
     topic, partition = _destination(broker, request)

@@ -149,6 +149,10 @@ def holder_of(grant: Grant) -> User:
 # -- what a session may do
 
 
+def is_logged_in(session: Session) -> bool:
+    return session.user_uid is not None
+
+
 def current_user(broker: Broker, session: Session) -> User:
     """Who asks. One without a place in the catalogue has no password or token."""
     user = None if session.user_uid is None else broker.catalogue.user_by_uid(session.user_uid)

@@ -85,9 +85,6 @@ class Session:
     stale: bool = False
     """It was silent for too long: its groups went on without it."""
 
-    def is_logged_in(self) -> bool:
-        return self.user_uid is not None
-
     @property
     def dialect(self) -> Dialect:
         return self.spoken.dialect

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.broker.dispatch import Dispatcher
+from headrace.broker.sessions.authorization import is_logged_in
 from headrace.broker.sessions.sessions import Session
 from headrace.config.broker import BrokerSettings, QuicSettings
 from headrace.errors import ConfigError
@@ -56,7 +57,7 @@ class Transports:
             answer_at_once=dispatcher.answer_at_once,
             on_request=dispatcher.on_request,
             close_session=close_session,
-            is_trusted=Session.is_logged_in,
+            is_trusted=is_logged_in,
             keeps_frames=dispatcher.poll_caches.replies.keeps_frames,
             frame_pool=dispatcher.poll_caches.frame_pool,
             tls=None if encryption is None else encryption.tls,
@@ -86,7 +87,7 @@ class Transports:
             open_session=lambda peer: self._open_session(peer, TransportKind.QUIC),
             on_request=self._dispatcher.on_request,
             close_session=self._close_session,
-            is_trusted=Session.is_logged_in,
+            is_trusted=is_logged_in,
             limits=IggyQuicLimits(
                 frames=self._limits,
                 requests_max=quic.requests_max,
