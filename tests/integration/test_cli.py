@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from headrace.cli import doctor, profile_file
+from headrace.cli import doctor, profiles
 from headrace.cli.main import app
 from headrace.observability.escaping import note
 from tests.integration.server import Server, running
@@ -238,8 +238,8 @@ def test_a_profile_says_where_to_go_and_keeps_no_secret(
     shell.ok("profile", "set", "here", "--address", address, "--username", "iggy",
              "--password", "env:CLI_TEST_PASSWORD")  # fmt: skip
     shell.ok("profile", "set", "elsewhere", "--address", "127.0.0.1:1")
-    assert stat.S_IMODE(profile_file.path().stat().st_mode) == 0o600
-    assert 'iggy"' not in profile_file.path().read_text().replace('"username": "iggy"', "")
+    assert stat.S_IMODE(profiles.path().stat().st_mode) == 0o600
+    assert 'iggy"' not in profiles.path().read_text().replace('"username": "iggy"', "")
     shell.environment["CLI_TEST_PASSWORD"] = "iggy"
     assert shell.json("stream", "list") is not None, "the first one is the current one"
     assert shell("stream", "list", "--profile", "elsewhere").exit_code == 1

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace.cli import profile_file
+from headrace.cli import profiles
 from headrace.cli.declare import Decorator, option, shared_options
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ USER_OPTIONS: dict[str, Decorator] = {
 profile_option = option(
     "--profile",
     help="Of `headrace profile`, not the current one.",
-    shell_complete=profile_file.complete,
+    shell_complete=profiles.complete,
 )
 OPTIONS: dict[str, Decorator] = {
     "address": option(
@@ -135,7 +135,7 @@ takes_tls = shared_options(TLS_OPTIONS, chosen_tls)
 
 def resolve(given: dict[str, Any]) -> tuple[Target, Tls]:
     """What the options say, and where they say nothing the profile."""
-    profile = profile_file.chosen(given["profile"])
+    profile = profiles.chosen(given["profile"])
     value = functools.partial(_value, given, profile)
     # Whoever names a user on the command line does not mean the profile's token, nor its password.
     named = given["username"] is not None or given["password"] is not None

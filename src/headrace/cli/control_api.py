@@ -60,7 +60,7 @@ class Api:
     def _ask(
         self, method: str, path: str, body: object = None, seconds: float = SUBMIT_SECONDS
     ) -> Answer:
-        from headrace.cli.http_token import find_token, given_token
+        from headrace.cli.http_call import find_token, given_token
         from headrace.web.server.statuses import error_of
 
         answer = self._call(method, path, body, seconds, given_token())

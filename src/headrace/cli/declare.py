@@ -2,6 +2,8 @@
 
 A command is a function under `@command("name")` or `@group.command("name")`, then one decorator a
 parameter in the order of its help, and last what gives it options that many commands share.
+Options that every kind of command may have (`--json`, `--yes`) are here too, with the question
+before something is lost.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import click
+
+from headrace.observability.escaping import LINES, escape
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
@@ -138,3 +142,25 @@ def shared_options(
         return wrapped
 
     return decorate
+
+
+json_option = option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+yes_option = option("--yes", "-y", is_flag=True, help="Do not ask first.")
+
+
+def split_topic(name: str) -> tuple[str, str]:
+    stream, slash, topic = name.partition("/")
+    if not slash or not stream or not topic:
+        raise click.BadParameter(f"{name!r} is not of the form STREAM/TOPIC")
+    return stream, topic
+
+
+def confirm(question: str | Callable[[], str], *, yes: bool) -> None:
+    """Ends the command unless it is answered with yes. A script is not asked: it has no terminal.
+
+    A question that takes a look at the server is a function, called only when it is asked.
+    """
+    if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    text = question if isinstance(question, str) else question()
+    click.confirm(escape(text, LINES), abort=True, err=True)

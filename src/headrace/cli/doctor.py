@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.connection import TARGET, connects
-from headrace.cli.declare import command, option
+from headrace.cli.declare import command, json_option, option
 from headrace.cli.output import print_json
-from headrace.cli.parameters import json_option
 from headrace.observability.escaping import escape
 
 if TYPE_CHECKING:

@@ -1,7 +1,12 @@
-"""One HTTP request and its answer, by the standard library.
+"""One HTTP request to the control plane and its answer, by the standard library.
 
 httpx takes longer to import than everything else a short command does. Proxies are not asked: they
 have no business between us and our own server.
+
+Running code takes a token beside the well-known password of `headrace up --dev`. A server that asks
+for the token says in which of its files it is. Whoever runs the command on the same machine, as the
+same user, can read the token there and need not be asked. Nothing else is read, whatever a server
+says: only a file of that name, of ours, that holds a token, and only for loopback.
 """
 
 from __future__ import annotations
@@ -9,9 +14,11 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 from base64 import b64encode
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -101,3 +108,35 @@ def _reason(error: OSError) -> str:
     if error.errno is not None and not isinstance(error, socket.gaierror):
         return os.strerror(error.errno).lower()
     return (error.strerror or str(error) or type(error).__name__).lower()
+
+
+_NAME = "http-token"
+_TOKEN = re.compile(r"[0-9a-f]{64}")
+_BYTES_MAX = 100
+
+
+def given_token() -> str:
+    return os.environ.get("HEADRACE_HTTP_TOKEN", "")
+
+
+def find_token(url: str, path: object) -> str:
+    """What the file holds that the server at `url` named; empty if it is none of ours."""
+    if not isinstance(path, str) or os.path.basename(path) != _NAME or not _is_local(url):
+        return ""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                return ""
+            text = file.read(_BYTES_MAX).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
+    return text if _TOKEN.fullmatch(text) else ""
+
+
+def _is_local(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

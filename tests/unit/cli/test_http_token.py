@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.http_token import find_token
+from headrace.cli.http_call import find_token
 
 TOKEN = "0a" * 32
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from headrace.cli.declare import argument, command, option
+from headrace.cli.declare import argument, command, json_option, option
 from headrace.cli.output import byte_progress, print_fields, print_json
-from headrace.cli.parameters import json_option
 from headrace.observability.escaping import note
 
 DATA_DIR = "headrace-data"
@@ -56,7 +55,7 @@ def restore(source: Path, data_dir: str, as_json: bool) -> None:
     runs: the two are one cluster to every client.
     """
     from headrace.cli.backup.manifest import load
-    from headrace.cli.backup.restoring import bring_back
+    from headrace.cli.backup.taking import bring_back
 
     with byte_progress("restore", load(source).bytes) as progress:
         manifest = bring_back(source, Path(data_dir), progress)

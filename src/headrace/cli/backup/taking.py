@@ -1,4 +1,4 @@
-"""A backup of a data directory in use.
+"""A backup of a data directory in use, and the way back into an empty one.
 
 What belongs together, and in which order it is taken:
 
@@ -15,6 +15,9 @@ What belongs together, and in which order it is taken:
 The state moves with every create, delete, window and controller's event, seldom within the few
 milliseconds of step 2; that step is repeated until it does not. The journal is not needed: what it
 protects is in the segment files already, for whoever reads them through the system.
+
+A restore writes the log's `format.json` last: a directory that lacks this file is refused at start,
+so that half a restore is not taken for a whole one.
 """
 
 from __future__ import annotations
@@ -27,10 +30,21 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from headrace.cli.backup.manifest import Kept, Manifest, Progress, checked, copy, save, sync_folder
+from headrace.cli.backup.manifest import (
+    MANIFEST,
+    Kept,
+    Manifest,
+    Progress,
+    checked,
+    copy,
+    load,
+    save,
+    sync_folder,
+)
 from headrace.cli.backup.metadata import FILE, Metadata, records, signature
-from headrace.errors import AlreadyExistsError, ConfigError
+from headrace.errors import AlreadyExistsError, ConfigError, CorruptionError
 from headrace.process.startup import server_note
+from headrace.storage.folder import FORMAT_FILE
 from headrace.storage.layout import (
     DRAFT_SUFFIX,
     INDEX_SUFFIX,
@@ -246,3 +260,29 @@ def _copy_if_there(
         )  # fmt: skip
     except FileNotFoundError:
         return  # Spark removes what it needs no more
+
+
+def bring_back(source: Path, data_dir: Path, progress: Progress) -> Manifest:
+    manifest = load(source)
+    if data_dir.exists() and any(data_dir.iterdir()):
+        raise AlreadyExistsError(f"{data_dir} is not empty; restore into a new directory")
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    last = f"{LOG}/{FORMAT_FILE}"
+    for name in sorted(manifest.files, key=lambda each: (each == last, each)):
+        kept = manifest.files[name]
+        try:
+            found = copy(
+                source / name, data_dir / name, bytes_max=kept.bytes + 1, mode=kept.mode,
+                progress=progress,
+            )  # fmt: skip
+        except FileNotFoundError as error:
+            raise CorruptionError("the backup lacks a file", path=str(source / name)) from error
+        if (found.bytes, found.crc32c) != (kept.bytes, kept.crc32c):
+            raise CorruptionError(
+                f"a file of the backup is not what {MANIFEST} says; restore another backup into "
+                "another directory",
+                path=str(source / name),
+            )
+    for folder in {data_dir, *((data_dir / name).parent for name in manifest.files)}:
+        sync_folder(folder)
+    return manifest

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from headrace.cli.connection import connects, log_in
-from headrace.cli.declare import argument, command, option
+from headrace.cli.declare import argument, command, json_option, option, split_topic
 from headrace.cli.output import print_json, print_rows
-from headrace.cli.parameters import json_option, split_topic
 from headrace.observability.escaping import note
 
 if TYPE_CHECKING:

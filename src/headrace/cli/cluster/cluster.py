@@ -8,9 +8,8 @@ import click
 
 from headrace.cli.cluster.cluster_client import DATA_DIR, sees_cluster, with_cluster
 from headrace.cli.connection import takes_tls
-from headrace.cli.declare import Group, option
+from headrace.cli.declare import Group, json_option, option
 from headrace.cli.output import print_fields
-from headrace.cli.parameters import json_option
 from headrace.cli.server import role_options as o
 
 if TYPE_CHECKING:

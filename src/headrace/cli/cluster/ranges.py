@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.cluster.cluster_client import sees_cluster, with_cluster
-from headrace.cli.declare import Group, argument, option
+from headrace.cli.declare import Group, argument, json_option, option
 from headrace.cli.output import print_fields, print_json, print_rows
-from headrace.cli.parameters import json_option
 
 if TYPE_CHECKING:
     from headrace.sbp_client.client import SbpClient

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.declare import argument, command, option
-from headrace.cli.parameters import json_option
+from headrace.cli.declare import argument, command, json_option, option
 
 if TYPE_CHECKING:
     from headrace.cli.decode.explaining import Entry, Side

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import re
-import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from headrace.cli.connection import connects, with_link
-from headrace.cli.declare import command, option
-from headrace.cli.parameters import json_option, split_topic
+from headrace.cli.declare import command, json_option, option, split_topic
+from headrace.cli.messages.points import FORMS, is_point, parse_time_us
 from headrace.cli.server_names import topic_argument
 
 if TYPE_CHECKING:
     from headrace.client.connection import Link
 
 RETRY_SECONDS = 30.0  # without --follow; with it, until somebody ends it
-_AGO = re.compile(r"(\d+)([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_FORMS = "earliest, latest, an offset, a time (2026-05-01T12:00) or how long ago (15m, 2h, 1d)"
 
 
 @command("consume")
 @topic_argument
-@option("--from", "start", default="earliest", help=f"{_FORMS}.")
+@option("--from", "start", default="earliest", help=f"{FORMS}.")
 @option(
     "--partition", type=click.IntRange(min=-1), default=-1, help="Only this partition; -1 = all."
 )
@@ -62,19 +56,3 @@ def consume(
         with_link(work, retry_seconds=float("inf") if follow else RETRY_SECONDS)
     except KeyboardInterrupt:
         raise click.exceptions.Exit from None
-
-
-def is_point(start: str) -> bool:
-    return start in ("earliest", "latest") or start.isdecimal()
-
-
-def parse_time_us(text: str) -> int:
-    """Microseconds since 1970 of a moment, local unless it says otherwise, or of a while ago."""
-    ago = _AGO.fullmatch(text)
-    if ago:
-        return int((time.time() - int(ago[1]) * _SECONDS[ago[2]]) * 1e6)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.BadParameter(f"--from takes {_FORMS}") from None
-    return int(moment.astimezone(UTC).timestamp() * 1e6)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from headrace.cli.messages import records
-from headrace.cli.messages.consume import is_point, parse_time_us
+from headrace.cli.messages.points import is_point, parse_time_us
 from headrace.cli.output import printable
 from headrace.client.connection import Link
 from headrace.client.consuming import GroupConsumer

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.connection import connects, with_link
-from headrace.cli.declare import command, option
+from headrace.cli.declare import command, json_option, option, split_topic
 from headrace.cli.output import counted, print_json
-from headrace.cli.parameters import json_option, split_topic
 from headrace.cli.server_names import topic_argument
 from headrace.observability.escaping import note
 

@@ -13,9 +13,8 @@ import click
 
 from headrace.cli.connection import controls
 from headrace.cli.control_api import pipeline_api
-from headrace.cli.declare import argument, option
+from headrace.cli.declare import argument, json_option, option
 from headrace.cli.output import print_json
-from headrace.cli.parameters import json_option
 from headrace.cli.pipeline.pipelines import app
 from headrace.cli.server_names import pipeline_argument
 from headrace.observability.escaping import note

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.connection import connects, http_option, with_broker
-from headrace.cli.declare import Group, argument, option
+from headrace.cli.declare import Group, argument, json_option, option, split_topic
 from headrace.cli.output import count_progress, print_fields, print_json, print_rows
-from headrace.cli.parameters import json_option, split_topic
 from headrace.cli.topics.topics import details_of
 from headrace.observability.escaping import note
 

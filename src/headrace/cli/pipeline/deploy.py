@@ -12,9 +12,9 @@ import click
 
 from headrace.cli.connection import controls
 from headrace.cli.control_api import control_api
-from headrace.cli.declare import argument, option
+from headrace.cli.declare import argument, json_option, option
 from headrace.cli.output import print_fields, print_json, print_rows, working
-from headrace.cli.parameters import json_option
+from headrace.cli.pipeline.pipeline_runs import check_script
 from headrace.observability.escaping import note
 
 # What a project folder holds besides its code; never part of a package.
@@ -37,16 +37,6 @@ project_option = option(
 )
 
 VERDICTS = ("name", "verdict", "reasons")
-
-
-def check_script(script: Path) -> None:
-    """ConfigError when it is no file that can be a pipeline."""
-    from headrace.errors import ConfigError
-
-    if not script.is_file():
-        raise ConfigError(f"there is no file {script}")
-    if script.suffix not in (".py", ".json"):
-        raise ConfigError(f"{script} is neither Python (.py) nor a plan (.json)")
 
 
 def read_project(script: Path, project: Path | None) -> dict[str, Any]:

@@ -8,9 +8,8 @@ from string import Template
 
 import click
 
-from headrace.cli.declare import argument, option
+from headrace.cli.declare import argument, json_option, option
 from headrace.cli.output import print_json
-from headrace.cli.parameters import json_option
 from headrace.observability.escaping import note
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")

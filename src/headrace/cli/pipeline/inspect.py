@@ -12,9 +12,8 @@ import click
 
 from headrace.cli.connection import controls
 from headrace.cli.control_api import control_api, pipeline_api
-from headrace.cli.declare import Group, argument, option
+from headrace.cli.declare import Group, argument, json_option, option
 from headrace.cli.output import print_fields, print_json, print_rows
-from headrace.cli.parameters import json_option
 from headrace.cli.pipeline.pipeline_view import event_row
 from headrace.cli.server_names import pipeline_argument
 from headrace.observability.escaping import escape, note

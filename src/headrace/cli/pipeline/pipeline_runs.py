@@ -1,9 +1,10 @@
-"""What `headrace pipeline run` says about one run: properties, and the span of a backfill."""
+"""What a pipeline is submitted with: its files, its properties, and the span of a backfill."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,6 +37,41 @@ backfill_name_option = option(
 set_option = option(
     "--set", "settings", multiple=True, metavar="OPERATOR.PROPERTY=VALUE", help="Set a property."
 )
+
+
+# What a project folder holds besides code; never part of a package.
+SKIPPED_FOLDERS = {".git", ".venv", "__pycache__", "node_modules", "headrace-data"}
+PACKAGE_FILE_BYTES_MAX = 4 << 20
+
+
+def check_script(script: Path) -> None:
+    """ConfigError when it is no file that can be a pipeline."""
+    from headrace.errors import ConfigError
+
+    if not script.is_file():
+        raise ConfigError(f"there is no file {script}")
+    if script.suffix not in (".py", ".json"):
+        raise ConfigError(f"{script} is neither Python (.py) nor a plan (.json)")
+
+
+def read_package(script: Path) -> dict[str, Any]:
+    """The script and the Python files beside and below it, as the API takes them."""
+    from headrace.errors import ConfigError
+
+    check_script(script)
+    folder = script.resolve().parent
+    files = {}
+    for path in [script.resolve(), *sorted(folder.rglob("*.py"))]:
+        relative = path.relative_to(folder)
+        if SKIPPED_FOLDERS.intersection(relative.parts) or not path.is_file():
+            continue
+        try:
+            if path.stat().st_size > PACKAGE_FILE_BYTES_MAX:
+                raise ConfigError(f"{path} is too large for a package of code")
+            files[relative.as_posix()] = base64.b64encode(path.read_bytes()).decode()
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    return {"entry": script.name, "files": files}
 
 
 def make_run(

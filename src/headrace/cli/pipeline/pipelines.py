@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 import time
@@ -13,11 +12,9 @@ import click
 
 from headrace.cli.connection import controls
 from headrace.cli.control_api import Api, control_api
-from headrace.cli.declare import Group, argument, option
+from headrace.cli.declare import Group, argument, confirm, json_option, option, yes_option
 from headrace.cli.output import format_value, print_fields, print_json, print_rows, printable
-from headrace.cli.parameters import confirm, json_option, yes_option
 from headrace.cli.pipeline import deploy, init, pipeline_runs, pipeline_view, plan
-from headrace.cli.pipeline.deploy import check_script
 from headrace.cli.server_names import pipeline_argument
 from headrace.observability.escaping import note
 
@@ -29,33 +26,10 @@ app.command("diff")(deploy.diff)
 COLUMNS = ("name", "state", "rows", "rows_per_second", "lag", "window", "restarts")
 FOLLOW_SECONDS = 0.5
 ENDED = ("FINISHED", "FAILED", "STOPPED")
-# What a project folder holds besides code; never part of a package.
-SKIPPED_FOLDERS = {".git", ".venv", "__pycache__", "node_modules", "headrace-data"}
-PACKAGE_FILE_BYTES_MAX = 4 << 20
 
 app.command("dry-run")(plan.dry_run)
 app.command("plan")(plan.plan)
 app.command("validate")(plan.validate)
-
-
-def read_package(script: Path) -> dict[str, Any]:
-    """The script and the Python files beside and below it, as the API takes them."""
-    from headrace.errors import ConfigError
-
-    check_script(script)
-    folder = script.resolve().parent
-    files = {}
-    for path in [script.resolve(), *sorted(folder.rglob("*.py"))]:
-        relative = path.relative_to(folder)
-        if SKIPPED_FOLDERS.intersection(relative.parts) or not path.is_file():
-            continue
-        try:
-            if path.stat().st_size > PACKAGE_FILE_BYTES_MAX:
-                raise ConfigError(f"{path} is too large for a package of code")
-            files[relative.as_posix()] = base64.b64encode(path.read_bytes()).decode()
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    return {"entry": script.name, "files": files}
 
 
 @app.command("run")
@@ -86,7 +60,7 @@ def run(
     """
     api = control_api()
     run_of = pipeline_runs.make_run(starting, ending, backfill_name, settings)
-    package = pipeline_runs.add_run(read_package(script), run_of)
+    package = pipeline_runs.add_run(pipeline_runs.read_package(script), run_of)
     ends = available_now or run_of.backfill
     submitted = api.post("/pipelines", {**package, "available_now": ends})
     if detach:

@@ -16,11 +16,10 @@ from typing import Any
 
 import click
 
-from headrace.cli.declare import argument, option
+from headrace.cli.declare import argument, json_option, option
 from headrace.cli.output import print_fields, print_json, print_rows, working
-from headrace.cli.parameters import json_option
 from headrace.cli.pipeline import pipeline_runs
-from headrace.cli.pipeline.deploy import check_script
+from headrace.cli.pipeline.pipeline_runs import check_script
 from headrace.observability.escaping import note
 
 DESCRIBE = "headrace.pipeline.plan.describe"
@@ -121,10 +120,9 @@ def _describe(
     script: Path, run: Any, *flags: str, environment: dict[str, str] | None = None
 ) -> dict[str, Any]:
     """What the package of a script says about itself. ConfigError in its own words."""
-    from headrace.cli.pipeline.pipelines import read_package
     from headrace.errors import ConfigError
 
-    package = pipeline_runs.add_run(read_package(script), run)
+    package = pipeline_runs.add_run(pipeline_runs.read_package(script), run)
     with tempfile.TemporaryDirectory(prefix="headrace-plan-") as folder:
         code = Path(folder, "package")
         for name, data in package["files"].items():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from headrace.cli.declare import command, option
+from headrace.cli.declare import command, json_option, option
 from headrace.cli.output import print_json
-from headrace.cli.parameters import json_option
 
 
 @command("spark-conf")

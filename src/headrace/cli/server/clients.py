@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.connection import connects, with_broker
-from headrace.cli.declare import Group, argument, option
+from headrace.cli.declare import Group, argument, json_option, option
 from headrace.cli.output import print_fields, print_json, print_rows
-from headrace.cli.parameters import json_option
 from headrace.observability.escaping import note
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.declare import Group, option
+from headrace.cli.declare import Group, json_option, option
 from headrace.cli.output import print_json, print_rows
-from headrace.cli.parameters import json_option
 from headrace.observability.escaping import note
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.cli.declare import Group, argument, option
+from headrace.cli.declare import Group, argument, json_option, option
 from headrace.cli.output import print_json, print_rows
-from headrace.cli.parameters import json_option
 from headrace.observability.escaping import note
 
 app = Group("observability", help="Files for Grafana and Prometheus.")

@@ -1,4 +1,7 @@
-"""The live screen of `headrace top`: looks, draws, listens to keys."""
+"""The live screen of `headrace top`: it looks, draws, and listens to keys.
+
+Tables come in the order of what needs attention.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,169 @@ import os
 import sys
 import termios
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
 
 from headrace.cli.top.sample import Look, Pipelines, look
-from headrace.cli.top.top_view import SORTS, draw
 from headrace.client.iggy import IggyClient
+from headrace.observability.escaping import escape
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+SORTS = ("rate", "lag", "size", "name")
+KEYS = "q quit   p pause   s sort   r refresh"
+
+
+def draw(look: Look, *, sort: str, paused: bool, height: int) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    head = Text.assemble(
+        ("headrace top  ", "bold"),
+        _head(look),
+        ("  PAUSED" if paused else "", "bold reverse"),
+    )
+    pipelines = look.pipelines or []
+    fixed = 8 + len(look.nodes[:5]) + min(10, len(pipelines)) + min(10, len(look.groups))
+    room = max(3, height - fixed)
+    parts: list[RenderableType] = [head, Text()]
+    if pipelines:
+        parts.append(_pipelines(pipelines[:10]))
+    elif look.pipelines_error:
+        parts.append(Text(f"pipelines: {escape(str(look.pipelines_error))}", style="dim"))
+    if look.groups:
+        parts.append(_groups(look.groups, sort))
+    parts.append(_topics(look.topics, sort, room))
+    if len(look.nodes) > 1:
+        parts.append(_nodes(look.nodes[:5]))
+    parts.append(Text(f"sort: {sort}   {KEYS}", style="dim"))
+    return Group(*parts)
+
+
+def _head(look: Look) -> str:
+    server = look.server
+    rate, size = server["messages_per_second"], server["bytes_per_second"]
+    return (
+        f"{server['host']} {server['version']}, up {duration(server['uptime_seconds'])}, "
+        f"cpu {server['cpu_percent']:.0f}%, memory {amount(server['memory_bytes'])}B, "
+        f"disk {amount(server['disk_free_bytes'])}B free, {server['clients']} clients, "
+        f"{amount(rate)} messages/s, {amount(size)}B/s"
+    )
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for position, column in enumerate(columns):
+        table.add_column(
+            column, justify="right" if position else "left", no_wrap=True, header_style="dim"
+        )
+    return table
+
+
+def _pipelines(rows: list[dict[str, Any]]) -> Table:
+    table = _table(
+        "pipelines", ("name", "state", "rows/s", "lag", "window", "late", "bad", "restarts")
+    )
+    for row in sorted(rows, key=lambda one: (-(one["lag"] or 0), one["name"])):
+        failed = row["state"] in ("FAILED", "UNREADABLE")
+        table.add_row(
+            _shown(row["name"]),
+            row["state"],
+            amount(row["rows_per_second"]),
+            amount(row["lag"]),
+            row["window"] or "-",
+            amount(row["rows_late"]),
+            amount(row["rows_bad"]),
+            str(row["restarts"] or 0),
+            style="bold red" if failed else "",
+        )
+    return table
+
+
+def _groups(rows: list[dict[str, Any]], sort: str) -> Table:
+    table = _table("consumer groups", ("group", "topic", "members", "lag", "lag/s"))
+    ordered = sorted(rows, key=lambda one: one["group" if sort == "name" else "topic"])
+    if sort != "name":
+        ordered = sorted(ordered, key=lambda one: one["lag"], reverse=True)
+    for row in ordered[:10]:
+        change = row["lag_per_second"]
+        grows = change is not None and change > 0 and row["lag"] > 0
+        table.add_row(
+            _shown(row["group"]),
+            _shown(row["topic"]),
+            str(row["members"]),
+            amount(row["lag"]),
+            "-" if change is None else f"{change:+,.0f}{' grows' if grows else ''}",
+            style="yellow" if grows else "",
+        )
+    return table
+
+
+def sort_topics(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
+    if sort == "name":
+        return sorted(rows, key=lambda one: str(one["topic"]))
+    key = "bytes" if sort == "size" else "messages_per_second"
+    return sorted(rows, key=lambda one: (-(one[key] or 0), str(one["topic"])))
+
+
+def _topics(rows: list[dict[str, Any]], sort: str, room: int) -> Table:
+    columns = ("topic", "partitions", "messages", "size", "messages/s", "bytes/s")
+    table = _table("topics", columns)
+    ordered = sort_topics(rows, sort)
+    for row in ordered[:room]:
+        table.add_row(
+            _shown(row["topic"]),
+            str(row["partitions"]),
+            amount(row["messages"]),
+            f"{amount(row['bytes'])}B",
+            amount(row["messages_per_second"]),
+            amount(row["bytes_per_second"]),
+        )
+    if len(ordered) > room:
+        table.add_row(f"and {len(ordered) - room} more", *[""] * (len(columns) - 1), style="dim")
+    return table
+
+
+def _nodes(rows: list[dict[str, Any]]) -> Table:
+    table = _table("brokers", ("name", "address", "role", "status"))
+    for row in rows:
+        table.add_row(row["name"], row["address"], row["role"], row["status"])
+    return table
+
+
+def _shown(name: object) -> Text:
+    """As text: a name in brackets would be taken for a style."""
+    from rich.text import Text
+
+    return Text(escape(str(name)))
+
+
+def amount(value: float | None) -> str:
+    """A number in four characters or so."""
+    if value is None:
+        return "-"
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.1f}{unit}"
+    return f"{value:.0f}"
+
+
+def duration(seconds: float) -> str:
+    whole = int(seconds)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if whole >= size:
+            rest, smaller = {"d": (3600, "h"), "h": (60, "m"), "m": (1, "s")}[unit]
+            return f"{whole // size}{unit} {whole % size // rest}{smaller}"
+    return f"{whole}s"
 
 
 class Screen:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.connection import HTTP, TARGET, connects, with_broker
-from headrace.cli.declare import command, option
-from headrace.cli.parameters import json_option
+from headrace.cli.declare import command, json_option, option
 
 if TYPE_CHECKING:
     from headrace.cli.top.sample import Look, Pipelines
@@ -44,7 +43,7 @@ def top(
     interval: float, sort: str, once: bool, count: int, http: str | None, as_json: bool
 ) -> None:
     """Show rates, lag, pipelines and brokers live. Keys: q quit, p pause, s sort, r refresh."""
-    from headrace.cli.top.top_view import SORTS
+    from headrace.cli.top.screen import SORTS
 
     if sort not in SORTS:
         raise click.BadParameter(f"--sort takes {', '.join(SORTS)}")
@@ -97,7 +96,7 @@ async def _print_once(
 ) -> None:
     from rich.console import Console
 
-    from headrace.cli.top.top_view import draw
+    from headrace.cli.top.screen import draw
 
     found = await _two_looks(client, pipelines, interval)
     Console().print(draw(found, sort=sort, paused=False, height=200))

@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.connection import connects, with_broker
-from headrace.cli.declare import Group, argument, option
+from headrace.cli.declare import (
+    Group,
+    argument,
+    confirm,
+    json_option,
+    option,
+    split_topic,
+    yes_option,
+)
 from headrace.cli.output import print_fields, print_json, print_rows
-from headrace.cli.parameters import confirm, json_option, split_topic, yes_option
 from headrace.cli.server_names import topic_argument
 from headrace.cli.topics.topics import details_of
 from headrace.observability.escaping import note

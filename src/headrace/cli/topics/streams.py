@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli import server_names
 from headrace.cli.connection import connects, with_broker
-from headrace.cli.declare import Group, argument
+from headrace.cli.declare import Group, argument, confirm, json_option, yes_option
 from headrace.cli.output import print_fields, print_rows, size
-from headrace.cli.parameters import confirm, json_option, yes_option
 from headrace.observability.escaping import note
 
 if TYPE_CHECKING:

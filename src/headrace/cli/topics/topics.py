@@ -8,9 +8,16 @@ import click
 
 from headrace.cli import server_names
 from headrace.cli.connection import connects, with_broker
-from headrace.cli.declare import Group, argument, option
+from headrace.cli.declare import (
+    Group,
+    argument,
+    confirm,
+    json_option,
+    option,
+    split_topic,
+    yes_option,
+)
 from headrace.cli.output import NEVER, print_fields, print_json, print_rows, size
-from headrace.cli.parameters import confirm, json_option, split_topic, yes_option
 from headrace.cli.server_names import topic_argument
 from headrace.cli.topics.streams import details_of as stream_details
 from headrace.observability.escaping import note

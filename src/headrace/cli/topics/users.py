@@ -8,9 +8,8 @@ import click
 
 from headrace.cli import server_names
 from headrace.cli.connection import connects, with_broker
-from headrace.cli.declare import Group, argument, option
+from headrace.cli.declare import Group, argument, confirm, json_option, option, yes_option
 from headrace.cli.output import print_fields, print_json, print_rows
-from headrace.cli.parameters import confirm, json_option, yes_option
 from headrace.observability.escaping import note
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.connection import connects, with_broker
-from headrace.cli.declare import argument, command, option
+from headrace.cli.declare import argument, command, json_option, option, split_topic
 from headrace.cli.messages.points import (
     from_option,
     one_partition_option,
@@ -21,7 +21,6 @@ from headrace.cli.messages.points import (
     until_option,
 )
 from headrace.cli.output import count_progress, print_json
-from headrace.cli.parameters import json_option, split_topic
 from headrace.cli.server_names import topic_argument
 from headrace.observability.escaping import note
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.connection import PASSWORD, USERNAME, connects, with_broker
-from headrace.cli.declare import Group, argument, option
+from headrace.cli.declare import Group, argument, json_option, option, split_topic
 from headrace.cli.output import byte_progress, count_progress, print_json
-from headrace.cli.parameters import json_option, split_topic
 from headrace.cli.server_names import topic_argument
 from headrace.observability.escaping import note
 
@@ -60,8 +59,7 @@ def jsonl(name: str, file: Path, partitions: int, by_key: bool, rate: float, as_
     target_name = split_topic(name)
 
     async def work(client: IggyClient) -> Imported:
-        from headrace.cli.transfer.import_sources import ImportTarget
-        from headrace.cli.transfer.importing_jsonl import import_lines
+        from headrace.cli.transfer.import_sources import ImportTarget, import_lines
 
         target = await ImportTarget.prepare(client, target_name, partitions=partitions)
         with _byte_progress(file) as progress:
@@ -106,7 +104,7 @@ def iggy(
     as_json: bool,
 ) -> None:
     """Import topics from an Iggy server, or from another Headrace."""
-    from headrace.cli.transfer.importing_iggy import IggySource
+    from headrace.cli.transfer.import_sources import IggySource
     from headrace.client.url import TlsOptions
 
     tls = TlsOptions(source_tls, "", "", False).client()
@@ -115,8 +113,7 @@ def iggy(
     )
 
     async def work(client: IggyClient) -> dict[str, Imported]:
-        from headrace.cli.transfer.import_sources import ImportTarget
-        from headrace.cli.transfer.importing_iggy import import_topic
+        from headrace.cli.transfer.import_sources import ImportTarget, import_topic
         from headrace.transfer.spans import describe_source
 
         done = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.connection import connects, http_option, with_broker
-from headrace.cli.declare import argument, command, option
+from headrace.cli.declare import argument, command, json_option, option, split_topic
 from headrace.cli.messages.points import (
     from_option,
     one_partition_option,
@@ -16,7 +16,6 @@ from headrace.cli.messages.points import (
     until_option,
 )
 from headrace.cli.output import count_progress, print_json, print_rows
-from headrace.cli.parameters import json_option, split_topic
 from headrace.observability.escaping import note
 
 if TYPE_CHECKING:

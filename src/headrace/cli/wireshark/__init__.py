@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from headrace.cli.declare import Group, option
-from headrace.cli.parameters import json_option
+from headrace.cli.declare import Group, json_option, option
 
 FOLDER = "headrace"
 """Inside the folder for plugins, which Wireshark searches with all that is below it."""

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from headrace.cli.top.sample import Look, add_rates
-from headrace.cli.top.top_view import amount, draw, duration, sort_topics
+from headrace.cli.top.screen import amount, draw, duration, sort_topics
 
 
 def topic(name: str, messages: int, size: int) -> dict[str, Any]:
