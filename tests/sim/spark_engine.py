@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pyspark.sql.types import StructType
 
 from headrace.client.tickets import Access
-from headrace.concurrency.retrying import TRANSIENT
+from headrace.concurrency.retry import TRANSIENT
 from headrace.errors import FencedError, HeadraceError, UnavailableError
 from headrace.spark.sink.sink import begin, pieces, window_of
 from headrace.spark.sink.windows import Delivered, Window, close

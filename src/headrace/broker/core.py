@@ -24,7 +24,7 @@ from headrace.broker.term.snapshot import Diagnostics, Snapshots
 from headrace.broker.traffic import Traffic
 from headrace.broker.windows.publishing import Publishing
 from headrace.broker.windows.staging import Ownership
-from headrace.concurrency.keyed_lock import Turns
+from headrace.concurrency.locks import KeyedLock
 from headrace.concurrency.tasks import TaskSet
 from headrace.config.broker import BrokerSettings
 from headrace.errors import HeadraceError
@@ -109,7 +109,7 @@ class Broker:
         )
         self.poll_caches = PollCaches(settings.poll_cache_bytes_max)
         self.passwords = Passwords(runtime)
-        self.committing = Turns()
+        self.committing = KeyedLock()
         """Polls that commit, by place and reader."""
         self.guard = Guard(runtime, settings)
         self.rotation: dict[int, int] = {}

@@ -33,7 +33,6 @@ from headrace.client.topic_reader import Position
 from headrace.client.url import ServerUrl, parse_url
 from headrace.client.views import StreamInfo, Table, TopicInfo, Watermark
 from headrace.concurrency.loop_thread import LoopThread
-from headrace.errors import UnavailableError
 from headrace.runtime.system import system_runtime
 
 if TYPE_CHECKING:
@@ -83,28 +82,11 @@ class SyncClient:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for a coroutine on the loop that owns the connections."""
-        if not self._loop.alive:
-            work.close()
-            raise UnavailableError("the client is closed, or was made before this process forked")
         return self._loop.run(work)
 
     def iterate(self, found: AsyncIterator[T]) -> Iterator[T]:
         """What an asynchronous iterator gives; let go of when the caller stops looking."""
-        ended = object()
-
-        async def step() -> T | object:
-            return await anext(found, ended)
-
-        async def close() -> None:
-            if hasattr(found, "aclose"):
-                await found.aclose()
-
-        try:
-            while (item := self.run(step())) is not ended:
-                yield item  # type: ignore[misc]  # it is not the end, so it is an item
-        finally:
-            if self._loop.alive:
-                self.run(close())
+        return self._loop.iterate(found)
 
     # --- streams and topics -----------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from headrace.client.iggy import IggyClient
 from headrace.client.url import ServerUrl
-from headrace.concurrency.retrying import TRANSIENT, retry
+from headrace.concurrency.retry import OUTSIDE, TRANSIENT, retry
 from headrace.errors import HeadraceError, UnauthenticatedError, UnauthorizedError
 from headrace.net.tls import ClientTls
 from headrace.runtime.interfaces import Runtime
@@ -75,7 +75,11 @@ class Link:
     async def again(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Do it, again after failures that pass, for as long as this link tries."""
         return await retry(
-            attempt, self.runtime.clock, self.retry_seconds, on_failure=self.on_failure
+            self.runtime,
+            lambda _: attempt(),
+            self.retry_seconds,
+            OUTSIDE,
+            on_failure=self.on_failure,
         )
 
     async def once(self, call: Callable[[IggyClient], Awaitable[T]]) -> T:

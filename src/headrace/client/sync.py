@@ -1,20 +1,20 @@
-"""A blocking face of the Iggy client, for Spark workers and scripts.
+"""A blocking face of the Iggy client, for scripts and tests.
 
 It only wraps: all logic is in `client/iggy.py`. Nothing is opened before the first call, so an
 object made in one process may be sent to another, and one that was inherited through a fork starts
-over there instead of sharing the parent's socket. It runs an event loop of its own during each
-call, so it cannot be used from inside a running loop; there, use IggyClient itself.
+over there instead of sharing the parent's socket. Its calls wait, so they are refused inside a
+running loop, which they would stop; there, use IggyClient itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Self, TypeVar
 
 from headrace.client.iggy import TIMEOUT_SECONDS, IggyClient
+from headrace.concurrency.loop_thread import LoopThread
 from headrace.errors import LocalProtocolError
 from headrace.net.tls import ClientTls
 from headrace.runtime.system import system_runtime
@@ -24,10 +24,6 @@ from headrace.wire.iggy.messages.topics import TopicDetails
 from headrace.wire.iggy.primitives import Consumer, Identifier, Partitioning, Strategy
 
 T = TypeVar("T")
-
-# Loops of the parent process, kept so that they are never collected: that would close them, and a
-# loop being closed takes its descriptors out of the epoll set it shares with the parent's.
-_inherited: list[object] = []
 
 
 class SyncIggyClient:
@@ -51,18 +47,15 @@ class SyncIggyClient:
         self._token = token
         self._timeout = timeout
         self._tls = tls
-        self._process = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: LoopThread | None = None
         self._client: IggyClient | None = None
 
     def run(self, call: Callable[[IggyClient], Awaitable[T]]) -> T:
         """Run any method of the client: `sync.run(lambda client: client.get_streams())`."""
         _refuse_running_loop()
-        if self._process != os.getpid():
-            self._forget()
-        if self._loop is None:
-            self._process, self._loop = os.getpid(), asyncio.new_event_loop()
-        return self._loop.run_until_complete(self._run(call))
+        if self._loop is None or not self._loop.alive:
+            self._loop, self._client = LoopThread(), None
+        return self._loop.run(self._run(call))
 
     async def _run(self, call: Callable[[IggyClient], Awaitable[T]]) -> T:
         if self._client is None:
@@ -83,20 +76,13 @@ class SyncIggyClient:
             raise
         return client
 
-    def _forget(self) -> None:
-        """Let go of a closed loop, or of one inherited through a fork."""
-        if self._loop is not None and not self._loop.is_closed():
-            _inherited.append((self._loop, self._client))
-        self._loop = self._client = None
-
     def close(self) -> None:
-        if self._loop is None or self._process != os.getpid():
-            self._forget()
-            return
-        if self._client is not None:
-            self._loop.run_until_complete(self._client.close())
-        self._loop.close()
-        self._forget()
+        loop, client = self._loop, self._client
+        self._loop = self._client = None
+        if loop is not None and loop.alive:
+            if client is not None:
+                loop.run(client.close())
+            loop.close()
 
     def __enter__(self) -> Self:
         return self

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from headrace.client.connection import Link
 from headrace.client.raw_messages import Area, cut
 from headrace.client.tickets import Access, TicketReader
-from headrace.concurrency.retrying import retry
+from headrace.concurrency.retry import OUTSIDE, retry
 from headrace.errors import (
     DeadlineError,
     HeadraceError,
@@ -65,6 +65,7 @@ class TopicReading:
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._runtime = link.runtime
         self._clock = link.runtime.clock
         self._reader = TicketReader(link.runtime, link.tls)
         self._access: dict[tuple[str, str], Access] = {}
@@ -151,9 +152,10 @@ class TopicReading:
             try:
                 async with asyncio.timeout(FALLBACK_SECONDS):
                     return await retry(
-                        lambda: self._reader.fetch(access, key, start, end),
-                        self._clock,
+                        self._runtime,
+                        lambda _: self._reader.fetch(access, key, start, end),
                         FALLBACK_SECONDS,
+                        OUTSIDE,
                     )
             except LostRecordsError as error:
                 _log.warning("%s/%s, partition %d: %s", stream, topic, partition, error)

@@ -9,8 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator
+from concurrent.futures import Future
+from typing import TypeVar
+
+from headrace.errors import DeadlineError, UnavailableError
+from headrace.runtime.system import new_event_loop
 
 T = TypeVar("T")
 
@@ -20,7 +24,7 @@ class LoopThread:
 
     def __init__(self, name: str = "headrace") -> None:
         self._process = os.getpid()
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -29,14 +33,38 @@ class LoopThread:
         """False after `close`, and in a process that was forked: its threads stayed behind."""
         return self._process == os.getpid() and not self._loop.is_closed()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for it. Ctrl-C cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+    def submit(self, work: Awaitable[T]) -> Future[T]:
+        """Start the work and return at once. UnavailableError where no loop is alive."""
+        if not self.alive:
+            if isinstance(work, Coroutine):
+                work.close()  # else Python warns that nobody waited for it
+            raise UnavailableError("the client is closed, or was made before this process forked")
+
+        async def run() -> T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop)
+
+    def run(self, work: Awaitable[T], seconds: float | None = None) -> T:
+        """Wait for the work, DeadlineError after so many seconds. Ctrl-C cancels it."""
+        future = self.submit(work)
         try:
-            return future.result()
-        except BaseException:
+            return future.result(seconds)
+        except BaseException as error:
             future.cancel()
+            if seconds is not None and isinstance(error, TimeoutError):
+                raise DeadlineError("no answer from the server", seconds=seconds) from None
             raise
+
+    def iterate(self, found: AsyncIterator[T], seconds: float | None = None) -> Iterator[T]:
+        """What an asynchronous iterator gives; let go of when the caller stops looking."""
+        ended = object()
+        try:
+            while (item := self.run(anext(found, ended), seconds)) is not ended:
+                yield item  # type: ignore[misc]  # it is not the end, so it is an item
+        finally:
+            if self.alive and hasattr(found, "aclose"):
+                self.run(found.aclose(), seconds)
 
     def close(self) -> None:
         """Cancel what runs, then end the thread. A second time it does nothing."""

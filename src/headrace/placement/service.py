@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from headrace.concurrency.keyed_lock import Turns
+from headrace.concurrency.locks import KeyedLock
 from headrace.concurrency.tasks import TaskSet
 from headrace.config.placement import PlacementSettings
 from headrace.errors import (
@@ -90,7 +90,7 @@ class PlacementService:
         self.routes: Routes = build_routes(Role.PLACEMENT_MANAGER, handlers(self))
         self._servers: list[SbpServer] = []
         self._channels: list[InProcessChannel] = []
-        self._mutex = Turns()
+        self._mutex = KeyedLock()
         self._changing = TaskSet("placement change")
         self._electing = TaskSet("placement election")
         self._background = TaskSet("placement")

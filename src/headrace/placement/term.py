@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from headrace.concurrency.keyed_lock import Turns
+from headrace.concurrency.locks import KeyedLock
 from headrace.errors import DiskFullError, NotEnoughNodesError, NotLeaderError, StorageError
 from headrace.placement.metadata.records import OPERATIONS_MAX, Operations, RangeRecord
 from headrace.placement.metadata.store import Store
@@ -31,7 +31,7 @@ class Term:
         leading: Callable[[], bool] = lambda: True,
     ) -> None:
         self.state = state
-        self.mutex = Turns()
+        self.mutex = KeyedLock()
         self._runtime = runtime
         self._store = store
         self._leading = leading

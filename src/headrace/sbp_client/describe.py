@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
-from headrace.concurrency.retry import retrying
+from headrace.concurrency.retry import retry
 from headrace.errors import (
     DeadlineError,
     NotFoundError,
@@ -42,7 +42,7 @@ class Describer:
             return await self._describe(known, timeout, sync=sync)
 
         settings = self._client.settings
-        return await retrying(self._client.runtime, attempt, settings.request_timeout_ms / 1000)
+        return await retry(self._client.runtime, attempt, settings.request_timeout_ms / 1000)
 
     async def describe_ranges(
         self, ranges: Sequence[m.Range]
@@ -105,7 +105,7 @@ class Describer:
             return None
 
         timeout = self._client.settings.metadata_timeout_ms / 1000
-        return await retrying(self._client.runtime, attempt, timeout)
+        return await retry(self._client.runtime, attempt, timeout)
 
     async def bounds(self, stream_id: int) -> tuple[int, int]:
         async def attempt(timeout: float) -> tuple[int, int]:
@@ -119,7 +119,7 @@ class Describer:
             return ranges[0].start_offset, present(described.range).next_offset
 
         timeout = self._client.settings.metadata_timeout_ms / 1000
-        return await retrying(self._client.runtime, attempt, timeout)
+        return await retry(self._client.runtime, attempt, timeout)
 
     def _whom(self, range_: m.Range) -> list[str]:
         """Only the primary knows where an open range ends; of a sealed one all know the same."""

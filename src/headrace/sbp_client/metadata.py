@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from headrace.concurrency.retry import retrying
+from headrace.concurrency.retry import retry
 from headrace.config.process import ClientSettings
 from headrace.errors import NotFoundError, RangeNotFoundError
 from headrace.runtime.interfaces import Runtime
@@ -312,4 +312,4 @@ class MetadataClient:
             return read(answer)
 
         seconds = self.settings.metadata_timeout_ms / 1000
-        return await retrying(self.runtime, attempt, seconds if timeout is None else timeout)
+        return await retry(self.runtime, attempt, seconds if timeout is None else timeout)

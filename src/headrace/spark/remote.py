@@ -2,7 +2,7 @@
 
 All of it is asynchronous and takes time and sockets from a Runtime, so that source and sink run in
 the simulator as they are; `server.py` is the blocking face that Spark's processes use. A broken
-connection is made again (`retrying`): a broker that restarts costs a pause, not a query.
+connection is made again (`retry`): a broker that restarts costs a pause, not a query.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.client.url import TlsOptions
-from headrace.concurrency.retrying import TRANSIENT, retry
+from headrace.concurrency.retry import OUTSIDE, TRANSIENT, retry
 from headrace.errors import (
     AlreadyExistsError,
     NotFoundError,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+RETRY_SECONDS = 30.0
 PUBLISHERS_KEPT = 64
 STAGING_CONNECTIONS = 2  # a server handles one request of each at a time, its sync included
 
@@ -84,7 +85,7 @@ class Remote:
                 await _disconnect(used, client)  # what it logged in with ended: there is another
                 return await call(await self._connected(used))
 
-        return await retry(attempt, self._runtime.clock)
+        return await retry(self._runtime, lambda _: attempt(), RETRY_SECONDS, OUTSIDE)
 
     # -- topics
 

@@ -8,7 +8,6 @@ forked starts over.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Iterator
@@ -16,8 +15,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.client.url import TlsOptions
-from headrace.errors import DeadlineError
-from headrace.runtime.system import new_event_loop, system_runtime
+from headrace.concurrency.loop_thread import LoopThread
+from headrace.runtime.system import system_runtime
 from headrace.runtime.system.memory import keep_freed_memory
 from headrace.spark.options import Credentials, Target
 from headrace.spark.remote import Remote
@@ -31,50 +30,23 @@ LENT_KEPT = 8  # a worker has one task at a time, which uses one or two
 CALL_SECONDS = 120.0  # nothing here takes longer, retries included
 
 
-class _Loop:
-    """An event loop in a daemon thread."""
-
-    def __init__(self) -> None:
-        keep_freed_memory()  # of frames and columns: the next ones are always on their way
-        self._loop = new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="headrace", daemon=True).start()
-
-    def submit(self, work: Awaitable[T]) -> Future[T]:
-        async def run() -> T:
-            return await work
-
-        return asyncio.run_coroutine_threadsafe(run(), self._loop)
-
-    def run(self, work: Awaitable[T]) -> T:
-        future = self.submit(work)
-        try:
-            return future.result(CALL_SECONDS)
-        except TimeoutError:
-            future.cancel()
-            raise DeadlineError("no answer from the server", seconds=CALL_SECONDS) from None
-
-
 class Server:
     """One server under one identity."""
 
-    def __init__(self, loop: _Loop, remote: Remote) -> None:
+    def __init__(self, loop: LoopThread, remote: Remote) -> None:
         self._loop = loop
         self.remote = remote
 
     def run(self, work: Awaitable[T]) -> T:
         """Wait for work on the loop that owns the connections."""
-        return self._loop.run(work)
+        return self._loop.run(work, CALL_SECONDS)
 
     def submit(self, work: Awaitable[T]) -> Future[T]:
         return self._loop.submit(work)
 
     def iterate(self, work: AsyncGenerator[T, None]) -> Iterator[T]:
         """What an asynchronous generator gives, which may work ahead meanwhile."""
-        try:
-            while (item := self.run(anext(work, None))) is not None:
-                yield item
-        finally:
-            self.submit(work.aclose())
+        return self._loop.iterate(work, CALL_SECONDS)
 
     def partition_count(self, target: Target) -> int:
         return self.run(self.remote.partition_count(target))
@@ -93,7 +65,7 @@ class Server:
 
 
 _servers: dict[tuple[int, str, Credentials, TlsOptions], Server] = {}
-_loops: dict[int, _Loop] = {}
+_loops: dict[int, LoopThread] = {}
 _lock = threading.Lock()
 
 
@@ -103,7 +75,8 @@ def connect(target: Target) -> Server:
     key = (process, target.address, target.credentials, target.tls)
     with _lock:
         if process not in _loops:
-            _loops[process] = _Loop()
+            keep_freed_memory()  # of frames and columns: the next ones are always on their way
+            _loops[process] = LoopThread()
         server = _servers.pop(key, None)
         if server is None:
             remote = Remote(system_runtime(), target.address, target.credentials, target.tls)

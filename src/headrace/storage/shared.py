@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from headrace.concurrency.store_tasks import TaskSet
+from headrace.concurrency.tasks import TaskSet
 from headrace.config.datanode import StorageSettings
 from headrace.errors import ThrottledError
 from headrace.runtime import Disk, Executor

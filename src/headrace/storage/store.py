@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
-from headrace.concurrency.store_tasks import TaskSet
+from headrace.concurrency.tasks import TaskSet
 from headrace.config.datanode import StorageSettings
 from headrace.errors import (
     CorruptionError,
@@ -104,7 +104,7 @@ class LogStore:
         groups = GroupNumbers(last_group)
         # The other half is for sockets, and for files while a group has them pinned.
         open_files_max = min(settings.open_files_max, runtime.disk.open_files_max() // 2)
-        pool, tasks = FilePool(open_files_max), TaskSet()
+        pool, tasks = FilePool(open_files_max), TaskSet("store", log_failures=False)
         active = ActiveRanges(settings)
         journal = Journal(
             runtime.disk,
@@ -240,7 +240,7 @@ class LogStore:
                 doubtful=doubtful,
                 attached_bytes=-1 if attachment is None else len(attachment),
             )
-            creating = self._shared.tasks.spawn(self._create(key, metadata, attachment or b""))
+            creating = self._shared.tasks.start(self._create(key, metadata, attachment or b""))
             self._creating[key] = creating
         return await asyncio.shield(creating)
 
@@ -264,7 +264,7 @@ class LogStore:
         removing = self._removing.get(key)
         if removing is None:
             self._check_kept(key)
-            removing = self._shared.tasks.spawn(self._delete_range(key))
+            removing = self._shared.tasks.start(self._delete_range(key))
             self._removing[key] = removing
         await asyncio.shield(removing)
 
@@ -296,7 +296,7 @@ class LogStore:
         finishes it."""
         deleting = self._deleting.get(stream_id)
         if deleting is None:  # else somebody asked for the same: one of them removes the files
-            deleting = self._shared.tasks.spawn(self._delete_stream(stream_id))
+            deleting = self._shared.tasks.start(self._delete_stream(stream_id))
             self._deleting[stream_id] = deleting
         await asyncio.shield(deleting)
 
@@ -333,7 +333,7 @@ class LogStore:
         for keeper in self._workers[-2:]:
             keeper.cancel()  # what it is in the middle of is joined below
         await asyncio.wait(self._workers)
-        await self._shared.tasks.join()
+        await self._shared.tasks.finish()
         try:
             await self._shared.journal.close()
             if await self._finish_ranges() and clean:
@@ -351,7 +351,7 @@ class LogStore:
         for worker in self._workers:
             worker.cancel()
         await asyncio.wait(self._workers)
-        await self._shared.tasks.cancel()
+        await self._shared.tasks.close()
         self._release()
 
     async def _finish_ranges(self) -> bool:

@@ -25,7 +25,7 @@ from headrace.broker.poll.readahead import (
     split_batches,
 )
 from headrace.broker.sessions.request_dedup import Request
-from headrace.concurrency.retry import retrying
+from headrace.concurrency.retry import retry
 from headrace.config.broker import BrokerSettings
 from headrace.errors import (
     CorruptionError,
@@ -169,7 +169,7 @@ class PartitionLog:
         # It may have been sealed just now: its data nodes learn in a moment where it ends, and
         # whoever sends or polls first after a change of leaders is to wait, not to be refused.
         seconds = client.settings.metadata_timeout_ms / 1000
-        await retrying(runtime, lambda _: log.refresh(), seconds)
+        await retry(runtime, lambda _: log.refresh(), seconds)
         log.last_timestamp_us = await log._newest_timestamp()
         return log
 

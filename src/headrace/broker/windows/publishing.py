@@ -23,7 +23,7 @@ from headrace.broker.partitions.stored_sizes import describe
 from headrace.broker.windows import publishers as p
 from headrace.broker.windows.staging import Ownership, Staging, StagingFigures, newest
 from headrace.broker.windows.window_topics import TopicForgotten
-from headrace.concurrency.keyed_lock import Turns
+from headrace.concurrency.locks import KeyedLock
 from headrace.concurrency.tasks import TaskSet
 from headrace.errors import FencedError, HeadraceError, NotLeaderError
 from headrace.observability.logging import get_logger
@@ -71,7 +71,7 @@ class Publishing:
         self._synced = synced
         self._log: StateLog
         self._ownership: Ownership
-        self._turns = Turns()
+        self._turns = KeyedLock()
         """By publisher: one window at a time, and no new run in the middle of it."""
         self._deciding = asyncio.Lock()
         self._staging = Staging(runtime, client)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from headrace.broker.errors import StagedDataGoneError
 from headrace.broker.partitions.stored_sizes import StoredPartition
 from headrace.broker.windows import publishers as p
-from headrace.concurrency.keyed_lock import Turns
+from headrace.concurrency.locks import KeyedLock
 from headrace.errors import (
     FencedError,
     NotLeaderError,
@@ -75,7 +75,7 @@ class Staging:
         self._client = client
         self._ownership: Ownership
         self._record: Callable[[p.Event], Awaitable[None]]
-        self._opening = Turns()
+        self._opening = KeyedLock()
         self._streams: dict[int, OwnedStream] = {}
         self._known: dict[int, dict[int, tuple[int, int]]] = {}
         """By publisher and offset: messages, window."""

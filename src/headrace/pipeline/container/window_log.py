@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.concurrency.thread_lock import Turn
+from headrace.concurrency.locks import ThreadLock
 from headrace.errors import CorruptionError, NotFoundError
 from headrace.ids import WindowId
 from headrace.runtime.interfaces import Disk
@@ -73,7 +73,7 @@ class WindowLog:
         self._checkpoint = checkpoint
         self._folder = f"{checkpoint}/windows"
         self._grid = grid
-        self._turn = Turn()
+        self._turn = ThreadLock()
         disk.make_folder(self._folder)
 
     def last(self) -> WindowId:

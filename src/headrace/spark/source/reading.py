@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headrace.client.tickets import Access, TicketReader
-from headrace.concurrency.retrying import SECONDS, retry
+from headrace.concurrency.retry import OUTSIDE, retry
 from headrace.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from headrace.wire.iggy.messages.topics import TopicDetails
 
 POLL_MESSAGES_MAX = 20_000
+RETRY_SECONDS = 30.0  # for data nodes, where nobody else may be asked
 FETCH_SECONDS = 90.0  # for one run of messages, retries included
 FALLBACK_SECONDS = 5.0  # for data nodes that do not answer, before the broker is asked instead
 AVOID_SECONDS = 60.0  # until they are tried again
@@ -70,6 +71,7 @@ class Reading:
 
     def __init__(self, remote: Remote, runtime: Runtime, tls: ClientTls | None) -> None:
         self._remote = remote
+        self._runtime = runtime
         self._clock = runtime.clock
         self._reader = TicketReader(runtime, tls)
         self._cluster: str | None = None  # "" for a plain Iggy server, None before we asked
@@ -245,11 +247,12 @@ class Reading:
         try:
             async with asyncio.timeout(FALLBACK_SECONDS if doubted else None):
                 fetched = await retry(
-                    lambda: self._reader.fetch(
+                    self._runtime,
+                    lambda _: self._reader.fetch(
                         task.access, span.key, start, span.end, local=task.local
                     ),
-                    self._clock,
-                    FALLBACK_SECONDS if task.read_from == "auto" else SECONDS,
+                    FALLBACK_SECONDS if task.read_from == "auto" else RETRY_SECONDS,
+                    OUTSIDE,
                 )
             self._reached = True
             return fetched

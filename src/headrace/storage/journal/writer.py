@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from uuid import UUID
 
-from headrace.concurrency.store_tasks import TaskSet
+from headrace.concurrency.tasks import TaskSet
 from headrace.config.datanode import StorageSettings
 from headrace.errors import HeadraceError, StorageError
 from headrace.observability.logging import get_logger
@@ -207,7 +207,7 @@ class Journal:
         following = Generation(old.number + 1, self._next_group)
         self._generations.append(following)
         self._position = self._layout.start(following.number)
-        self._retiring = self._tasks.spawn(self._retire(old, following))
+        self._retiring = self._tasks.start(self._retire(old, following))
 
     def _advance(self, end: int) -> None:
         if end == self._position:
@@ -354,7 +354,7 @@ class Journal:
         self._wanted += writes
         if self._wanted >= self._settings.journal_start_writes and not self._preparing:
             self._preparing = True
-            self._tasks.spawn(self._prepare())
+            self._tasks.start(self._prepare())
 
     async def _prepare(self) -> None:
         try:

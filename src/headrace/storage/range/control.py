@@ -147,9 +147,9 @@ class RangeControl:
         gone = [segment for segment in progress.segments if segment.base >= end]
         progress.segments = [segment for segment in progress.segments if segment.base < end]
         if progress.segments and progress.segments[-1].end_offset > end:
-            tasks.spawn(self._cut(progress.segments[-1], end))
+            tasks.start(self._cut(progress.segments[-1], end))
         if gone:
-            tasks.spawn(self._files.remove(gone))
+            tasks.start(self._files.remove(gone))
 
     async def _cut(self, segment: Segment, end: int) -> None:
         try:
@@ -208,7 +208,7 @@ class RangeControl:
             progress.advance()
         progress.status = Status.COPYING
         if progress.missing is None:
-            self._shared.tasks.spawn(self.complete_copy())
+            self._shared.tasks.start(self.complete_copy())
 
     async def complete_copy(self) -> None:
         """Everything below the end is synced: from now on this is a sealed range like others."""

@@ -152,7 +152,7 @@ class RangeLog:
         return self._writer.copy(header, body, verified=verified)
 
     def _on_copied(self) -> None:
-        self._tasks.spawn(self._control.complete_copy())
+        self._tasks.start(self._control.complete_copy())
 
     def set_committed(self, offset: int) -> None:
         """The primary says so; offsets that this disk does not hold yet count once it does.

@@ -270,7 +270,7 @@ class RangeRepairer:
                     raise
             finally:
                 if not self._shared.closing:  # else the next open does it
-                    self._shared.tasks.spawn(self._discard(drafts))
+                    self._shared.tasks.start(self._discard(drafts))
 
     def _check_repairable(self) -> None:
         progress = self._progress

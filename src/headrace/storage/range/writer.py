@@ -165,10 +165,10 @@ class RangeWriter:
         if segment is not None and self._pending and self._must_roll(segment, 0):
             if segment.synced_position < segment.position:
                 self._rolling = True
-                self._shared.tasks.spawn(self._sync_before_roll(segment))
+                self._shared.tasks.start(self._sync_before_roll(segment))
                 return None
             segment.closed = True
-            self._shared.tasks.spawn(self._finish_segment(segment))
+            self._shared.tasks.start(self._finish_segment(segment))
             segment = None
         create = segment is None
         if segment is None:
@@ -275,7 +275,7 @@ class RangeWriter:
             and not self._saving
         ):
             self._saving = True
-            self._shared.tasks.spawn(self._save_busy(segment))
+            self._shared.tasks.start(self._save_busy(segment))
         if progress.status is Status.COPYING and progress.durable_offset >= progress.metadata.end:
             self._on_copied()
 
@@ -392,7 +392,7 @@ class RangeWriter:
         progress.wake_everyone()
         if active is not None:
             active.closed = True
-            shared.tasks.spawn(self._finish_segment(active))
+            shared.tasks.start(self._finish_segment(active))
 
     def start_copying(self, *, reopen: bool = True) -> None:
         """Write again, behind what is there; synced, because a copy is waited for once."""

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import NamedTuple
 
-from headrace.concurrency.store_tasks import TaskSet
+from headrace.concurrency.tasks import TaskSet
 from headrace.errors import HeadraceError
 from headrace.observability.logging import get_logger
 from headrace.runtime import Disk, Executor, File
@@ -156,7 +156,7 @@ class WrittenPages:
         self.bytes += size
         if self.bytes > self._limit and not self._dropping:
             self._dropping = True
-            self._tasks.spawn(self._drop())
+            self._tasks.start(self._drop())
 
     async def _drop(self) -> None:
         try:
