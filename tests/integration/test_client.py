@@ -15,8 +15,9 @@ import pytest
 
 import headrace.client
 from headrace.client import Client, Record, SyncClient, Watermark
-from headrace.client.connection import Link, Sender
+from headrace.client.connection import BrokerConnection
 from headrace.client.raw_messages import COLUMNS
+from headrace.client.sending import Sender
 from headrace.client.url import parse_url
 from headrace.errors import (
     AlreadyExistsError,
@@ -82,7 +83,7 @@ async def test_keys_stay_together_and_receipts_are_right(
     assert all(len(each) == 1 for each in homes.values())
     assert len(set.union(*homes.values())) > 1
     # Any Iggy client puts the key in the same place: the server works it out here.
-    await client._link.call(
+    await client._connection.call(
         lambda iggy: iggy.send(
             headrace_stream, "t", [WireMessage(b"x")], partitioning=Partitioning.by_key(b"key 3")
         )
@@ -258,7 +259,7 @@ async def test_a_plain_server_is_polled(client: Client, headrace_stream: str) ->
     """As against an Iggy server, which has no tickets."""
     topic = f"{headrace_stream}/t"
     await client.create_topic(topic, partitions=2)
-    client._link._hello = [None]
+    client._connection._hello = [None]
     receipts = await client.send_many(topic, [Record(str(n), partition=n % 2) for n in range(50)])
     assert receipts[0].offset is None
     assert sorted([int(m.text) async for m in client.read(topic)]) == list(range(50))
@@ -381,7 +382,7 @@ async def test_a_send_whose_answer_was_lost_is_stored_once(
         return new
 
     async with Cutter(server.port, first_time) as cutter:
-        link = Link(system_runtime(), server, retry_seconds=20)
+        link = BrokerConnection(system_runtime(), server, retry_seconds=20)
         await link.hello()
         link.server = replace(server, port=cutter.port)  # the sender's connection goes through it
         sender = Sender(link)

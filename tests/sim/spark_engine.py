@@ -26,8 +26,9 @@ from pyspark.sql.types import StructType
 from headrace.client.tickets import Access
 from headrace.concurrency.retry import TRANSIENT
 from headrace.errors import FencedError, HeadraceError, UnavailableError
+from headrace.spark.remote import Window
 from headrace.spark.sink.sink import begin, pieces, window_of
-from headrace.spark.sink.windows import Delivered, Window, close
+from headrace.spark.sink.windows import Delivered, close
 from headrace.spark.source.following import Following, Limits
 from headrace.spark.source.source import record_batches
 from headrace.spark.source.splits import Span

@@ -20,8 +20,8 @@ from headrace.client.raw_messages import Area
 from headrace.client.tickets import Access
 from headrace.errors import NotFoundError, OffsetOutOfRangeError, UnavailableError
 from headrace.spark.options import ReadFrom, Target
+from headrace.spark.remote import Window
 from headrace.spark.server import connect
-from headrace.spark.sink.windows import Window
 from headrace.spark.source import following
 from headrace.spark.source import reading as reading_module
 from headrace.spark.source.losses import DataLossError, OtherTopicError

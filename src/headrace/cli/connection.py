@@ -17,8 +17,9 @@ from headrace.cli import profiles
 from headrace.cli.declare import Decorator, option, shared_options
 
 if TYPE_CHECKING:
-    from headrace.client.connection import Link
+    from headrace.client.connection import BrokerConnection
     from headrace.client.iggy import IggyClient
+    from headrace.client.url import Identity
     from headrace.errors import HeadraceError
     from headrace.net.tls import ClientTls
     from headrace.wire.iggy.vsr.client import Conversation
@@ -41,6 +42,11 @@ class Target:
     token: str = ""
     http: str = HTTP
     """Of the control plane."""
+
+    def identity(self) -> Identity:
+        from headrace.client.url import Identity
+
+        return Identity(self.username, self.password, self.token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,20 +191,17 @@ async def log_in(conversation: Conversation | None = None) -> IggyClient:
     )
     try:
         with speaking_iggy(target.address):
-            if target.token:
-                await client.login_with_token(target.token)
-            else:
-                await client.login(target.username, target.password)
+            await client.log_in(target.identity())
     except BaseException:
         await client.close()
         raise
     return client
 
 
-def with_link(work: Callable[[Link], Awaitable[T]], *, retry_seconds: float) -> T:
+def with_link(work: Callable[[BrokerConnection], Awaitable[T]], *, retry_seconds: float) -> T:
     """As `with_broker`, over a connection that is made again when it breaks: a server that
     restarts costs a pause. It has to be there at the beginning."""
-    from headrace.client.connection import Link
+    from headrace.client.connection import BrokerConnection
     from headrace.client.url import ServerUrl, TlsOptions
     from headrace.observability.escaping import note
     from headrace.runtime.system import run, system_runtime
@@ -222,7 +225,7 @@ def with_link(work: Callable[[Link], Awaitable[T]], *, retry_seconds: float) -> 
                 told.clear()
                 note(f"connected to {target.address} again")
 
-        link = Link(
+        link = BrokerConnection(
             system_runtime(), server, retry_seconds=retry_seconds,
             on_failure=on_failure, on_connected=on_connected,
         )  # fmt: skip

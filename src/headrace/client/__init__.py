@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.client.batching import Delivery, Producer
     from headrace.client.blocking import (
         SyncClient,
         SyncConsumer,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     )
     from headrace.client.consuming import GroupConsumer
     from headrace.client.records import Message, MessageBatch, Receipt, Record
+    from headrace.client.sending import Delivery, Producer
     from headrace.client.session import Client
     from headrace.client.views import StreamInfo, TopicInfo, Watermark
 
@@ -49,11 +49,11 @@ __all__ = [
 
 _HOMES = {
     "Client": "session",
-    "Delivery": "batching",
+    "Delivery": "sending",
     "GroupConsumer": "consuming",
     "Message": "records",
     "MessageBatch": "records",
-    "Producer": "batching",
+    "Producer": "sending",
     "Receipt": "records",
     "Record": "records",
     "StreamInfo": "views",

@@ -15,8 +15,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from headrace.client import batching
-from headrace.client.batching import Delivery, Producer
+from headrace.client import sending
 from headrace.client.consuming import GroupConsumer
 from headrace.client.raw_messages import COLUMNS
 from headrace.client.records import (
@@ -28,6 +27,7 @@ from headrace.client.records import (
     Receipt,
     Record,
 )
+from headrace.client.sending import Delivery, Producer
 from headrace.client.session import RETRY_SECONDS, TAIL_MESSAGES, Client
 from headrace.client.topic_reader import Position
 from headrace.client.url import ServerUrl, parse_url
@@ -157,10 +157,10 @@ class SyncClient:
         self,
         name: str,
         *,
-        linger: float = batching.LINGER_SECONDS,
-        batch_messages_max: int = batching.BATCH_MESSAGES_MAX,
-        batch_bytes_max: int = batching.BATCH_BYTES_MAX,
-        waiting_bytes_max: int = batching.WAITING_BYTES_MAX,
+        linger: float = sending.LINGER_SECONDS,
+        batch_messages_max: int = sending.BATCH_MESSAGES_MAX,
+        batch_bytes_max: int = sending.BATCH_BYTES_MAX,
+        waiting_bytes_max: int = sending.WAITING_BYTES_MAX,
     ) -> SyncProducer:
         async def make() -> Producer:
             return self._client.producer(

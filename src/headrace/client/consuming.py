@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from headrace.client.connection import Link
+from headrace.client.connection import BrokerConnection
 from headrace.client.records import Message, MessageBatch, parts_of
 from headrace.client.topic_reader import Position, Span, TopicReading, resolve
 from headrace.errors import AlreadyExistsError, HeadraceError, NotFoundError
@@ -31,7 +31,7 @@ class GroupConsumer:
 
     def __init__(
         self,
-        link: Link,
+        connection: BrokerConnection,
         reading: TopicReading,
         stream: str,
         topic: str,
@@ -41,9 +41,9 @@ class GroupConsumer:
         auto_commit: bool = True,
         follow: bool = True,
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._reading = reading
-        self._clock = link.runtime.clock
+        self._clock = connection.runtime.clock
         self._stream, self._topic, self._group = stream, topic, group
         self._reader = Reader.group(group)
         self._start = start
@@ -63,7 +63,7 @@ class GroupConsumer:
 
     async def __aenter__(self) -> Self:
         with suppress(AlreadyExistsError):
-            await self._link.call(
+            await self._connection.call(
                 lambda client: client.create_group(self._stream, self._topic, self._group)
             )
         await self._share()
@@ -85,11 +85,11 @@ class GroupConsumer:
         """Leave the group; what was not committed is read again by whoever comes next."""
         try:
             with suppress(HeadraceError):
-                await self._link.once(
+                await self._connection.once(
                     lambda client: client.leave_group(self._stream, self._topic, self._group)
                 )
         finally:
-            await self._link.close()
+            await self._connection.close()
 
     def read_up_to(self, partition: int, offset: int) -> None:
         """Say which message was the last, where it is not the last of what was handed out."""
@@ -98,7 +98,7 @@ class GroupConsumer:
     async def commit(self) -> None:
         """Store how far what was handed out reaches; durable when this returns."""
         for partition, offset in sorted(self._done.items()):
-            await self._link.call(
+            await self._connection.call(
                 lambda client, partition=partition, offset=offset: (  # type: ignore[misc]  # defaults bind the loop's values
                     client.store_consumer_offset(
                         self._reader,
@@ -133,7 +133,7 @@ class GroupConsumer:
         while True:
             if (
                 self._clock.monotonic() - self._asked >= ASSIGNMENT_SECONDS
-                or self._joined != self._link.connections
+                or self._joined != self._connection.connections
             ):
                 await self._share()
             found = False
@@ -172,15 +172,15 @@ class GroupConsumer:
 
     async def _share(self) -> None:
         """Join if need be, and see which partitions are ours."""
-        await self._link.call(lambda client: client.ping())  # connects if need be
-        if self._joined != self._link.connections:
-            joined = self._link.connections
-            await self._link.call(
+        await self._connection.call(lambda client: client.ping())  # connects if need be
+        if self._joined != self._connection.connections:
+            joined = self._connection.connections
+            await self._connection.call(
                 lambda client: client.join_group(self._stream, self._topic, self._group)
             )
             self._joined = joined
-        me = await self._link.call(lambda client: client.get_me())
-        details = await self._link.call(
+        me = await self._connection.call(lambda client: client.get_me())
+        details = await self._connection.call(
             lambda client: client.get_group(self._stream, self._topic, self._group)
         )
         if details is None:
@@ -205,7 +205,7 @@ class GroupConsumer:
         starts = await resolve(self._reading, self._stream, self._topic, found, self._start)
         for span in found:
             partition = span.partition
-            stored = await self._link.call(
+            stored = await self._connection.call(
                 lambda client, partition=partition: client.get_consumer_offset(  # type: ignore[misc]  # as above
                     self._reader, self._stream, self._topic, partition
                 )

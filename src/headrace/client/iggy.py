@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from headrace.client.refusals import refusal
+from headrace.client.url import Identity
 from headrace.errors import DeadlineError, RemoteProtocolError, UnavailableError
 from headrace.net.credentials import PREFIX as GRANT
 from headrace.net.credentials import grant_bytes, is_grant
@@ -120,12 +121,23 @@ class IggyClient:
         timeout: float = TIMEOUT_SECONDS,
         tls: ClientTls | None = None,
         conversation: Conversation | None = None,
+        identity: Identity | None = None,
     ) -> Self:
-        """Over TLS if `tls` is given: RemoteProtocolError when the server is not who it should."""
+        """Connect, and log in where an identity is given; a connection whose login fails is closed.
+
+        Over TLS if `tls` is given: RemoteProtocolError when the server is not who it should.
+        """
         connection = await runtime.transport.connect(host, port, timeout=timeout)
         if tls is not None:
             connection = await secure(connection, tls, host, timeout=timeout)
-        return cls(runtime, connection, timeout=timeout, conversation=conversation)
+        client = cls(runtime, connection, timeout=timeout, conversation=conversation)
+        if identity is not None:
+            try:
+                await client.log_in(identity)
+            except BaseException:
+                await client.close()
+                raise
+        return client
 
     @property
     def runtime(self) -> Runtime:
@@ -246,6 +258,12 @@ class IggyClient:
         return (await self.call(c.GET_CLIENTS, _NOTHING)).clients
 
     # --- users and tokens -------------------------------------------------------------------------
+
+    async def log_in(self, identity: Identity) -> int:
+        """The user's id."""
+        if identity.token:
+            return await self.login_with_token(identity.token)
+        return await self.login(identity.username, identity.password)
 
     async def login(self, username: str, password: str) -> int:
         """The user's id."""

@@ -18,9 +18,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from headrace.client import batching
-from headrace.client.batching import Producer, home_of, receipt_of
-from headrace.client.connection import Link, Sender
+from headrace.client import sending
+from headrace.client.connection import BrokerConnection
 from headrace.client.consuming import GroupConsumer
 from headrace.client.raw_messages import COLUMNS
 from headrace.client.records import (
@@ -34,6 +33,7 @@ from headrace.client.records import (
     Record,
     parts_of,
 )
+from headrace.client.sending import Producer, Sender, home_of, receipt_of
 from headrace.client.topic_reader import Position, TopicReading, chosen, resolve
 from headrace.client.url import ServerUrl
 from headrace.client.views import (
@@ -86,20 +86,20 @@ class Client:
         self._runtime = runtime
         self._server = server
         self._retry_seconds = retry_seconds
-        self._link = Link(runtime, server, retry_seconds=retry_seconds)
-        self._sender = Sender(self._link)
-        self._reading = TopicReading(self._link)
+        self._connection = BrokerConnection(runtime, server, retry_seconds=retry_seconds)
+        self._sender = Sender(self._connection)
+        self._reading = TopicReading(self._connection)
         self._partitions: dict[str, tuple[float, int]] = {}
 
     async def open(self) -> Self:
         """Connect and log in now, instead of at the first call."""
-        await self._link.hello()
+        await self._connection.hello()
         return self
 
     async def close(self) -> None:
         await self._sender.close()
         await self._reading.close()
-        await self._link.close()
+        await self._connection.close()
 
     async def __aenter__(self) -> Self:
         try:
@@ -120,26 +120,26 @@ class Client:
 
     async def streams(self) -> Table[StreamInfo]:
         """All streams that the user may see."""
-        found = await self._link.call(lambda client: client.get_streams())
+        found = await self._connection.call(lambda client: client.get_streams())
         return Table([stream_info(each) for each in found], str(self._server))
 
     async def create_stream(self, name: str, *, exist_ok: bool = False) -> None:
         """AlreadyExistsError if there is one, unless that is fine."""
         with _allowed(exist_ok):
-            await self._link.once(lambda client: client.create_stream(name))
+            await self._connection.once(lambda client: client.create_stream(name))
 
     async def delete_stream(self, name: str) -> None:
         """With all its topics and messages."""
-        await self._link.once(lambda client: client.delete_stream(name))
+        await self._connection.once(lambda client: client.delete_stream(name))
 
     async def topics(self, stream: str) -> Table[TopicInfo]:
-        found = await self._link.call(lambda client: client.get_topics(stream))
+        found = await self._connection.call(lambda client: client.get_topics(stream))
         return Table([topic_info(stream, each) for each in found], stream)
 
     async def topic(self, name: str) -> TopicInfo:
         """NotFoundError if there is none."""
         stream, topic = split_name(name)
-        found = await self._link.call(lambda client: client.get_topic(stream, topic))
+        found = await self._connection.call(lambda client: client.get_topic(stream, topic))
         if found is None:
             raise NotFoundError(f"there is no topic {name}")
         return topic_info(stream, found.topic)
@@ -159,11 +159,11 @@ class Client:
         there stays as it is.
         """
         stream, topic = split_name(name)
-        if await self._link.call(lambda client: client.get_stream(stream)) is None:
+        if await self._connection.call(lambda client: client.get_stream(stream)) is None:
             await self.create_stream(stream, exist_ok=True)
         expiry_us = SERVER_DEFAULT if expiry is None else expiry // timedelta(microseconds=1)
         with _allowed(exist_ok):
-            await self._link.once(
+            await self._connection.once(
                 lambda client: client.create_topic(
                     stream,
                     topic,
@@ -175,18 +175,18 @@ class Client:
 
     async def delete_topic(self, name: str) -> None:
         stream, topic = split_name(name)
-        await self._link.once(lambda client: client.delete_topic(stream, topic))
+        await self._connection.once(lambda client: client.delete_topic(stream, topic))
         self._partitions.pop(name, None)
 
     async def purge_topic(self, name: str) -> None:
         """Delete its messages; offsets begin at 0 again."""
         stream, topic = split_name(name)
-        await self._link.once(lambda client: client.purge_topic(stream, topic))
+        await self._connection.once(lambda client: client.purge_topic(stream, topic))
 
     async def add_partitions(self, name: str, count: int) -> None:
         """Keys may belong to other partitions afterwards."""
         stream, topic = split_name(name)
-        await self._link.once(lambda client: client.create_partitions(stream, topic, count))
+        await self._connection.once(lambda client: client.create_partitions(stream, topic, count))
         self._partitions.pop(name, None)
 
     async def watermarks(self, name: str, *, group: str | None = None) -> Table[Watermark]:
@@ -204,7 +204,7 @@ class Client:
         return Table(found, name if group is None else f"{name}, group {group}")
 
     async def _committed(self, stream: str, topic: str, group: str, partition: int) -> int | None:
-        stored = await self._link.call(
+        stored = await self._connection.call(
             lambda client: client.get_consumer_offset(Reader.group(group), stream, topic, partition)
         )
         return None if stored is None else stored.stored_offset + 1
@@ -254,10 +254,10 @@ class Client:
         self,
         name: str,
         *,
-        linger: float = batching.LINGER_SECONDS,
-        batch_messages_max: int = batching.BATCH_MESSAGES_MAX,
-        batch_bytes_max: int = batching.BATCH_BYTES_MAX,
-        waiting_bytes_max: int = batching.WAITING_BYTES_MAX,
+        linger: float = sending.LINGER_SECONDS,
+        batch_messages_max: int = sending.BATCH_MESSAGES_MAX,
+        batch_bytes_max: int = sending.BATCH_BYTES_MAX,
+        waiting_bytes_max: int = sending.WAITING_BYTES_MAX,
     ) -> Producer:
         """For a stream of single messages: gathers them into batches, with back-pressure.
 
@@ -469,9 +469,8 @@ class Client:
         ...         await consumer.commit()
         """
         stream, topic = split_name(name)
-        link = Link(self._runtime, self._server, retry_seconds=self._retry_seconds)
         return GroupConsumer(
-            link,
+            self._connection.plain(),
             self._reading,
             stream,
             topic,
@@ -497,7 +496,7 @@ def _cut(
     first, size = 0, 0
     for at, (_, message) in enumerate(numbered):
         size += len(message.payload) + len(message.headers)
-        if size > batching.BATCH_BYTES_MAX and at > first:
+        if size > sending.BATCH_BYTES_MAX and at > first:
             yield numbered[first:at]
             first, size = at, len(message.payload) + len(message.headers)
     yield numbered[first:]

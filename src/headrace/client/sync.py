@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from headrace.client.iggy import TIMEOUT_SECONDS, IggyClient
+from headrace.client.url import Identity
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.errors import LocalProtocolError
 from headrace.net.tls import ClientTls
@@ -42,9 +43,7 @@ class SyncIggyClient:
     ) -> None:
         self._host = host
         self._port = port
-        self._username = username
-        self._password = password
-        self._token = token
+        self._identity = Identity(username, password, token) if username or token else None
         self._timeout = timeout
         self._tls = tls
         self._loop: LoopThread | None = None
@@ -59,22 +58,15 @@ class SyncIggyClient:
 
     async def _run(self, call: Callable[[IggyClient], Awaitable[T]]) -> T:
         if self._client is None:
-            self._client = await self._connect()
+            self._client = await IggyClient.connect(
+                system_runtime(),
+                self._host,
+                self._port,
+                timeout=self._timeout,
+                tls=self._tls,
+                identity=self._identity,
+            )
         return await call(self._client)
-
-    async def _connect(self) -> IggyClient:
-        client = await IggyClient.connect(
-            system_runtime(), self._host, self._port, timeout=self._timeout, tls=self._tls
-        )
-        try:
-            if self._token:
-                await client.login_with_token(self._token)
-            elif self._username:
-                await client.login(self._username, self._password)
-        except BaseException:
-            await client.close()
-            raise
-        return client
 
     def close(self) -> None:
         loop, client = self._loop, self._client

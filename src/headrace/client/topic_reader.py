@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeAlias
 
-from headrace.client.connection import Link
+from headrace.client.connection import BrokerConnection
 from headrace.client.raw_messages import Area, cut
 from headrace.client.tickets import Access, TicketReader
 from headrace.concurrency.retry import OUTSIDE, retry
@@ -63,11 +63,11 @@ class Span:
 class TopicReading:
     """Reads any topic of one server; owned by a client."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._runtime = link.runtime
-        self._clock = link.runtime.clock
-        self._reader = TicketReader(link.runtime, link.tls)
+    def __init__(self, connection: BrokerConnection) -> None:
+        self._connection = connection
+        self._runtime = connection.runtime
+        self._clock = connection.runtime.clock
+        self._reader = TicketReader(connection.runtime, connection.tls)
         self._access: dict[tuple[str, str], Access] = {}
         self._lives: dict[tuple[str, str], dict[int, str]] = {}
         self._avoided_until = 0.0
@@ -77,7 +77,7 @@ class TopicReading:
 
     async def spans(self, stream: str, topic: str) -> tuple[Span, ...]:
         """NotFoundError if there is no such topic."""
-        if await self._link.hello() is None:
+        if await self._connection.hello() is None:
             return await self._plain_spans(stream, topic)
         ticket = await self._ticket(stream, topic)
         lives = _lives(ticket)
@@ -88,7 +88,9 @@ class TopicReading:
 
     async def _ticket(self, stream: str, topic: str) -> Ticket:
         try:
-            ticket = await self._link.call(lambda client: client.read_ticket([(stream, topic)]))
+            ticket = await self._connection.call(
+                lambda client: client.read_ticket([(stream, topic)])
+            )
         except NotFoundError:
             raise NotFoundError(f"there is no topic {stream}/{topic}") from None
         self._lives[stream, topic] = _lives(ticket)
@@ -106,7 +108,7 @@ class TopicReading:
         return ticket
 
     async def _plain_spans(self, stream: str, topic: str) -> tuple[Span, ...]:
-        details = await self._link.call(lambda client: client.get_topic(stream, topic))
+        details = await self._connection.call(lambda client: client.get_topic(stream, topic))
         if details is None:
             raise NotFoundError(f"there is no topic {stream}/{topic}")
         made = str(details.topic.created_at_us)
@@ -118,7 +120,7 @@ class TopicReading:
         """The first message of the partition that is not older; its end where there is none."""
         if span.low == span.high:
             return span.high
-        polled = await self._link.call(
+        polled = await self._connection.call(
             lambda client: client.poll(
                 stream,
                 topic,
@@ -176,7 +178,7 @@ class TopicReading:
 
     async def _current(self, stream: str, topic: str) -> Access | None:
         """None: ask the broker."""
-        if await self._link.hello() is None or self._clock.monotonic() < self._avoided_until:
+        if await self._connection.hello() is None or self._clock.monotonic() < self._avoided_until:
             return None
         access = self._access.get((stream, topic))
         now_ms = self._clock.now_ms()
@@ -187,7 +189,7 @@ class TopicReading:
     async def _poll(
         self, stream: str, topic: str, partition: int, start: int, end: int
     ) -> tuple[list[Area], int]:
-        polled = await self._link.call(
+        polled = await self._connection.call(
             lambda client: client.poll(
                 stream,
                 topic,

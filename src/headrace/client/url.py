@@ -5,8 +5,8 @@
 environment that the command line reads too (HEADRACE_ADDRESS, HEADRACE_USERNAME, …), and after that
 from what `headrace up --dev` serves.
 
-Whether and how a client speaks TLS, as plain values: they travel in options and pickles; the
-context is made where the connection is.
+All of it is plain values, which travel in options and pickles: the context of TLS is made where the
+connection is.
 """
 
 from __future__ import annotations
@@ -59,6 +59,15 @@ def parse_switch(name: str, text: str) -> bool:
     if text.lower() in _FALSE:
         return False
     raise ConfigError(f"{name} is true or false: {text}")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whom a client logs in as: by a token if there is one, else as a user with a password."""
+
+    username: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
 
 
 PORT = 8090

@@ -18,6 +18,7 @@ from headrace.broker.partitions.replication import log_replicas
 from headrace.broker.term.broker_registry import LEADER_LEASE, Roster
 from headrace.broker.term.standby_listener import Door
 from headrace.client.iggy import IggyClient
+from headrace.client.url import Identity
 from headrace.config.settings import LOOPBACK, Settings
 from headrace.errors import HeadraceError
 from headrace.net.addresses import format_address, parse_address
@@ -161,9 +162,9 @@ class ControlPlane:
         iggy_address = parse_address(self._addresses["iggy"])
 
         async def connect_edges() -> IggyClient:
-            client = await IggyClient.connect(runtime, *iggy_address, tls=self._tls)
-            await client.login_with_token(token)
-            return client
+            return await IggyClient.connect(
+                runtime, *iggy_address, tls=self._tls, identity=Identity(token=token)
+            )
 
         self._controller = Controller(
             runtime,

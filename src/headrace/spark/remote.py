@@ -7,19 +7,13 @@ connection is made again (`retry`): a broker that restarts costs a pause, not a 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from headrace.client.url import TlsOptions
-from headrace.concurrency.retry import OUTSIDE, TRANSIENT, retry
-from headrace.errors import (
-    AlreadyExistsError,
-    NotFoundError,
-    UnauthenticatedError,
-    UnauthorizedError,
-)
+from headrace.client.connection import BrokerConnection
+from headrace.client.url import Identity, ServerUrl, TlsOptions
+from headrace.errors import AlreadyExistsError, NotFoundError
 from headrace.net.addresses import parse_address
 from headrace.runtime.interfaces import Runtime
 from headrace.spark.options import Credentials, Target
@@ -27,7 +21,6 @@ from headrace.spark.source.reading import Reading
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
-    from headrace.spark.sink.windows import Window
     from headrace.wire.iggy.batch import Positions
     from headrace.wire.iggy.messages.extensions import PublisherOpened, StagedSpan
     from headrace.wire.iggy.messages.messages import SendMessages
@@ -39,21 +32,42 @@ PUBLISHERS_KEPT = 64
 STAGING_CONNECTIONS = 2  # a server handles one request of each at a time, its sync included
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which window of which publisher a write belongs to."""
+
+    publisher: str
+    run: str
+    number: int
+    last: bool = False
+    """The publisher ends with it: a batch job has one window."""
+    epoch: int = 0
+    """The run's number, where somebody counts them; 0: a run is told by its name alone."""
+    previous: int | None = None
+    """The window that must be the last one closed; None: whichever is."""
+
+
 class Remote:
     """One server under one identity. Nothing is opened before the first call."""
 
     def __init__(
         self, runtime: Runtime, address: str, credentials: Credentials, tls: TlsOptions
     ) -> None:
-        self._runtime = runtime
-        self._address = address
         self._credentials = credentials
-        self._tls = tls.client()
-        self._lines = [_Line() for _ in range(STAGING_CONNECTIONS)]
+        host, port = parse_address(address)
+        first = BrokerConnection(
+            runtime,
+            ServerUrl(host, port, tls=tls),
+            retry_seconds=RETRY_SECONDS,
+            identity=self._identity,
+        )
+        self._connections = [first, *(first.plain() for _ in range(STAGING_CONNECTIONS - 1))]
         self._staged = 0
-        self.reading = Reading(self, runtime, self._tls)
-        self._features: frozenset[str] | None = None
+        self.reading = Reading(first)
         self._publishers: dict[tuple[str, str], PublisherOpened] = {}
+
+    async def _identity(self) -> Identity:
+        return Identity(*self._credentials.resolve())
 
     def renew(self, credentials: Credentials) -> None:
         """Of the same identity: what a task got with its work is newer than what we had."""
@@ -61,31 +75,12 @@ class Remote:
 
     async def close(self) -> None:
         await self.reading.close()
-        for line in self._lines:
-            if line.client is not None:
-                await _disconnect(line, line.client)
+        for connection in self._connections:
+            await connection.close()
 
-    async def call(self, call: Callable[[IggyClient], Awaitable[T]], *, line: int = 0) -> T:
-        """Make the call on a connection that works, again after failures that pass.
-
-        Calls on one line keep their order, those on different lines do not.
-        """
-        used = self._lines[line]
-
-        async def attempt() -> T:
-            client = await self._connected(used)
-            try:
-                return await call(client)
-            except TRANSIENT:
-                await _disconnect(used, client)
-                raise
-            except (UnauthenticatedError, UnauthorizedError):
-                if used.token == self._credentials.resolve_token():
-                    raise
-                await _disconnect(used, client)  # what it logged in with ended: there is another
-                return await call(await self._connected(used))
-
-        return await retry(self._runtime, lambda _: attempt(), RETRY_SECONDS, OUTSIDE)
+    async def call(self, call: Callable[[IggyClient], Awaitable[T]]) -> T:
+        """Make the call on a connection that works, again after failures that pass."""
+        return await self._connections[0].call(call)
 
     # -- topics
 
@@ -121,10 +116,8 @@ class Remote:
     async def publishes_windows(self) -> bool:
         from headrace.wire.iggy import commands as c
 
-        if self._features is None:
-            hello = await self.call(lambda client: client.hello())
-            self._features = frozenset(hello.features) if hello is not None else frozenset()
-        return c.CLOSE.name in self._features
+        hello = await self._connections[0].hello()
+        return hello is not None and c.CLOSE.name in hello.features
 
     async def stage(
         self,
@@ -151,10 +144,8 @@ class Remote:
         opened = await self._opened(window)
         # What is staged has no order before the driver names it: one is sent while another syncs.
         self._staged += 1
-        return await self.call(
-            lambda client: client.stage(opened, window.number, request),
-            line=self._staged % len(self._lines),
-        )
+        connection = self._connections[self._staged % len(self._connections)]
+        return await connection.call(lambda client: client.stage(opened, window.number, request))
 
     async def last_closed(self, window: Window) -> int:
         """Become the window's run, or stay it: the last window that its publisher closed."""
@@ -200,43 +191,6 @@ class Remote:
                 del self._publishers[next(iter(self._publishers))]
             self._publishers[key] = opened
         return self._publishers[key]
-
-    # -- the connection
-
-    async def _connected(self, line: _Line) -> IggyClient:
-        from headrace.client.iggy import IggyClient  # a task that reads never asks the broker
-
-        async with line.connecting:
-            if line.client is None or not line.client.usable:
-                host, port = parse_address(self._address)
-                username, password, token = self._credentials.resolve()
-                client = await IggyClient.connect(self._runtime, host, port, tls=self._tls)
-                try:
-                    if token:
-                        await client.login_with_token(token)
-                    else:
-                        await client.login(username, password)
-                except BaseException:
-                    await client.close()
-                    raise
-                line.client, line.token = client, token
-            return line.client
-
-
-@dataclass(slots=True, eq=False)
-class _Line:
-    """A connection, made when it is first used and again when it broke."""
-
-    client: IggyClient | None = None
-    connecting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    token: str = field(default="", repr=False)
-    """That it logged in with, if it was one."""
-
-
-async def _disconnect(line: _Line, client: IggyClient) -> None:
-    if line.client is client:
-        line.client = None
-        await client.close()
 
 
 def _request(

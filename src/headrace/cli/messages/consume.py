@@ -12,7 +12,7 @@ from headrace.cli.messages.points import FORMS, is_point, parse_time_us
 from headrace.cli.server_names import topic_argument
 
 if TYPE_CHECKING:
-    from headrace.client.connection import Link
+    from headrace.client.connection import BrokerConnection
 
 RETRY_SECONDS = 30.0  # without --follow; with it, until somebody ends it
 
@@ -42,7 +42,7 @@ def consume(
         parse_time_us(start)  # said before anything is asked
     stream, topic = split_topic(name)
 
-    async def work(link: Link) -> None:
+    async def work(link: BrokerConnection) -> None:
         from headrace.cli.messages.consuming import Reading
 
         reading = Reading(stream, topic, count=count, follow=follow, as_json=as_json)

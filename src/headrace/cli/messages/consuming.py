@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from headrace.cli.messages import records
 from headrace.cli.messages.points import is_point, parse_time_us
 from headrace.cli.output import printable
-from headrace.client.connection import Link
+from headrace.client.connection import BrokerConnection
 from headrace.client.consuming import GroupConsumer
 from headrace.client.topic_reader import Position, TopicReading
 from headrace.errors import NotFoundError
@@ -38,7 +38,7 @@ class Reading:
         self._as_json = as_json
         self._left = count or sys.maxsize
 
-    async def wait_for_topic(self, link: Link) -> None:
+    async def wait_for_topic(self, link: BrokerConnection) -> None:
         told = False
         while self._follow and await self._find(link) is None:
             if not told:
@@ -49,10 +49,10 @@ class Reading:
                 told = True
             await asyncio.sleep(FOLLOW_SECONDS)
 
-    async def _find(self, link: Link) -> TopicDetails | None:
+    async def _find(self, link: BrokerConnection) -> TopicDetails | None:
         return await link.call(lambda client: client.get_topic(self._stream, self._topic))
 
-    async def _partitions(self, link: Link) -> tuple[PartitionInfo, ...]:
+    async def _partitions(self, link: BrokerConnection) -> tuple[PartitionInfo, ...]:
         details = await self._find(link)
         if details is None:
             raise NotFoundError(f"there is no topic {self._stream}/{self._topic}")
@@ -60,7 +60,7 @@ class Reading:
 
     # --- alone: where we are is known here ---
 
-    async def alone(self, link: Link, partition: int, start: str) -> None:
+    async def alone(self, link: BrokerConnection, partition: int, start: str) -> None:
         found = await self._partitions(link)
         chosen = [one for one in found if partition in (-1, one.id)]
         if not chosen and partition >= 0:
@@ -82,7 +82,9 @@ class Reading:
                 looked = time.monotonic()
             await asyncio.sleep(FOLLOW_SECONDS)
 
-    async def _poll(self, link: Link, number: int, positions: dict[int, Strategy]) -> int:
+    async def _poll(
+        self, link: BrokerConnection, number: int, positions: dict[int, Strategy]
+    ) -> int:
         """How many messages of a partition were printed."""
         if self._left <= 0:
             return 0
@@ -108,7 +110,7 @@ class Reading:
 
     # --- as a member of a group: where it is is known to the server ---
 
-    async def as_member(self, link: Link, group: str, start: str) -> None:
+    async def as_member(self, link: BrokerConnection, group: str, start: str) -> None:
         reading = TopicReading(link)
         consumer = GroupConsumer(
             link,

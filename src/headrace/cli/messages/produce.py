@@ -18,7 +18,8 @@ from headrace.cli.server_names import topic_argument
 from headrace.observability.escaping import note
 
 if TYPE_CHECKING:
-    from headrace.client.connection import Link, Sender
+    from headrace.client.connection import BrokerConnection
+    from headrace.client.sending import Sender
     from headrace.wire.iggy.messages.messages import Message
     from headrace.wire.iggy.primitives import Partitioning
 
@@ -73,8 +74,8 @@ def produce(
     batch_max = max(1, min(BATCH_MESSAGES_MAX, int(rate / 10))) if rate else BATCH_MESSAGES_MAX
     tally = _Tally()
 
-    async def work(link: Link) -> None:
-        from headrace.client.connection import Sender
+    async def work(link: BrokerConnection) -> None:
+        from headrace.client.sending import Sender
 
         await _check_topic(link, stream, topic)
         sender = Sender(link)
@@ -122,7 +123,7 @@ class _Tally:
         await asyncio.sleep(max(0.0, self._started + self.stored / rate - now))
 
 
-async def _check_topic(link: Link, stream: str, topic: str) -> None:
+async def _check_topic(link: BrokerConnection, stream: str, topic: str) -> None:
     """Before the first line is typed. Who may only send cannot ask."""
     from headrace.errors import NotFoundError, UnauthorizedError
 

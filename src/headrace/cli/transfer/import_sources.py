@@ -20,6 +20,7 @@ import xxhash
 
 from headrace.cli.messages.records import from_line
 from headrace.client.iggy import IggyClient
+from headrace.client.url import Identity
 from headrace.errors import AlreadyExistsError, ConfigError, InvalidArgumentError, NotFoundError
 from headrace.net.addresses import parse_address
 from headrace.net.tls import ClientTls
@@ -188,18 +189,14 @@ class IggySource:
     async def connect(self, runtime: Runtime) -> IggyClient:
         host, port = parse_address(self.address)
         conversation = Conversation(runtime.random.bytes(16)) if self.dialect == "C" else None
-        client = await IggyClient.connect(
-            runtime, host, port, tls=self.tls, conversation=conversation
+        return await IggyClient.connect(
+            runtime,
+            host,
+            port,
+            tls=self.tls,
+            conversation=conversation,
+            identity=Identity(self.username, self.password, self.token),
         )
-        try:
-            if self.token:
-                await client.login_with_token(self.token)
-            else:
-                await client.login(self.username, self.password)
-        except BaseException:
-            await client.close()
-            raise
-        return client
 
 
 async def import_topic(

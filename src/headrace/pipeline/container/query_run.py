@@ -173,8 +173,8 @@ class QueryRun:
         batch_id: int,
         identity: QueryIdentity,
     ) -> int:
+        from headrace.spark.remote import Window
         from headrace.spark.sink.sink import publish, publisher_name
-        from headrace.spark.sink.windows import Window
 
         publisher = publisher_name(identity.id, sink.target) + self._suffix
         window = Window(publisher, identity.run_id, batch_id)

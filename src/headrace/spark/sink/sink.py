@@ -45,14 +45,13 @@ from headrace.spark.formats.encoding import RowEncoder
 from headrace.spark.kafka_style import SINK_TYPES, from_kafka, is_message
 from headrace.spark.lending import lend_writing, topic_of
 from headrace.spark.options import SinkOptions, Target, parse_sink
-from headrace.spark.remote import Remote
+from headrace.spark.remote import Remote, Window
 from headrace.spark.server import connect
 from headrace.spark.settled import settle
 from headrace.spark.sink.windows import (
     Delivered,
     Delivering,
     Piece,
-    Window,
     abandon,
     close,
     publishes_windows,

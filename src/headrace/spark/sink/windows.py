@@ -17,32 +17,17 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from headrace.errors import ConfigError
+from headrace.spark.remote import Remote, Window
 from headrace.wire.iggy.messages.extensions import StagedSpan
 
 if TYPE_CHECKING:
     from headrace.spark.options import Delivery, Target
-    from headrace.spark.remote import Remote
     from headrace.wire.iggy.batch import Positions
 
 IN_FLIGHT_MAX = 4  # requests of one task: the next is made while the server syncs the last
 
 Piece = tuple[int | None, memoryview, "Positions"]
 """Messages for a partition, or for one of the server's choice."""
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Which window of which publisher a write belongs to."""
-
-    publisher: str
-    run: str
-    number: int
-    last: bool = False
-    """The publisher ends with it: a batch job has one window."""
-    epoch: int = 0
-    """The run's number, where somebody counts them; 0: a run is told by its name alone."""
-    previous: int | None = None
-    """The window that must be the last one closed; None: whichever is."""
 
 
 @dataclass(frozen=True, slots=True)

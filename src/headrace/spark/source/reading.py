@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from headrace.client.connection import BrokerConnection
 from headrace.client.tickets import Access, TicketReader
 from headrace.concurrency.retry import OUTSIDE, retry
 from headrace.errors import (
@@ -26,8 +27,6 @@ from headrace.errors import (
     OffsetOutOfRangeError,
     UnavailableError,
 )
-from headrace.net.tls import ClientTls
-from headrace.runtime.interfaces import Runtime
 from headrace.spark.options import ReadFrom, Target
 from headrace.spark.source.losses import DataLossError, OtherTopicError
 from headrace.spark.source.offsets import Key, PartitionState, SourceState, TopicState
@@ -37,7 +36,6 @@ from headrace.wire.iggy.primitives import Consumer, Strategy
 
 if TYPE_CHECKING:
     from headrace.client.raw_messages import Area
-    from headrace.spark.remote import Remote
     from headrace.wire.iggy.messages.extensions import Ticket
     from headrace.wire.iggy.messages.topics import TopicDetails
 
@@ -67,14 +65,13 @@ class _Task:
 
 
 class Reading:
-    """Belongs to a `Remote`."""
+    """Reads the topics of one server, which others use the connection of as well."""
 
-    def __init__(self, remote: Remote, runtime: Runtime, tls: ClientTls | None) -> None:
-        self._remote = remote
-        self._runtime = runtime
-        self._clock = runtime.clock
-        self._reader = TicketReader(runtime, tls)
-        self._cluster: str | None = None  # "" for a plain Iggy server, None before we asked
+    def __init__(self, connection: BrokerConnection) -> None:
+        self._connection = connection
+        self._runtime = connection.runtime
+        self._clock = connection.runtime.clock
+        self._reader = TicketReader(connection.runtime, connection.tls)
         self._tickets: dict[tuple[str, ...], Access] = {}
         self._reached = False  # data nodes, from this process
         self._avoided_until = 0.0  # they are out of reach from here
@@ -94,7 +91,7 @@ class Reading:
         held: dict[str, float] = {}
         names: Sequence[str] = topics.names
         if topics.pattern or sizes:
-            listed = await self._remote.call(lambda client: client.get_topics(target.stream))
+            listed = await self._connection.call(lambda client: client.get_topics(target.stream))
             held = {each.name: each.size_bytes / max(1, each.messages_count) for each in listed}
             names = names or topics.matching(held)
         ticket = await self._ticket(target, names, topics)
@@ -108,16 +105,14 @@ class Reading:
         return state, self._kept((target.stream, *names), access)
 
     async def _cluster_uuid(self) -> str:
-        if self._cluster is None:
-            hello = await self._remote.call(lambda client: client.hello())
-            self._cluster = hello.cluster if hello is not None else ""
-        return self._cluster
+        hello = await self._connection.hello()
+        return "" if hello is None else hello.cluster
 
     async def _ticket(self, target: Target, names: Sequence[str], topics: Topics) -> Ticket:
         if not names:
             raise NotFoundError(f"no topic of {target.stream} matches {topics.pattern}")
         try:
-            return await self._remote.call(
+            return await self._connection.call(
                 lambda client: client.read_ticket([(target.stream, name) for name in names])
             )
         except NotFoundError:
@@ -126,7 +121,7 @@ class Reading:
             raise
 
     async def _details(self, stream: str, topic: str) -> TopicDetails:
-        details = await self._remote.call(lambda client: client.get_topic(stream, topic))
+        details = await self._connection.call(lambda client: client.get_topic(stream, topic))
         if details is None:
             raise NotFoundError(f"there is no topic {stream}/{topic}")
         return details
@@ -134,7 +129,7 @@ class Reading:
     async def _plain_state(self, target: Target, topics: Topics) -> SourceState:
         names: Sequence[str] = topics.names
         if topics.pattern:
-            listed = await self._remote.call(lambda client: client.get_topics(target.stream))
+            listed = await self._connection.call(lambda client: client.get_topics(target.stream))
             names = topics.matching(each.name for each in listed)
             if not names:
                 raise NotFoundError(f"no topic of {target.stream} matches {topics.pattern}")
@@ -163,7 +158,7 @@ class Reading:
         for key, topic, each in state.partitions():
             if each.start == each.end:
                 continue
-            polled = await self._remote.call(
+            polled = await self._connection.call(
                 lambda client, topic=topic, each=each: client.poll(  # type: ignore[misc]  # defaults bind the loop's values
                     target.stream,
                     topic.topic,
@@ -292,7 +287,7 @@ class Reading:
 
         task.polled = True
         span = task.span
-        polled = await self._remote.call(
+        polled = await self._connection.call(
             lambda client: client.poll(
                 task.target.stream,
                 span.topic,
@@ -336,12 +331,12 @@ class Reading:
             place = (target.stream, topic, group)
             if place not in self._groups:
                 with suppress(AlreadyExistsError):
-                    await self._remote.call(
+                    await self._connection.call(
                         lambda client, place=place: client.create_group(*place)  # type: ignore[misc]  # as above
                     )
                 self._groups.add(place)
             try:
-                await self._remote.call(
+                await self._connection.call(
                     lambda client, topic=topic, partition=partition, offset=offset: (  # type: ignore[misc]  # as above
                         client.store_consumer_offset(
                             Consumer.group(group),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.client.iggy import IggyClient
+from headrace.client.url import Identity
 from headrace.errors import HeadraceError, ThrottledError, UnauthenticatedError, UnavailableError
 from headrace.net.tls import ClientTls
 from headrace.observability.exposition import Family
@@ -124,11 +125,12 @@ class BrokerLinks:
         client = await IggyClient.connect(self._runtime, *self._address, tls=self._tls)
         try:
             if credentials is None:
-                return client, await client.login_with_token(self._token)
+                return client, await client.log_in(Identity(token=self._token))
             if credentials.host:
                 with suppress(IggyError):  # a broker of before: the login counts as our own
                     await client.speak_for(credentials.host, self._token)
-            return client, await client.login(credentials.username, credentials.password)
+            identity = Identity(credentials.username, credentials.password)
+            return client, await client.log_in(identity)
         except IggyError as error:
             await client.close()
             if isinstance(error, UnavailableError):

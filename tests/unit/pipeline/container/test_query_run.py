@@ -15,8 +15,8 @@ from headrace.pipeline.container.window_log import WindowLog
 from headrace.pipeline.declare.queries import Query
 from headrace.spark.edges import sink as edge_sink
 from headrace.spark.options import parse_sink
+from headrace.spark.remote import Window
 from headrace.spark.session.queries import QueryIdentity
-from headrace.spark.sink.windows import Window
 from headrace.wire.umbilical.windows import WindowGrid, format_window
 from tests.simulator.disk import SimulatedDisk
 from tests.simulator.random import SimulatedRandom

@@ -10,9 +10,10 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.net.iggy_server import DIRECT_BYTES_MAX
 from headrace.spark.options import parse_sink
+from headrace.spark.remote import Window
 from headrace.spark.sink import sink
 from headrace.spark.sink.sink import pieces
-from headrace.spark.sink.windows import Delivered, Window
+from headrace.spark.sink.windows import Delivered
 
 PLAIN = Delivered(3)
 STAGED = Delivered(3, Window("p", "run", 0))

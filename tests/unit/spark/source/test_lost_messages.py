@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from headrace.client.connection import BrokerConnection
 from headrace.client.tickets import Access
+from headrace.client.url import ServerUrl
 from headrace.errors import LostRecordsError
 from headrace.spark.options import Credentials, Target
 from headrace.spark.source.losses import DataLossError
@@ -33,12 +35,15 @@ class Holed:
         pass
 
 
+def unused_broker(simulation: Simulation) -> BrokerConnection:
+    return BrokerConnection(simulation.runtime("worker"), ServerUrl("broker"), retry_seconds=1)
+
+
 def read(*, skips_lost: bool) -> list[Any]:
     simulation = Simulation(1)
 
     async def main() -> list[Any]:
-        remote: Any = None  # not asked
-        reading = Reading(remote, simulation.runtime("worker"), None)
+        reading = Reading(unused_broker(simulation))
         reading._reader = Holed()  # type: ignore[assignment]  # stands for the data nodes
         return [
             area
@@ -65,8 +70,7 @@ def test_what_lies_before_them_is_read_first() -> None:
     found: list[Any] = []
 
     async def main() -> None:
-        remote: Any = None
-        reading = Reading(remote, simulation.runtime("worker"), None)
+        reading = Reading(unused_broker(simulation))
         reading._reader = Holed()  # type: ignore[assignment]  # as above
         async for areas in reading.read(TARGET, ACCESS, SPAN, "data-nodes"):
             found.extend(areas)

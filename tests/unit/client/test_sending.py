@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from headrace.client.batching import Producer, home_of
 from headrace.client.records import Receipt
+from headrace.client.sending import Producer, home_of
 from headrace.errors import HeadraceError, InvalidArgumentError, UnavailableError
 from headrace.runtime.system import system_runtime
 from headrace.wire.iggy.messages.messages import Message, Placed, SentMessages

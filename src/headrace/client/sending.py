@@ -1,11 +1,14 @@
-"""A producer that gathers messages into batches and sends them behind the caller's back.
+"""Sending messages: one request at a time, or gathered into batches behind the caller's back.
 
-A batch goes out when it is full, when its oldest message has waited `linger` seconds, or when
-somebody flushes; while one is on its way the next gather. What waits is bounded: `send` waits for
-room, so a producer never runs ahead of its server by more than `waiting_bytes_max`.
+A `Sender` numbers its requests (dialect C), so that one whose answer was lost is sent again and
+stored once.
 
-Batches go out one at a time, in order. After a failure nothing more is sent: what waits fails with
-the same error, and so does every later `send`, so that no message overtakes one that was lost.
+A `Producer` gathers messages. A batch goes out when it is full, when its oldest message has waited
+`linger` seconds, or when somebody flushes; while one is on its way the next gather. What waits is
+bounded: `send` waits for room, so a producer never runs ahead of its server by more than
+`waiting_bytes_max`. Batches go out one at a time, in order. After a failure nothing more is sent:
+what waits fails with the same error, and so does every later `send`, so that no message overtakes
+one that was lost.
 """
 
 from __future__ import annotations
@@ -19,13 +22,17 @@ from typing import Any, Self
 
 import xxhash
 
+from headrace.client.connection import BrokerConnection
 from headrace.client.records import HeaderValue, Key, Payload, Receipt, Record
+from headrace.concurrency.retry import TRANSIENT
 from headrace.concurrency.tasks import TaskSet
 from headrace.errors import HeadraceError, InvalidArgumentError, UnavailableError
 from headrace.runtime.interfaces import Clock
+from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages.messages import Message as WireMessage
-from headrace.wire.iggy.messages.messages import SentMessages
+from headrace.wire.iggy.messages.messages import SendMessages, SentMessages
 
+SEND_SECONDS = 30.0  # for one request; a large batch on a slow disk takes its time
 LINGER_SECONDS = 0.005
 BATCH_MESSAGES_MAX = 1000
 BATCH_BYTES_MAX = 1 << 20
@@ -33,6 +40,54 @@ WAITING_BYTES_MAX = 16 << 20
 _OVERHEAD_BYTES = 64  # a message's header
 
 Send = Callable[[int | None, list[WireMessage]], Awaitable[SentMessages]]
+
+
+class Sender:
+    """Sends one request at a time, in order. To a plain Iggy server a request goes once: one whose
+    answer was lost fails with UnavailableError, and whether it was stored is unknown."""
+
+    def __init__(self, questions: BrokerConnection) -> None:
+        self._questions = questions
+        self._turn = asyncio.Lock()
+        self._connection: BrokerConnection | None = None
+        self._numbered = False
+
+    async def send(self, request: SendMessages) -> SentMessages:
+        """Where the messages were put; empty where the server does not say."""
+        async with self._turn:
+            connection = self._connection or await self._open()
+            if not self._numbered:
+                await connection.once(
+                    lambda client: client.send_batch(request, timeout=SEND_SECONDS)
+                )
+                return SentMessages(())
+            sent = False
+
+            async def attempt() -> SentMessages:
+                nonlocal sent
+                client = await connection.connected()
+                try:
+                    if sent:
+                        return await client.again(
+                            c.SEND_MESSAGES, timeout=SEND_SECONDS, request=request
+                        )
+                    sent = True
+                    return await client.call(c.SEND_MESSAGES, request, timeout=SEND_SECONDS)
+                except TRANSIENT:
+                    await connection.disconnect(client)
+                    raise
+
+            return await connection.again(attempt)
+
+    async def _open(self) -> BrokerConnection:
+        questions = self._questions
+        self._numbered = await questions.hello() is not None
+        self._connection = questions.numbered() if self._numbered else questions.plain()
+        return self._connection
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
 
 
 def home_of(key: bytes, partitions: int) -> int | None:
