@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.client.iggy import IggyClient
-from headrace.client.tickets import Access, TicketReader
+from headrace.client.partition_reader import Access, TicketReader
 from headrace.config.broker import BrokerSettings
 from headrace.config.process import TlsSettings
 from headrace.config.settings import Settings

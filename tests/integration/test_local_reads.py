@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.client.arrow import payloads_of, to_area
-from headrace.client.tickets import Access, TicketReader
+from headrace.client.partition_reader import Access, TicketReader
 from headrace.config.datanode import DataNodeSettings, StorageSettings
 from headrace.config.process import ClientSettings
 from headrace.errors import (

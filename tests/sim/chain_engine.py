@@ -16,7 +16,7 @@ import pyarrow as pa
 import xxhash
 from pyspark.sql.types import StructType
 
-from headrace.client.tickets import Access
+from headrace.client.partition_reader import Access
 from headrace.ids import WindowId
 from headrace.pipeline.container.window_log import WindowLog
 from headrace.runtime.interfaces import Clock, Disk

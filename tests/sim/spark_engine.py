@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from pyspark.sql.types import StructType
 
-from headrace.client.tickets import Access
+from headrace.client.partition_reader import Access
 from headrace.concurrency.retry import TRANSIENT
 from headrace.errors import FencedError, HeadraceError, UnavailableError
 from headrace.spark.remote import Window

@@ -8,7 +8,7 @@ from functools import partial
 
 from headrace.broker.service import BrokerService
 from headrace.client.iggy import IggyClient
-from headrace.client.tickets import Access, TicketReader
+from headrace.client.partition_reader import Access, TicketReader
 from headrace.config.broker import BrokerSettings
 from headrace.errors import LostRecordsError, MissingRecordsError
 from headrace.placement.metadata.records import StreamRecord

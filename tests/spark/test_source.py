@@ -14,16 +14,17 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
+from headrace.client import partition_reader as reading_module
 from headrace.client.arrow import to_area
 from headrace.client.iggy import IggyClient
+from headrace.client.partition_reader import Access
+from headrace.client.positions import ReadFrom
 from headrace.client.raw_messages import Area
-from headrace.client.tickets import Access
 from headrace.errors import NotFoundError, OffsetOutOfRangeError, UnavailableError
-from headrace.spark.options import ReadFrom, Target
+from headrace.spark.options import Target
 from headrace.spark.remote import Window
 from headrace.spark.server import connect
 from headrace.spark.source import following
-from headrace.spark.source import reading as reading_module
 from headrace.spark.source.losses import DataLossError, OtherTopicError
 from headrace.spark.source.reading import Reading
 from headrace.spark.source.source import TopicReader, TopicStreamReader
@@ -379,7 +380,7 @@ def reading(headrace: HeadraceServer) -> Iterator[tuple[Target, Reading]]:
     send(target, "a", "b", "c")
     reading = connect(target).remote.reading
     yield target, reading
-    reading._avoided_until = 0.0
+    reading._reader._avoided_until = 0.0
 
 
 def read(target: Target, access: Access, span: Span, read_from: ReadFrom = "auto") -> list[Area]:
@@ -406,9 +407,9 @@ def test_data_nodes_out_of_reach_are_told_once_and_the_broker_asked(
     assert len(read(target, access, span, "data-nodes")) == 1
     assert not caplog.records
     monkeypatch.setattr(reading_module, "FALLBACK_SECONDS", 0.1)
-    monkeypatch.setattr(reading_module, "SECONDS", 0.1)
+    monkeypatch.setattr(reading_module, "RETRY_SECONDS", 0.1)
     # Nobody listens at these addresses; a ticket of its own so that no connection is there yet.
-    reader._reached = False
+    reader._reader._reached = False
     away = replace(access, ticket=access.ticket + b"x", placement="127.0.0.1:1,127.0.0.1:2")
     with caplog.at_level(logging.WARNING, logger="headrace"):
         for _ in range(3):
@@ -421,7 +422,7 @@ def test_data_nodes_out_of_reach_are_told_once_and_the_broker_asked(
         read(target, closed, span, "data-nodes")
     # Any of several placement managers will do.
     several = replace(access, placement=f"127.0.0.1:1, {access.placement}", ticket=access.ticket)
-    reader._reader._clients.clear()
+    reader._reader.data_nodes._clients.clear()
     assert len(read(target, several, span, "data-nodes")) == 1
 
 

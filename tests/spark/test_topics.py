@@ -15,10 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.client.iggy import IggyClient
-from headrace.client.tickets import Access
+from headrace.client.partition_reader import Access
+from headrace.client.positions import SourceState
 from headrace.spark.options import Target, parse_sink
 from headrace.spark.server import connect
-from headrace.spark.source.offsets import SourceState
 from headrace.spark.source.positions import Topics
 from headrace.wire.iggy.messages.extensions import PublishingFigures
 from tests.spark.conftest import AnyServer

@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import Self
 
 from headrace.client.connection import BrokerConnection
-from headrace.client.records import Message, MessageBatch, parts_of
-from headrace.client.topic_reader import Position, Span, TopicReading, resolve
+from headrace.client.raw_messages import parts_of
+from headrace.client.records import Message, MessageBatch
+from headrace.client.topic_reader import PartitionBounds, Position, TopicReader
 from headrace.errors import AlreadyExistsError, HeadraceError, NotFoundError
 from headrace.wire.iggy.primitives import Consumer as Reader
 
@@ -32,7 +33,7 @@ class GroupConsumer:
     def __init__(
         self,
         connection: BrokerConnection,
-        reading: TopicReading,
+        topics: TopicReader,
         stream: str,
         topic: str,
         group: str,
@@ -42,7 +43,7 @@ class GroupConsumer:
         follow: bool = True,
     ) -> None:
         self._connection = connection
-        self._reading = reading
+        self._topics = topics
         self._clock = connection.runtime.clock
         self._stream, self._topic, self._group = stream, topic, group
         self._reader = Reader.group(group)
@@ -137,35 +138,35 @@ class GroupConsumer:
             ):
                 await self._share()
             found = False
-            for span in self._ours(await self._reading.spans(self._stream, self._topic)):
-                if self._lives.get(span.partition) != span.life:
+            for each in self._ours(await self._topics.bounds(self._stream, self._topic)):
+                if self._lives.get(each.partition) != each.life:
                     # Purged or made again: what we have read of it says nothing.
-                    self._done.pop(span.partition, None)
-                    await self._begin({span.partition})
-                at = self._next.get(span.partition)
-                if at is None or at >= span.high:
+                    self._done.pop(each.partition, None)
+                    await self._begin({each.partition})
+                at = self._next.get(each.partition)
+                if at is None or at >= each.high:
                     continue
                 found = True
                 try:
-                    areas, self._next[span.partition] = await self._reading.fetch(
-                        self._stream, self._topic, span, start=at, end=span.high
+                    areas, self._next[each.partition] = await self._topics.fetch(
+                        each, start=at, end=each.high
                     )
                 except HeadraceError:
-                    if not await self._reading.renewed(self._stream, self._topic, span):
+                    if not await self._topics.renewed(each):
                         raise
                     break
                 if not areas:
                     continue  # lost, and given up: reading goes on behind it
-                parts = parts_of(span.partition, at, areas)
+                parts = parts_of(each.partition, at, areas)
                 yield MessageBatch(self._stream, self._topic, parts)
             if not found:
                 if not self._follow:
                     return
-                await self._reading.wait(self._stream, self._topic, self._next, WAIT_SECONDS)
+                await self._topics.wait(self._stream, self._topic, self._next, WAIT_SECONDS)
 
-    def _ours(self, spans: tuple[Span, ...]) -> list[Span]:
+    def _ours(self, partitions: tuple[PartitionBounds, ...]) -> list[PartitionBounds]:
         """Beginning with another one each time, so that none is always the last."""
-        ours = [span for span in spans if span.partition in self._next]
+        ours = [each for each in partitions if each.partition in self._next]
         self._turn += 1
         turn = self._turn % len(ours) if ours else 0
         return ours[turn:] + ours[:turn]
@@ -200,16 +201,16 @@ class GroupConsumer:
     async def _begin(self, gained: set[int]) -> None:
         if not gained:
             return
-        spans = await self._reading.spans(self._stream, self._topic)
-        found = [span for span in spans if span.partition in gained]
-        starts = await resolve(self._reading, self._stream, self._topic, found, self._start)
-        for span in found:
-            partition = span.partition
+        partitions = await self._topics.bounds(self._stream, self._topic)
+        found = [each for each in partitions if each.partition in gained]
+        starts = await self._topics.resolve(found, self._start)
+        for each in found:
+            partition = each.partition
             stored = await self._connection.call(
                 lambda client, partition=partition: client.get_consumer_offset(  # type: ignore[misc]  # as above
                     self._reader, self._stream, self._topic, partition
                 )
             )
             at = starts[partition] if stored is None else stored.stored_offset + 1
-            self._next[partition] = min(max(at, span.low), span.high)
-            self._lives[partition] = span.life
+            self._next[partition] = min(max(at, each.low), each.high)
+            self._lives[partition] = each.life

@@ -470,6 +470,14 @@ class IggyClient:
         request = PollMessages(consumer, stream, topic, partition, strategy, count, auto_commit)
         return await self.call(c.POLL_MESSAGES, request, timeout=timeout)
 
+    async def first_offset(
+        self, stream: Identifier, topic: Identifier, partition: int, strategy: Strategy
+    ) -> int | None:
+        """The offset of the message that a poll would begin with; None for no message."""
+        polled = await self.poll(stream, topic, partition=partition, strategy=strategy, count=1)
+        messages = polled.messages()
+        return messages[0].offset if messages else None
+
     async def flush(
         self, stream: Identifier, topic: Identifier, *, partition: int, fsync: bool = True
     ) -> None:

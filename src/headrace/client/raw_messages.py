@@ -1,23 +1,47 @@
 """Messages as they lie in the log: runs of bytes, and where in them each message starts.
 
-Everything here is by array operations; nothing needs Arrow, which not every client has.
-
-The columns of a message, in Arrow and in Spark.
+Everything here is by array operations; nothing needs Arrow, which not every client has. `COLUMNS`
+names what Arrow tables and Spark show of a message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import CorruptionError
-from headrace.wire.iggy.batch import locate, read_starts
+from headrace.wire.iggy.batch import gather_headers, locate, read_starts
 from headrace.wire.sbp import records
 
 if TYPE_CHECKING:
     from headrace.wire.iggy.batch import Positions
 
 Area: TypeAlias = "tuple[memoryview, Positions]"
+"""Whole messages back to back, and where each begins."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Consecutive messages of one partition as they lie in the log."""
+
+    partition: int
+    start: int
+    """The offset of the first."""
+    area: Area
+
+    @property
+    def next_offset(self) -> int:
+        return self.start + len(self.area[1])
+
+
+def parts_of(partition: int, start: int, areas: Sequence[Area]) -> tuple[Part, ...]:
+    """Areas that follow each other, the first from offset `start` on."""
+    parts: list[Part] = []
+    for area in areas:
+        parts.append(Part(partition, start, area))
+        start = parts[-1].next_offset
+    return tuple(parts)
 
 
 def unpack(
@@ -60,6 +84,13 @@ def cut(area: memoryview, starts: Positions, first: int, last: int) -> Area:
     begin = int(starts[first])
     end = int(starts[last]) if last < len(starts) else len(area)
     return area[begin:end], starts[first:last] - np.uint32(begin)
+
+
+def first_offset(area: memoryview) -> int:
+    """The offset of the first message of an area."""
+    import numpy as np
+
+    return int(gather_headers(area, np.zeros(1, np.uint32))["offset"][0])
 
 
 def join(areas: Sequence[Area]) -> Area:

@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
-from headrace.client.raw_messages import COLUMNS, Area, cut
+from headrace.client.raw_messages import COLUMNS, Part, cut
 from headrace.errors import InvalidArgumentError
 from headrace.wire.iggy.messages import messages as wire
 from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header, split_key
@@ -106,29 +106,6 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """Consecutive messages of one partition as they lie in the log."""
-
-    partition: int
-    start: int
-    """The offset of the first."""
-    area: Area
-
-    @property
-    def next_offset(self) -> int:
-        return self.start + len(self.area[1])
-
-
-def parts_of(partition: int, start: int, areas: Sequence[Area]) -> tuple[Part, ...]:
-    """Areas that follow each other, the first from offset `start` on."""
-    parts: list[Part] = []
-    for area in areas:
-        parts.append(Part(partition, start, area))
-        start = parts[-1].next_offset
-    return tuple(parts)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class MessageBatch:
     """Messages that came together. Looked at one by one, or at once as an Arrow table.
 
@@ -179,13 +156,13 @@ class MessageBatch:
         """A table with the columns that Spark's source has; `text` gives payloads as strings."""
         from headrace.client.tables import to_table
 
-        return to_table(self, columns, text=text)
+        return to_table(self.stream, self.topic, self.parts, columns, text=text)
 
     def to_pandas(self, *, json: bool = False) -> pd.DataFrame:
         """A DataFrame; with `json`, payloads that are JSON objects become columns of their own."""
         from headrace.client.tables import to_frame
 
-        return to_frame(self, json=json)
+        return to_frame(self.stream, self.topic, self.parts, json=json)
 
     def _repr_html_(self) -> str:
         shown = list(self.last(HTML_ROWS_MAX))[-HTML_ROWS_MAX:]

@@ -21,20 +21,18 @@ from typing import TYPE_CHECKING, Self
 from headrace.client import sending
 from headrace.client.connection import BrokerConnection
 from headrace.client.consuming import GroupConsumer
-from headrace.client.raw_messages import COLUMNS
+from headrace.client.raw_messages import COLUMNS, Part, parts_of
 from headrace.client.records import (
     HeaderValue,
     Key,
     Message,
     MessageBatch,
-    Part,
     Payload,
     Receipt,
     Record,
-    parts_of,
 )
 from headrace.client.sending import Producer, Sender, home_of, receipt_of
-from headrace.client.topic_reader import Position, TopicReading, chosen, resolve
+from headrace.client.topic_reader import Position, TopicReader, chosen
 from headrace.client.url import ServerUrl
 from headrace.client.views import (
     StreamInfo,
@@ -88,7 +86,7 @@ class Client:
         self._retry_seconds = retry_seconds
         self._connection = BrokerConnection(runtime, server, retry_seconds=retry_seconds)
         self._sender = Sender(self._connection)
-        self._reading = TopicReading(self._connection)
+        self._reader = TopicReader(self._connection)
         self._partitions: dict[str, tuple[float, int]] = {}
 
     async def open(self) -> Self:
@@ -98,7 +96,7 @@ class Client:
 
     async def close(self) -> None:
         await self._sender.close()
-        await self._reading.close()
+        await self._reader.close()
         await self._connection.close()
 
     async def __aenter__(self) -> Self:
@@ -196,11 +194,11 @@ class Client:
         """
         stream, topic = split_name(name)
         found = []
-        for span in await self._reading.spans(stream, topic):
+        for each in await self._reader.bounds(stream, topic):
             committed = None
             if group is not None:
-                committed = await self._committed(stream, topic, group, span.partition)
-            found.append(Watermark(span.partition, span.low, span.high, committed))
+                committed = await self._committed(stream, topic, group, each.partition)
+            found.append(Watermark(each.partition, each.low, each.high, committed))
         return Table(found, name if group is None else f"{name}, group {group}")
 
     async def _committed(self, stream: str, topic: str, group: str, partition: int) -> int | None:
@@ -357,44 +355,44 @@ class Client:
     ) -> AsyncIterator[MessageBatch]:
         """Like `read`, in batches as they come off the log: for Arrow, and for speed."""
         stream, topic = split_name(name)
-        spans = chosen(await self._reading.spans(stream, topic), partition)
-        position = await resolve(self._reading, stream, topic, spans, start)
-        for span in spans:
-            if position[span.partition] < span.low:
-                position[span.partition] = span.low  # an offset that retention has passed
+        partitions = chosen(await self._reader.bounds(stream, topic), partition)
+        position = await self._reader.resolve(partitions, start)
+        for each in partitions:
+            if position[each.partition] < each.low:
+                position[each.partition] = each.low  # an offset that retention has passed
         limits: dict[int, int] | None = None
         if end is not None:
-            limits = await resolve(self._reading, stream, topic, spans, end)
+            limits = await self._reader.resolve(partitions, end)
         elif not follow:
-            limits = {span.partition: span.high for span in spans}
-        lives = {span.partition: span.life for span in spans}
+            limits = {each.partition: each.high for each in partitions}
+        lives = {each.partition: each.life for each in partitions}
         left = count
         while left is None or left > 0:
             found = False
-            for span in spans:
-                if lives.setdefault(span.partition, span.life) != span.life:
-                    lives[span.partition] = span.life
-                    position[span.partition] = span.low  # purged or made again: all of it is new
-                at = position.setdefault(span.partition, span.low)
+            for each in partitions:
+                if lives.setdefault(each.partition, each.life) != each.life:
+                    lives[each.partition] = each.life
+                    position[each.partition] = each.low  # purged or made again: all of it is new
+                at = position.setdefault(each.partition, each.low)
                 # One that was added while we read is beyond an end that was stated before.
-                limit = span.high if limits is None else limits.get(span.partition, 0)
-                stop = min(limit, span.high)
+                limit = each.high if limits is None else limits.get(each.partition, 0)
+                stop = min(limit, each.high)
                 if at >= stop or (left is not None and left <= 0):
                     continue
                 stop = stop if left is None else min(stop, at + left)
                 try:
-                    areas, position[span.partition] = await self._reading.fetch(
-                        stream, topic, span, start=at, end=stop
+                    areas, position[each.partition] = await self._reader.fetch(
+                        each, start=at, end=stop
                     )
                 except HeadraceError:
-                    if not follow or not await self._reading.renewed(stream, topic, span):
+                    if not follow or not await self._reader.renewed(each):
                         raise
                     found = True
                     break
                 if not areas:
                     found = True
                     continue  # lost, and given up: reading goes on behind it
-                batch = MessageBatch(stream, topic, parts_of(span.partition, at, areas))
+                batch = MessageBatch(stream, topic, parts_of(each.partition, at, areas))
                 left = left if left is None else left - len(batch)
                 found = True
                 yield batch
@@ -404,9 +402,9 @@ class Client:
                 )
                 if reached or not follow:
                     return
-                await self._reading.wait(stream, topic, position, WAIT_SECONDS)
+                await self._reader.wait(stream, topic, position, WAIT_SECONDS)
             if follow:
-                spans = chosen(await self._reading.spans(stream, topic), partition)
+                partitions = chosen(await self._reader.bounds(stream, topic), partition)
 
     async def read_arrow(
         self,
@@ -429,8 +427,8 @@ class Client:
     async def tail(self, name: str, count: int = TAIL_MESSAGES) -> MessageBatch:
         """The newest messages of each partition, for a look; `.to_pandas(json=True)` for more."""
         stream, topic = split_name(name)
-        spans = await self._reading.spans(stream, topic)
-        starts = {span.partition: max(span.low, span.high - count) for span in spans}
+        partitions = await self._reader.bounds(stream, topic)
+        starts = {each.partition: max(each.low, each.high - count) for each in partitions}
         return await self._collect(name, starts, None, None, None)
 
     async def _collect(
@@ -471,7 +469,7 @@ class Client:
         stream, topic = split_name(name)
         return GroupConsumer(
             self._connection.plain(),
-            self._reading,
+            self._reader,
             stream,
             topic,
             group,

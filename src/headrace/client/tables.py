@@ -12,15 +12,12 @@ import pyarrow as pa
 import pyarrow.json
 
 from headrace.client.arrow import Homes, by_partition, to_area, to_record_batch
-from headrace.client.raw_messages import COLUMNS, Area, join
-from headrace.client.records import Part
+from headrace.client.raw_messages import COLUMNS, Area, Part, join
 from headrace.errors import InvalidArgumentError
 from headrace.wire.iggy.batch import split
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from headrace.client.records import MessageBatch
 
 SEND_BYTES_MAX = 4 << 20  # of one request
 ROWS_MAX = 100_000  # of a table at a time, so that a huge one is never there twice
@@ -51,31 +48,37 @@ def schema(columns: Sequence[str], *, text: bool = False) -> pa.Schema:
 
 
 def to_table(
-    batch: MessageBatch, columns: Sequence[str] = COLUMNS, *, text: bool = False
+    stream: str,
+    topic: str,
+    parts: Sequence[Part],
+    columns: Sequence[str] = COLUMNS,
+    *,
+    text: bool = False,
 ) -> pa.Table:
+    """The messages of a topic as one table; `text` gives payloads as strings."""
     wanted = schema(columns, text=text)
     batches = [
         to_record_batch(
             *part.area,
-            stream=batch.stream,
-            topic=batch.topic,
+            stream=stream,
+            topic=topic,
             partition=part.partition,
             names=columns,
             payload_format="string" if text else "binary",
         )
-        for part in _joined(batch)
+        for part in _joined(parts)
     ]
     return pa.Table.from_batches(batches, wanted)
 
 
-def _joined(batch: MessageBatch) -> Iterator[Part]:
+def _joined(parts: Sequence[Part]) -> Iterator[Part]:
     """Neighbours of one partition as one, so that every step runs once for them.
 
     Only up to a size: where one message has headers of its own, its whole run is looked through.
     """
     run: list[Part] = []
     rows = 0
-    for part in batch.parts:
+    for part in parts:
         follows = run and part.partition == run[0].partition and part.start == run[-1].next_offset
         if run and (not follows or rows >= JOINED_ROWS):
             yield _one(run)
@@ -90,13 +93,13 @@ def _one(run: Sequence[Part]) -> Part:
     return Part(run[0].partition, run[0].start, join([part.area for part in run]))
 
 
-def to_frame(batch: MessageBatch, *, json: bool = False) -> pd.DataFrame:
+def to_frame(stream: str, topic: str, parts: Sequence[Part], *, json: bool = False) -> pd.DataFrame:
     """With `json` the fields of payloads, which must be JSON objects, beside the message's own."""
     if not json:
-        return to_table(batch).to_pandas()
+        return to_table(stream, topic, parts).to_pandas()
     own = [name for name in COLUMNS if name not in ("stream", "topic", "id", "headers", "payload")]
-    table = to_table(batch, own)
-    fields = _parsed(to_table(batch, ["payload"]).column("payload"))
+    table = to_table(stream, topic, parts, own)
+    fields = _parsed(to_table(stream, topic, parts, ["payload"]).column("payload"))
     for name in fields.column_names:
         free = name if name not in own else f"payload_{name}"
         table = table.append_column(free, fields.column(name))

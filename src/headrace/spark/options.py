@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from headrace.client.positions import ReadFrom
 from headrace.client.raw_messages import COLUMNS
 from headrace.client.url import TOKEN_FILE_VARIABLE, TlsOptions, parse_switch, tls_from
 from headrace.errors import ConfigError
@@ -30,7 +31,6 @@ from headrace.spark.formats.options import (
 from headrace.spark.source.losses import OnDataLoss
 from headrace.spark.source.positions import Position, Topics, parse_position, parse_topics
 
-ReadFrom = Literal["auto", "data-nodes", "broker"]
 ColumnStyle = Literal["headrace", "kafka"]
 Delivery = Literal["auto", "exactly-once", "at-least-once"]
 

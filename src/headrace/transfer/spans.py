@@ -7,26 +7,13 @@ runs over the same span read the same messages.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from headrace.client.iggy import IggyClient
+from headrace.client.positions import AtTime, Point, resolve_point
 from headrace.errors import NotFoundError
 from headrace.transfer.delivery import describe_topic
 from headrace.wire.iggy.errors import IggyError, Status
 from headrace.wire.iggy.primitives import Strategy
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A point of every partition: its begin or end, an offset, or the first message that is not
-    older than a time."""
-
-    kind: Literal["earliest", "latest", "offset", "time"]
-    value: int = 0
-    """The offset, or microseconds since 1970."""
-
-
-EARLIEST, LATEST = Point("earliest"), Point("latest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +66,7 @@ async def _describe_plain(client: IggyClient, stream: str, topic: str) -> Source
         raise NotFoundError(f"there is no topic {stream}/{topic}")
     spans = []
     for each in details.partitions:
-        first = await _first_offset(client, stream, topic, each.id, Strategy.first())
+        first = await client.first_offset(stream, topic, each.id, Strategy.first())
         end = each.next_offset
         spans.append(Span(each.id, end if first is None else first, end))
     identity = f"{stream}/{topic}/{details.topic.created_at_us}"
@@ -90,8 +77,8 @@ async def resolve_spans(
     client: IggyClient,
     source: SourceTopic,
     *,
-    start: Point = EARLIEST,
-    end: Point = LATEST,
+    start: Point = "earliest",
+    end: Point = "latest",
     partition: int | None = None,
 ) -> list[Span]:
     """What lies between two points, partition by partition; spans without messages are left out."""
@@ -108,20 +95,9 @@ async def resolve_spans(
 
 
 async def _resolve(client: IggyClient, source: SourceTopic, whole: Span, point: Point) -> int:
-    if point.kind == "earliest":
-        return whole.start
-    if point.kind == "latest":
-        return whole.end
-    if point.kind == "offset":
-        return min(max(point.value, whole.start), whole.end)
-    strategy = Strategy.timestamp(point.value)
-    found = await _first_offset(client, source.stream, source.topic, whole.partition, strategy)
-    return whole.end if found is None else min(found, whole.end)
-
-
-async def _first_offset(
-    client: IggyClient, stream: str, topic: str, partition: int, strategy: Strategy
-) -> int | None:
-    polled = await client.poll(stream, topic, partition=partition, strategy=strategy, count=1)
-    messages = polled.messages()
-    return messages[0].offset if messages else None
+    at_time = None
+    if isinstance(point, AtTime):
+        strategy = Strategy.timestamp(point.timestamp_us)
+        at_time = await client.first_offset(source.stream, source.topic, whole.partition, strategy)
+    at = resolve_point(point, whole.start, whole.end, at_time)
+    return min(max(at, whole.start), whole.end)

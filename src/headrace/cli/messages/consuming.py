@@ -18,7 +18,7 @@ from headrace.cli.messages.points import is_point, parse_time_us
 from headrace.cli.output import printable
 from headrace.client.connection import BrokerConnection
 from headrace.client.consuming import GroupConsumer
-from headrace.client.topic_reader import Position, TopicReading
+from headrace.client.topic_reader import Position, TopicReader
 from headrace.errors import NotFoundError
 from headrace.observability.escaping import note
 from headrace.wire.iggy.messages.messages import Message, decode_messages
@@ -111,7 +111,7 @@ class Reading:
     # --- as a member of a group: where it is is known to the server ---
 
     async def as_member(self, link: BrokerConnection, group: str, start: str) -> None:
-        reading = TopicReading(link)
+        reading = TopicReader(link)
         consumer = GroupConsumer(
             link,
             reading,

@@ -12,7 +12,7 @@ import click
 from headrace.cli.declare import option
 
 if TYPE_CHECKING:
-    from headrace.transfer.spans import Point
+    from headrace.client.positions import Point
 
 _AGO = re.compile(r"(\d+)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -26,15 +26,15 @@ one_partition_option = option(
 
 def parse_point(text: str) -> Point:
     """An offset is a number, everything else is as `headrace consume --from` has it."""
-    from headrace.transfer.spans import EARLIEST, LATEST, Point
+    from headrace.client.positions import AtTime
 
     if text == "earliest":
-        return EARLIEST
+        return "earliest"
     if text == "latest":
-        return LATEST
+        return "latest"
     if text.isdecimal():
-        return Point("offset", int(text))
-    return Point("time", parse_time_us(text))
+        return int(text)
+    return AtTime(parse_time_us(text))
 
 
 def is_point(start: str) -> bool:

@@ -88,7 +88,7 @@ def list_segments(name: str, partition: int, as_json: bool) -> None:
     stream, topic = split_topic(name)
 
     async def work(client: IggyClient) -> list[dict[str, Any]]:
-        from headrace.client.tickets import Access, TicketReader
+        from headrace.client.partition_reader import Access, TicketReader
         from headrace.errors import NotFoundError, RequestError
 
         if await client.hello() is None:

@@ -148,6 +148,7 @@ def _replay_pipeline(
     from datetime import UTC, datetime
 
     from headrace.cli.control_api import pipeline_api
+    from headrace.client.positions import AtTime
     from headrace.errors import NotFoundError
     from headrace.pipeline.plan.logical import topic_inputs
 
@@ -159,14 +160,14 @@ def _replay_pipeline(
         raise NotFoundError(f"{name} does not read {source}; its topics: {read}")
     point = parse_point(start)
     starting = start
-    if point.kind == "time":
-        starting = datetime.fromtimestamp(point.value / 1e6, UTC).isoformat()
-    elif point.kind == "offset":
+    if isinstance(point, AtTime):
+        starting = datetime.fromtimestamp(point.timestamp_us / 1e6, UTC).isoformat()
+    elif isinstance(point, int):
         stream, topic = split_topic(source)
         details = with_broker(lambda client: client.get_topic(stream, topic))
         if details is None:
             raise NotFoundError(f"there is no topic {source}")
-        starting = json.dumps({str(each.id): point.value for each in details.partitions})
+        starting = json.dumps({str(each.id): point for each in details.partitions})
     for each in inputs:
         if not dry_run:
             api.post(f"/{name}/replay", {"topic": each, "starting": starting})

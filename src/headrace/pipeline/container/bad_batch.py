@@ -52,12 +52,12 @@ from headrace.wire.umbilical.windows import format_window
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from headrace.client.positions import SourceState
     from headrace.pipeline.declare.application import Application
     from headrace.pipeline.declare.properties import PropertyValues
     from headrace.pipeline.declare.queries import Query
     from headrace.runtime.interfaces import Disk
     from headrace.spark.options import SinkOptions
-    from headrace.spark.source.offsets import SourceState
 
     Publish = Callable[[DataFrame, SinkOptions], int]
     """Publishes dead letters as the batch's window, once."""

@@ -19,9 +19,10 @@ from headrace.observability.logging import get_logger
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
+    from headrace.client.positions import Key
     from headrace.spark.options import SourceOptions
     from headrace.spark.remote import Remote
-    from headrace.spark.source.offsets import Key, Offsets
+    from headrace.spark.source.offsets import Offsets
 
 STORE_SECONDS = 5.0  # for the broker to take positions; they are stored again with the next batch
 LETTERS = "_dead_letter"  # ends the name of a query that publishes dead letters

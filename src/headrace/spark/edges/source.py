@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headrace.client.tickets import Access
+from headrace.client.partition_reader import Access
 from headrace.errors import ConfigError, CorruptionError, OffsetOutOfRangeError, UnavailableError
 from headrace.runtime.interfaces import Clock
 from headrace.runtime.system import system_runtime

@@ -20,23 +20,15 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headrace.client.tickets import Access
+from headrace.client.partition_reader import Access
+from headrace.client.positions import AtTime, Key, SourceState
 from headrace.errors import ConfigError, HeadraceError, NotFoundError
 from headrace.runtime.interfaces import Clock
 from headrace.spark.options import SourceOptions
 from headrace.spark.source.idle import IdlePace
 from headrace.spark.source.losses import decide, find_losses, surviving
-from headrace.spark.source.offsets import (
-    Key,
-    Offsets,
-    SourceState,
-    admit,
-    begun,
-    ended,
-    limited,
-    resolve,
-)
-from headrace.spark.source.positions import AtTime, Position
+from headrace.spark.source.offsets import Offsets, admit, begun, ended, limited, resolve
+from headrace.spark.source.positions import Position
 from headrace.spark.source.reading import Reading
 from headrace.spark.source.splits import Span, after, plan, split
 

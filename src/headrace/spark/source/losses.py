@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from headrace.client.positions import Key, PartitionState, SourceState, TopicState
 from headrace.errors import CorruptionError, HeadraceError, RequestError, StorageError
-from headrace.spark.source.offsets import Key, Offsets, PartitionState, SourceState, TopicState
+from headrace.spark.source.offsets import Offsets
 
 OnDataLoss = Literal["fail", "skip"]
 Kind = Literal[

@@ -16,53 +16,15 @@ are sorted, and nothing else is stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
+from headrace.client.positions import AtTime, Key, PartitionState, SourceState, resolve_point
 from headrace.errors import CorruptionError, InvalidArgumentError, OffsetOutOfRangeError
-from headrace.spark.source.positions import AtOffsets, AtTime, Position
+from headrace.spark.source.positions import AtOffsets, Position
 
 FORMAT_VERSION = 1
-
-Key: TypeAlias = tuple[str, int]
-"""A topic's uid and a partition."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionState:
-    """What the broker says about a partition now: offsets [start, end) can be read."""
-
-    partition: int
-    generation: int
-    start: int
-    end: int
-    bytes: int = 0  # of the messages it holds, for limits by size; 0 when nobody asked
-
-
-@dataclass(frozen=True, slots=True)
-class TopicState:
-    uid: str
-    stream: str
-    topic: str
-    partitions: tuple[PartitionState, ...]
-
-    @property
-    def name(self) -> str:
-        return f"{self.stream}/{self.topic}"
-
-
-@dataclass(frozen=True, slots=True)
-class SourceState:
-    """All topics that a source reads, as they are now."""
-
-    cluster: str
-    topics: tuple[TopicState, ...]
-
-    def partitions(self) -> Iterator[tuple[Key, TopicState, PartitionState]]:
-        for topic in self.topics:
-            for each in topic.partitions:
-                yield (topic.uid, each.partition), topic, each
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +97,10 @@ def resolve(
         rest = position
     positions = {}
     for key, topic, each in state.partitions():
-        at = each.start if rest == "earliest" else each.end
-        if isinstance(position, AtTime):
-            found = (times or {}).get(key, each.end)
-            at = min(max(found, each.start), each.end)
-        elif each.partition in explicit.get(topic.topic, {}):
-            at = explicit[topic.topic][each.partition]
-            at = min(max(at, each.start), each.end) if clamp else at
+        named = explicit.get(topic.topic, {}).get(each.partition, rest)
+        point = position if isinstance(position, AtTime) else named
+        at = resolve_point(point, each.start, each.end, (times or {}).get(key))
+        at = min(max(at, each.start), each.end) if clamp else at
         if not each.start <= at <= each.end:
             raise OffsetOutOfRangeError(
                 f"partition {each.partition} of {topic.name} holds offsets "

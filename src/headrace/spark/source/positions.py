@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from headrace.client.positions import AtTime, timestamp_us
 from headrace.errors import ConfigError
 
 _WILD = frozenset("*?[")
@@ -37,13 +38,6 @@ class Topics:
 
     def __str__(self) -> str:
         return self.pattern or ",".join(self.names)
-
-
-@dataclass(frozen=True, slots=True)
-class AtTime:
-    """The first message of each partition that is not older."""
-
-    timestamp_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +95,7 @@ def parse_position(name: str, text: str, topics: Topics) -> Position:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise _not_a_position(name, text) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return AtTime(round(moment.timestamp() * 1_000_000))
+    return AtTime(timestamp_us(moment))
 
 
 def _offsets(name: str, text: str, topics: Topics) -> dict[str, dict[int, int]]:

@@ -1,8 +1,8 @@
 """What the source asks of a server: what topics hold, their messages, and group offsets.
 
-Messages come straight from the data nodes, or from the broker when those are out of reach: both
-read the same log. The broker is asked by name, so after the last message of a task it is asked
-whether that name still means the partition that was planned.
+Messages come straight from the data nodes, or from the broker when those are out of reach
+(`client/partition_reader.py`). The broker is asked by name, so after the last message of a task it
+is asked whether that name still means the partition that was planned.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.client.connection import BrokerConnection
-from headrace.client.tickets import Access, TicketReader
-from headrace.concurrency.retry import OUTSIDE, retry
+from headrace.client.partition_reader import Access, PartitionReader, Place
+from headrace.client.positions import Key, ReadFrom, SourceState
 from headrace.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -24,29 +24,20 @@ from headrace.errors import (
     HeadraceError,
     LostRecordsError,
     NotFoundError,
-    OffsetOutOfRangeError,
     UnavailableError,
 )
-from headrace.spark.options import ReadFrom, Target
+from headrace.spark.options import Target
 from headrace.spark.source.losses import DataLossError, OtherTopicError
-from headrace.spark.source.offsets import Key, PartitionState, SourceState, TopicState
 from headrace.spark.source.positions import Topics
 from headrace.spark.source.splits import Span
-from headrace.wire.iggy.primitives import Consumer, Strategy
+from headrace.wire.iggy.primitives import Consumer
 
 if TYPE_CHECKING:
     from headrace.client.raw_messages import Area
-    from headrace.wire.iggy.messages.extensions import Ticket
-    from headrace.wire.iggy.messages.topics import TopicDetails
 
-POLL_MESSAGES_MAX = 20_000
-RETRY_SECONDS = 30.0  # for data nodes, where nobody else may be asked
 FETCH_SECONDS = 90.0  # for one run of messages, retries included
-FALLBACK_SECONDS = 5.0  # for data nodes that do not answer, before the broker is asked instead
-AVOID_SECONDS = 60.0  # until they are tried again
 TICKET_SECONDS_LEFT_MIN = 120  # a task may be queued a while before it uses its ticket
 TICKET_SECONDS_RENEWED = 30  # a task renews a ticket that lasts no longer
-ASK_AGAIN_SECONDS = 0.03  # between two questions to a broker, which does not wait for messages
 
 log = logging.getLogger(__name__)
 
@@ -69,12 +60,12 @@ class Reading:
 
     def __init__(self, connection: BrokerConnection) -> None:
         self._connection = connection
-        self._runtime = connection.runtime
         self._clock = connection.runtime.clock
-        self._reader = TicketReader(connection.runtime, connection.tls)
-        self._tickets: dict[tuple[str, ...], Access] = {}
-        self._reached = False  # data nodes, from this process
-        self._avoided_until = 0.0  # they are out of reach from here
+        self._reader = PartitionReader(
+            connection,
+            ticket_seconds_min=TICKET_SECONDS_LEFT_MIN,
+            on_out_of_reach=_warn_out_of_reach,
+        )
         self._groups: set[tuple[str, str, str]] = set()
 
     async def close(self) -> None:
@@ -86,115 +77,33 @@ class Reading:
         self, target: Target, topics: Topics, *, sizes: bool = False
     ) -> tuple[SourceState, Access]:
         """What the topics hold now, and what tasks need to read them. NotFoundError, too."""
-        if await self._cluster_uuid() == "":
-            return await self._plain_state(target, topics), Access()
         held: dict[str, float] = {}
         names: Sequence[str] = topics.names
-        if topics.pattern or sizes:
+        plain = await self._connection.hello() is None  # it tells the size of every partition
+        if topics.pattern or (sizes and not plain):
             listed = await self._connection.call(lambda client: client.get_topics(target.stream))
             held = {each.name: each.size_bytes / max(1, each.messages_count) for each in listed}
             names = names or topics.matching(held)
-        ticket = await self._ticket(target, names, topics)
-        state = _state(ticket, held)
-        streams = {
-            (str(topic.uid), each.partition): each.sbp_stream
-            for topic in ticket.topics
-            for each in topic.partitions
-        }
-        access = Access(ticket.ticket, ticket.expires_ms, ticket.placement, streams)
-        return state, self._kept((target.stream, *names), access)
-
-    async def _cluster_uuid(self) -> str:
-        hello = await self._connection.hello()
-        return "" if hello is None else hello.cluster
-
-    async def _ticket(self, target: Target, names: Sequence[str], topics: Topics) -> Ticket:
         if not names:
             raise NotFoundError(f"no topic of {target.stream} matches {topics.pattern}")
-        try:
-            return await self._connection.call(
-                lambda client: client.read_ticket([(target.stream, name) for name in names])
-            )
-        except NotFoundError:
-            for name in names:
-                await self._details(target.stream, name)  # says which
-            raise
-
-    async def _details(self, stream: str, topic: str) -> TopicDetails:
-        details = await self._connection.call(lambda client: client.get_topic(stream, topic))
-        if details is None:
-            raise NotFoundError(f"there is no topic {stream}/{topic}")
-        return details
-
-    async def _plain_state(self, target: Target, topics: Topics) -> SourceState:
-        names: Sequence[str] = topics.names
-        if topics.pattern:
-            listed = await self._connection.call(lambda client: client.get_topics(target.stream))
-            names = topics.matching(each.name for each in listed)
-            if not names:
-                raise NotFoundError(f"no topic of {target.stream} matches {topics.pattern}")
-        details = [await self._details(target.stream, name) for name in names]
-        return SourceState("", tuple(plain_topic(target.stream, each) for each in details))
-
-    def _kept(self, names: tuple[str, ...], fresh: Access) -> Access:
-        """The ticket in use while it lasts: workers keep their connections to the data nodes."""
-        kept = self._tickets.get(names)
-        if (
-            kept is None
-            or replace(kept, ticket=b"", expires_ms=0) != replace(fresh, ticket=b"", expires_ms=0)
-            or kept.expires_within(TICKET_SECONDS_LEFT_MIN, self._clock.now_ms())
-        ):
-            kept = self._tickets[names] = fresh
-        return kept
+        return await self._reader.describe(target.stream, names, held)
 
     async def offsets_at(
         self, target: Target, state: SourceState, timestamp_us: int
     ) -> dict[Key, int]:
         """The first message of each partition that is not older; absent where there is none."""
-        from headrace.wire.iggy.batch import locate
-        from headrace.wire.iggy.columns import columns
-
         found = {}
         for key, topic, each in state.partitions():
-            if each.start == each.end:
-                continue
-            polled = await self._connection.call(
-                lambda client, topic=topic, each=each: client.poll(  # type: ignore[misc]  # defaults bind the loop's values
-                    target.stream,
-                    topic.topic,
-                    partition=each.partition,
-                    strategy=Strategy.timestamp(timestamp_us),
-                    count=1,
-                )
-            )
-            for piece in polled.slices[:1]:
-                area = memoryview(piece)
-                found[key] = int(columns(area, locate(area)).offset[0])
+            if each.start < each.end:
+                place = Place(target.stream, topic.topic, key)
+                at = await self._reader.offset_at(place, timestamp_us)
+                if at is not None:
+                    found[key] = at
         return found
 
     async def wait(self, access: Access, ends: Mapping[Key, int], seconds: float) -> None:
         """Until a partition may have grown past its end, or that long."""
-        begun = self._clock.monotonic()
-        wanted = {key: end for key, end in ends.items() if key in access.streams}
-        if access.ticket and wanted and begun >= self._avoided_until:
-            try:
-                async with asyncio.timeout(seconds + 1.0):
-                    if await self._reader.wait(access, wanted, seconds):
-                        return
-            except (HeadraceError, TimeoutError) as error:
-                self._avoid(error)
-        left = seconds - (self._clock.monotonic() - begun)
-        if left > 0:
-            await self._clock.sleep(min(left, ASK_AGAIN_SECONDS))
-
-    def _avoid(self, error: Exception) -> None:
-        now = self._clock.monotonic()
-        if now >= self._avoided_until:
-            log.warning(
-                "data nodes are out of reach, asking the broker instead: %s",
-                error or "no answer in time",
-            )
-        self._avoided_until = now + AVOID_SECONDS
+        await self._reader.wait(access, ends, seconds)
 
     # -- messages
 
@@ -233,24 +142,16 @@ class Reading:
 
     async def _fetch(self, task: _Task, start: int) -> tuple[list[Area], int]:
         span = task.span
-        avoided = self._clock.monotonic() < self._avoided_until
-        if not task.access.ticket or (task.read_from == "auto" and avoided):
-            return await self._poll(task, start)
         await self._renew(task)
-        # Where they answered once, a slow answer is no reason to leave them.
-        doubted = task.read_from == "auto" and not self._reached
         try:
-            async with asyncio.timeout(FALLBACK_SECONDS if doubted else None):
-                fetched = await retry(
-                    self._runtime,
-                    lambda _: self._reader.fetch(
-                        task.access, span.key, start, span.end, local=task.local
-                    ),
-                    FALLBACK_SECONDS if task.read_from == "auto" else RETRY_SECONDS,
-                    OUTSIDE,
-                )
-            self._reached = True
-            return fetched
+            read = await self._reader.fetch(
+                Place(task.target.stream, span.topic, span.key),
+                task.access,
+                start,
+                span.end,
+                read_from=task.read_from,
+                local=task.local,
+            )
         except LostRecordsError as error:
             if not task.skips_lost:
                 raise DataLossError(
@@ -260,12 +161,8 @@ class Reading:
                 ) from error
             log.warning("data loss skipped what=%r position=%d %s", span.topic, start, error)
             return [], min(error.resumed, span.end)
-        except (UnavailableError, DeadlineError, TimeoutError) as error:
-            if task.read_from != "auto":
-                raise
-            self._reached = False
-            self._avoid(error)
-        return await self._poll(task, start)
+        task.polled = task.polled or read.polled
+        return read.areas, read.next_offset
 
     async def _renew(self, task: _Task) -> None:
         """A ticket that soon ends for a fresh one; the same partition must still be there."""
@@ -279,43 +176,6 @@ class Reading:
             return
         _check_same(state, span)
         task.access = access.only(span.key)
-
-    async def _poll(self, task: _Task, start: int) -> tuple[list[Area], int]:
-        from headrace.client.raw_messages import cut
-        from headrace.wire.iggy.batch import locate
-        from headrace.wire.iggy.columns import columns
-
-        task.polled = True
-        span = task.span
-        polled = await self._connection.call(
-            lambda client: client.poll(
-                task.target.stream,
-                span.topic,
-                partition=span.partition,
-                strategy=Strategy.offset(start),
-                count=min(span.end - start, POLL_MESSAGES_MAX),
-            )
-        )
-        areas = []
-        at = start
-        for piece in polled.slices:
-            area = memoryview(piece)
-            starts = locate(area)
-            if not len(starts):
-                continue
-            ends = columns(*cut(area, starts, 0, 1)).offset[0]
-            if int(ends) != at:
-                break  # retention was faster, or the partition is another one by now
-            areas.append(cut(area, starts, 0, min(len(starts), span.end - at)))
-            at += len(starts)
-        if at == start:
-            raise OffsetOutOfRangeError(
-                "the server no longer has these messages",
-                topic=span.topic,
-                partition=span.partition,
-                offset=start,
-            )
-        return areas, min(at, span.end)
 
     async def _verify(self, task: _Task) -> None:
         state, _ = await self.describe(task.target, Topics((task.span.topic,)))
@@ -352,39 +212,10 @@ class Reading:
                 raise
 
 
-def _state(ticket: Ticket, mean_bytes: Mapping[str, float]) -> SourceState:
-    return SourceState(
-        ticket.cluster,
-        tuple(
-            TopicState(
-                str(topic.uid),
-                topic.stream,
-                topic.topic,
-                tuple(
-                    PartitionState(
-                        each.partition,
-                        each.generation,
-                        each.start,
-                        each.next,
-                        int(mean_bytes.get(topic.topic, 0) * (each.next - each.start)),
-                    )
-                    for each in topic.partitions
-                ),
-            )
-            for topic in ticket.topics
-        ),
+def _warn_out_of_reach(error: Exception) -> None:
+    log.warning(
+        "data nodes are out of reach, asking the broker instead: %s", error or "no answer in time"
     )
-
-
-def plain_topic(stream: str, details: TopicDetails) -> TopicState:
-    """A plain Iggy server has no uids: the name with the time of creation stands for one."""
-    partitions = tuple(
-        PartitionState(each.id, 0, each.start_offset, each.next_offset, each.size_bytes)
-        for each in details.partitions
-    )
-    topic = details.topic
-    uid = f"{topic.name}@{topic.created_at_us}"
-    return TopicState(uid, stream, topic.name, partitions)
 
 
 def _check_same(state: SourceState, span: Span) -> None:

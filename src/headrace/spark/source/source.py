@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headrace.client.tickets import Access
+from headrace.client.partition_reader import Access
 from headrace.errors import ConfigError, CorruptionError
 from headrace.runtime.system import system_runtime
 from headrace.spark.formats.options import RAW_FORMATS
@@ -43,10 +43,10 @@ from headrace.spark.source.splits import Span, plan
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from headrace.client.positions import Key, SourceState
     from headrace.client.raw_messages import Area
     from headrace.spark.formats.typed import TypedRows
     from headrace.spark.source.following import Following, Limits
-    from headrace.spark.source.offsets import Key, SourceState
     from headrace.spark.source.reading import Reading
 
 T = TypeVar("T")

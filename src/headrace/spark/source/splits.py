@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from headrace.client.positions import Key, PartitionState, SourceState, TopicState
 from headrace.spark.source.losses import Loss, OnDataLoss, decide, missing, replaced
-from headrace.spark.source.offsets import Key, Offsets, PartitionState, SourceState, TopicState
+from headrace.spark.source.offsets import Offsets
 
 TASKS_PER_PARTITION_MAX = 1000
 

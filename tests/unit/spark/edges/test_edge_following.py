@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.client.tickets import Access
+from headrace.client.partition_reader import Access
+from headrace.client.positions import PartitionState, SourceState, TopicState
 from headrace.errors import OffsetOutOfRangeError, UnavailableError
 from headrace.runtime.system import system_runtime
 from headrace.spark.edges import source as edge_following
@@ -17,7 +18,6 @@ from headrace.spark.edges.options import EdgeOptions, parse_edge
 from headrace.spark.edges.source import EdgeFollowing, quiet_through
 from headrace.spark.remote import Remote
 from headrace.spark.source.losses import OtherTopicError
-from headrace.spark.source.offsets import PartitionState, SourceState, TopicState
 from headrace.wire.iggy.messages.extensions import (
     ListedPublisher,
     ListedWindow,

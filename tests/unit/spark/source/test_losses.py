@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.client.positions import PartitionState, SourceState, TopicState
 from headrace.spark.source.losses import (
     DataLossError,
     OtherTopicError,
@@ -15,7 +16,7 @@ from headrace.spark.source.losses import (
     skipped,
     surviving,
 )
-from headrace.spark.source.offsets import Offsets, PartitionState, SourceState, TopicState, admit
+from headrace.spark.source.offsets import Offsets, admit
 
 TOPIC = TopicState("12", "shop", "orders", (PartitionState(0, 0, 5, 105),))
 STATE = SourceState("here", (TOPIC,))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.client.connection import BrokerConnection
-from headrace.client.tickets import Access
+from headrace.client.partition_reader import Access
 from headrace.client.url import ServerUrl
 from headrace.errors import LostRecordsError
 from headrace.spark.options import Credentials, Target
@@ -44,7 +44,7 @@ def read(*, skips_lost: bool) -> list[Any]:
 
     async def main() -> list[Any]:
         reading = Reading(unused_broker(simulation))
-        reading._reader = Holed()  # type: ignore[assignment]  # stands for the data nodes
+        reading._reader.data_nodes = Holed()  # type: ignore[assignment]  # stands for the data nodes
         return [
             area
             async for areas in reading.read(
@@ -71,7 +71,7 @@ def test_what_lies_before_them_is_read_first() -> None:
 
     async def main() -> None:
         reading = Reading(unused_broker(simulation))
-        reading._reader = Holed()  # type: ignore[assignment]  # as above
+        reading._reader.data_nodes = Holed()  # type: ignore[assignment]  # as above
         async for areas in reading.read(TARGET, ACCESS, SPAN, "data-nodes"):
             found.extend(areas)
 

@@ -7,19 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.client.positions import AtTime, PartitionState, SourceState, TopicState
 from headrace.errors import CorruptionError, InvalidArgumentError, OffsetOutOfRangeError
 from headrace.spark.source.losses import find_losses
-from headrace.spark.source.offsets import (
-    Offsets,
-    PartitionState,
-    SourceState,
-    TopicState,
-    admit,
-    begun,
-    limited,
-    resolve,
-)
-from headrace.spark.source.positions import AtOffsets, AtTime
+from headrace.spark.source.offsets import Offsets, admit, begun, limited, resolve
+from headrace.spark.source.positions import AtOffsets
 
 CLUSTER = "7f1ad5a2-93d4-4c9f-9b8e-3b1f2c6d7e80"
 ORDERS = TopicState(

@@ -2,8 +2,9 @@
 
 import pytest
 
+from headrace.client.positions import AtTime
 from headrace.errors import ConfigError
-from headrace.spark.source.positions import AtOffsets, AtTime, Topics, parse_position, parse_topics
+from headrace.spark.source.positions import AtOffsets, Topics, parse_position, parse_topics
 
 ONE, TWO, MANY = Topics(("a",)), Topics(("a", "b")), Topics(pattern="a*")
 
