@@ -41,9 +41,9 @@ class DefaultSource(DataSource):  # type: ignore[misc]  # pyspark's classes are 
         return raw_schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from headrace.spark.source.source import topic_reader
+        from headrace.spark.source.source import TopicReader
 
-        return topic_reader(self.options, schema)
+        return TopicReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from headrace.spark.edges.options import reads_windows

@@ -23,7 +23,6 @@ def test_defaults() -> None:
     assert options.on_data_loss == "fail"
     assert options.partition_bytes == 256 << 20
     assert options.consumer_group == ""
-    assert not options.push_filters
     assert options.payload_format == "binary"
     assert options.messages_max is None
     assert parse_source(TOPIC, streaming=False).starting == "earliest"
@@ -83,7 +82,6 @@ def test_sparks_own_options_pass() -> None:
         {**TOPIC, "includeHeaders": "maybe"},
         {**TOPIC, "onDataLoss": "ignore"},
         {**TOPIC, "partitionBytes": "0"},
-        {**TOPIC, "pushFilters": "yes"},
         {**TOPIC, "columnStyle": "kafka", "columns": "payload"},
         {**TOPIC, "columnStyle": "kafka", "payloadFormat": "json"},
     ],
@@ -91,6 +89,12 @@ def test_sparks_own_options_pass() -> None:
 def test_bad_values_are_refused(bad: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         parse_source(bad, streaming=True)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_push_filters_is_refused_with_what_to_do_instead(streaming: bool) -> None:
+    with pytest.raises(ConfigError, match=r"missed rows; set startingOffsets and endingOffsets"):
+        parse_source({**TOPIC, "pushFilters": "true"}, streaming=streaming)
 
 
 @pytest.mark.parametrize(

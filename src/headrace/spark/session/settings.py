@@ -49,11 +49,6 @@ SETTINGS = (
         "10000",
         "Rows in an Arrow batch on its way to a Python sink or function.",
     ),
-    Setting(
-        "spark.sql.python.filterPushdown.enabled",
-        "true",
-        "Lets the source's option pushFilters work; off, Spark refuses it.",
-    ),
     Setting("spark.sql.session.timeZone", "UTC", "Times mean the same on every machine."),
     Setting("spark.ui.enabled", "false", "No web server in every driver; true to look inside."),
     Setting("spark.ui.showConsoleProgress", "false", "No progress bars among the logs."),

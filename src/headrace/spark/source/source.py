@@ -7,7 +7,6 @@ messages that are gone is decided on the driver (`following`) and recorded in th
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
-    Filter,
     InputPartition,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -37,13 +35,11 @@ from headrace.spark.lending import lend_reading
 from headrace.spark.options import Credentials, SourceOptions, parse_source
 from headrace.spark.server import connect
 from headrace.spark.settled import settle
-from headrace.spark.source.filters import FOREVER, Bounds, bounds_of
 from headrace.spark.source.splits import Span, plan
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headrace.client.positions import Key, SourceState
     from headrace.client.raw_messages import Area
     from headrace.spark.formats.typed import TypedRows
     from headrace.spark.source.following import Following, Limits
@@ -54,7 +50,6 @@ T = TypeVar("T")
 BATCH_ROWS_MIN = 20_000  # join fetched runs until a record batch has this many rows,
 BATCH_BYTES_MIN = 8 << 20  # or this many bytes
 
-_PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 _TYPES = {
     "stream": "string",
     "topic": "string",
@@ -107,7 +102,6 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark's classes 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = parse_source(options, streaming=False)
         self._schema = schema
-        self._bounds = Bounds()
         _check_format(self._options, schema)
 
     def partitions(self) -> list[InputPartition]:
@@ -127,52 +121,10 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark's classes 
             reading, options, state, options.ending, rest="latest", clamp=clamp
         )
         spans = plan(start, end, state, options.on_data_loss, by_name=True)
-        return tasks(await self._narrowed(reading, state, spans), state, access, options)
+        return tasks(spans, state, access, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._schema, partition)
-
-    async def _narrowed(
-        self, reading: Reading, state: SourceState, spans: list[Span]
-    ) -> list[Span]:
-        bounds, target = self._bounds, self._options.target
-        first: dict[Key, int] = {}
-        last: dict[Key, int] = {}
-        if bounds.time_start > 0:
-            ends = {key: each.end for key, _, each in state.partitions()}
-            first = ends | await reading.offsets_at(target, state, bounds.time_start)
-        if bounds.time_end < FOREVER:
-            last = await reading.offsets_at(target, state, max(0, bounds.time_end))
-        return [
-            narrowed
-            for span in spans
-            if (narrowed := _narrow(span, bounds, first.get(span.key), last.get(span.key)))
-        ]
-
-
-class FilteringTopicReader(TopicReader):
-    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
-        """All of them are left to Spark, too: bounds only spare reading what they rule out."""
-        self._bounds = bounds_of(filters)
-        return filters
-
-
-def topic_reader(options: Mapping[str, str], schema: StructType) -> TopicReader:
-    """The reader, with filters only where that is asked for and possible.
-
-    Spark 4.3 keeps what it planned with filters with the DataFrame that was loaded, and uses it for
-    every later query of it, also for those without filters: they would miss rows. Hence
-    `pushFilters`. It also refuses a reader that takes filters while its own setting for it is off;
-    where that is on, filters come in a worker module of their own.
-    """
-    reader = TopicReader(options, schema)
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    possible = _PUSHDOWN in sys.modules or getattr(main, "name", "") == _PUSHDOWN
-    # With a schema of the payload's fields, `offset` may be one of them.
-    raw = reader._options.payload_format in RAW_FORMATS
-    if reader._options.push_filters and possible and raw:
-        return FilteringTopicReader(options, schema)
-    return reader
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # pyspark's classes are untyped
@@ -241,15 +193,6 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         elif isinstance(limit, ReadMaxBytes):
             size = limit.max_bytes
         return Limits(rows, size)
-
-
-def _narrow(span: Span, bounds: Bounds, first: int | None, last: int | None) -> Span | None:
-    """What is left of a span; `first` and `last` are where the wanted time begins and ends."""
-    if not bounds.partition_start <= span.partition < bounds.partition_end:
-        return None
-    start = max(span.start, bounds.offset_start, first or 0)
-    end = min(span.end, bounds.offset_end, span.end if last is None else last)
-    return replace(span, start=start, end=end) if start < end else None
 
 
 def _read(
