@@ -15,7 +15,7 @@ from headrace.net.credentials import Scope, make_grant
 from headrace.process.control_plane import inherited
 from headrace.runtime.system import system_runtime
 from headrace.spark.options import parse_sink
-from headrace.spark.remote import Remote
+from headrace.spark.server import Remote
 from tests.integration.broker_stack import SECRET, Stack
 
 

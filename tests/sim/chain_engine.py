@@ -24,12 +24,11 @@ from headrace.spark.edges.options import EdgeOptions
 from headrace.spark.edges.sink import HASH_COLUMN, HASH_MASK, EdgeSink, EdgeStaging, close_window
 from headrace.spark.edges.source import EdgeFollowing, edge_rows, quiet_through
 from headrace.spark.options import SinkOptions, SourceOptions, Target
-from headrace.spark.remote import Remote, Window
-from headrace.spark.sink.sink import begin, pieces
-from headrace.spark.sink.windows import Delivered, close
+from headrace.spark.server import Remote, Window
+from headrace.spark.sink.sink import Delivered, begin, close, pieces
+from headrace.spark.source.batch_plan import Span
 from headrace.spark.source.following import Following, Limits
 from headrace.spark.source.source import record_batches
-from headrace.spark.source.splits import Span
 from headrace.wire.umbilical.windows import WindowGrid
 from tests.sim.spark_engine import OtherWriterError
 

@@ -26,12 +26,11 @@ from pyspark.sql.types import StructType
 from headrace.client.partition_reader import Access
 from headrace.concurrency.retry import TRANSIENT
 from headrace.errors import FencedError, HeadraceError, UnavailableError
-from headrace.spark.remote import Window
-from headrace.spark.sink.sink import begin, pieces, window_of
-from headrace.spark.sink.windows import Delivered, close
+from headrace.spark.server import Window
+from headrace.spark.sink.sink import Delivered, begin, close, pieces, window_of
+from headrace.spark.source.batch_plan import Span
 from headrace.spark.source.following import Following, Limits
 from headrace.spark.source.source import record_batches
-from headrace.spark.source.splits import Span
 from tests.sim.spark_world import DRIVER, EXECUTORS, RUNS_MAX, World, transformed
 
 ATTEMPTS_MAX = 4

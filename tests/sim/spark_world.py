@@ -33,7 +33,7 @@ from headrace.client.iggy import IggyClient
 from headrace.config.broker import BrokerSettings
 from headrace.errors import HeadraceError
 from headrace.spark.options import SinkOptions, SourceOptions, parse_sink, parse_source
-from headrace.spark.remote import Remote
+from headrace.spark.server import Remote
 from headrace.spark.source.offsets import Offsets
 from headrace.wire.iggy.messages.consumers import ConsumerOffset
 from headrace.wire.iggy.messages.messages import Message

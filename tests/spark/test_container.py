@@ -20,8 +20,8 @@ from headrace.errors import NotFoundError
 from headrace.pipeline.plan.loading import load_application
 from headrace.spark.options import Target, parse_sink
 from headrace.spark.server import connect
+from headrace.spark.source.batch_plan import Span
 from headrace.spark.source.positions import Topics
-from headrace.spark.source.splits import Span
 from headrace.wire.iggy.messages.messages import Message, decode_messages
 from headrace.wire.iggy.primitives import Partitioning
 from headrace.wire.umbilical import messages as m

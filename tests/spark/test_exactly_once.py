@@ -15,9 +15,8 @@ from pyspark.sql import functions as F
 
 from headrace.errors import ConfigError
 from headrace.spark.options import Target, parse_sink
-from headrace.spark.remote import Window
-from headrace.spark.server import connect
-from headrace.spark.sink.sink import publish
+from headrace.spark.server import Window, connect
+from headrace.spark.sink.publish import publish
 from tests.spark.headrace_server import HeadraceServer
 from tests.spark.plain_server import PlainServer
 from tests.spark.test_topics import follow, made, numbered, reader, write

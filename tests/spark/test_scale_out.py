@@ -22,8 +22,8 @@ from headrace.client.arrow import payloads_of, to_area
 from headrace.spark.limited_daemon import mapped_mb
 from headrace.spark.options import Target, parse_sink
 from headrace.spark.server import connect
+from headrace.spark.source.batch_plan import Span
 from headrace.spark.source.positions import Topics
-from headrace.spark.source.splits import Span
 from tests.integration.server import running as up_running
 from tests.ports import free_port
 from tests.spark.headrace_server import HeadraceServer

@@ -22,13 +22,11 @@ from headrace.client.positions import ReadFrom
 from headrace.client.raw_messages import Area
 from headrace.errors import NotFoundError, OffsetOutOfRangeError, UnavailableError
 from headrace.spark.options import Target
-from headrace.spark.remote import Window
-from headrace.spark.server import connect
+from headrace.spark.server import Window, connect
 from headrace.spark.source import following
-from headrace.spark.source.losses import DataLossError, OtherTopicError
+from headrace.spark.source.batch_plan import DataLossError, OtherTopicError, Span
 from headrace.spark.source.reading import Reading
 from headrace.spark.source.source import TopicReader, TopicStreamReader
-from headrace.spark.source.splits import Span
 from headrace.wire.iggy.messages.extensions import PublisherOpened
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Consumer, Partitioning

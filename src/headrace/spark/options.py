@@ -28,7 +28,7 @@ from headrace.spark.formats.options import (
     parse_format,
     parse_value_schema,
 )
-from headrace.spark.source.losses import OnDataLoss
+from headrace.spark.source.batch_plan import OnDataLoss
 from headrace.spark.source.positions import Position, Topics, parse_position, parse_topics
 
 ColumnStyle = Literal["headrace", "kafka"]

@@ -11,8 +11,8 @@ from headrace.errors import UnauthorizedError
 from headrace.net.credentials import Grant, Scope, grant_bytes, make_grant, verify_grant
 from headrace.pipeline.controller.container_credentials import GRANT_MS
 from headrace.spark import server
-from headrace.spark.lending import TASK_MS, lend_reading, lend_writing
 from headrace.spark.options import Credentials, Target, parse_sink, parse_source
+from headrace.spark.server import TASK_MS, lend_reading, lend_writing
 
 SECRET = b"s" * 32
 FAR_MS = 1 << 60

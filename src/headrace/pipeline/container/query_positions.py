@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
     from headrace.client.positions import Key
     from headrace.spark.options import SourceOptions
-    from headrace.spark.remote import Remote
+    from headrace.spark.server import Remote
     from headrace.spark.source.offsets import Offsets
 
 STORE_SECONDS = 5.0  # for the broker to take positions; they are stored again with the next batch

@@ -173,8 +173,9 @@ class QueryRun:
         batch_id: int,
         identity: QueryIdentity,
     ) -> int:
-        from headrace.spark.remote import Window
-        from headrace.spark.sink.sink import publish, publisher_name
+        from headrace.spark.server import Window
+        from headrace.spark.sink.publish import publish
+        from headrace.spark.sink.sink import publisher_name
 
         publisher = publisher_name(identity.id, sink.target) + self._suffix
         window = Window(publisher, identity.run_id, batch_id)

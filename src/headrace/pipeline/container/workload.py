@@ -299,7 +299,7 @@ class Workload:
             return []
         if run.state is DeployState.ACTIVE:
             self._look_after(run, run.running)
-        from headrace.spark.source.losses import skipped
+        from headrace.spark.source.batch_plan import skipped
 
         reports = []
         for progress in run.running.take_progress():

@@ -144,7 +144,7 @@ class LocalLauncher:
     def _spark(self, request: LaunchRequest) -> dict[str, str]:
         """The session's master and settings. PySpark starts its JVM by spark-submit in client mode,
         so the driver is our child wherever its executors run; they need the code that it has. What
-        they show the broker comes with their tasks (`spark/lending.py`)."""
+        they show the broker comes with their tasks (`spark/server.py`)."""
         resources = request.resources
         local = self.master == "local"
         conf = {"spark.driver.memory": f"{resources.heap_mb}m"}

@@ -317,7 +317,7 @@ class Builder:
 
 
 def _check_published(stage: Stage, frame: DataFrame) -> None:
-    from headrace.spark.sink.sink import check_messages
+    from headrace.spark.sink.publish import check_messages
 
     try:
         check_messages(frame.schema, stage.key)

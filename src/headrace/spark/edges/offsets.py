@@ -20,8 +20,7 @@ import msgspec
 
 from headrace.errors import CorruptionError, OffsetOutOfRangeError
 from headrace.ids import WindowId
-from headrace.spark.source.losses import OtherTopicError
-from headrace.spark.source.splits import Span
+from headrace.spark.source.batch_plan import OtherTopicError, Span
 from headrace.wire.iggy.messages.extensions import ListedWindow, WindowsListed, WindowSpan
 from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 

@@ -24,11 +24,9 @@ import msgspec
 
 from headrace.net.credentials import exactly
 from headrace.spark.edges.offsets import encode_index
-from headrace.spark.lending import lend_writing
 from headrace.spark.options import Target
-from headrace.spark.remote import Remote, Window
-from headrace.spark.server import connect
-from headrace.spark.sink.windows import Delivered, Delivering, Piece, close
+from headrace.spark.server import Remote, Window, connect, lend_writing
+from headrace.spark.sink.sink import Delivered, Delivering, Piece, close
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,8 +1,7 @@
 """Reading an edge between queries with Spark: whole windows, as the rows that were published.
 
-The driver's half of reading an edge between queries: which windows the next batch reads.
-
-All of it is asynchronous and runs in the simulator as it is; `edge_source.py` is its Spark face.
+`EdgeFollowing` is the driver's half: which windows the next batch reads. It is asynchronous and
+runs in the simulator as it is. `EdgeStreamReader` is what Spark calls, on the driver and in tasks.
 """
 
 from __future__ import annotations
@@ -28,13 +27,11 @@ from headrace.runtime.system import system_runtime
 from headrace.spark.edges.offsets import Admitted, EdgeOffset, Share, admit, ended, spans_between
 from headrace.spark.edges.options import EdgeOptions, parse_edge
 from headrace.spark.edges.sink import HASH_COLUMN
-from headrace.spark.lending import lend, topic_of
 from headrace.spark.options import PARTITION_BYTES, Credentials, Target
-from headrace.spark.remote import Remote
-from headrace.spark.server import connect
-from headrace.spark.source.idle import IdlePace
+from headrace.spark.server import Remote, connect, lend, topic_of
+from headrace.spark.source.batch_plan import Span, split
+from headrace.spark.source.following import IdlePace
 from headrace.spark.source.positions import Topics
-from headrace.spark.source.splits import Span, split
 from headrace.wire.iggy.messages.extensions import WindowsListed
 from headrace.wire.umbilical.windows import NO_WINDOW
 
@@ -198,7 +195,7 @@ class EdgePartition(InputPartition):  # type: ignore[misc]  # pyspark's classes 
 
 
 class EdgeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # pyspark's classes are untyped
-    """Spark's calls, handed on to `edge_following`."""
+    """Spark's calls, handed on to `EdgeFollowing`."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = parse_edge(options)

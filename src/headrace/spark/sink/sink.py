@@ -5,16 +5,11 @@ other columns of a frame without `payload` are its payload, as JSON, Avro or Arr
 for a frame as Spark's Kafka sink takes it, whose `value` is the payload (`kafka_style`).
 Rows with a key go to the partition that any Iggy client would choose for it.
 
-Delivery is exactly once into Headrace: what the tasks of a batch staged is published as one window
-when the batch commits (`windows.py`). A plain Iggy server gets every row at least once.
-
-Publishing the rows of one micro-batch to a topic, from the tasks that made them.
-
-A writer of Spark's own is planned anew for every batch, in processes of its own; a function mapped
-over the rows is not, and tells the driver how many rows each task sent.
-
-A frame with a `payload` is messages already. Any other frame's rows become JSON objects, of all its
-columns, as the sink writes them; whatever they are called, none has a meaning of its own.
+Delivery is exactly once into Headrace. Tasks stage their rows under the publisher's current run and
+tell the driver what they staged. When the batch commits, the driver closes the window with exactly
+that, so retried and speculative tasks leave no trace; a window that was closed before is not
+published again. A plain Iggy server, which does not know these commands, gets every row at least
+once.
 """
 
 from __future__ import annotations
@@ -22,41 +17,142 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pyarrow as pa
+import xxhash
 from pyspark import TaskContext
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, StructType
+from pyspark.sql.types import StructType
 
 from headrace.client.arrow import Homes, by_partition, to_area
 from headrace.errors import ConfigError, HeadraceError, UnavailableError
 from headrace.net.credentials import exactly
 from headrace.spark.formats.encoding import RowEncoder
 from headrace.spark.kafka_style import SINK_TYPES, from_kafka, is_message
-from headrace.spark.lending import lend_writing, topic_of
 from headrace.spark.options import SinkOptions, Target, parse_sink
-from headrace.spark.remote import Remote, Window
-from headrace.spark.server import connect
-from headrace.spark.settled import settle
-from headrace.spark.sink.windows import (
-    Delivered,
-    Delivering,
-    Piece,
-    abandon,
-    close,
-    publishes_windows,
-)
+from headrace.spark.server import Remote, Window, connect, lend_writing, topic_of
+from headrace.spark.worker_gc import freeze_long_lived
 from headrace.wire.iggy.batch import split
+from headrace.wire.iggy.messages.extensions import StagedSpan
+
+if TYPE_CHECKING:
+    from headrace.spark.options import Delivery
+    from headrace.wire.iggy.batch import Positions
+
+IN_FLIGHT_MAX = 4  # requests of one task: the next is made while the server syncs the last
+
+Piece = tuple[int | None, memoryview, "Positions"]
+"""Messages for a partition, or for one of the server's choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What one task wrote. Without a window it is published already."""
+
+    rows: int
+    window: Window | None = None
+    spans: tuple[StagedSpan, ...] = ()
+    digest: bytes = b""
+    labels: tuple[int, ...] = ()
+    """What the messages of each span have in common, where somebody sorted them."""
+
+
+async def publishes_windows(remote: Remote, target: Target, delivery: Delivery) -> bool:
+    """Whether rows are delivered exactly once; ConfigError if they must be and cannot."""
+    if delivery == "at-least-once":
+        return False
+    if await remote.publishes_windows():
+        return True
+    if delivery == "exactly-once":
+        raise ConfigError(
+            f"the server at {target.address} is a plain Iggy server, which cannot publish a window "
+            "at once; set delivery=at-least-once, or delivery=auto to take what there is"
+        )
+    return False
+
+
+class Delivering:
+    """One task's rows on their way: staged for a window, or sent where that cannot be."""
+
+    def __init__(self, remote: Remote, target: Target, window: Window | None) -> None:
+        self._remote = remote
+        self._target = target
+        self._window = window
+        self._digest = xxhash.xxh3_128()
+        self._rows = 0
+        self._spans: list[StagedSpan] = []
+        self._under_way: deque[asyncio.Task[StagedSpan | int]] = deque()
+
+    async def add(self, piece: Piece) -> None:
+        """Returns while it is under way, unless too much is."""
+        partition, area, starts = piece
+        self._rows += len(starts)
+        work: Coroutine[Any, Any, StagedSpan | int]
+        if self._window is None:
+            work = self._remote.send(self._target, partition, area, starts)
+        else:
+            self._digest.update(area)
+            work = self._remote.stage(self._target, self._window, partition, area, starts)
+        self._under_way.append(asyncio.get_running_loop().create_task(work))
+        if len(self._under_way) >= IN_FLIGHT_MAX:
+            await self._settle()
+
+    async def finish(self) -> Delivered:
+        """Acknowledged on return."""
+        while self._under_way:
+            await self._settle()
+        if self._window is None:
+            return Delivered(self._rows)
+        return Delivered(self._rows, self._window, tuple(self._spans), self._digest.digest())
+
+    async def cancel(self) -> None:
+        """What was staged is never named to anyone; what was sent stays sent."""
+        left, self._under_way = self._under_way, deque()
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    async def _settle(self) -> None:
+        done = await self._under_way[0]
+        self._under_way.popleft()
+        if isinstance(done, StagedSpan):
+            self._spans.append(done)
+
+
+async def abandon(remote: Remote, window: Window) -> None:
+    """Let go of what was staged for the only window of a publisher.
+
+    It is closed without a row: tasks that are still at work are refused, and so is a close that is
+    late. One that came before stands.
+    """
+    await remote.close_window(window, (), b"")
+
+
+async def close(remote: Remote, delivered: Sequence[Delivered], index: bytes = b"") -> bool:
+    """Publish what the tasks staged, in their order; False if the window was closed before.
+
+    `index` is for who lists the windows of the topic.
+    """
+    windows = {each.window for each in delivered}
+    if len(windows) != 1:
+        raise ConfigError("the tasks of one write belong to different windows")
+    (window,) = windows
+    if window is None:
+        return True
+    spans = [span for each in delivered for span in each.spans]
+    digest = xxhash.xxh3_128(b"".join(each.digest for each in delivered)).digest()
+    rows = sum(each.rows for each in delivered)
+    return await remote.close_window(window, spans, digest, rows=rows, index=index)
+
 
 # Of one request; more rows become several. A broker receives up to 2 MiB straight into their place.
 SEND_BYTES_MAX = 7 << 18
@@ -90,7 +186,7 @@ class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark's cla
         self._window = Window(f"spark/job/{uuid.uuid4()}", "1", 0, last=True)
         check_schema(schema, self._options)
         self._lent = _lent(self._options, exactly(self._window.publisher))
-        settle()
+        freeze_long_lived()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
         return Sent(write(self._lent, iterator, self._window))
@@ -118,7 +214,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # p
         check_schema(schema, self._options)
         # Which query it is, its tasks alone know.
         self._lent = _lent(self._options, f"spark/*/{topic_of(self._options.target)}")
-        settle()
+        freeze_long_lived()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
         return Sent(write(self._lent, iterator, _window_of_task(self._options.target)))
@@ -173,7 +269,7 @@ def write(options: SinkOptions, batches: Iterator[pa.RecordBatch], window: Windo
     except BaseException:
         server.submit(delivering.cancel())
         raise
-    settle()
+    freeze_long_lived()
     return delivered
 
 
@@ -190,7 +286,7 @@ def commit(options: SinkOptions, delivered: Sequence[Delivered]) -> None:
     server.run(close(server.remote, delivered))
     if options.delivery == "auto" and delivered[0].window is None:
         _tell_at_least_once(options.target)
-    settle()
+    freeze_long_lived()
 
 
 def _tell_at_least_once(target: Target) -> None:
@@ -268,88 +364,3 @@ def _all(messages: list[WriterCommitMessage | None]) -> list[Delivered]:
     if any(message is None for message in messages):
         raise UnavailableError("a write task ended without a result")
     return [message.delivered for message in messages if isinstance(message, Sent)]
-
-
-_KEY = "_headrace_key"  # beside columns that are the payload
-_SPECIAL = frozenset(".`")  # in a column's name
-
-
-def check_messages(schema: StructType, key: str | None = None) -> None:
-    """ConfigError for a frame that cannot be published."""
-    if "payload" not in schema.names:
-        from headrace.spark.formats.json_text import check_json
-
-        if not schema.names:
-            raise ConfigError("the frame has no column to publish")
-        for each in to_arrow_schema(schema, timezone="UTC"):
-            check_json(each.type, each.name)
-        return
-    extra = [name for name in schema.names if name not in (*SINK_COLUMNS, key)]
-    if extra:
-        raise ConfigError(
-            f"columns {', '.join(extra)} stand beside payload, which is written alone; "
-            "drop them or put them into the payload"
-        )
-    check_schema(StructType([schema[name] for name in _kept(schema.names, key)]))
-
-
-def publish(frame: DataFrame, options: SinkOptions, window: Window, key: str | None = None) -> int:
-    """Publish every row as one window, under the key in that column; returns how many there are.
-
-    A window that was published before is not published again, whatever its rows are now.
-    """
-    check_messages(frame.schema, key)
-    names = None if "payload" in frame.columns else frame.columns
-    lent = replace(options, target=lend_writing(options.target, exactly(window.publisher)))
-
-    def write_part(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow
-
-        messages = batches if names is None else (_encoded(batch, names) for batch in batches)
-        delivered = msgspec.msgpack.encode(write(lent, messages, window))
-        yield pyarrow.RecordBatch.from_pydict({"delivered": [delivered]})
-
-    sent = _messages(frame, key) if names is None else _rows(frame, key)
-    rows = sent.mapInArrow(write_part, "delivered binary").collect()
-    delivered = [msgspec.msgpack.decode(row.delivered, type=Delivered) for row in rows]
-    commit(options, delivered)
-    return sum(each.rows for each in delivered)
-
-
-def _kept(columns: list[str], key: str | None) -> list[str]:
-    """The message's columns of a frame that has a payload, without a key that another replaces."""
-    return [name for name in columns if name in SINK_COLUMNS and (name != "key" or not key)]
-
-
-def _messages(frame: DataFrame, key: str | None) -> DataFrame:
-    return frame.select(*_kept(frame.columns, key), *_key(frame, key, "key"))
-
-
-def _rows(frame: DataFrame, key: str | None) -> DataFrame:
-    """The columns of the payload, and the key behind them if there is one."""
-    names = {name.lower() for name in frame.columns}
-    if len(names) < len(frame.columns) or any(_SPECIAL & set(name) for name in names):
-        places = [str(i) for i in range(len(frame.columns))]  # mapInArrow looks columns up by name
-        key = None if key is None else places[frame.columns.index(key)]
-        frame = frame.toDF(*places)
-    return frame if key is None else frame.select("*", *_key(frame, key, _KEY))
-
-
-def _key(frame: DataFrame, key: str | None, name: str) -> list[Column]:
-    if key is None:
-        return []
-    column = F.col(f"`{key}`")
-    is_binary = isinstance(frame.schema[key].dataType, BinaryType)
-    return [(column if is_binary else column.cast("string")).alias(name)]
-
-
-def _encoded(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-    import pyarrow
-
-    from headrace.spark.formats.json_text import json_objects
-
-    rows = batch.select(range(len(names))).rename_columns(names)
-    keys = batch.columns[len(names) :]
-    return pyarrow.RecordBatch.from_arrays(
-        [json_objects(rows), *keys], names=["payload", "key"][: 1 + len(keys)]
-    )

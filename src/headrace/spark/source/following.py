@@ -5,12 +5,6 @@ Spark's rules that matter here: it asks for the initial offset again whenever it
 to its log before anything is read, and repeats a batch with the end that stands there; it commits
 a batch only when it plans the next. What is done about messages that are gone is decided here and
 recorded in the offset.
-
-Positions of a query as offsets of a consumer group, so that every tool sees its lag.
-
-Spark's checkpoint stays the position: nothing is ever read from the group, so two queries on one
-group only overwrite what others see. Spark asks for `latestOffset(start)` only once the batch that
-ended at `start` is in its commit log, so that is when the batch counts as finished.
 """
 
 from __future__ import annotations
@@ -25,12 +19,49 @@ from headrace.client.positions import AtTime, Key, SourceState
 from headrace.errors import ConfigError, HeadraceError, NotFoundError
 from headrace.runtime.interfaces import Clock
 from headrace.spark.options import SourceOptions
-from headrace.spark.source.idle import IdlePace
-from headrace.spark.source.losses import decide, find_losses, surviving
+from headrace.spark.source.batch_plan import (
+    Span,
+    after,
+    decide,
+    find_losses,
+    plan,
+    split,
+    surviving,
+)
 from headrace.spark.source.offsets import Offsets, admit, begun, ended, limited, resolve
 from headrace.spark.source.positions import Position
 from headrace.spark.source.reading import Reading
-from headrace.spark.source.splits import Span, after, plan, split
+
+WAIT_SECONDS_MIN = 0.05
+WAIT_SECONDS_MAX = 0.8
+GAP_SECONDS_MAX = 0.045  # Spark's own round takes 12 to 20 ms; below the shortest wait
+
+
+@dataclass(slots=True)
+class IdlePace:
+    """How long `latestOffset` may wait for messages, by the times of a monotonic clock.
+
+    Spark asks the sources of a query one after the other, and asks again at once when none has
+    anything. A source that waits saves the idle query its loop, but it delays every other source of
+    the query, and `query.stop()`. So a wait starts short and grows only while this source is asked
+    again right after it answered: then nobody else waits in the same round. Two waiting sources see
+    each other's waits as gaps and both stay short. A gap is also what a trigger interval or a batch
+    leaves.
+    """
+
+    _wait: float = WAIT_SECONDS_MIN
+    _answered: float | None = None
+
+    def on_asked(self, now: float) -> float:
+        """How long this call may wait."""
+        if self._answered is None or now - self._answered > GAP_SECONDS_MAX:
+            self._wait = WAIT_SECONDS_MIN
+        return self._wait
+
+    def on_answered(self, now: float, *, idle: bool) -> None:
+        self._answered = now
+        self._wait = min(2 * self._wait, WAIT_SECONDS_MAX) if idle else WAIT_SECONDS_MIN
+
 
 STORE_SECONDS = 5.0  # how long an idle query waits for the broker to take its position
 
@@ -52,7 +83,13 @@ def due(finished: Offsets, state: SourceState, stored: dict[Key, int]) -> dict[K
 
 
 class GroupOffsets:
-    """Stores in the background. A failure is told in the log once, and never ends a query."""
+    """Stores positions of a query as offsets of a consumer group, so that every tool sees its lag.
+
+    It stores in the background; a failure is told in the log once, and never ends a query. Spark's
+    checkpoint stays the position: nothing is ever read from the group, so two queries on one group
+    only overwrite what others see. Spark asks for `latestOffset(start)` only once the batch that
+    ended at `start` is in its commit log, so that is when the batch counts as finished.
+    """
 
     def __init__(self, options: SourceOptions, reading: Reading) -> None:
         self._options = options

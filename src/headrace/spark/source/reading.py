@@ -27,9 +27,8 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.spark.options import Target
-from headrace.spark.source.losses import DataLossError, OtherTopicError
+from headrace.spark.source.batch_plan import DataLossError, OtherTopicError, Span
 from headrace.spark.source.positions import Topics
-from headrace.spark.source.splits import Span
 from headrace.wire.iggy.primitives import Consumer
 
 if TYPE_CHECKING:

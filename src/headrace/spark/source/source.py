@@ -31,11 +31,10 @@ from headrace.client.partition_reader import Access
 from headrace.errors import ConfigError, CorruptionError
 from headrace.runtime.system import system_runtime
 from headrace.spark.formats.options import RAW_FORMATS
-from headrace.spark.lending import lend_reading
 from headrace.spark.options import Credentials, SourceOptions, parse_source
-from headrace.spark.server import connect
-from headrace.spark.settled import settle
-from headrace.spark.source.splits import Span, plan
+from headrace.spark.server import connect, lend_reading
+from headrace.spark.source.batch_plan import Span, plan
+from headrace.spark.worker_gc import freeze_long_lived
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -214,7 +213,7 @@ def _read(
         )
     )
     yield from record_batches(options, schema, partition.span, runs)
-    settle()
+    freeze_long_lived()
 
 
 def record_batches(

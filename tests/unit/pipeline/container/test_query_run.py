@@ -15,7 +15,7 @@ from headrace.pipeline.container.window_log import WindowLog
 from headrace.pipeline.declare.queries import Query
 from headrace.spark.edges import sink as edge_sink
 from headrace.spark.options import parse_sink
-from headrace.spark.remote import Window
+from headrace.spark.server import Window
 from headrace.spark.session.queries import QueryIdentity
 from headrace.wire.umbilical.windows import WindowGrid, format_window
 from tests.simulator.disk import SimulatedDisk
@@ -90,7 +90,7 @@ def test_batches_after_a_rollback_of_the_query_have_another_publisher(
         seen.append((window.publisher, window.number))
         return 0
 
-    monkeypatch.setattr("headrace.spark.sink.sink.publish", publish)
+    monkeypatch.setattr("headrace.spark.sink.publish.publish", publish)
     sink = parse_sink({"address": "127.0.0.1:8090", "topic": "shop/out"})
     world = World()
 

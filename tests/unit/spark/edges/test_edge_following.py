@@ -16,8 +16,8 @@ from headrace.runtime.system import system_runtime
 from headrace.spark.edges import source as edge_following
 from headrace.spark.edges.options import EdgeOptions, parse_edge
 from headrace.spark.edges.source import EdgeFollowing, quiet_through
-from headrace.spark.remote import Remote
-from headrace.spark.source.losses import OtherTopicError
+from headrace.spark.server import Remote
+from headrace.spark.source.batch_plan import OtherTopicError
 from headrace.wire.iggy.messages.extensions import (
     ListedPublisher,
     ListedWindow,

@@ -20,7 +20,7 @@ from headrace.spark.edges.offsets import (
     ended,
     spans_between,
 )
-from headrace.spark.source.losses import OtherTopicError
+from headrace.spark.source.batch_plan import OtherTopicError
 from headrace.wire.iggy.messages.extensions import (
     ListedPublisher,
     ListedWindow,

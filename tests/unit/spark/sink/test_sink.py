@@ -10,10 +10,9 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.net.iggy_server import DIRECT_BYTES_MAX
 from headrace.spark.options import parse_sink
-from headrace.spark.remote import Window
+from headrace.spark.server import Window
 from headrace.spark.sink import sink
-from headrace.spark.sink.sink import pieces
-from headrace.spark.sink.windows import Delivered
+from headrace.spark.sink.sink import Delivered, pieces
 
 PLAIN = Delivered(3)
 STAGED = Delivered(3, Window("p", "run", 0))

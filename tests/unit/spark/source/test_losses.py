@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.client.positions import PartitionState, SourceState, TopicState
-from headrace.spark.source.losses import (
+from headrace.spark.source.batch_plan import (
     DataLossError,
     OtherTopicError,
     decide,

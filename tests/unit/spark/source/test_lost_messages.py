@@ -11,9 +11,8 @@ from headrace.client.partition_reader import Access
 from headrace.client.url import ServerUrl
 from headrace.errors import LostRecordsError
 from headrace.spark.options import Credentials, Target
-from headrace.spark.source.losses import DataLossError
+from headrace.spark.source.batch_plan import DataLossError, Span
 from headrace.spark.source.reading import Reading
-from headrace.spark.source.splits import Span
 from tests.simulator.runtime import Simulation
 
 SPAN = Span("orders", ("7", 0), 0, 0, 10, cluster="here")

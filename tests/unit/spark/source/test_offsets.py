@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.client.positions import AtTime, PartitionState, SourceState, TopicState
 from headrace.errors import CorruptionError, InvalidArgumentError, OffsetOutOfRangeError
-from headrace.spark.source.losses import find_losses
+from headrace.spark.source.batch_plan import find_losses
 from headrace.spark.source.offsets import Offsets, admit, begun, limited, resolve
 from headrace.spark.source.positions import AtOffsets
 

@@ -7,9 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.client.positions import PartitionState, SourceState, TopicState
-from headrace.spark.source.losses import DataLossError, OnDataLoss, OtherTopicError
+from headrace.spark.source.batch_plan import (
+    TASKS_PER_PARTITION_MAX,
+    DataLossError,
+    OnDataLoss,
+    OtherTopicError,
+    Span,
+    after,
+    plan,
+    split,
+)
 from headrace.spark.source.offsets import Offsets
-from headrace.spark.source.splits import TASKS_PER_PARTITION_MAX, Span, after, plan, split
 
 TOPIC = TopicState("12", "shop", "orders", (PartitionState(0, 2, 5, 105, 1000),))
 STATE = SourceState("here", (TOPIC,))

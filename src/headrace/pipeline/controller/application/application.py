@@ -36,7 +36,7 @@ from headrace.pipeline.plan.deploy import CHECKPOINT_LOST, init_context
 from headrace.pipeline.plan.edges import purge_window
 from headrace.pipeline.plan.logical import READ_TOPIC
 from headrace.pipeline.plan.physical import PhysicalPlan
-from headrace.spark.source.losses import read_gap
+from headrace.spark.source.batch_plan import read_gap
 from headrace.wire.umbilical import messages as m
 from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 

@@ -1,6 +1,6 @@
 """Waits of an idle source: they grow while it is alone, and never add up."""
 
-from headrace.spark.source.idle import WAIT_SECONDS_MAX, WAIT_SECONDS_MIN, IdlePace
+from headrace.spark.source.following import WAIT_SECONDS_MAX, WAIT_SECONDS_MIN, IdlePace
 
 ROUND = 0.015  # Spark's own part of an idle round
 

@@ -10,16 +10,16 @@ import pytest
 _PROGRAM = """
 import gc, sys
 from importlib.machinery import ModuleSpec
-from headrace.spark.settled import settle
+from headrace.spark.worker_gc import freeze_long_lived
 sys.modules["__main__"].__spec__ = ModuleSpec(sys.argv[1], None)
-done = settle()
+done = freeze_long_lived()
 kept = gc.get_freeze_count()
 class Cycle:
     def __init__(self):
         self.own = self
 Cycle()
 found = gc.collect()
-print(done, settle(), kept > 5_000, gc.get_freeze_count() == kept, found > 0)
+print(done, freeze_long_lived(), kept > 5_000, gc.get_freeze_count() == kept, found > 0)
 """
 
 

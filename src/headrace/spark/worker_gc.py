@@ -1,4 +1,4 @@
-"""What lasts as long as a Spark worker is not looked through after each of its tasks.
+"""Sparing a Spark worker the search for garbage in what lasts as long as it does.
 
 Spark's daemon collects garbage whenever a task is over. Most of what it looks at are modules: 70 ms
 of the processor each time, as long as it takes to read half a million messages. So after its first
@@ -17,7 +17,7 @@ _DAEMONS = ("pyspark.daemon", MODULE)
 
 
 @cache
-def settle() -> bool:
+def freeze_long_lived() -> bool:
     """Once per process, and only in one that Spark's daemon has forked."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     if getattr(main, "name", "") not in _DAEMONS:
