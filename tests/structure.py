@@ -28,26 +28,17 @@ PARAGRAPH_WORDS_MIN = 25
 
 STILL: frozenset[str] = frozenset(
     {
-        "cycle: headrace.cli",
-        "cycle: headrace.client",
         "cycle: headrace.spark",
         "file: src/headrace/broker",
         "file: src/headrace/net",
         "file: src/headrace/pipeline",
-        "file: src/headrace/runtime",
-        "file: src/headrace/spark",
         "file: src/headrace/wire",
         "paragraph: headrace.broker",
         "paragraph: headrace.cli",
-        "paragraph: headrace.concurrency",
         "paragraph: headrace.net",
-        "paragraph: headrace.observability",
-        "paragraph: headrace.pipeline",
-        "paragraph: headrace.process",
         "paragraph: headrace.sbp_client",
         "paragraph: headrace.spark",
         "paragraph: headrace.transfer",
-        "paragraph: headrace.web",
         "paragraph: headrace.wire",
     }
 )
