@@ -26,7 +26,7 @@ from headrace.net.addresses import parse_address
 from headrace.process.links import node_connect
 from headrace.sbp_client.channels import Link
 from headrace.sbp_client.client import SbpClient
-from headrace.sbp_client.producer import Producer
+from headrace.sbp_client.producer import StreamProducer
 from headrace.sbp_client.ranges import primary_address
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning, Strategy
@@ -82,7 +82,7 @@ class Writer:
         return time.monotonic() - began
 
 
-async def write_plainly(writer: Writer, producer: Producer, stream_id: int) -> None:
+async def write_plainly(writer: Writer, producer: StreamProducer, stream_id: int) -> None:
     """With sequences: what is sent again is not stored again."""
     waiting: set[asyncio.Future[int]] = set()
     number = 0
@@ -157,7 +157,7 @@ class Run:
             stream = await self.client.create_stream(name=f"plain-{number}", replica_nums=3)
             self.streams.append(stream.stream_id)
             writer = Writer(f"producer-{number}", stream.stream_id, self.history)
-            producer = Producer(self.cluster.client())
+            producer = StreamProducer(self.cluster.client())
             self._start(writer, write_plainly(writer, producer, stream.stream_id))
         await self._with_broker(self._make_topic)
         writer = Writer("iggy", TOPIC, self.history)

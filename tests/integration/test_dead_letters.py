@@ -15,7 +15,7 @@ from headrace.client.sync import SyncIggyClient
 from headrace.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from headrace.testing import LocalBroker
 from headrace.transfer import dead_letters as d
-from headrace.transfer.delivery import Delivery
+from headrace.transfer.delivery import WindowDelivery
 from headrace.transfer.redriving import Redriven, Redriving
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning, Strategy
@@ -138,9 +138,9 @@ def test_a_run_that_is_cut_off_sends_nothing_twice(
     client: SyncIggyClient, stream: str, chosen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends after the broker published, before anything could be remembered."""
-    publish = Delivery.publish
+    publish = WindowDelivery.publish
 
-    async def cut_off(self: Delivery, *args: Any, **options: Any) -> bool:
+    async def cut_off(self: WindowDelivery, *args: Any, **options: Any) -> bool:
         await publish(self, *args, **options)
         raise UnavailableError("cut off")
 
@@ -149,7 +149,7 @@ def test_a_run_that_is_cut_off_sends_nothing_twice(
         return redriving.chosen({0: [2, 5]}) if chosen else redriving.all()
 
     with monkeypatch.context() as patched:
-        patched.setattr(Delivery, "publish", cut_off)
+        patched.setattr(WindowDelivery, "publish", cut_off)
         with pytest.raises(UnavailableError):
             client.run(work)
     expected = 2 if chosen else 10

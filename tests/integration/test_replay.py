@@ -16,7 +16,7 @@ from headrace.client.sync import SyncIggyClient
 from headrace.errors import UnavailableError
 from headrace.testing import LocalBroker
 from headrace.transfer.copying import Pace, route
-from headrace.transfer.delivery import Delivery
+from headrace.transfer.delivery import WindowDelivery
 from headrace.wire.iggy.messages.messages import Message, encode_send
 from headrace.wire.iggy.primitives import Partitioning, Strategy
 from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header
@@ -127,9 +127,9 @@ def test_a_replay_that_was_cut_off_goes_on(
 ) -> None:
     """The third batch: the broker has published it and nobody heard, or it never came there."""
     monkeypatch.setattr(Pace, "batch", 64)
-    publish, calls = Delivery.publish, 0
+    publish, calls = WindowDelivery.publish, 0
 
-    async def cut_off(self: Delivery, *args: Any, **options: Any) -> bool:
+    async def cut_off(self: WindowDelivery, *args: Any, **options: Any) -> bool:
         nonlocal calls
         calls += 1
         if calls == 3 and not published:
@@ -140,7 +140,7 @@ def test_a_replay_that_was_cut_off_goes_on(
         return done
 
     with monkeypatch.context() as patched:
-        patched.setattr(Delivery, "publish", cut_off)
+        patched.setattr(WindowDelivery, "publish", cut_off)
         assert "cut off" in str(shell(f"{stream}/orders", "--to", f"{stream}/copy", code=1))
     came = 192 if published else 128
     assert len(read(client, stream, "copy", 0)) == came

@@ -25,7 +25,7 @@ from headrace.sbp_client.answers import Fetched, Want
 from headrace.sbp_client.channels import Connect, tcp_connect
 from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.owned_stream import OwnedStream
-from headrace.sbp_client.producer import Producer
+from headrace.sbp_client.producer import StreamProducer
 from headrace.wire.sbp.connection import Answer, Request, ServerConnection
 from headrace.wire.sbp.flat import decode, encode
 from headrace.wire.sbp.frames import RESPONSE, Frame, encode_frame
@@ -209,7 +209,7 @@ async def test_f23_goaway_during_a_window_of_64(scripted: Scripted, taken: int) 
 @pytest.mark.parametrize("taken", [1, 3, 5])
 async def test_f23_goaway_for_a_producer_of_plain_streams(scripted: Scripted, taken: int) -> None:
     scripted.client.settings = ClientSettings(frame_bytes=1, batch_bytes=1, linger_ms=0)
-    producer = Producer(scripted.client)
+    producer = StreamProducer(scripted.client)
     server = scripted.servers[0]
     server.goaway_after = taken
     answers = [await producer.send(1, [b"%d" % n]) for n in range(WINDOW)]
@@ -340,7 +340,7 @@ async def records_of(client: SbpClient, stream_id: int) -> list[bytes]:
 async def test_a_producer_and_a_reader(cluster: Cluster) -> None:
     client = cluster.client()
     streams = [(await client.create_stream()).stream_id for _ in range(5)]
-    producer = Producer(client)
+    producer = StreamProducer(client)
     sent = {stream_id: [b"%d/%d" % (stream_id, n) for n in range(500)] for stream_id in streams}
     for n in range(500):
         for stream_id in streams:
@@ -355,7 +355,7 @@ async def test_a_producer_and_a_reader(cluster: Cluster) -> None:
 async def test_i18_a_node_killed_under_a_producer(cluster: Cluster) -> None:
     client = cluster.client()
     stream_id = (await client.create_stream()).stream_id
-    producer = Producer(client)
+    producer = StreamProducer(client)
     sent = [b"record %d" % n for n in range(3000)]
     answers: list[asyncio.Future[int]] = []
 

@@ -16,7 +16,7 @@ from headrace.errors import FencedError
 from headrace.runtime.system import system_runtime
 from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.owned_stream import OwnedStream
-from headrace.sbp_client.producer import Producer
+from headrace.sbp_client.producer import StreamProducer
 from headrace.sbp_client.state_log import StateLog
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
@@ -63,7 +63,7 @@ async def leading_placement(cluster: Cluster) -> int:
 async def test_i18_primaries_fall_under_a_producer(cluster: Cluster, how: str) -> None:
     client = cluster.client(settings=PATIENT)
     stream_id = await create(client)
-    producer = Producer(client)
+    producer = StreamProducer(client)
     sent = [b"record %d" % n for n in range(2000)]
     answers: list[asyncio.Future[int]] = []
     reached = {count: asyncio.Event() for count in (300, 1000)}

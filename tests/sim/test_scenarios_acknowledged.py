@@ -15,7 +15,7 @@ from headrace.errors import (
     RangeNotFoundError,
 )
 from headrace.sbp_client.owned_stream import OwnedStream
-from headrace.sbp_client.producer import Producer
+from headrace.sbp_client.producer import StreamProducer
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.records import encode_index
 from tests.log_cluster import batch
@@ -69,12 +69,12 @@ class Owner(Writer):
 
 
 class Sender(Writer):
-    producer: Producer
+    producer: StreamProducer
 
     @classmethod
     async def open(cls, scene: Scene, replicas: int) -> Sender:
         writer = cls(scene, await scene.create(replicas=replicas))
-        writer.producer = Producer(scene.client)
+        writer.producer = StreamProducer(scene.client)
         return writer
 
     async def send(self) -> asyncio.Future[int]:

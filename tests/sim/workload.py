@@ -29,7 +29,7 @@ from headrace.errors import (
 )
 from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.owned_stream import OwnedStream
-from headrace.sbp_client.producer import Producer
+from headrace.sbp_client.producer import StreamProducer
 from headrace.sbp_client.state_log import StateLog
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
@@ -187,9 +187,9 @@ class Workload:
         await client.close()
 
     async def produce(self, host: str, target: Target) -> None:
-        """Exactly once and in order, with several batches under way: what `Producer` promises."""
+        """Exactly once and in order, several batches under way, as `StreamProducer` promises."""
         client = self.cluster.client(host)
-        producer = Producer(client)
+        producer = StreamProducer(client)
         answers: list[asyncio.Future[int]] = []
         while not self.stopping:
             for _ in range(1 + self.random.below(3)):

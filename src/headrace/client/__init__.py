@@ -7,6 +7,12 @@
         for message in client.read("shop/orders"):
             print(message.key, message.json())
 
+In come the calls of people's programs; out go requests to a broker, and to data nodes for reading.
+`session.py` has the client's methods, `blocking.py` the same for programs that wait; `connection`
+owns a connection that is made again when it breaks, `iggy` speaks the protocol on it. `sending`
+gathers and sends messages; `topic_reader` and `partition_reader` read them. Begin with
+`session.py`.
+
 Names are imported at their first use: whoever needs one module of this package pays for that alone.
 """
 

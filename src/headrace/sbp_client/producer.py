@@ -1,6 +1,6 @@
-"""Producer of plain streams: pipelined, batched, in order, exactly once per record.
+"""StreamProducer of plain streams: pipelined, batched, in order, exactly once per record.
 
-    producer = Producer(client)
+    producer = StreamProducer(client)
     stored = await producer.send(stream_id, [b"one", b"two"])   # queued; waits only for memory
     offset = await stored                                       # of b"one", when it is durable
     await producer.flush()
@@ -48,7 +48,7 @@ from headrace.wire.sbp.records import HEADER_BYTES
 _INDEX_BYTES = 4  # per record, in the batch's index
 
 
-class Producer:
+class StreamProducer:
     """All calls from one event loop. Settings come from the client's."""
 
     def __init__(self, client: SbpClient) -> None:

@@ -17,7 +17,7 @@ import xxhash
 from headrace.client.iggy import IggyClient
 from headrace.errors import OffsetOutOfRangeError
 from headrace.runtime.interfaces import Clock
-from headrace.transfer.delivery import Delivery, Piece
+from headrace.transfer.delivery import Piece, WindowDelivery
 from headrace.transfer.spans import Span
 from headrace.wire.iggy.batch import gather_headers, items, locate, subset
 from headrace.wire.iggy.columns import columns, keys
@@ -85,7 +85,7 @@ class Copy:
         self._accept_loss = accept_loss
         self._on_progress = on_progress
 
-    async def span(self, span: Span, delivery: Delivery, *, ends: bool) -> int:
+    async def span(self, span: Span, delivery: WindowDelivery, *, ends: bool) -> int:
         """How many messages were copied now; those that the delivery knows of are not again.
 
         `ends`: nothing will ever follow the span under this delivery.

@@ -39,7 +39,7 @@ class Piece:
     starts: Positions
 
 
-class Delivery:
+class WindowDelivery:
     """Made by `open`. `last` is the position that everything before is published of; -1: none."""
 
     def __init__(self, client: IggyClient, opened: PublisherOpened | None) -> None:
@@ -52,7 +52,7 @@ class Delivery:
         return self._opened is not None
 
     @classmethod
-    async def open(cls, client: IggyClient, name: str, *, run: str) -> Delivery:
+    async def open(cls, client: IggyClient, name: str, *, run: str) -> WindowDelivery:
         """Whoever opens the name last is the one that may publish."""
         hello = await client.hello()
         if hello is None or c.CLOSE.name not in hello.features:

@@ -24,7 +24,7 @@ from headrace.transfer.dead_letters import (
     parse_letter,
     read_letters,
 )
-from headrace.transfer.delivery import Delivery, Piece
+from headrace.transfer.delivery import Piece, WindowDelivery
 from headrace.wire.iggy.messages.extensions import TicketPartition, TicketTopic
 from headrace.wire.iggy.messages.messages import Message, encode_send
 from headrace.wire.iggy.primitives import Partitioning, Strategy
@@ -158,9 +158,11 @@ class Redriving:
         self._done.known += len(letters) - len(fresh)
         return fresh
 
-    async def _open(self, name: str) -> Delivery:
+    async def _open(self, name: str) -> WindowDelivery:
         # A publisher belongs to its user: another one's has another name.
-        return await Delivery.open(self._client, f"redrive/{self._user}/{name}", run=self._run)
+        return await WindowDelivery.open(
+            self._client, f"redrive/{self._user}/{name}", run=self._run
+        )
 
     async def _read(self, partition: int, start: int, end: int) -> list[Letter]:
         polled = await self._client.poll(

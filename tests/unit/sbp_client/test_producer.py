@@ -23,7 +23,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.sbp_client.client import SbpClient
-from headrace.sbp_client.producer import Producer
+from headrace.sbp_client.producer import StreamProducer
 from headrace.sbp_client.send_queue import Batch, Lane
 from headrace.wire.sbp.errors import AlreadyDurableError, NotPrimaryError, QuorumError
 from headrace.wire.sbp.messages import Range
@@ -34,7 +34,7 @@ from tests.simulator.runtime import Simulation
 from tests.unit.client.fake_nodes import FakeCluster, hang
 
 BEFORE = Code.SYNC_RANGES  # the step before a batch is stored; Code.APPEND is the answer
-Main = Callable[[FakeCluster, SbpClient, Producer], Awaitable[None]]
+Main = Callable[[FakeCluster, SbpClient, StreamProducer], Awaitable[None]]
 
 
 def run(main: Main, cluster: FakeCluster | None = None, **settings: int) -> None:
@@ -43,7 +43,7 @@ def run(main: Main, cluster: FakeCluster | None = None, **settings: int) -> None
 
     async def whole() -> None:
         client = used.client(simulation.runtime("client"), ClientSettings(**settings))
-        producer = Producer(client)
+        producer = StreamProducer(client)
         await main(used, client, producer)
         await producer.close()
         await client.close()
@@ -74,7 +74,7 @@ def numbered(count: int) -> list[bytes]:
     return [b"record %d" % n for n in range(count)]
 
 
-async def send_all(producer: Producer, records: list[bytes]) -> list[asyncio.Future[int]]:
+async def send_all(producer: StreamProducer, records: list[bytes]) -> list[asyncio.Future[int]]:
     """Each in a batch of its own."""
     answers = []
     for record in records:
@@ -85,7 +85,7 @@ async def send_all(producer: Producer, records: list[bytes]) -> list[asyncio.Fut
 
 
 def test_records_linger_and_leave_together() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         answers = [await producer.send(1, [record]) for record in numbered(10)]
         group = await producer.send(1, [b"x", b"yy", b"z"])
         before = asyncio.get_running_loop().time()
@@ -102,7 +102,7 @@ def test_records_linger_and_leave_together() -> None:
 
 
 def test_a_full_batch_does_not_linger() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         before = asyncio.get_running_loop().time()
         await (await producer.send(1, [b"x" * 1000]))
         assert asyncio.get_running_loop().time() - before < 0.1
@@ -118,7 +118,7 @@ def test_a_full_batch_does_not_linger() -> None:
 
 
 def test_streams_of_one_node_share_frames() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         for stream_id in range(2, 12):
             cluster.create(stream_id, "a")
         warm = [await producer.send(n, [b"first"]) for n in range(1, 12)]
@@ -132,7 +132,7 @@ def test_streams_of_one_node_share_frames() -> None:
 
 
 def test_the_window_bounds_batches_in_flight() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         await asyncio.gather(*await send_all(producer, [b"first"]))
         release = asyncio.Event()
 
@@ -152,7 +152,7 @@ def test_the_window_bounds_batches_in_flight() -> None:
 def test_only_the_oldest_batch_opens_a_range() -> None:
     """A node that does not know the producer takes any sequence: it must see the oldest first."""
 
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         cluster.nodes["a"].script[BEFORE] = deque([ThrottledError()])
         answers = await send_all(producer, numbered(30))
         assert await asyncio.gather(*answers) == list(range(30))
@@ -178,7 +178,7 @@ def test_only_the_oldest_batch_opens_a_range() -> None:
 def test_i18_a_failed_batch_and_all_behind_it_are_sent_again_in_order(
     error: HeadraceError, position: int
 ) -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         cluster.nodes["a"].script[BEFORE] = deque([*[None] * position, error])
         answers = await send_all(producer, numbered(40))
         assert await asyncio.gather(*answers) == list(range(40))
@@ -191,7 +191,7 @@ def test_i18_a_failed_batch_and_all_behind_it_are_sent_again_in_order(
 def test_i18_a_stored_batch_whose_answer_was_lost_is_stored_once(frames: int) -> None:
     """Stored, the answer lost, the range sealed, and the next one led by another node."""
 
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         lost = UnavailableError("connection lost")
         cluster.nodes["a"].script[Code.APPEND] = deque([*[None] * frames, lost])
         answers = await send_all(producer, numbered(40))
@@ -206,7 +206,7 @@ def test_i18_a_stored_batch_whose_answer_was_lost_is_stored_once(frames: int) ->
 def test_upstream_defect_16_already_durable_counts_as_success() -> None:
     """And the "known client defects": a retry answered 1464 was counted as a failure."""
 
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         cluster.nodes["a"].script[BEFORE] = deque([AlreadyDurableError()])
         assert await (await producer.send(1, [b"x"])) == 0
         assert len(cluster.streams[1]) == 1, "nothing to seal"
@@ -215,7 +215,7 @@ def test_upstream_defect_16_already_durable_counts_as_success() -> None:
 
 
 def test_a_busy_node_is_tried_again_without_a_seal() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         await asyncio.gather(*await send_all(producer, [b"first"]))
         cluster.nodes["a"].script[BEFORE] = deque([None, ThrottledError(), None, ThrottledError()])
         answers = await send_all(producer, numbered(10))
@@ -227,7 +227,7 @@ def test_a_busy_node_is_tried_again_without_a_seal() -> None:
 
 
 def test_a_primary_that_dies_is_replaced_at_once() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         await asyncio.gather(*await send_all(producer, numbered(3)))
         cluster.nodes["a"].down = True
         before = asyncio.get_running_loop().time()
@@ -238,7 +238,7 @@ def test_a_primary_that_dies_is_replaced_at_once() -> None:
 
 
 def test_a_primary_that_hangs_is_noticed_by_the_request_time_out() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         async def frozen() -> None:
             await asyncio.sleep(3.0)
             raise DeadlineError("no answer in time")
@@ -253,7 +253,7 @@ def test_a_primary_that_hangs_is_noticed_by_the_request_time_out() -> None:
 
 
 def test_a_successor_that_is_dead_too_is_sealed_in_its_turn() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         await asyncio.gather(*await send_all(producer, numbered(3)))
         cluster.nodes["a"].down = True
         real = cluster.seal
@@ -273,7 +273,7 @@ def test_a_successor_that_is_dead_too_is_sealed_in_its_turn() -> None:
 
 
 def test_f9_sealing_again_makes_no_second_successor() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         await asyncio.gather(*await send_all(producer, numbered(3)))
         first = await client.seal(1, 0)
         again = await client.seal(1, 0)
@@ -284,7 +284,7 @@ def test_f9_sealing_again_makes_no_second_successor() -> None:
 
 
 def test_f11_a_batch_for_a_sealed_range_goes_to_the_next() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         await asyncio.gather(*await send_all(producer, numbered(3)))
         cluster.seal(1)  # by somebody else
         assert await (await producer.send(1, [b"x"])) == 3
@@ -294,7 +294,7 @@ def test_f11_a_batch_for_a_sealed_range_goes_to_the_next() -> None:
 
 
 def test_two_streams_fail_over_by_themselves() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         cluster.create(2, "b", "c", "a")
         cluster.nodes["a"].script[BEFORE] = deque([QuorumError()])
         answers = [await producer.send(n, [b"%d" % k]) for k in range(50) for n in (1, 2)]
@@ -306,7 +306,7 @@ def test_two_streams_fail_over_by_themselves() -> None:
 
 
 def test_what_cannot_be_delivered_fails_and_the_next_starts_over() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         for node in cluster.nodes.values():
             node.down = True
         answers = await send_all(producer, numbered(5))
@@ -330,7 +330,7 @@ def test_what_cannot_be_delivered_fails_and_the_next_starts_over() -> None:
 def test_after_a_failure_the_sequence_starts_over() -> None:
     """Whether the failed batch was stored is unknown: going on after it could leave a hole."""
 
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         await (await producer.send(1, [b"0"]))
         for node in cluster.nodes.values():
             node.down = True
@@ -351,7 +351,7 @@ def test_after_a_failure_the_sequence_starts_over() -> None:
 def test_an_answer_that_comes_after_its_frame_was_given_up_is_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         await asyncio.gather(*await send_all(producer, [b"first"]))
 
         async def late() -> None:
@@ -371,7 +371,7 @@ def test_an_answer_that_comes_after_its_frame_was_given_up_is_dropped(
 def test_each_try_has_a_header_of_its_own() -> None:
     """In one process the node keeps it, and writes the offset into it."""
 
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         cluster.nodes["a"].script[BEFORE] = deque([SealedError()])
         await (await producer.send(1, [b"x"]))
         pieces = log_batch(b"y")
@@ -399,7 +399,7 @@ def test_batches_that_come_back_in_any_order_stand_in_line_in_order() -> None:
 
 
 def test_a_deleted_stream_fails_its_records_only() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         cluster.create(2)
         cluster.nodes["a"].script[BEFORE] = deque([NotFoundError()])
         lost = await producer.send(1, [b"x"])
@@ -411,7 +411,7 @@ def test_a_deleted_stream_fails_its_records_only() -> None:
 
 
 def test_a_sequence_that_the_node_refuses_out_of_the_blue_is_told() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         refusal = InvalidArgumentError("out of order", producer_id=1)
         cluster.nodes["a"].script[BEFORE] = deque([refusal])
         with pytest.raises(InvalidArgumentError):
@@ -421,7 +421,7 @@ def test_a_sequence_that_the_node_refuses_out_of_the_blue_is_told() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         release = asyncio.Event()
 
         async def wait() -> None:
@@ -449,7 +449,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_records_that_fit_no_batch_are_refused() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         with pytest.raises(TooLargeError):
             await producer.send(1, [b"x" * (12 << 20)])
         with pytest.raises(InvalidArgumentError):
@@ -460,7 +460,7 @@ def test_records_that_fit_no_batch_are_refused() -> None:
 
 
 def test_closing_fails_what_is_not_acknowledged() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         cluster.nodes["a"].script[Code.APPEND] = deque([hang])
         answer = await producer.send(1, [b"x"])
         await asyncio.sleep(0.1)
@@ -474,7 +474,7 @@ def test_closing_fails_what_is_not_acknowledged() -> None:
 
 
 def test_a_caller_that_stops_waiting_disturbs_nobody() -> None:
-    async def main(cluster: FakeCluster, client: SbpClient, producer: Producer) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, producer: StreamProducer) -> None:
         answers = [await producer.send(1, [record]) for record in numbered(3)]
         answers[1].cancel()
         await producer.flush()

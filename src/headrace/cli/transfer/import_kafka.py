@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.transfer.import_sources import Imported, ImportTarget
 from headrace.errors import ConfigError, HeadraceError, NotFoundError, UnavailableError
 from headrace.transfer.copying import Pace, resume_at, route
-from headrace.transfer.delivery import Delivery, Piece
+from headrace.transfer.delivery import Piece, WindowDelivery
 from headrace.transfer.spans import Span
 from headrace.wire.iggy.columns import build_area
 from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header
@@ -35,7 +35,7 @@ class _Part:
     """A partition under way."""
 
     span: Span
-    delivery: Delivery
+    delivery: WindowDelivery
     at: int
 
 

@@ -26,7 +26,7 @@ from headrace.net.addresses import parse_address
 from headrace.net.tls import ClientTls
 from headrace.runtime.interfaces import Runtime
 from headrace.transfer.copying import Copy, Pace
-from headrace.transfer.delivery import Delivery, Piece, describe_topic
+from headrace.transfer.delivery import Piece, WindowDelivery, describe_topic
 from headrace.transfer.spans import SourceTopic
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.messages.messages import Message, encode_send
@@ -81,12 +81,12 @@ class ImportTarget:
         target._user = (await client.get_me()).client.user_id or 0
         return target
 
-    async def delivery(self, identity: Mapping[str, str], part: str) -> Delivery:
+    async def delivery(self, identity: Mapping[str, str], part: str) -> WindowDelivery:
         """Of one part of a source; `identity` tells it from every other source."""
         text = "\0".join(f"{name}={value}" for name, value in sorted(identity.items()))
         digest = hashlib.sha256(text.encode()).hexdigest()[:32]
         name = f"import/{self._user}/{self._uid}/{digest}/{part}"
-        return await Delivery.open(self.client, name, run=self._run)
+        return await WindowDelivery.open(self.client, name, run=self._run)
 
 
 BATCH_BYTES_MAX = 4 << 20

@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.errors import ConfigError, NotFoundError
 from headrace.transfer.copying import Copy, OnProgress, Pace
-from headrace.transfer.delivery import Delivery
+from headrace.transfer.delivery import WindowDelivery
 from headrace.transfer.spans import Span, describe_source
 
 if TYPE_CHECKING:
@@ -86,5 +86,5 @@ async def carry_out(client: IggyClient, job: Job, *, rate: float, on_progress: O
     copied = 0
     for span in job.spans:
         name = f"replay/{job.id}/{span.partition}.{span.generation}"
-        copied += await copy.span(span, await Delivery.open(client, name, run=run), ends=True)
+        copied += await copy.span(span, await WindowDelivery.open(client, name, run=run), ends=True)
     return copied
