@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.service import BrokerService
-from headrace.broker.term.standby_listener import Door
+from headrace.broker.term.standby_listener import StandbyListener
 from headrace.client.iggy import IggyClient
 from headrace.config.broker import BrokerSettings
 from headrace.errors import ConfigError, HeadraceError, UnavailableError
@@ -288,8 +288,8 @@ class Leader:
 
 
 @asynccontextmanager
-async def open_door(leader: Leader, **options: float) -> AsyncIterator[Door]:
-    door = Door(
+async def open_door(leader: Leader, **options: float) -> AsyncIterator[StandbyListener]:
+    door = StandbyListener(
         system_runtime(),
         find_leader=leader.find,
         wait_seconds=options.get("wait_seconds", SECONDS),
@@ -309,7 +309,7 @@ async def echo(connection: Connection) -> None:
 
 
 @asynccontextmanager
-async def knock(door: Door) -> AsyncIterator[Connection]:
+async def knock(door: StandbyListener) -> AsyncIterator[Connection]:
     connection = await system_runtime().transport.connect("127.0.0.1", door.listener.port)
     connection.write((b"hello",))
     try:

@@ -19,7 +19,8 @@ from enum import Enum
 from itertools import count, pairwise
 
 from headrace.errors import ConfigError, UnavailableError
-from headrace.runtime.interfaces import AcceptedConnections, Buffer, OnConnection, OnDatagram
+from headrace.runtime.interfaces import Buffer, OnConnection, OnDatagram
+from headrace.runtime.system.network import AcceptedConnections
 from tests.simulator.datagrams import SimulatedDatagramListener, SimulatedDatagrams
 from tests.simulator.host import ANY, LOOPBACK, Boot, check_alive
 from tests.simulator.random import SimulatedRandom

@@ -19,7 +19,7 @@ from headrace.broker.partitions.replication import keep_log_replicas, log_replic
 from headrace.broker.poll.caches import PollCaches
 from headrace.broker.sessions.request_dedup import REQUEST, Answers, Effect, Request
 from headrace.broker.sessions.sessions import Session, Sessions
-from headrace.broker.term.broker_registry import Roster
+from headrace.broker.term.broker_registry import BrokerRegistry
 from headrace.broker.term.snapshot import Diagnostics, Snapshots
 from headrace.broker.traffic import Traffic
 from headrace.broker.windows.publishing import Publishing
@@ -99,7 +99,7 @@ class Broker:
         """Where clients reach us."""
         self.quic_port = 0
         """0 when QUIC is not served."""
-        self.roster = Roster(runtime, client)
+        self.roster = BrokerRegistry(runtime, client)
         self.catalogue = Catalogue()
         self.offsets = Offsets()
         self.membership = Membership()

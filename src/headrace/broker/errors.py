@@ -1,4 +1,5 @@
-"""What a broker refuses, one class per reason. `status.py` gives each its number on the wire."""
+"""What a broker refuses, one class per reason. `sessions/dialect_rules.py` gives each its
+number on the wire."""
 
 from headrace.errors import (
     AlreadyExistsError,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from headrace.broker.core import Broker, Identity, ProcessFigures
 from headrace.broker.term.broker_registry import LEADER_LEASE, Place, stay_listed
 from headrace.broker.term.snapshot import Diagnostics
-from headrace.broker.term.standby_listener import Door
+from headrace.broker.term.standby_listener import StandbyListener
 from headrace.broker.term.term import RootCredentials, Setup, Term
 from headrace.broker.term.transports import Encryption
 from headrace.concurrency.tasks import TaskSet
@@ -95,7 +95,7 @@ class BrokerService:
         )
         self.term: Term | None = None
         """The one that began last; `leads` says whether it still is."""
-        self._door: Door | None = None
+        self._door: StandbyListener | None = None
         self._quic_port = 0
 
     # -- starting and stopping
@@ -178,7 +178,7 @@ class BrokerService:
     # -- in a cluster
 
     async def _open_door(self, host: str, port: int, quic_port: int | None) -> None:
-        door = self._door = Door(
+        door = self._door = StandbyListener(
             self._runtime,
             find_leader=self.find_leader,
             wait_seconds=self._settings.leader_wait_ms / 1000,
@@ -200,7 +200,7 @@ class BrokerService:
         )
         self._tasks.start(self._lead_in_turns(door, host, quic_port), name="lead")
 
-    async def _lead_in_turns(self, door: Door, host: str, quic_port: int | None) -> None:
+    async def _lead_in_turns(self, door: StandbyListener, host: str, quic_port: int | None) -> None:
         try:
             while True:
                 pause = await self._lead_once(door, host, quic_port)
@@ -214,7 +214,7 @@ class BrokerService:
             self.lost.set()
             raise
 
-    async def _lead_once(self, door: Door, host: str, quic_port: int | None) -> float:
+    async def _lead_once(self, door: StandbyListener, host: str, quic_port: int | None) -> float:
         """Until it is over; how many seconds to wait before the next time."""
         try:
             term = await self._begin_term()
@@ -230,7 +230,9 @@ class BrokerService:
             door.send_away()
         return 0.0
 
-    async def _serve_term(self, term: Term, door: Door, host: str, quic_port: int | None) -> None:
+    async def _serve_term(
+        self, term: Term, door: StandbyListener, host: str, quic_port: int | None
+    ) -> None:
         assert term.transports is not None, "it was opened"
         if quic_port is not None:
             await term.transports.start_quic(host, self._quic_port or quic_port)

@@ -1,7 +1,8 @@
-"""How many bytes all connections of a server hold, and who has to wait or go when it is too much.
+"""What keeps one connection of a server from holding up the others: a bound on the bytes that all
+of them hold, room for newcomers, and turns.
 
 A connection holds the frame it has half received, the request it waits an answer for, and the
-answer its peer has not taken. Past the limit
+answer its peer has not taken. Past the limit (`HeldBytes`)
 
 * a connection between two frames is not read until there is room: it holds nothing;
 * of those inside a frame one at a time goes on, so that frames complete and memory comes back; a
@@ -14,19 +15,16 @@ So the bytes held stay below the limit and an eighth, plus one frame, plus what 
 already reading (one piece each); and a peer that stops half-way delays nobody for longer than a
 sweep.
 
-Who has to go when all connections of a server are taken and another one comes.
-
-Only those who have proved nothing: of the host that has most of them, the one that has been there
-longest. So whoever fills a server with idle connections puts out its own, and a newcomer that
+When all connections of a server are taken and another one comes, `pick` says who has to go: only
+those who have proved nothing; of the host that has most of them, the one that has been there
+longest. Whoever fills a server with idle connections thus puts out its own, and a newcomer that
 proves itself soon has the time to.
 
-How the connections of a server take turns, so that none of them holds up the loop.
-
-A connection is served without a pause up to REQUESTS_MAX requests or SECONDS_MAX; if it has sent
-more than that, it gives way: it goes on when all who gave way before it have, a few of them in each
-turn of the loop. A turn is therefore short whatever arrives, and what has a time to be kept, such
-as heartbeats and leases, is on time. Whoever waits for an answer before it asks again never gives
-way: it lets the loop turn by itself.
+No connection holds up the loop (`Fairness`). It is served without a pause up to REQUESTS_MAX
+requests or SECONDS_MAX; if it has sent more than that, it gives way, and goes on when all who gave
+way before it have, a few of them in each turn of the loop. A turn is therefore short whatever
+arrives, and what has a time to be kept, such as heartbeats and leases, is on time. Whoever waits
+for an answer before it asks again never gives way: it lets the loop turn by itself.
 """
 
 from __future__ import annotations

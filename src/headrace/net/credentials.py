@@ -1,30 +1,30 @@
-"""Who may use an SBP port: proofs made with the cluster's secret, sent in HEARTBEAT.credential.
+"""Proofs made with the cluster's secret: who may use an SBP port, and what pipelines may do at the
+broker. None of them is ever logged; all are compared in constant time.
+
+On an SBP port they are sent in HEARTBEAT.credential:
 
     node     b"node:" + HMAC-SHA256(secret, b"node")
     ticket   b"ticket:" + body + b"." + HMAC-SHA256(secret, b"ticket:" + body)
              body: msgpack map {streams: [stream id], read: true, exp_ms: ms since the epoch}
 
 A node may do everything. A ticket, signed by the broker, reads the streams it names until it
-expires; executors only ever get tickets. Credentials are compared in constant time, never logged.
+expires; executors only ever get tickets.
 
-The controller and its containers log in to the broker with a token made from the same secret:
+The controller logs in to the broker with a token, its containers and the tasks of their queries
+with a grant:
 
     service  "headrace-service-" + hex of HMAC-SHA256(secret, b"service")
-
-Grants: what containers of pipelines, and the tasks of their queries, show the broker.
-
-    text     "headrace-grant-" + base64url of msgpack [[scope, ...], mac]
-    scope    msgpack map {exp: ms since the epoch, holder, reads, writes, publishers, closes}
-    mac      k(0) = HMAC-SHA256(secret, "grant" 0x00 scope 0), k(i) = HMAC-SHA256(k(i-1), scope i)
+    grant    "headrace-grant-" + base64url of msgpack [[scope, ...], mac]
+             scope: msgpack map {exp: ms since the epoch, holder, reads, writes, publishers, closes}
+             mac: k(0) = HMAC-SHA256(secret, "grant" 0x00 scope 0),
+                  k(i) = HMAC-SHA256(k(i-1), scope i)
 
 The controller makes the first scope with the cluster's secret: the topics of one application, for
 some hours. Whoever holds a grant can add a narrower scope to it without asking anybody, because the
-next key is the last one's HMAC, and can take none away. What a grant allows is what each of its
-scopes does, so a driver hands its tasks the right to stage rows for one topic, for some hours,
-and nothing else.
-
-Names are patterns of `fnmatch`, `stream/topic` for topics; `exactly` makes one of a name. Secrets
-of this kind are never logged.
+next key is the last one's HMAC, and can take none away. A grant allows what each of its scopes
+allows, so a driver hands its tasks the right to stage rows for one topic, for some hours, and
+nothing else. Names are patterns of `fnmatch`, `stream/topic` for topics; `exactly` makes one of a
+name.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""How much a connection may have in flight.
+"""How much a connection may have in flight, and how a server under pressure asks its peers to
+pause.
 
-How a server under pressure asks its peers to pause, in `throttle_time_ms`.
-
-Levels go from 0 (empty) to 1 (full: the next one is refused). Below three quarters nobody is asked
-to pause; from there the pause rises to what it takes, roughly, to work off what is queued. A peer
-whose APPEND was refused (status 1429) is always told when to come again.
-
-Channels honour it: the next request to that node is delayed by it, heartbeats are not.
+The pause is told in `throttle_time_ms`. Levels go from 0 (empty) to 1 (full: the next one is
+refused). Below three quarters nobody is asked to pause; from there the pause rises to what it
+takes, roughly, to work off what is queued. A peer whose APPEND was refused (status 1429) is always
+told when to come again. Channels honour it: the next request to that node is delayed by it,
+heartbeats are not.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 One request of a connection is handled at a time, as the protocol has it; requests that arrive
 meanwhile wait in the connection, which stops reading when too many bytes wait; one that sends many
-without waiting gives way to the others after each few (`fairness.py`). What commands mean, who may
+without waiting gives way to the others after each few (`admission.py`). What commands mean, who may
 send them and when a silent client is dropped is the business of whoever gives `on_request`.
 
 With a `TlsAcceptor` a connection may begin with TLS; its frames then travel inside. A connection
@@ -10,7 +10,7 @@ ends when the peer ends it, when it sends a frame above the limit (answered firs
 when it speaks another framing, when the answer was STALE_CLIENT or CLIENT_NOT_FOUND, by `close`, or
 by the sweep, which looks at all connections from time to time: no timer is set per request. It ends
 who does not log in, who leaves a frame or an answer half-way, and whoever is stuck while memory is
-short (`held_bytes.py`).
+short (`admission.py`).
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from headrace.broker.partitions.replication import log_replicas
-from headrace.broker.term.broker_registry import LEADER_LEASE, Roster
-from headrace.broker.term.standby_listener import Door
+from headrace.broker.term.broker_registry import LEADER_LEASE, BrokerRegistry
+from headrace.broker.term.standby_listener import StandbyListener
 from headrace.client.iggy import IggyClient
 from headrace.client.url import Identity
 from headrace.config.settings import LOOPBACK, Settings
@@ -142,7 +142,7 @@ class ControlPlane:
         )
         self._closers.append(client.close)
         epoch, clean = await self._lead(client)
-        replicas = await log_replicas(settings.broker, Roster(runtime, client))
+        replicas = await log_replicas(settings.broker, BrokerRegistry(runtime, client))
 
         async def open_log(apply: Any, snapshot: Any, restore: Any) -> StateLog:
             return await StateLog.open(
@@ -347,7 +347,7 @@ class ControllerRole(Role):
         async def find_leader() -> str:
             return (await client.query_lease(LEADER_LEASE)).address
 
-        door = Door(
+        door = StandbyListener(
             runtime,
             find_leader=find_leader,
             wait_seconds=settings.broker.leader_wait_ms / 1000,

@@ -10,17 +10,11 @@ Disk calls block: services make them through an `Executor`.
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextvars import Context
 from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeAlias, TypeVar, runtime_checkable
 from uuid import UUID
-
-from headrace.observability.logging import get_logger
-
-log = get_logger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -345,30 +339,3 @@ class Runtime:
     processes: Processes
     executor: Callable[[str, int], Executor]
     """`executor(name, threads)` makes one; whoever made it closes it."""
-
-
-class AcceptedConnections:
-    """The half of a listener that every runtime has in common: one task per connection, which
-    closes the connection when the handler returns or raises."""
-
-    def __init__(self, on_connection: OnConnection) -> None:
-        self._on_connection = on_connection
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, connection: Connection, context: Context | None = None) -> None:
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(self._serve(connection), context=context)
-        self._tasks.add(task)  # the loop itself keeps only weak references
-        task.add_done_callback(self._tasks.discard)
-
-    async def wait(self) -> None:
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-
-    async def _serve(self, connection: Connection) -> None:
-        try:
-            await self._on_connection(connection)
-        except Exception as error:
-            log.error("connection handler failed", peer=connection.peer, exc_info=error)
-        finally:
-            connection.close()

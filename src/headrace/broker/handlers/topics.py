@@ -1,7 +1,4 @@
-"""Topics, partitions, segments.
-
-Streams.
-"""
+"""Streams, topics, partitions and segments: made, shown, changed and deleted."""
 
 from __future__ import annotations
 

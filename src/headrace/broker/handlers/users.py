@@ -1,13 +1,13 @@
 """Users, logins, personal access tokens.
 
-The access token in a login's reply: proof, for an hour, that its holder knew the password.
+The reply to a login has an access token: proof, for an hour, that its holder knew the password.
 
     "iggypat-s." + base64url of  u64 user uid, u64 expiry (ms since the epoch), 32 bytes HMAC-SHA256
 
 The HMAC is keyed with the cluster's secret and covers the two numbers and the user's password hash:
-nothing is stored, and changing the password or deleting the user ends every token at once. Logging
-in with one gives no new one, so it cannot be stretched; nothing else ends it early. The prefix
-lets it stand in a connection string; a personal access token never has a dot.
+nothing is stored, and changing the password or deleting the user ends every token at once. A login
+with such a token gives no new one, so its hour cannot be stretched; nothing else ends it early. The
+prefix lets the token stand in a connection string; a personal access token never has a dot.
 """
 
 from __future__ import annotations

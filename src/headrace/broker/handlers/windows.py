@@ -1,6 +1,5 @@
-"""Topics that are published in windows: commands 9004 to 9007.
-
-Publishing windows: commands 9001 to 9003, and 9011.
+"""Publishing windows (commands 9001 to 9003, and 9011), and topics that are published in windows
+(commands 9004 to 9007).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrace.broker.errors import InvalidReplicationError
-from headrace.broker.term.broker_registry import Roster, hosts_alive
+from headrace.broker.term.broker_registry import BrokerRegistry, hosts_alive
 from headrace.config.broker import REPLICAS_MAX, BrokerSettings
 from headrace.errors import NotEnoughNodesError
 from headrace.observability.logging import get_logger
@@ -15,7 +15,7 @@ from headrace.sbp_client.client import SbpClient
 log = get_logger(__name__)
 
 
-async def topic_replicas(settings: BrokerSettings, roster: Roster, asked: int) -> int:
+async def topic_replicas(settings: BrokerSettings, roster: BrokerRegistry, asked: int) -> int:
     """The replication factor of a topic whose creator asked for that many; 0 = the default."""
     if asked == 1 or (not asked and settings.replicas == 1):
         return 1
@@ -43,13 +43,13 @@ async def topic_replicas(settings: BrokerSettings, roster: Roster, asked: int) -
     return asked
 
 
-async def log_replicas(settings: BrokerSettings, roster: Roster) -> int:
+async def log_replicas(settings: BrokerSettings, roster: BrokerRegistry) -> int:
     """Of the broker's own logs, when they are made."""
     return settings.log_replicas or _all_of(hosts_alive(await roster.describe()))
 
 
 async def keep_log_replicas(
-    settings: BrokerSettings, roster: Roster, client: SbpClient, stream_ids: Sequence[int]
+    settings: BrokerSettings, roster: BrokerRegistry, client: SbpClient, stream_ids: Sequence[int]
 ) -> None:
     """Raise what was decided when fewer data nodes lived; it is never lowered."""
     wanted = await log_replicas(settings, roster)

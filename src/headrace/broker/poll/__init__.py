@@ -1,1 +1,7 @@
-"""What polls are answered from before the log is read, and how stored messages become replies."""
+"""What the broker keeps in memory to answer polls.
+
+Stored batches come in from the data nodes, and frames of SENDs from the connections; pieces of
+replies go out. `caches.PollCaches` owns all of it and holds it to one bound. `readahead.py` keeps
+batches as they are stored, `replies.py` and `recent_sends.py` as readers get them that need another
+form. What is kept never changes, so nothing has to be made invalid. Begin to read in `caches.py`.
+"""

@@ -1,9 +1,8 @@
 """What servers of one era answer differently from those of another, one row per dialect.
 
-Bytes differ in the codecs; this is what the same request *means*. A client gets the behaviour of
-the server its SDK was written against, so its error handling keeps working.
-
-Each refusal's number in the replies of the protocol.
+Bytes differ in the codecs; this is what the same request *means*, and which number a refusal has in
+the reply. A client gets the behaviour of the server that its SDK was written against, so its error
+handling keeps working.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def hosts_alive(description: m.DescribeClusterResponse) -> int:
     return len({node.host for node in alive if node.host}) + sum(not node.host for node in alive)
 
 
-class Roster:
+class BrokerRegistry:
     """What the placement manager says about the cluster, a second old at most."""
 
     def __init__(self, runtime: Runtime, client: SbpClient) -> None:

@@ -1,14 +1,12 @@
 """The TCP listener of a broker that may stand by: it stays open whoever leads.
 
-While this broker leads, connections are served here. While another leads, their bytes go to it and
-back, unread, TLS included, so that a client that knows nothing of leaders works with any broker;
-one that asks for the cluster's metadata learns the leader's address from the leader itself. While
-nobody leads, connections wait a while for somebody to.
+While this broker leads, connections are served here. While another leads, `relay` passes their
+bytes to it and back, unread, TLS included, until either side ends; so a client that knows nothing
+of leaders works with any broker. A client that asks for the cluster's metadata learns the leader's
+address from the leader itself. While nobody leads, connections wait a while for a leader.
 
 Who leads is asked at the placement manager, which knows no two, and never before the connection
 came: two brokers that took each other for the leader would hand it to and fro for ever.
-
-Bytes from one connection to another and back, until either ends. It looks at none of them.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ _ASK_SECONDS = 0.1
 _CONNECT_SECONDS = 1.0
 
 
-class Door:
+class StandbyListener:
     """`start`, then `serve_here` and `send_away` in turns, finally `close`."""
 
     def __init__(

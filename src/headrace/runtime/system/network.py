@@ -13,17 +13,20 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from typing import cast
 
 from headrace.errors import ConfigError, UnavailableError
+from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import (
-    AcceptedConnections,
     Address,
     Buffer,
     Connection,
     OnConnection,
     OnDatagram,
 )
+
+log = get_logger(__name__)
 
 SCRATCH_BYTES = 256 * 1024  # one read of the transport
 START_BYTES = 64 * 1024  # the same, for a reader that may have a better place for what follows
@@ -248,6 +251,33 @@ def stop_accepting(server: asyncio.Server) -> None:
     """
     for listening in server.sockets:
         asyncio.get_running_loop().remove_reader(listening.fileno())
+
+
+class AcceptedConnections:
+    """The half of a listener that every runtime has in common: one task per connection, which
+    closes the connection when the handler returns or raises."""
+
+    def __init__(self, on_connection: OnConnection) -> None:
+        self._on_connection = on_connection
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, connection: Connection, context: Context | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._serve(connection), context=context)
+        self._tasks.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+
+    async def wait(self) -> None:
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _serve(self, connection: Connection) -> None:
+        try:
+            await self._on_connection(connection)
+        except Exception as error:
+            log.error("connection handler failed", peer=connection.peer, exc_info=error)
+        finally:
+            connection.close()
 
 
 class SystemListener:
