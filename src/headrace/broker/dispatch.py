@@ -274,7 +274,7 @@ class Dispatcher:
     async def _answer_once(
         self, session: Session, code: int, payload: memoryview, head: Head
     ) -> Sequence[Buffer]:
-        """Apply the request, unless it is one that was applied before: see `applied.py`."""
+        """Apply the request, unless it is one that was applied before: see `request_dedup.py`."""
         answers, number = self._broker.answers, session.number
         fingerprint = _fingerprint(code, payload, head)
         applying, new = answers.enter(number, head.number, fingerprint)

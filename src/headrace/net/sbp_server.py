@@ -3,14 +3,14 @@
 Per connection one task reads, and each request runs in a task of its own: a slow FETCH holds up
 nobody, answers leave in the order they are ready. An APPEND needs no task: it takes its offset as
 soon as it is read, so offsets follow the order of arrival, and is answered when it is stored. A
-connection that sends many requests at once gives way to the others after each few (`fairness.py`).
+connection that sends many requests at once gives way to the others after each few (`admission.py`).
 
 What a peer can cost is bounded. Reading stops while too many requests or bytes are in flight, and
 an answer waits for the one before it to be taken, so a peer that does not read stops itself; if it
 takes nothing for `write_timeout` the connection is cut. Silence closes a connection too.
 
 What all connections hold (half a frame, requests, answers that are not taken) is bounded as well:
-past the limit they wait for each other (`held_bytes.py`), and who stands still is cut off. Nodes of
+past the limit they wait for each other (`admission.py`), and who stands still is cut off. Nodes of
 the cluster have a limit of their own, so that nobody else can make them wait. Whoever has proved
 nothing gets small frames and little time, and goes first when all connections are taken.
 

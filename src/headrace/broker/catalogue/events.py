@@ -4,7 +4,7 @@ Everything that was decided or drawn (ids, times, hashes) is inside, so that rep
 no clock, no randomness and no validation. A class is never changed after release, but for fields
 with a default: a new shape is a new `VERSION` and a conversion in `decode`.
 
-A body may also say which numbered request it is the effect of (`applied.py`), under `BY`.
+A body may also say which numbered request it is the effect of (`request_dedup.py`), under `BY`.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ async def login_register(
     broker: Broker, session: Session, request: m.LoginRegister
 ) -> m.Registered:
     """Dialect C. The session's number goes with client and user, so one that connects again gets
-    the same, and its requests are known: see `applied.py`."""
+    the same, and its requests are known: see `request_dedup.py`."""
     _check_protocol(request.protocol_version)
     user = await _check_login(broker, session, request.username, request.password)
     _log_in(broker, session, user, Login.VERSION, stated=Dialect.C)

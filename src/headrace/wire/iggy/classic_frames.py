@@ -6,7 +6,7 @@
 There is no request id: one request at a time, replies in order. A failed request has no payload.
 A success of length 0 or 1 is empty and no byte follows it, so a payload of one byte cannot be sent.
 
-A connection whose first four bytes are zero speaks dialect C, which has another framing (`vsr.py`);
+A connection whose first four bytes are zero speaks dialect C, which has another framing (`vsr/`);
 `request_stream.py` tells the two apart.
 Decoders keep at most what arrived: a frame that states a large length costs nothing until its bytes
 come, and more than the limit is refused as soon as the length is read.

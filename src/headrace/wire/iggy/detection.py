@@ -2,7 +2,7 @@
 
 Requests that differ between A and B are self-describing by length once the ids in front are read;
 SEND tells 56-byte from 64-byte message headers. What a request cannot tell is how a *reply* must
-look, so a connection keeps a dialect (`connection.py`).
+look, so a connection keeps a dialect (`Spoken`).
 
 A request that fits no shape to the byte (decoders tolerate trailing ones), or two, says nothing.
 

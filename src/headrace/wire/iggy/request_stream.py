@@ -228,7 +228,7 @@ class VsrRequestDecoder:
 
 
 class RequestStream:
-    """Bytes in, events out. The events are those of `frames.py`, where `more` is explained.
+    """Bytes in, events out. The events are those of `classic_frames.py`, where `more` is explained.
 
     `keeps_frames` says whether somebody wants the frames of long SENDs: otherwise they are
     converted in place, which is faster.

@@ -145,7 +145,7 @@ def decode_send(
 ) -> SendMessages:
     """Decode and check a SEND. The header size is read off the messages, not off the dialect.
 
-    In dialect C one batch (`vsr_batch.py`) stands in the place of index and messages; `room` is the
+    In dialect C one batch (`vsr/batch.py`) stands in the place of index and messages; `room` is the
     payload and what may be written behind it: see `decode_batch`.
     """
     data = memoryview(payload)

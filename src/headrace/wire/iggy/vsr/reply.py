@@ -1,4 +1,4 @@
-"""Replies of dialect C to polls: stored messages as batches (see `vsr_batch.py`), and back.
+"""Replies of dialect C to polls: stored messages as batches (see `vsr/batch.py`), and back.
 
 A stored batch becomes one of a reply. Producers often send few messages at a time, so a poll takes
 many stored batches: they are converted together, by array operations over all their messages.
