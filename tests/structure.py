@@ -30,15 +30,9 @@ STILL: frozenset[str] = frozenset(
     {
         "cycle: headrace.spark",
         "file: src/headrace/broker",
-        "file: src/headrace/net",
-        "file: src/headrace/pipeline",
         "file: src/headrace/wire",
-        "paragraph: headrace.broker",
         "paragraph: headrace.cli",
-        "paragraph: headrace.net",
-        "paragraph: headrace.sbp_client",
         "paragraph: headrace.spark",
-        "paragraph: headrace.transfer",
         "paragraph: headrace.wire",
     }
 )

@@ -106,7 +106,7 @@ class VersionedLauncher(Protocol):
     async def shapes(
         self, package_folder: str, entry: str, *, work_folder: str, timeout: float
     ) -> dict[str, Any]:
-        """What checkpoints of the package's queries hold (`shapes.py`)."""
+        """What checkpoints of the package's queries hold (`checkpoint_contents.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

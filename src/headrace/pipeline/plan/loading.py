@@ -121,7 +121,7 @@ def _position(given: Position | None, port: str, app: Application) -> str | None
 
 
 def load_application(package: str, entry: str) -> Application:
-    """With what its run changes about it (`runs.py`)."""
+    """Return the application with what its run changes about it."""
     _put_on_path(package)
     app = _load_plan(package, entry) if entry.endswith(".json") else _load_module(package, entry)
     try:
