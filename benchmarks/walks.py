@@ -5,6 +5,9 @@ have a function that is called while one request is answered. What the server do
 heartbeats, falls into few of the repetitions; a module counts that most of them pass. This is no
 measure of speed, but of how many files a person opens who follows a request.
 
+A micro-batch is measured on the connector's side: the driver's questions and plan, a task's read
+and write, and the commit, as plain Python without Spark around it.
+
 Run alone: `python -m benchmarks.walks`.
 """
 
@@ -122,8 +125,65 @@ def measure() -> dict[str, list[str]]:
     }
 
 
+def measure_micro_batch() -> dict[str, list[str]]:
+    """The modules of the connector's side; the server's own threads do not count."""
+    import os
+
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+    from pyspark.sql.types import BinaryType, StructField, StructType
+
+    from headrace.client import connect_sync
+    from headrace.spark import server as spark_server
+    from headrace.spark.sink import sink
+    from headrace.spark.source.source import TopicStreamReader
+
+    walk, found = Walk(), Counter[str]()
+    threads: set[int] = {threading.get_ident()}
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if threading.get_ident() in threads:
+            walk(frame, event, argument)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    os.environ |= {"HEADRACE_USERNAME": "iggy", "HEADRACE_PASSWORD": "iggy"}
+    with LocalBroker() as server, connect_sync(server.url) as client:
+        for topic in ("s/in", "s/out"):
+            client.create_topic(topic, partitions=2)
+        options = {"address": server.address, "startingOffsets": "earliest", "topic": "s/in"}
+        reader = TopicStreamReader(options, StructType())
+        written = {"address": server.address, "topic": "s/out"}
+        writer = sink.TopicStreamWriter(written, StructType([StructField("payload", BinaryType())]))
+        start = reader.initialOffset()
+        threads |= {each._thread.ident or 0 for each in spark_server._loops.values()}
+        for batch in range(REPETITIONS + 1):
+            client.send_many("s/in", [b"walks"] * SENT)
+            time.sleep(_QUIET_SECONDS)
+            properties = {
+                "sql.streaming.queryId": "walks",
+                "spark.jobGroup.id": "1",
+                "streaming.sql.batchId": str(batch),
+            }
+            walk.passed, walk.on = set(), True
+            end = reader.latestOffset(start, ReadAllAvailable())
+            reader.commit(start)
+            done = []
+            for partition in reader.partitions(start, end):
+                window = sink.window_of(writer._options.target, properties.get)
+                rows = (each.select(["payload"]) for each in reader.read(partition))
+                done.append(sink.Sent(sink.write(writer._lent, rows, window)))
+            writer.commit(done, batch)
+            walk.on, start = False, end
+            if batch:  # the first one connects
+                found.update(walk.passed)
+    sys.setprofile(None)
+    threading.setprofile(None)
+    modules = sorted(module for module, times in found.items() if times > REPETITIONS // 2)
+    return {"micro-batch": modules}
+
+
 def main() -> int:
-    for name, modules in measure().items():
+    for name, modules in (measure() | measure_micro_batch()).items():
         print(f"{name}: {len(modules)} modules")
         for module in modules:
             print(f"    {module}")
