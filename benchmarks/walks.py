@@ -167,7 +167,7 @@ def measure_micro_batch() -> dict[str, list[str]]:
             walk.passed, walk.on = set(), True
             end = reader.latestOffset(start, ReadAllAvailable())
             reader.commit(start)
-            done = []
+            done: list[Any | None] = []
             for partition in reader.partitions(start, end):
                 window = sink.window_of(writer._options.target, properties.get)
                 rows = (each.select(["payload"]) for each in reader.read(partition))

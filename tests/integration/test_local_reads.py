@@ -33,8 +33,8 @@ from headrace.net.sbp_channel import TcpChannel
 from headrace.runtime.system import system_runtime
 from headrace.runtime.system.disk import SystemDisk, SystemFile
 from headrace.sbp_client import local_reads
-from headrace.sbp_client.answers import Want
 from headrace.sbp_client.client import SbpClient
+from headrace.sbp_client.ranges import Want
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import RECORDS_IGGY, encode_header

@@ -21,11 +21,11 @@ from headrace.errors import (
 from headrace.net.addresses import format_address, parse_address
 from headrace.runtime.interfaces import Buffer, Connection, Listener
 from headrace.runtime.system import system_runtime
-from headrace.sbp_client.answers import Fetched, Want
 from headrace.sbp_client.channels import Connect, tcp_connect
 from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.owned_stream import OwnedStream
 from headrace.sbp_client.producer import StreamProducer
+from headrace.sbp_client.ranges import Fetched, Want
 from headrace.wire.sbp.connection import Answer, Request, ServerConnection
 from headrace.wire.sbp.flat import decode, encode
 from headrace.wire.sbp.frames import RESPONSE, Frame, encode_frame

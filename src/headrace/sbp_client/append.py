@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.sbp_client.answers import milliseconds, only, typed
+from headrace.sbp_client.ranges import milliseconds, only, typed
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import AlreadyDurableError, error_of, is_success, raise_for_status
 

@@ -27,14 +27,13 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.runtime.interfaces import Buffer, Runtime
-from headrace.sbp_client.answers import Fetched, Want, checked
 from headrace.sbp_client.append import BATCH_BYTES_MAX, append_request, appended_offset
 from headrace.sbp_client.channels import Connect, Link, Links, PlacementLinks
 from headrace.sbp_client.describe import Describer
 from headrace.sbp_client.fetch import Fetcher
 from headrace.sbp_client.local_reads import LocalReads
 from headrace.sbp_client.metadata import MetadataClient
-from headrace.sbp_client.ranges import RangeMap, Replicas, primary_address
+from headrace.sbp_client.ranges import Fetched, RangeMap, Replicas, Want, checked, primary_address
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status
 from headrace.wire.sbp.opcodes import Code

@@ -15,10 +15,17 @@ from headrace.errors import (
     StateError,
     UnavailableError,
 )
-from headrace.sbp_client.answers import milliseconds, only, present, typed
 from headrace.sbp_client.channels import Links
 from headrace.sbp_client.metadata import MetadataClient
-from headrace.sbp_client.ranges import Replicas, primary_address, replica_addresses
+from headrace.sbp_client.ranges import (
+    Replicas,
+    milliseconds,
+    only,
+    present,
+    primary_address,
+    replica_addresses,
+    typed,
+)
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status
 from headrace.wire.sbp.opcodes import Code

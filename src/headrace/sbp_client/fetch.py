@@ -33,11 +33,10 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.net.sbp_server import Payload
-from headrace.sbp_client.answers import Fetched, Want, checked, typed
 from headrace.sbp_client.channels import Links, PieceReader
 from headrace.sbp_client.local_reads import LocalReads
 from headrace.sbp_client.metadata import MetadataClient
-from headrace.sbp_client.ranges import RangeMap, Replicas
+from headrace.sbp_client.ranges import Fetched, RangeMap, Replicas, Want, checked, typed
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status
 from headrace.wire.sbp.opcodes import Code

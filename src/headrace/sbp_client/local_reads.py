@@ -23,7 +23,7 @@ from typing import Any
 from headrace.concurrency.tasks import TaskSet
 from headrace.errors import HeadraceError
 from headrace.runtime.interfaces import Executor, Runtime
-from headrace.sbp_client.answers import Fetched, Want
+from headrace.sbp_client.ranges import Fetched, Want
 from headrace.storage.layout import Point
 from headrace.storage.segments.reader import Stretch, StretchReader
 from headrace.wire.sbp.messages import FileStretch, Range

@@ -16,9 +16,8 @@ from headrace.concurrency.retry import retry
 from headrace.config.process import ClientSettings
 from headrace.errors import NotFoundError, RangeNotFoundError
 from headrace.runtime.interfaces import Runtime
-from headrace.sbp_client.answers import milliseconds, only, present, typed
 from headrace.sbp_client.channels import PlacementLinks
-from headrace.sbp_client.ranges import RangeMap
+from headrace.sbp_client.ranges import RangeMap, milliseconds, only, present, typed
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status
 from headrace.wire.sbp.opcodes import Code

@@ -26,9 +26,9 @@ from headrace.config.process import ClientSettings
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.net.sbp_channel import Channel
 from headrace.runtime.interfaces import Buffer, Runtime
-from headrace.sbp_client.answers import milliseconds, typed
 from headrace.sbp_client.append import append_info, result_offset
 from headrace.sbp_client.channels import Link
+from headrace.sbp_client.ranges import milliseconds, typed
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status
 from headrace.wire.sbp.messages import Range

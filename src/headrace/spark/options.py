@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -223,6 +223,17 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
         value_format=value_format,  # type: ignore[arg-type]  # likewise
         avro_schema=parse_value_schema(given, value_format or "json"),
     )
+
+
+def dead_letter_target(source: Target, name: str) -> Target:
+    """`topic` in the same stream, or `stream/topic`."""
+    stream, slash, topic = name.rpartition("/")
+    if "/" in stream or not topic or (slash and not stream):
+        raise ConfigError(f"deadLetterTopic is a topic of the same stream, or stream/topic: {name}")
+    target = replace(source, stream=stream or source.stream, topic=topic)
+    if (target.stream, target.topic) == (source.stream, source.topic):
+        raise ConfigError("deadLetterTopic must be another topic than the one that is read")
+    return target
 
 
 def _known(options: Mapping[str, str], valid: tuple[str, ...]) -> dict[str, str]:

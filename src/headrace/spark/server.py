@@ -32,7 +32,7 @@ from headrace.net.credentials import Scope, exactly, is_grant, narrow_grant
 from headrace.runtime.interfaces import Runtime
 from headrace.runtime.system import system_runtime
 from headrace.runtime.system.memory import keep_freed_memory
-from headrace.spark.options import Credentials, Lent, SourceOptions, Target
+from headrace.spark.options import Credentials, Lent, SourceOptions, Target, dead_letter_target
 from headrace.spark.source.reading import Reading
 
 if TYPE_CHECKING:
@@ -334,8 +334,6 @@ def lend_reading(options: SourceOptions) -> Credentials | None:
     letters = options.format.dead_letter_topic
     writes = []
     if letters:
-        from headrace.spark.formats.dead_letters import dead_letter_target
-
         writes.append(topic_of(dead_letter_target(replace(options.target, topic=""), letters)))
     reads = [f"{exactly(stream)}/{each}" for each in patterns]
     credentials = lend(options.target, reads=reads, writes=writes).credentials

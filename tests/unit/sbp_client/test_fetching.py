@@ -20,9 +20,8 @@ from headrace.errors import (
     ThrottledError,
     UnavailableError,
 )
-from headrace.sbp_client.answers import Fetched, Want
 from headrace.sbp_client.client import SbpClient
-from headrace.sbp_client.ranges import Replicas, primary_address
+from headrace.sbp_client.ranges import Fetched, Replicas, Want, primary_address
 from headrace.wire.sbp.errors import NotPrimaryError
 from headrace.wire.sbp.opcodes import Code
 from tests.log_cluster import batch, bodies

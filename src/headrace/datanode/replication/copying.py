@@ -22,8 +22,8 @@ from headrace.concurrency.tasks import TaskSet
 from headrace.config.datanode import DataNodeSettings
 from headrace.errors import CorruptionError, HeadraceError, RemoteProtocolError, UnavailableError
 from headrace.runtime.interfaces import Clock
-from headrace.sbp_client.answers import end_of
 from headrace.sbp_client.channels import Connect, Links, PieceReader
+from headrace.sbp_client.ranges import end_of
 from headrace.storage.layout import CorruptSpan, RangeKey
 from headrace.storage.range.log import RangeLog
 from headrace.wire.sbp import messages as m

@@ -8,13 +8,13 @@ again: delivery is at least once, and the place in the headers tells repeats apa
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from headrace.client.arrow import to_area, to_record_batch
-from headrace.errors import ConfigError, LocalProtocolError, NotFoundError
+from headrace.errors import LocalProtocolError, NotFoundError
+from headrace.spark.options import dead_letter_target
 from headrace.transfer.dead_letters import PREFIX
 from headrace.wire.iggy.batch import split
 
@@ -53,17 +53,6 @@ class DeadLetters:
             except NotFoundError:
                 self._server.create_topic(self._target)
                 self._server.send_soon(self._target, None, piece, positions).result()
-
-
-def dead_letter_target(source: Target, name: str) -> Target:
-    """`topic` in the same stream, or `stream/topic`."""
-    stream, slash, topic = name.rpartition("/")
-    if "/" in stream or not topic or (slash and not stream):
-        raise ConfigError(f"deadLetterTopic is a topic of the same stream, or stream/topic: {name}")
-    target = replace(source, stream=stream or source.stream, topic=topic)
-    if (target.stream, target.topic) == (source.stream, source.topic):
-        raise ConfigError("deadLetterTopic must be another topic than the one that is read")
-    return target
 
 
 def dead_letters(

@@ -13,11 +13,11 @@ import pytest
 from headrace.client.arrow import to_record_batch
 from headrace.client.raw_messages import Area
 from headrace.errors import ConfigError, InvalidArgumentError, NotFoundError
-from headrace.spark.formats.dead_letters import DeadLetters, dead_letter_target, dead_letters
+from headrace.spark.formats.dead_letters import DeadLetters, dead_letters
 from headrace.spark.formats.decoding import Bad
 from headrace.spark.formats.options import FormatOptions
 from headrace.spark.formats.typed import TypedRows
-from headrace.spark.options import parse_sink, parse_source
+from headrace.spark.options import dead_letter_target, parse_sink, parse_source
 from tests.unit.spark.formats_area import BASE_OFFSET, area_of, decode
 
 N = pa.schema([("n", pa.int32())])
