@@ -28,8 +28,6 @@ PARAGRAPH_WORDS_MIN = 25
 
 STILL: frozenset[str] = frozenset(
     {
-        "cycle: headrace.spark",
-        "paragraph: headrace.cli",
         "paragraph: headrace.spark",
     }
 )

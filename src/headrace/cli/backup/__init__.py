@@ -1,4 +1,9 @@
-"""headrace backup, restore, verify, upgrade: what to do with a data directory as a whole."""
+"""headrace backup, restore, verify, upgrade: what to do with a data directory as a whole.
+
+A data directory comes in, running or stopped; a folder with a copy of one moment and its
+`backup.json` goes out, and the way back. Begin to read in `taking.py`; `verifying.py` changes
+nothing, `upgrading.py` knows the formats and their migrations.
+"""
 
 from __future__ import annotations
 

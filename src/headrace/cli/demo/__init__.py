@@ -1,4 +1,9 @@
-"""headrace demo: the whole system on this machine, with a kill in the middle and a check."""
+"""headrace demo: the whole system on this machine, with a kill in the middle and a check.
+
+`show.py` runs the steps and ends by process id whatever it started; `producer.py` sends orders with
+a real Iggy client, the pipeline in `pipeline` computes on them, and `check.py` holds the result
+against a plain computation. Begin to read in `show.py`.
+"""
 
 from __future__ import annotations
 
