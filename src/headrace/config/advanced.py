@@ -38,6 +38,10 @@ OPERATOR = frozenset(
     }
 )  # fmt: skip
 
+_HALF_OF_POLL_CACHES = 64 << 20  # the default of either setting that one bound replaced
+POLL_CACHES = "broker.poll_cache_bytes_max"
+POLL_CACHES_BEFORE = ("broker.read_ahead_bytes_max", "broker.converted_bytes_max")
+
 
 def place_in_file(name: str) -> str:
     """Give the dotted name that the settings file has for a setting."""
@@ -56,6 +60,7 @@ def gather_advanced(
     advanced = values.pop(ADVANCED, {})
     if not isinstance(advanced, dict):
         raise ConfigError(f"settings: {ADVANCED} must be a table")
+    _join_poll_caches(values, advanced, warn)
     given = dict(_flatten(values, defaults))
     misplaced = [name for name in given if name not in OPERATOR and _is_setting(name, defaults)]
     for name, value in _flatten(advanced, defaults):
@@ -67,6 +72,36 @@ def gather_advanced(
             misplaced.append(name)
         put_setting(values, name, value)
     _tell_misplaced(misplaced, warn)
+
+
+def _join_poll_caches(
+    values: dict[str, Any], advanced: dict[str, Any], warn: Callable[[str], None]
+) -> None:
+    """Take the two bounds that `POLL_CACHES` replaced as their sum, wherever they stand.
+
+    A file of before names them, and a server that refused it would not start after an upgrade.
+    """
+    halves: dict[str, Any] = {}
+    for table in (values, advanced):
+        section = table.get("broker")
+        if isinstance(section, dict):
+            for name in POLL_CACHES_BEFORE:
+                key = name.rpartition(".")[2]
+                if key in section:
+                    halves[key] = section.pop(key)
+    if not halves:
+        return
+    for name, value in halves.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ConfigError(f"settings: broker.{name} must be a number of bytes")
+    missing = len(POLL_CACHES_BEFORE) - len(halves)
+    total = sum(halves.values()) + missing * _HALF_OF_POLL_CACHES
+    told = f"settings: {', '.join(halves)} became one bound, {ADVANCED}.{POLL_CACHES}"
+    if "poll_cache_bytes_max" in (advanced.get("broker") or {}) | (values.get("broker") or {}):
+        warn(f"{told}, which the file has too: the old name is left out")
+        return
+    warn(f"{told}: {total} is taken for it")
+    put_setting(advanced, POLL_CACHES, total)
 
 
 def put_setting(values: dict[str, Any], name: str, value: object) -> None:

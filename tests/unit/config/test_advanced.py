@@ -98,3 +98,21 @@ def test_the_operators_settings_exist_and_are_few() -> None:
 
     assert names(Settings()) >= OPERATOR
     assert len(OPERATOR) < 50
+
+
+@pytest.mark.parametrize("section", ["broker", "advanced.broker"])
+def test_the_two_bounds_of_before_are_taken_as_their_sum(section: str) -> None:
+    settings, lines = parsed(f"[{section}]\nread_ahead_bytes_max = 1000\n")
+    assert settings.broker.poll_cache_bytes_max == 1000 + (64 << 20)
+    assert "advanced.broker.poll_cache_bytes_max" in lines[0]
+    settings, _ = parsed(f"[{section}]\nread_ahead_bytes_max = 1000\nconverted_bytes_max = 24\n")
+    assert settings.broker.poll_cache_bytes_max == 1024
+
+
+def test_the_one_bound_wins_over_those_of_before() -> None:
+    settings, lines = parsed(
+        "[broker]\nconverted_bytes_max = 24\n[advanced.broker]\npoll_cache_bytes_max = 7\n"
+    )
+    assert settings.broker.poll_cache_bytes_max == 7
+    assert "left out" in lines[0]
+    assert "number of bytes" in refusal('[broker]\nconverted_bytes_max = "much"\n')
