@@ -149,8 +149,8 @@ class Stack:
         finally:
             await data.close()
 
-    def _create_app(self, runtime: Any, controller: Any, *rest: Any) -> Any:
-        return create_app(runtime, self._pipelines or controller, *rest)
+    def _create_app(self, runtime: Any, pipelines: Pipelines, *rest: Any) -> Any:
+        return create_app(runtime, self._pipelines or pipelines, *rest)
 
     def _settings(self) -> Settings:
         plain = Settings()

@@ -16,11 +16,12 @@ from headrace.config.controller import ControllerSettings
 from headrace.config.settings import Settings
 from headrace.pipeline.controller import operations
 from headrace.pipeline.controller.broker_edges import BrokerEdges
-from headrace.pipeline.controller.controller import Controller
+from headrace.pipeline.controller.operations import Operations
 from headrace.pipeline.controller.views import to_json
 from headrace.pipeline.declare.application import Application
 from headrace.process import control_plane
 from headrace.runtime.system import system_runtime
+from headrace.web.app import Pipelines
 from headrace.web.broker_api.groups import ROLES
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning
@@ -52,7 +53,7 @@ class PipelinesStage(Stack):
     def __init__(self) -> None:
         super().__init__()
         self.launcher = EmulatedLauncher(system_runtime())
-        self.controller: Controller
+        self.operations: Operations
 
     def run(self, call: Callable[[], Awaitable[T]], seconds: float = 60.0) -> T:
         """In the server's thread."""
@@ -65,11 +66,11 @@ class PipelinesStage(Stack):
 
     def submit(self, app: Application, behaviour: Behaviour | None = None) -> None:
         self.launcher.behaviours[app.name] = behaviour or Behaviour()
-        self.run(lambda: self.controller.operations.submit(package(app)))
+        self.run(lambda: self.operations.submit(package(app)))
 
     def show(self, name: str) -> dict[str, Any]:
         async def look() -> dict[str, Any]:
-            return to_json(self.controller.operations.show(name))
+            return to_json(self.operations.show(name))
 
         return self.run(look)
 
@@ -89,9 +90,10 @@ class PipelinesStage(Stack):
         with launcher, memory, edges:
             await super()._serve()
 
-    def _create_app(self, runtime: Any, controller: Any, *rest: Any) -> Any:
-        self.controller = controller
-        return super()._create_app(runtime, controller, *rest)
+    def _create_app(self, runtime: Any, pipelines: Pipelines, *rest: Any) -> Any:
+        assert isinstance(pipelines, Operations)
+        self.operations = pipelines
+        return super()._create_app(runtime, pipelines, *rest)
 
     def _settings(self) -> Settings:
         return msgspec.structs.replace(super()._settings(), controller=SETTINGS)
