@@ -19,7 +19,7 @@ import sys
 from dataclasses import dataclass
 from typing import cast
 
-from headrace.process.startup.serving_loop import SWITCH_INTERVAL_SECONDS
+from headrace.process.startup.serving import SWITCH_INTERVAL_SECONDS
 from headrace.runtime.system import run as run_loop
 
 LENGTH = struct.Struct(">I")

@@ -36,7 +36,7 @@ import msgspec
 
 from benchmarks.bare_server import NAMES, RESPONSE
 from benchmarks.bare_server import serve as serve_bare
-from headrace.process.startup.serving_loop import SWITCH_INTERVAL_SECONDS
+from headrace.process.startup.serving import SWITCH_INTERVAL_SECONDS
 from headrace.runtime.system import run as run_loop
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.classic_frames import encode_request
@@ -288,22 +288,26 @@ async def load(callers: list[Caller], frames: list[bytes], seconds: float, each:
     return measured
 
 
-async def _connect(port: int, count: int, dialect: Dialect = Dialect.B2) -> list[Caller]:
+async def connect(
+    port: int, count: int, dialect: Dialect = Dialect.B2, kind: type[Caller] = Caller
+) -> list[Caller]:
     loop = asyncio.get_running_loop()
-    callers = [(await loop.create_connection(Caller, "127.0.0.1", port))[1] for _ in range(count)]
+    callers = [(await loop.create_connection(kind, "127.0.0.1", port))[1] for _ in range(count)]
     for caller in callers:
         caller.dialect = dialect
     return callers
 
 
-async def _log_in(port: int, count: int, dialect: Dialect = Dialect.B2) -> list[Caller]:
-    callers = await _connect(port, count, dialect)
+async def log_in(
+    port: int, count: int, dialect: Dialect = Dialect.B2, kind: type[Caller] = Caller
+) -> list[Caller]:
+    callers = await connect(port, count, dialect, kind)
     for caller in callers:
         if dialect is Dialect.C:
             login = LoginRegister(vsr.VERSION, "benchmark", "1", "iggy", "iggy")
-            await caller.call(_frame(c.LOGIN_REGISTER, login, dialect))
+            await caller.call(make_frame(c.LOGIN_REGISTER, login, dialect))
         else:
-            await caller.call(_frame(c.LOGIN_USER, LoginUser("iggy", "iggy")))
+            await caller.call(make_frame(c.LOGIN_USER, LoginUser("iggy", "iggy")))
     return callers
 
 
@@ -317,28 +321,28 @@ async def broker_round(callers: list[Caller], shape: Shape, frames: list[bytes])
 
 
 async def bare_round(port: int, shape: Shape, frames: list[bytes]) -> Round:
-    callers = await _connect(port, shape.connections, shape.dialect)
+    callers = await connect(port, shape.connections, shape.dialect)
     measured = await load(callers, frames, shape.seconds, shape.each)
-    _close(callers)
+    close_callers(callers)
     await asyncio.sleep(0.05)  # it truncates its file
     return measured
 
 
-def _close(callers: list[Caller]) -> None:
+def close_callers(callers: list[Caller]) -> None:
     for caller in callers:
         caller.transport.abort()
 
 
 async def _empty(caller: Caller) -> None:
     """A topic of one partition without messages."""
-    await caller.call(_frame(c.DELETE_TOPIC, DeleteTopic(STREAM, TOPIC), caller.dialect))
-    await caller.call(_frame(c.CREATE_TOPIC, _TOPIC, caller.dialect))
+    await caller.call(make_frame(c.DELETE_TOPIC, DeleteTopic(STREAM, TOPIC), caller.dialect))
+    await caller.call(make_frame(c.CREATE_TOPIC, _TOPIC, caller.dialect))
 
 
 _TOPIC = CreateTopic(STREAM, 1, Compression.NONE, 0, 0, 1, TOPIC)
 
 
-def _frame(command: c.AnyCommand, request: Any, dialect: Dialect = Dialect.B2) -> bytes:
+def make_frame(command: c.AnyCommand, request: Any, dialect: Dialect = Dialect.B2) -> bytes:
     body = command.encode_request(request, dialect)
     if dialect is not Dialect.C:
         return b"".join(encode_request(command.code, body))
@@ -356,13 +360,13 @@ def _send_frame(shape: Shape) -> bytes:
         for n in range(shape.count)
     ]
     request = encode_send(STREAM, TOPIC, Partitioning.to_partition(0), messages)
-    return _frame(c.SEND_MESSAGES, request, shape.dialect)
+    return make_frame(c.SEND_MESSAGES, request, shape.dialect)
 
 
 def _poll_frames(shape: Shape) -> list[bytes]:
     consumer = Consumer.single()
     return [
-        _frame(
+        make_frame(
             c.POLL_MESSAGES,
             PollMessages(
                 consumer, STREAM, TOPIC, 0, Strategy.offset(n * shape.count), shape.count, False
@@ -373,11 +377,11 @@ def _poll_frames(shape: Shape) -> list[bytes]:
     ]
 
 
-async def _prepare(port: int) -> None:
-    (caller,) = await _log_in(port, 1)
-    await caller.call(_frame(c.CREATE_STREAM, CreateStream(STREAM)))
-    await caller.call(_frame(c.CREATE_TOPIC, _TOPIC))
-    _close([caller])
+async def prepare(port: int) -> None:
+    (caller,) = await log_in(port, 1)
+    await caller.call(make_frame(c.CREATE_STREAM, CreateStream(STREAM)))
+    await caller.call(make_frame(c.CREATE_TOPIC, _TOPIC))
+    close_callers([caller])
 
 
 async def _fill(caller: Caller, shape: Shape) -> None:
@@ -389,14 +393,14 @@ async def _fill(caller: Caller, shape: Shape) -> None:
 
 
 async def _fill_bare(port: int, shape: Shape) -> None:
-    (caller,) = await _connect(port, 1)
+    (caller,) = await connect(port, 1)
     reply_bytes, code = 16 + shape.count * (64 + shape.size), 0
     if shape.dialect is Dialect.C:
         headers = shape.count // (shape.sent or shape.count)
         reply_bytes, code = 16 + 256 * headers + shape.count * (48 + shape.size), 256
     request = RESPONSE.pack(12, code) + RESPONSE.pack(reply_bytes, shape.batches)
     await caller.call(request)
-    _close([caller])
+    close_callers([caller])
 
 
 class Contest:
@@ -412,7 +416,7 @@ class Contest:
 
     async def open(self) -> None:
         shape = self.shape
-        self._callers = await _log_in(self._broker, shape.connections, shape.dialect)
+        self._callers = await log_in(self._broker, shape.connections, shape.dialect)
         self._frames = [_send_frame(shape)] if shape.kind == "send" else _poll_frames(shape)
 
     async def fill(self) -> None:
@@ -428,7 +432,7 @@ class Contest:
 
     def close(self) -> tuple[Round, Round]:
         """The best of ours and of the limit's; the first rounds warmed up and do not count."""
-        _close(self._callers)
+        close_callers(self._callers)
         ours, limit = (max(r[1:], key=lambda one: one.rate) for r in (self.ours, self.limits))
         return ours, limit
 
@@ -497,7 +501,7 @@ def run() -> list[dict[str, Any]]:
         brokers = {"written": written, "synced": synced}
         bare = dict(zip(NAMES, ports, strict=True))
         for port in brokers.values():
-            run_loop(_prepare(port))
+            run_loop(prepare(port))
         return [
             row
             for shape in SHAPES

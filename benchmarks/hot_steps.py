@@ -22,8 +22,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from headrace.broker.traffic import Traffic
 from headrace.observability import tracing
+from headrace.runtime.system import SystemExecutor
 from headrace.runtime.system import run as run_loop
-from headrace.runtime.system.executor import SystemExecutor
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.sbp import flat
 from headrace.wire.sbp.flat import decode, encode

@@ -26,10 +26,10 @@ from headrace.datanode.service import DataNodeService
 from headrace.net.credentials import node_credential
 from headrace.placement.metadata.store import MemoryStore
 from headrace.placement.service import PlacementService
-from headrace.process.startup.serving_loop import SWITCH_INTERVAL_SECONDS
+from headrace.process.startup.serving import SWITCH_INTERVAL_SECONDS
 from headrace.runtime.system import run as run_loop
 from headrace.runtime.system import system_runtime
-from headrace.sbp_client.channels import Connect, PlacementLinks, tcp_connect
+from headrace.sbp_client.channels import Connect, PlacementChannel, tcp_connect
 from headrace.sbp_client.client import SbpClient
 from headrace.wire.sbp.flat import decode, encode
 from headrace.wire.sbp.frames import SYSTEM_ERROR, Frame, encode_frame
@@ -101,7 +101,7 @@ async def serve_node(folder: str, placement: str, tail_cache_bytes: int) -> None
     node = DataNodeService(
         system_runtime(), DataNodeSettings(), folder=folder,
         storage=StorageSettings(tail_cache_bytes=tail_cache_bytes),
-        placement=PlacementLinks.single(dial(placement)), peers=None, secret=SECRET,
+        placement=PlacementChannel.single(dial(placement)), peers=None, secret=SECRET,
         plain_streams=False,
     )  # fmt: skip
     await node.start("127.0.0.1", 0)

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from inspect import cleandoc
 from typing import Any
 
-from headrace.cli.command_table import COMMANDS
+from headrace.cli.command_table import COMMANDS, load
 from headrace.cli.connection import CONTROL_OPTIONS as CONTROL
 from headrace.cli.connection import OPTIONS as CONNECTION
-from headrace.cli.tree import load
 
 
 class UndescribedError(Exception):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from headrace.cli.cluster.etcd import etcd_arguments, find_etcd
 from headrace.config.process import ClientSettings
-from headrace.process.links import node_connect, placement_links
+from headrace.process.cluster_connections import node_connect, placement_links
 from headrace.runtime.interfaces import Process, Runtime
 from headrace.runtime.system import system_runtime
 from headrace.sbp_client.client import SbpClient

@@ -84,8 +84,13 @@ def sbp_tables() -> dict[str, str]:
                 f"{field.metadata['flat'].id} {field.name}" for field in _fields(kind)
             )
             groups.append([name, described, check_proof(name, PROOFS)])
+    actions = [
+        [str(int(action)), action.name, check_proof(f"LEASE {action.name}", PROOFS)]
+        for action in messages.LeaseAction
+    ]
     return {
         "opcodes": markdown_table(["Code", "Opcode", "Served by", "Proof"], opcodes),
+        "leases": markdown_table(["Action", "LEASE", "Proof"], actions),
         "tables": markdown_table(["Table", "Fields (id name)", "Proof"], groups),
     }
 
@@ -194,11 +199,11 @@ def metrics_tables() -> dict[str, str]:
 
 
 def rest_tables() -> dict[str, str]:
-    from headrace.web.openapi import document
+    from headrace.web.server.endpoints import openapi_document
     from tests.unit.web.stram.test_stram import all_endpoints
 
     rows = []
-    for path, operations in document(all_endpoints(), "")["paths"].items():
+    for path, operations in openapi_document(all_endpoints(), "")["paths"].items():
         for method, operation in operations.items():
             who = "anyone"
             if operation["security"]:

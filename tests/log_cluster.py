@@ -16,7 +16,7 @@ from headrace.net.sbp_channel import Channel
 from headrace.placement.metadata.store import MemoryStore, SqliteStore, Store
 from headrace.placement.service import PlacementService
 from headrace.runtime.interfaces import Buffer, Runtime
-from headrace.sbp_client.channels import Connect, PlacementLinks, tcp_connect
+from headrace.sbp_client.channels import Connect, PlacementChannel, tcp_connect
 from headrace.sbp_client.client import SbpClient
 from headrace.wire.sbp.messages import ClientRole
 from headrace.wire.sbp.records import encode_header, split
@@ -243,15 +243,15 @@ class Cluster:
         self.clients.append(client)
         return client
 
-    def placement_links(self, *, credential: bytes = node_credential(SECRET)) -> PlacementLinks:
+    def placement_links(self, *, credential: bytes = node_credential(SECRET)) -> PlacementChannel:
         if len(self.placements) == 1:
-            return PlacementLinks.single(lambda: self._connect_placement(0, credential))
+            return PlacementChannel.single(lambda: self._connect_placement(0, credential))
 
         def connect_to(address: str) -> Connect:
             at = self._placement_addresses.index(address)
             return lambda: self._connect_placement(at, credential)
 
-        return PlacementLinks(self._placement_addresses, connect_to)
+        return PlacementChannel(self._placement_addresses, connect_to)
 
     async def placement_connect(self) -> Channel:
         return await self._connect_placement(0, node_credential(SECRET))

@@ -119,6 +119,13 @@ class UnavailableError(StateError):
     """The peer cannot be reached, or went away before it answered: the outcome is unknown."""
 
 
+class OutcomeUnknownError(StateError):
+    """The request was sent to another broker, and no answer came: it may have taken effect. Only
+    a request that is applied once however often it comes may be sent again."""
+
+    retryable = False
+
+
 class DeadlineError(StateError):
     """The deadline passed; the operation may still take effect."""
 

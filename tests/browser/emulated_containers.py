@@ -15,8 +15,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headrace.ids import WindowId
-from headrace.pipeline.container.heartbeat import HeartbeatFigures
-from headrace.pipeline.container.reports import Place, operator_stats, read_progress, with_bad_rows
+from headrace.pipeline.container.heartbeat import (
+    HeartbeatFigures,
+    Place,
+    operator_stats,
+    read_progress,
+    with_bad_rows,
+)
 from headrace.pipeline.container.umbilical import UmbilicalClient, load_token
 from headrace.pipeline.container.window_log import BatchWindow
 from headrace.pipeline.controller.launcher import LaunchRequest

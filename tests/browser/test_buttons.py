@@ -124,6 +124,24 @@ def test_users_are_made_kept_out_and_deleted(stack: Stack, opens: Opens) -> None
     assert stack.call(lambda client: client.get_user("gardener")) is None
 
 
+def test_a_shard_is_given_to_a_worker(stack: Stack, opens: Opens) -> None:
+    page = opens("#/workers")
+    tile = page.get_by_role("button", name=re.compile("^Shard 9,"))
+    tile.click()
+    name = stack.call(lambda client: client.get_shards()).workers[0].name
+    page.locator("dialog select").select_option(name)
+    page.get_by_role("button", name="Move", exact=True).click()
+    expect(page.locator("#toasts")).to_contain_text("Shard 9 is led by worker 0")
+    expect(tile).to_have_attribute("aria-label", re.compile("given to worker 0$"))
+    assert stack.call(lambda client: client.get_shards()).shards[9].pinned == name
+    tile.click()
+    page.locator("dialog select").select_option("")
+    page.get_by_role("button", name="Move", exact=True).click()
+    expect(page.locator("#toasts")).to_contain_text("Balance decides who leads shard 9")
+    assert stack.call(lambda client: client.get_shards()).shards[9].pinned == ""
+    expect(page.get_by_role("button", name=re.compile("^Shard 0,"))).to_have_count(0)
+
+
 def test_the_message_browser(stack: Stack, opens: Opens) -> None:
     page = opens("#/topics/shop/orders/messages?partition=0")
     messages = page.locator(".message")

@@ -25,6 +25,7 @@ PAGES = [
     ("#/groups", "Consumer groups", "billing"),
     ("#/groups/shop/orders/billing", "billing", "Lag over time"),
     ("#/cluster", "Cluster", "Healthy"),
+    ("#/workers", "Workers", "Who leads which shard"),
     ("#/clients", "Clients", "iggy"),
     ("#/users", "Users", "reader"),
 ]
@@ -103,6 +104,9 @@ def test_who_may_only_read_is_offered_no_changes(stack: Stack, opens: Opens) -> 
         page.goto(f"{stack.url}/{address}")
         expect(page.locator("tbody tr:not(.spacer)").first).to_be_visible()
         assert not _buttons(page) & {*changes, "Delete"}
+    page.goto(f"{stack.url}/#/workers")
+    expect(page.locator(".shard")).to_have_count(64)
+    assert not [name for name in _buttons(page) if name.startswith("Shard ")]
 
 
 def test_who_may_nothing_is_told_so(opens: Opens) -> None:
@@ -110,6 +114,7 @@ def test_who_may_nothing_is_told_so(opens: Opens) -> None:
     expect(page.locator("#main")).to_contain_text("No topics yet.")
     for address, words in (
         ("#/cluster", "You may not see the state of the servers."),
+        ("#/workers", "You may not see the state of the servers."),
         ("#/clients", "You may not see who is connected."),
         ("#/users", "You may not see the users."),
     ):

@@ -28,6 +28,8 @@ with atheris.instrument_imports(include=["headrace"]):
     from headrace.wire.iggy.vsr import frames as vsr
     from headrace.wire.iggy.vsr import reply as vsr_reply
     from headrace.wire.iggy.vsr.client import VsrReplyDecoder
+    from headrace.wire.peer import frames as peer_frames
+    from headrace.wire.peer.login import decode_hello
     from headrace.wire.sbp import flat, records
     from headrace.wire.sbp import frames as sbp_frames
     from headrace.wire.sbp.opcodes import TABLE as OPCODES
@@ -179,6 +181,17 @@ def umbilical_login(data: bytes) -> None:
         tokens.parse_token(data.decode("latin-1"))
 
 
+def peer_links(data: bytes) -> None:
+    """At once, in pieces with room for long bodies, and as a greeting."""
+    peer_frames.FrameDecoder().split(memoryview(data), 16)
+    with suppress(RemoteProtocolError):
+        decode_hello(data)
+    decoder = peer_frames.FrameDecoder(1 << 20)
+    for at in range(0, len(data), 19):
+        decoder.feed(data[at : at + 19])
+        decoder.room()
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
@@ -193,6 +206,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         umbilical_messages,
         umbilical_frames,
         umbilical_login,
+        peer_links,
     )
 }
 

@@ -19,6 +19,7 @@ TARGETS = (
     "umbilical_messages",
     "umbilical_frames",
     "umbilical_login",
+    "peer_links",
 )
 
 

@@ -16,13 +16,13 @@ from click.testing import CliRunner, Result
 
 from headrace.cli.backup import taking
 from headrace.cli.backup.manifest import MANIFEST
-from headrace.cli.backup.metadata import FILE
+from headrace.cli.backup.taking import METADATA_FILE
 from headrace.cli.main import app
 from headrace.client.iggy import IggyClient
 from headrace.client.sync import SyncIggyClient
 from headrace.config.settings import Settings, parse_settings
 from headrace.errors import ConfigError, CorruptionError, FormatError, LockedError
-from headrace.storage.range.metadata import decode_metadata, encode_metadata
+from headrace.storage.layout import decode_metadata, encode_metadata
 from headrace.testing import LocalBroker
 from headrace.wire.iggy.messages.messages import Message, encode_send
 from headrace.wire.iggy.primitives import Partitioning, Strategy
@@ -263,7 +263,7 @@ def test_verify_compares_metadata_with_data(data_dir: Path) -> None:
     away = folder.rename(folder.with_name("9"))
     assert "the disk does not" in problems(data_dir)
     away.rename(folder)
-    with sqlite3.connect(data_dir / FILE) as connection:
+    with sqlite3.connect(data_dir / METADATA_FILE) as connection:
         key = f"{int(folder.parent.name):020d}/{int(folder.name):011d}"
         (value,) = connection.execute("SELECT value FROM ranges WHERE key = ?", (key,)).fetchone()
         sealed = value.replace(b"\xa3end\xff", b"\xa3end\xcd\x03\xe8")
@@ -331,7 +331,7 @@ def test_an_older_directory_is_upgraded_and_a_newer_one_refused(
     (row,) = ok("upgrade", "--check", "--data-dir", old)
     assert row["outcome"] == "up to date"
     assert ok("verify", old)["sound"]
-    with sqlite3.connect(data_dir / FILE) as connection:
+    with sqlite3.connect(data_dir / METADATA_FILE) as connection:
         connection.execute("PRAGMA user_version=9")
     connection.close()
     done = run("upgrade", "--data-dir", data_dir)

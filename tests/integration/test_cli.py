@@ -215,6 +215,32 @@ def test_clients_and_the_server_are_told(shell: Shell, tmp_path: Path) -> None:
     assert "process id" in shell.ok("server", "stats")
 
 
+def test_shards_are_listed_and_given_to_a_worker(shell: Shell) -> None:
+    shell.ok("stream", "create", "sharded")
+    shell.ok("topic", "create", "sharded/t", "--partitions", "3")
+    found = shell.json("shard", "list")
+    (worker,) = found["workers"]
+    assert (worker["worker"], worker["role"], worker["shards"]) == (0, "coordinator", 64)
+    assert worker["address"] == shell.environment["HEADRACE_ADDRESS"]
+    assert worker["partitions"] == sum(each["partitions"] for each in found["shards"]) >= 3
+    assert {(each["worker"], each["name"]) for each in found["shards"]} == {(0, worker["name"])}
+    moved = shell.json("shard", "move", "7", "0")
+    assert moved == {"shard": 7, "worker": worker["name"], "pinned": worker["name"]}
+    assert shell.json("shard", "list")["shards"][7]["pinned"] == 0
+    told = shell.ok("shard", "list").splitlines()
+    assert told[0] == "Workers"
+    assert "Shards" in told
+    assert "balance decides" in shell("shard", "move", "7", "").stderr
+    assert shell.json("shard", "list")["shards"][7]["pinned"] is None
+    for arguments, reason in (
+        (("0", "0"), "stays with the worker that coordinates"),
+        (("64", "0"), "no shard 64"),
+        (("1", "nobody"), "no worker that lives"),
+    ):
+        refused = shell("shard", "move", *arguments)
+        assert (refused.exit_code, reason in str(refused.exception)) == (1, True)
+
+
 def test_the_doctor_finds_the_server_well(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

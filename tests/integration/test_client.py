@@ -16,7 +16,6 @@ import pytest
 import headrace.client
 from headrace.client import Client, Record, SyncClient, Watermark
 from headrace.client.connection import BrokerConnection
-from headrace.client.raw_messages import COLUMNS
 from headrace.client.sending import Sender
 from headrace.client.url import parse_url
 from headrace.errors import (
@@ -29,6 +28,7 @@ from headrace.errors import (
 from headrace.runtime.system import system_runtime
 from headrace.testing import LocalBroker
 from headrace.wire.iggy.classic_frames import RequestFrame
+from headrace.wire.iggy.columns import COLUMNS
 from headrace.wire.iggy.messages.messages import Message as WireMessage
 from headrace.wire.iggy.messages.messages import encode_send
 from headrace.wire.iggy.primitives import Partitioning

@@ -23,8 +23,8 @@ from headrace.broker.term.broker_registry import LEADER_LEASE
 from headrace.client.iggy import IggyClient
 from headrace.errors import HeadraceError
 from headrace.net.addresses import parse_address
-from headrace.process.links import node_connect
-from headrace.sbp_client.channels import Link
+from headrace.process.cluster_connections import node_connect
+from headrace.sbp_client.channels import ReconnectingChannel
 from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.producer import StreamProducer
 from headrace.sbp_client.ranges import primary_address
@@ -350,7 +350,7 @@ async def poll_all(client: IggyClient) -> AsyncIterator[Message]:
 
 async def read_replica(cluster: FaultCluster, address: str, range_: m.Range) -> bytes:
     """The bytes of a sealed range as one data node has them."""
-    link = Link(node_connect(cluster.runtime, SECRET, "test")(address))
+    link = ReconnectingChannel(node_connect(cluster.runtime, SECRET, "test")(address))
     found = b""
     offset = range_.start_offset
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.process.startup.server_note import Running, read_note, started, write_note
+from headrace.process.startup.server_note import RunningServer, read_note, started, write_note
 from tests.integration.server import wait_until_gone
 
 PORTS = [f"--{name}-port=0" for name in ("iggy", "quic", "placement", "node", "http")]
@@ -86,7 +86,7 @@ def test_what_keeps_it_from_starting_is_read_at_once(data: Path) -> None:
 
 def test_a_note_counts_while_its_process_lives(tmp_path: Path) -> None:
     write_note(str(tmp_path), {"iggy": "127.0.0.1:8090"}, "")
-    assert read_note(str(tmp_path)) == Running(
+    assert read_note(str(tmp_path)) == RunningServer(
         os.getpid(), started(os.getpid()), {"iggy": "127.0.0.1:8090"}
     )
     note = tmp_path / "up.json"

@@ -146,8 +146,8 @@ def _without_python(text: str) -> str:
 
 
 def test_samples_of_tables_have_the_columns_of_their_commands() -> None:
-    from headrace.cli.pipeline.deploy import VERDICTS
     from headrace.cli.pipeline.inspect import EVENTS
+    from headrace.cli.pipeline.projects import VERDICTS
 
     columns = {"headrace event list": EVENTS, "headrace pipeline diff": VERDICTS}
     seen = set()

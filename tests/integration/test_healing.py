@@ -65,7 +65,7 @@ async def wait_whole(cluster: Cluster, stream_id: int, *, without: int = -1) -> 
 
     async def whole() -> bool:
         leading = leader(cluster)
-        if leading is None or leading.state.sealing() or leading.state.unsettled():
+        if leading is None or leading.state.sealing() or leading.state.lacking_copies():
             return False
         ranges = leading.state.ranges(stream_id)
         return all(len(r.replicas) == 3 and without not in r.replicas for r in ranges)
@@ -143,7 +143,7 @@ async def test_the_leading_placement_manager_dies_while_copies_are_made(cluster:
 
     async def copying() -> bool:
         leading = leader(cluster)
-        return leading is not None and any(r.joining for r in leading.state.unsettled())
+        return leading is not None and any(r.joining for r in leading.state.lacking_copies())
 
     await eventually(RUNTIME, copying, seconds=SECONDS)
     at = next(at for at, p in enumerate(cluster.placements) if p is not None and p.leading)

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import xxhash
 
-from headrace.broker.sessions import dialect_rules
+from headrace.broker.sessions.sessions import RULES
 from headrace.client.iggy import IggyClient
 from headrace.wire.iggy import commands as c
 from headrace.wire.iggy.classic_frames import ResponseDecoder, encode_request
@@ -312,8 +312,8 @@ async def test_clients_skip_what_stands_behind_the_user_id(
     stack: Stack, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dialect A's reply has an access token there; no client of any generation minds."""
-    for dialect, row in dialect_rules.RULES.items():
-        monkeypatch.setitem(dialect_rules.RULES, dialect, replace(row, login_token=True))
+    for dialect, row in RULES.items():
+        monkeypatch.setitem(RULES, dialect, replace(row, login_token=True))
     async with Wire(stack, DIALECTS[version]) as wire:
         assert (await wire.login()).token
     await finish(await spawn(version, "exchange.py", stack.address, "s", "t", "1"))

@@ -32,7 +32,7 @@ from headrace.net.credentials import make_ticket
 from headrace.net.sbp_channel import TcpChannel
 from headrace.runtime.system import system_runtime
 from headrace.runtime.system.disk import SystemDisk, SystemFile
-from headrace.sbp_client import local_reads
+from headrace.sbp_client import fetch
 from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.ranges import Want
 from headrace.wire.sbp import messages as m
@@ -140,7 +140,7 @@ async def test_a_trim_under_a_reader(cluster: Cluster, monkeypatch: pytest.Monke
         await read(client, stream_id, second.next_offset, 20)
     assert await read(client, stream_id, 20, 24) == rows[20:]
     # A stretch is asked for again after so many bytes, and then the trim holds in it, too.
-    monkeypatch.setattr(local_reads, "STRETCH_BYTES_MAX", 1)
+    monkeypatch.setattr(fetch, "STRETCH_BYTES_MAX", 1)
     await client.fetch(stream_id, 20, max_bytes=1, local=True)
     await client.trim(stream_id, 24)
     with pytest.raises(OffsetOutOfRangeError):
@@ -275,7 +275,7 @@ async def test_a_stretch_is_told_to_who_may_read_and_asks_for_it(cluster: Cluste
     assert stretch is not None
     assert (stretch.start_offset, stretch.stop_offset) == (0, 6)
     # Of a range that ends below it, as a replica may not know yet, only what is part of it is read.
-    reads = local_reads.LocalReads(RUNTIME)
+    reads = fetch.LocalReads(RUNTIME)
     ended = m.Range(stream_id=stream_id, range_index=0, end_offset=2)
     fetched = await reads.begin("node", ended, stretch, Want(stream_id, 0, 8 << 20, True))
     assert fetched is not None
@@ -416,7 +416,7 @@ async def test_can_be_switched_off_at_the_node(tmp_path: Path) -> None:
 
 
 async def test_keeps_few_files_open(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_reads, "READERS_MAX", 2)
+    monkeypatch.setattr(fetch, "READERS_MAX", 2)
     client = cluster.client()
     expected = {}
     for _ in range(4):

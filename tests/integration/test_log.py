@@ -83,6 +83,17 @@ async def test_create_by_name_is_create_if_absent(client: SbpClient) -> None:
     assert (await client.create_stream()).stream_id != (await client.create_stream()).stream_id
 
 
+async def test_a_stream_is_found_by_its_name_and_never_made_by_that(client: SbpClient) -> None:
+    for _ in range(2):
+        with pytest.raises(NotFoundError):
+            await client.find_stream("looked for")
+    made = await client.create_stream(name="looked for")
+    assert await client.find_stream("looked for") == made
+    await client.delete_stream(made.stream_id)
+    with pytest.raises(NotFoundError):
+        await client.find_stream("looked for")
+
+
 async def test_create_reports_each_stream_by_itself(client: SbpClient) -> None:
     with pytest.raises(InvalidArgumentError):
         await client.create_stream(replica_nums=0)
@@ -731,7 +742,7 @@ async def test_what_each_credential_may_do(tmp_path: Path) -> None:
         await anonymous.delete_stream(secret_stream.stream_id)
     with pytest.raises(UnauthorizedError):
         await anonymous.lease("broker", "x", 1000)
-    anonymous._maps[secret_stream.stream_id] = node._maps[secret_stream.stream_id]
+    anonymous.known_ranges[secret_stream.stream_id] = node.known_ranges[secret_stream.stream_id]
     with pytest.raises(UnauthorizedError):
         await anonymous.fetch(secret_stream.stream_id, 0, max_bytes=100)
 

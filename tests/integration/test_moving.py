@@ -20,14 +20,14 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 
 from headrace.cli.main import app
+from headrace.cli.messages import exporting
 from headrace.cli.messages.records import from_line, to_line
-from headrace.cli.transfer import exporting_formats
-from headrace.client.raw_messages import COLUMNS
 from headrace.client.sync import SyncIggyClient
 from headrace.config.broker import BrokerSettings
 from headrace.config.settings import Settings
 from headrace.errors import HeadraceError, InvalidArgumentError
 from headrace.testing import LocalBroker
+from headrace.wire.iggy.columns import COLUMNS
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning, Strategy
 from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header
@@ -179,7 +179,7 @@ def test_tables_have_the_columns_of_sparks_source(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(exporting_formats, "ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr(exporting, "ROW_GROUP_ROWS", 100)
     fill(client, headrace_stream, "orders")
     name = f"{headrace_stream}/orders"
     parquet, arrow = tmp_path / "o.parquet", tmp_path / "o.arrow"

@@ -120,6 +120,9 @@ async def test_a_data_plane_tells_what_happened(tmp_path: Path) -> None:
         found = await read(endpoint)
         expected = {
             "broker_leading": 1,
+            "broker_coordinating": 1,
+            "broker_shards_led": 64,
+            "broker_requests_passed_on_total": 0,
             "broker_requests_total{send_messages,B2}": 6,
             "broker_requests_total{poll_messages,B2}": 3,
             "broker_request_duration_seconds_count{send_messages}": 6,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -325,7 +326,9 @@ class Managers:
 
     async def beat(self) -> None:
         data_node = m.DataNode(self.node.node_id, self.node.address)
-        request = m.HeartbeatRequest(self.node.store_id, m.ClientRole.DATA_NODE, data_node)
+        request = m.HeartbeatRequest(
+            self.node.store_id, m.ClientRole.DATA_NODE, data_node, host_id="host-1"
+        )
         for service in list(self.services.values()):
             await service.routes.table[Code.HEARTBEAT].handler(request, (), Peer())
 
@@ -377,6 +380,42 @@ async def test_failovers_keep_streams_ids_and_leases(etcd: EtcdCluster) -> None:
     ids.append(await managers.create("c"))
     assert len(set(ids)) == 3
     assert ids == sorted(ids)
+    await managers.close()
+
+
+async def test_many_leases_and_hosts_survive_a_failover(etcd: EtcdCluster) -> None:
+    managers = await start_managers(etcd, "/shards/")
+    names = [f"broker/shard/{number}" for number in range(64)]
+
+    def wanted(holder: str, epoch: int = -1) -> m.LeaseRequest:
+        return m.LeaseRequest(
+            action=m.LeaseAction.CHANGE_MANY, holder=holder, duration_ms=60_000,
+            leases=tuple(m.LeaseChange(name, m.LeaseAction.ACQUIRE, epoch) for name in names),
+        )  # fmt: skip
+
+    listing = m.LeaseRequest(action=m.LeaseAction.LIST, name="broker/shard/")
+    granted = await managers.ask(Code.LEASE, wanted("x"))
+    assert all(one.granted and one.epoch == 1 for one in granted.leases)
+    known = await managers.ask(Code.LEASE, listing)
+    assert {one.holder for one in known.leases} == {"x"}
+    first = await managers.leader()
+    await managers.kill(first)
+    await managers.leader(but=first)
+    await managers.beat()
+    news = dataclasses.replace(listing, version=known.version, wait_ms=10_000)
+    found = await managers.ask(Code.LEASE, news)
+    assert found.version != known.version, "another leader's: told in full"
+    assert sorted(one.name for one in found.leases) == sorted(names)
+    assert {one.holder for one in found.leases} == {"x"}
+    assert all(one.granted for one in (await managers.ask(Code.LEASE, wanted("x", 1))).leases)
+    assert not any(one.granted for one in (await managers.ask(Code.LEASE, wanted("y"))).leases)
+    dead = m.LeaseRequest(action=m.LeaseAction.RELEASE_HOLDER, holder="x", name="broker/")
+    assert len((await managers.ask(Code.LEASE, dead)).leases) == 64
+    assert not any(one.granted for one in (await managers.ask(Code.LEASE, wanted("x", 1))).leases)
+    taken = await managers.ask(Code.LEASE, wanted("y"))
+    assert all(one.granted and one.epoch == 2 for one in taken.leases)
+    described = await managers.ask(Code.DESCRIBE_CLUSTER, m.DescribeClusterRequest())
+    assert [node.host_id for node in described.nodes] == ["host-1"]
     await managers.close()
 
 

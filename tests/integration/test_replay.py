@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.cli.main import app
-from headrace.cli.transfer import replay_jobs
+from headrace.cli.messages import replay_jobs
 from headrace.client.sync import SyncIggyClient
 from headrace.errors import UnavailableError
 from headrace.testing import LocalBroker

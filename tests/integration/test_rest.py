@@ -48,6 +48,7 @@ KNOWN = {
     "port": "orders",
     "recording": "revenue-1",
     "path": "app.js",
+    "shard": 5,
     "class": "shop:revenue",
 }
 ENDLESS = ("/api/v1/events/stream",)
@@ -167,6 +168,7 @@ def _changes() -> list[tuple[str, str, dict[str, Any] | None]]:
         ("POST", "/api/v1/users", {"name": "mine", "password": "secret"}),
         ("PUT", "/api/v1/users/nobody", {"active": False}),
         ("DELETE", "/api/v1/users/nobody", None),
+        ("PUT", "/api/v1/shards/5", {"worker": "0"}),
     ]
 
 
@@ -182,10 +184,34 @@ def test_every_change_needs_its_right(user: tuple[str, str]) -> None:
             group = {"name": "mine"}  # as in Iggy whoever may read a topic may make groups of it
             assert client.post(f"{topic}/groups", json=group).status_code == 403
             assert client.delete(f"{topic}/groups/billing").status_code == 403
-            for path in (topic, f"{topic}/messages", "/api/v1/clients", "/api/v1/cluster"):
+            servers = ("/api/v1/clients", "/api/v1/cluster", "/api/v1/workers")
+            for path in (topic, f"{topic}/messages", *servers):
                 assert client.get(path).status_code == 403, path
             assert client.get("/api/v1/topics").json() == {"topics": [], "total": 0}
             assert client.get("/api/overview").json()["topics"] == []
+
+
+def test_workers_are_told_and_a_shard_is_given_to_one() -> None:
+    with Stack() as stack, httpx.Client(trust_env=False, base_url=stack.url, auth=ROOT) as client:
+        stack.call(_fill)
+        found = client.get("/api/v1/workers").json()
+        (worker,) = found["workers"]
+        assert (worker["number"], worker["shards"], worker["coordinates"]) == (0, 64, True)
+        assert {one["worker"] for one in found["shards"]} == {worker["name"]}
+        assert [one["pinned"] for one in found["shards"]] == [None] * 64
+        moved = client.put("/api/v1/shards/5", json={"worker": "0"})
+        assert moved.json() == {"shard": 5, "worker": worker["name"], "pinned": worker["name"]}
+        shards = client.get("/api/v1/workers").json()["shards"]
+        assert [one["shard"] for one in shards if one["pinned"]] == [5]
+        assert client.put("/api/v1/shards/5", json={"worker": ""}).json()["pinned"] is None
+        for shard, status in (("0", 400), ("64", 404), ("x", 404), ("9" * 40, 404)):
+            refused = client.put(f"/api/v1/shards/{shard}", json={"worker": ""})
+            assert refused.status_code == status, refused.text
+        assert client.put("/api/v1/shards/5", json={"worker": "7"}).status_code == 404
+        forged = client.put(
+            "/api/v1/shards/5", json={"worker": ""}, headers={"origin": "http://evil"}
+        )
+        assert forged.status_code == 403
 
 
 def test_a_message_that_was_made_to_harm_who_looks_at_it_harms_nobody() -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from headrace.broker.catalogue.state import Catalogue
-from headrace.broker.partitions.offsets import Offsets
+from headrace.broker.partitions.offsets import LoggedOffsets
 from headrace.client.iggy import IggyClient
 from headrace.config.datanode import StorageSettings
 from headrace.wire.iggy.errors import IggyError
@@ -163,16 +163,16 @@ async def test_a_restart_replays_a_snapshot_and_a_short_tail(
             await clients[0].create_topic("s", f"brief {n}", partitions_count=3)
             await clients[0].delete_topic("s", f"brief {n}")
         broker = stack.broker.broker
-        for state_log in broker._logs:
+        for state_log in broker.state_logs():
             await wait_until(lambda log=state_log: log.bytes_since_snapshot < SNAPSHOT)  # type: ignore[misc]
         for client in clients:
             await client.close()
     restored: list[str] = []
-    for kind in (Offsets, Catalogue):
+    for kind in (LoggedOffsets, Catalogue):
         monkeypatch.setattr(kind, "restore", _noting(kind, restored))
     async with started(tmp_path) as stack, await stack.connect() as client:
-        assert sorted(restored) == ["Catalogue", "Offsets"]
-        for state_log in stack.broker.broker._logs:
+        assert sorted(restored) == ["Catalogue", "LoggedOffsets"]
+        for state_log in stack.broker.broker.state_logs():
             assert state_log.bytes_since_snapshot < SNAPSHOT, "that much was replayed"
         for n in range(readers):
             stored = await client.get_consumer_offset(Consumer.single(n), "s", "t", 0)
@@ -181,7 +181,9 @@ async def test_a_restart_replays_a_snapshot_and_a_short_tail(
         assert [topic.name for topic in await client.get_topics("s")] == ["t"]
 
 
-def _noting(kind: type[Offsets] | type[Catalogue], restored: list[str]) -> Callable[..., None]:
+def _noting(
+    kind: type[LoggedOffsets] | type[Catalogue], restored: list[str]
+) -> Callable[..., None]:
     restore = kind.restore
 
     def noting(self: Any, *snapshot: Any) -> None:

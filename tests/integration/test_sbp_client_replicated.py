@@ -12,11 +12,12 @@ import pytest
 import pytest_asyncio
 
 from headrace.config.process import ClientSettings
-from headrace.errors import FencedError
+from headrace.errors import FencedError, HeadraceError
 from headrace.runtime.system import system_runtime
 from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.owned_stream import OwnedStream
 from headrace.sbp_client.producer import StreamProducer
+from headrace.sbp_client.state_follower import POLL_WAIT_MS, StateFollower
 from headrace.sbp_client.state_log import StateLog
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.opcodes import Code
@@ -241,3 +242,52 @@ async def test_a_state_log_lives_through_failovers(cluster: Cluster) -> None:
     again = await open_log(2, second)
     assert first == second == list(range(20))
     await again.close()
+
+
+async def test_a_state_log_is_followed_through_failovers(cluster: Cluster) -> None:
+    """Over TCP, with a client of its own: writers change, the primary and the managers fall."""
+    writer, reader = cluster.client(), cluster.client()
+    followed: list[Any] = []
+    failures: list[HeadraceError] = []
+
+    def restore(version: int, parts: Iterable[bytes]) -> None:
+        followed[:] = [int(part) for part in parts]
+
+    async def open_log(epoch: int) -> tuple[StateLog, list[Any]]:
+        state: list[Any] = []
+        log = await StateLog.open(
+            writer, name="state", epoch=epoch, clean=False,
+            apply=lambda version, kind, body: state.append(body),
+            snapshot=lambda: (1, [str(each).encode() for each in state]),
+            restore=lambda version, parts: state.extend(int(part) for part in parts),
+            runtime=RUNTIME, replica_nums=3,
+        )  # fmt: skip
+        return log, state
+
+    log, _ = await open_log(1)
+    await log.append("event", 0)
+    follower = await StateFollower.open(
+        reader, name="state", apply=lambda version, kind, body: followed.append(body),
+        restore=restore, runtime=RUNTIME, on_failed=failures.append,
+    )  # fmt: skip
+    assert followed == [0]
+    for n in range(1, 40):
+        if n == 10:
+            await cluster.stop_placement(await leading_placement(cluster))
+            await cluster.kill_node(await primary(cluster, writer, log.stream.stream_id))
+        if n in (20, 30):
+            await log.write_snapshot()
+            await log.close()
+            log, state = await open_log(n)
+            assert state == list(range(n))
+        await log.append("event", n)
+        await follower.wait_applied(log.applied_offset, FAILOVER_SECONDS)
+        assert followed == list(range(n + 1))
+    await eventually(RUNTIME, lambda: _is_current(follower))
+    assert not failures
+    await follower.close()
+    await log.close()
+
+
+async def _is_current(follower: StateFollower) -> bool:
+    return follower.lag_seconds < 4 * POLL_WAIT_MS / 1000

@@ -269,7 +269,7 @@ async def test_one_that_can_never_lead_says_why(stack: Stack, tmp_path: Path) ->
     await client.close()
 
 
-# -- the door
+# -- the standby
 
 
 class Leader:
@@ -288,18 +288,18 @@ class Leader:
 
 
 @asynccontextmanager
-async def open_door(leader: Leader, **options: float) -> AsyncIterator[StandbyListener]:
-    door = StandbyListener(
+async def open_standby(leader: Leader, **options: float) -> AsyncIterator[StandbyListener]:
+    standby = StandbyListener(
         system_runtime(),
         find_leader=leader.find,
         wait_seconds=options.get("wait_seconds", SECONDS),
         guests_max=int(options.get("guests_max", 10)),
     )
-    await door.start("127.0.0.1", 0)
+    await standby.start("127.0.0.1", 0)
     try:
-        yield door
+        yield standby
     finally:
-        await door.close()
+        await standby.close()
 
 
 async def echo(connection: Connection) -> None:
@@ -309,8 +309,8 @@ async def echo(connection: Connection) -> None:
 
 
 @asynccontextmanager
-async def knock(door: StandbyListener) -> AsyncIterator[Connection]:
-    connection = await system_runtime().transport.connect("127.0.0.1", door.listener.port)
+async def knock(standby: StandbyListener) -> AsyncIterator[Connection]:
+    connection = await system_runtime().transport.connect("127.0.0.1", standby.listener.port)
     connection.write((b"hello",))
     try:
         yield connection
@@ -321,20 +321,24 @@ async def knock(door: StandbyListener) -> AsyncIterator[Connection]:
 
 async def test_connections_wait_for_somebody_to_lead() -> None:
     leader = Leader()
-    async with asyncio.timeout(SECONDS), open_door(leader) as door, knock(door) as connection:
+    async with (
+        asyncio.timeout(SECONDS),
+        open_standby(leader) as standby,
+        knock(standby) as connection,
+    ):
         await eventually(lambda: leader.asked > 0)
         leader.away = True
         asked = leader.asked
         await eventually(lambda: leader.asked > asked)
-        door.serve_here(echo)
+        standby.serve_here(echo)
         assert await connection.receive() == b"echo hello"
 
 
 async def test_connections_end_when_nobody_leads_for_long() -> None:
     async with (
         asyncio.timeout(SECONDS),
-        open_door(Leader(), wait_seconds=0.2) as door,
-        knock(door) as connection,
+        open_standby(Leader(), wait_seconds=0.2) as standby,
+        knock(standby) as connection,
     ):
         assert await ends(connection)
 
@@ -342,40 +346,40 @@ async def test_connections_end_when_nobody_leads_for_long() -> None:
 async def test_many_that_wait_ask_as_one() -> None:
     leader = Leader()
     async with asyncio.timeout(SECONDS), AsyncExitStack() as opened:
-        other = await opened.enter_async_context(open_door(Leader()))
+        other = await opened.enter_async_context(open_standby(Leader()))
         other.serve_here(echo)
-        door = await opened.enter_async_context(open_door(leader, guests_max=20))
-        waiting = [await opened.enter_async_context(knock(door)) for _ in range(20)]
+        standby = await opened.enter_async_context(open_standby(leader, guests_max=20))
+        waiting = [await opened.enter_async_context(knock(standby)) for _ in range(20)]
         asked = leader.asked
         await asyncio.sleep(0.5)
         assert leader.asked - asked <= 10, "not each for itself"
         await eventually(lambda: leader.asked > asked)
-        await eventually(lambda: door.statistics()["waiting_connections"] == 20)
-        async with knock(door) as one_more:
+        await eventually(lambda: standby.statistics()["waiting_connections"] == 20)
+        async with knock(standby) as one_more:
             assert await ends(one_more)
         leader.address = other.address
         for connection in waiting:
             assert await connection.receive() == b"echo hello"
-        assert door.statistics()["relayed_connections"] == 20
+        assert standby.statistics()["relayed_connections"] == 20
 
 
 async def test_relays_end_with_what_they_lead_to() -> None:
     here = Leader()
     async with (
         asyncio.timeout(SECONDS),
-        open_door(Leader()) as other,
-        open_door(here, guests_max=1) as door,
+        open_standby(Leader()) as other,
+        open_standby(here, guests_max=1) as standby,
     ):
         other.serve_here(echo)
         here.address = other.address
-        async with knock(door) as first:
+        async with knock(standby) as first:
             assert await first.receive() == b"echo hello"
-            async with knock(door) as second:
+            async with knock(standby) as second:
                 assert await ends(second), "too many"
-            door.end_relays(but_to=other.address)
+            standby.end_relays(but_to=other.address)
             first.write((b"again",))
             assert await first.receive() == b"echo again"
-            door.end_relays(but_to="somebody:1")
+            standby.end_relays(but_to="somebody:1")
             assert await ends(first)
 
 
@@ -383,12 +387,12 @@ async def test_a_leader_that_is_not_there_is_asked_for_again() -> None:
     here = Leader()
     async with (
         asyncio.timeout(SECONDS),
-        open_door(Leader()) as other,
-        open_door(here) as door,
+        open_standby(Leader()) as other,
+        open_standby(here) as standby,
     ):
         other.serve_here(echo)
         here.address = "127.0.0.1:1"
-        async with knock(door) as connection:
+        async with knock(standby) as connection:
             await eventually(lambda: here.asked > 2)
             here.address = other.address
             assert await connection.receive() == b"echo hello"

@@ -19,7 +19,7 @@ from headrace.errors import HeadraceError
 from headrace.ids import WindowId
 from headrace.observability import tracing
 from headrace.pipeline import traces
-from headrace.pipeline.container.reports import read_progress
+from headrace.pipeline.container.heartbeat import read_progress
 from headrace.pipeline.container.window_log import BatchWindow
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Partitioning, Strategy

@@ -18,7 +18,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from headrace.broker.catalogue import decisions, events
 from headrace.broker.catalogue.groups import Membership
 from headrace.broker.catalogue.state import Catalogue
-from headrace.broker.partitions.offsets import EVENT, VERSION, Entry, Kind, Offsets, Place, Reader
+from headrace.broker.partitions.offsets import (
+    EVENT,
+    VERSION,
+    Kind,
+    LoggedOffsets,
+    Offsets,
+    Place,
+    Reader,
+    StoredOffset,
+)
 from headrace.errors import RequestError
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -243,7 +252,7 @@ class BrokerModel(RuleBasedStateMachine):
             reader = Reader(Kind.CONSUMER, data.draw(st.integers(0, 3)))
         body = [[*place, *reader, offset]]
         self.offsets_log.append(msgspec.msgpack.encode(body))
-        self.offsets.apply(VERSION, EVENT, body)
+        LoggedOffsets(self.offsets, lambda _: False).apply(VERSION, EVENT, body)
         if offset == -1:
             self.model_offsets.pop((place, reader), None)
         else:
@@ -320,7 +329,9 @@ class BrokerModel(RuleBasedStateMachine):
     def _replay_offsets(self) -> None:
         replayed = Offsets()
         for record in self.offsets_log:
-            replayed.apply(VERSION, EVENT, msgspec.msgpack.decode(record))
+            LoggedOffsets(replayed, lambda _: False).apply(
+                VERSION, EVENT, msgspec.msgpack.decode(record)
+            )
         replayed.retain(
             place=lambda p: self.state.find_partition(*p) is not None,
             reader=lambda r: (
@@ -338,7 +349,7 @@ TestBrokerModel.settings = settings(max_examples=150, stateful_step_count=40, de
 def test_the_model_notices_a_lost_entry() -> None:
     """A model that cannot fail proves nothing."""
     offsets = Offsets()
-    offsets.put(Entry(Place(1, 0, 0), Reader(Kind.CONSUMER, 1), 5))
+    offsets.put(StoredOffset(Place(1, 0, 0), Reader(Kind.CONSUMER, 1), 5))
     machine = BrokerModel()
     machine.offsets = offsets
     try:

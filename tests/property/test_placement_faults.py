@@ -178,7 +178,7 @@ class Model:
             if not leaders:
                 return False
             state = world.services[leaders[0]].state
-            return not state.sealing() and not state.unsettled()
+            return not state.sealing() and not state.lacking_copies()
 
         await world.until(whole, seconds=120)
         await world.clock.sleep(3)

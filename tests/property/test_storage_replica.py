@@ -31,8 +31,8 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.storage import LogStore, RangeKey, RangeLog, RangeState, StorageSettings
+from headrace.storage.layout import RangeMetadata
 from headrace.storage.range.control import RangeControl
-from headrace.storage.range.metadata import RangeMetadata
 from headrace.storage.range.progress import RangeProgress
 from headrace.wire.sbp.messages import Durability
 from headrace.wire.sbp.records import HEADER_BYTES, split

@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from headrace.broker.errors import PublisherFencedError, WindowOrderError
 from headrace.broker.partitions.offsets import Place
 from headrace.broker.windows import publishers as p
 from headrace.broker.windows import window_topics as w
 from headrace.errors import HeadraceError
+from headrace.wire.iggy.refusals import PublisherFencedError, WindowOrderError
 
 TOPIC = 9
 NAMES = ("a", "b", "c")
@@ -32,7 +32,7 @@ class Windows(RuleBasedStateMachine):
         self.state = make()
         self.epoch = 1
         self.offsets = dict.fromkeys(range(3), 0)
-        self.published: dict[str, dict[int, p.Run]] = {name: {} for name in NAMES}
+        self.published: dict[str, dict[int, p.OffsetRun]] = {name: {} for name in NAMES}
         """By publisher and window, what is not voided."""
         self.read_through = -1
         self.read: list[tuple[str, int]] = []
@@ -82,9 +82,9 @@ class Windows(RuleBasedStateMachine):
         assert todo
         if self.state.topics.of(name) is not None:
             assert window > self.told, "nothing appears where readers have been"
-        runs: tuple[p.Run, ...] = ()
+        runs: tuple[p.OffsetRun, ...] = ()
         if places:
-            run = p.Run(place, self.offsets[partition], 1, 10)
+            run = p.OffsetRun(place, self.offsets[partition], 1, 10)
             self.offsets[partition] += 1
             self.published[name][window] = run
             runs = (run,)

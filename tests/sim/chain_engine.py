@@ -26,7 +26,7 @@ from headrace.spark.edges.source import EdgeFollowing, edge_rows, quiet_through
 from headrace.spark.options import SinkOptions, SourceOptions, Target
 from headrace.spark.server import Remote, Window
 from headrace.spark.sink.sink import Delivered, begin, close, pieces
-from headrace.spark.source.batch_plan import Span
+from headrace.spark.source.batch_plan import OffsetRange
 from headrace.spark.source.following import Following, Limits
 from headrace.spark.source.source import record_batches
 from headrace.wire.umbilical.windows import WindowGrid
@@ -52,7 +52,7 @@ class _Source(Protocol):
     async def initial_offset(self) -> dict[str, Any]: ...
     async def plan(
         self, start: dict[str, Any], end: dict[str, Any]
-    ) -> list[tuple[Span, Access]]: ...
+    ) -> list[tuple[OffsetRange, Access]]: ...
 
 
 class Run:
@@ -178,7 +178,7 @@ class Run:
         return Window(f"chain/{self._part.role}", str(self._epoch), batch, epoch=self._epoch)
 
     async def _task(
-        self, source: SourceOptions | EdgeOptions, span: Span, access: Access, window: Window
+        self, source: SourceOptions | EdgeOptions, span: OffsetRange, access: Access, window: Window
     ) -> Delivered:
         read_from = "auto" if isinstance(source, EdgeOptions) else source.read_from
         runs = [

@@ -24,7 +24,7 @@ from headrace.placement.metadata.guarded_store import RECORDS, decode_entry
 from headrace.placement.metadata.records import RangeRecord, Record, Table
 from headrace.placement.service import PlacementService
 from headrace.runtime.interfaces import Runtime
-from headrace.sbp_client.channels import Connect, PlacementLinks, tcp_connect
+from headrace.sbp_client.channels import Connect, PlacementChannel, tcp_connect
 from headrace.sbp_client.client import SbpClient
 from headrace.storage.layout import RangeKey
 from headrace.wire.sbp.messages import ClientRole
@@ -129,6 +129,8 @@ class Cluster:
         """What a node that is down had on its disk, as far as it is not running to say so."""
         self._placement_settings = placement_settings
         self._node_settings = node_settings
+        self.host_ids: dict[str, str] = {}
+        """Of data nodes that run as one with others, from their next start on."""
         self._storage_settings = storage_settings
         self.metadata = NotingMetadata(self.history, self.simulation.runtime("etcd"))
 
@@ -173,7 +175,7 @@ class Cluster:
         async def start() -> DataNodeService:
             service = DataNodeService(
                 runtime,
-                self._node_settings,
+                msgspec.structs.replace(self._node_settings, host_id=self.host_ids.get(host, "")),
                 folder="/data",
                 storage=self._storage_settings,
                 placement=self._placement_links(runtime, host, ClientRole.DATA_NODE),
@@ -277,9 +279,9 @@ class Cluster:
 
     def _placement_links(
         self, runtime: Runtime, host: str, role: ClientRole, managers: Sequence[str] = ()
-    ) -> PlacementLinks:
+    ) -> PlacementChannel:
         addresses = [f"{manager}:{PLACEMENT_PORT}" for manager in managers or self.managers]
-        return PlacementLinks(addresses, self._node_connect(runtime, host, role))
+        return PlacementChannel(addresses, self._node_connect(runtime, host, role))
 
     async def sleep(self, seconds: float) -> None:
         await self.simulation.runtime("main").clock.sleep(seconds)

@@ -271,7 +271,7 @@ def empty_disk_answers_seals(patch: Patch) -> None:
         return Identity(known.node_id, store_id)
 
     def register(
-        self: Nodes, node_id: int, address: str, store_id: str, host: str = ""
+        self: Nodes, node_id: int, address: str, store_id: str, host: str = "", host_id: str = ""
     ) -> list[Operation]:
         record = NodeRecord(node_id=node_id, address=address, store_id=store_id)
         return [] if self.records.get(node_id) == record else [Put(record)]

@@ -28,7 +28,7 @@ from headrace.concurrency.retry import TRANSIENT
 from headrace.errors import FencedError, HeadraceError, UnavailableError
 from headrace.spark.server import Window
 from headrace.spark.sink.sink import Delivered, begin, close, pieces, window_of
-from headrace.spark.source.batch_plan import Span
+from headrace.spark.source.batch_plan import OffsetRange
 from headrace.spark.source.following import Following, Limits
 from headrace.spark.source.source import record_batches
 from tests.sim.spark_world import DRIVER, EXECUTORS, RUNS_MAX, World, transformed
@@ -122,7 +122,7 @@ class Engine:
     # -- tasks
 
     async def _tasks(
-        self, planned: Sequence[tuple[Span, Access]], window: Window
+        self, planned: Sequence[tuple[OffsetRange, Access]], window: Window
     ) -> list[Delivered]:
         running = [
             asyncio.create_task(self._task(number, *each, window))
@@ -135,7 +135,9 @@ class Engine:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _task(self, number: int, span: Span, access: Access, window: Window) -> Delivered:
+    async def _task(
+        self, number: int, span: OffsetRange, access: Access, window: Window
+    ) -> Delivered:
         """One task, until an attempt succeeds."""
         errors: list[str] = []
         while len(errors) < ATTEMPTS_MAX:
@@ -150,7 +152,7 @@ class Engine:
         raise TaskFailedError("; ".join(errors))
 
     async def _attempts(
-        self, hosts: Sequence[str], span: Span, access: Access, window: Window
+        self, hosts: Sequence[str], span: OffsetRange, access: Access, window: Window
     ) -> Delivered:
         """The first that succeeds. The other one is killed, or goes on until it ends by itself."""
         world = self._world
@@ -199,7 +201,7 @@ class Job(Engine):
 
 
 async def attempt(
-    world: World, host: str, span: Span, access: Access, window: Window, delay: float
+    world: World, host: str, span: OffsetRange, access: Access, window: Window, delay: float
 ) -> Delivered:
     """What Spark runs in a worker process: the source's read, the query, the sink's write."""
     if delay:

@@ -17,8 +17,9 @@ from headrace.broker.windows import publishers as p
 from headrace.broker.windows import staging
 from headrace.broker.windows.publishing import Publishing
 from headrace.spark.source import following
+from headrace.spark.source.batch_plan import Offsets
 from headrace.spark.source.following import Following
-from headrace.spark.source.offsets import Offsets, resolve
+from headrace.spark.source.positions import resolve
 from headrace.wire.sbp.messages import Durability
 from tests.sim.spark_engine import drive
 from tests.sim.spark_world import Plan, World
@@ -47,10 +48,10 @@ def close_without_compare_and_set(patch: Patch) -> None:
 
 def everything_staged_is_published(patch: Patch) -> None:
     """The manifest is not asked: whatever attempts staged for the window counts."""
-    staged: dict[tuple[int, int], list[p.Span]] = {}
+    staged: dict[tuple[int, int], list[p.StagedBatch]] = {}
     stage, close = Publishing.stage, Publishing.close_window
 
-    async def remember(self: Publishing, uid: int, *, window: int, **options: Any) -> p.Span:
+    async def remember(self: Publishing, uid: int, *, window: int, **options: Any) -> p.StagedBatch:
         span = await stage(self, uid, window=window, **options)
         staged.setdefault((uid, window), []).append(span)
         return span
@@ -99,7 +100,7 @@ def the_group_is_told_of_planned_batches(patch: Patch) -> None:
 def an_interrupted_window_is_appended_again(patch: Patch) -> None:
     """What the partitions hold of it already is not looked for."""
 
-    async def find(self: Publishing, *_: object) -> list[p.Run]:
+    async def find(self: Publishing, *_: object) -> list[p.OffsetRun]:
         return []
 
     patch.setattr(Publishing, "_find", find)

@@ -34,7 +34,7 @@ from headrace.config.broker import BrokerSettings
 from headrace.errors import HeadraceError
 from headrace.spark.options import SinkOptions, SourceOptions, parse_sink, parse_source
 from headrace.spark.server import Remote
-from headrace.spark.source.offsets import Offsets
+from headrace.spark.source.batch_plan import Offsets
 from headrace.wire.iggy.messages.consumers import ConsumerOffset
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Consumer, Partitioning, Strategy

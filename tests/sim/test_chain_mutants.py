@@ -68,7 +68,7 @@ def a_replay_gets_a_new_window(patch: Patch) -> None:
 def nothing_is_looked_for(patch: Patch) -> None:
     """A window that was interrupted is published from its beginning again."""
 
-    async def find(self: Publishing, *_: object) -> list[p.Run]:
+    async def find(self: Publishing, *_: object) -> list[p.OffsetRun]:
         return []
 
     patch.setattr(Publishing, "_find", find)

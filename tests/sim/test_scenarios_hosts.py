@@ -53,6 +53,36 @@ def test_a_replaced_disk_is_not_chosen_beside_its_successor(seed: int) -> None:
     play(script, seed=seed)
 
 
+def test_workers_of_one_machine_never_share_a_range() -> None:
+    """Two nodes on each of three hosts; hosts become known when the nodes start again."""
+
+    async def script(scene: Scene) -> None:
+        cluster = scene.cluster
+        streams = [await scene.create(replicas=3) for _ in range(6)]
+        for stream in streams:
+            await scene.append(stream, 3)
+            await insist(lambda stream=stream: scene.client.seal(stream, 0))  # type: ignore[misc]
+        for number, host in enumerate(cluster.nodes):
+            cluster.host_ids[host] = f"host-{number // 2}"
+            await cluster.stop_node(host)
+            await cluster.start_node(host)
+
+        def apart(stream: int) -> bool:
+            for record in scene.ranges(stream):
+                assert len(record.replicas) == 3, "nothing is given up before its copy is whole"
+            return all(
+                len({cluster.nodes.index(host) // 2 for host in scene.hosts(stream, position)}) == 3
+                for position in range(len(scene.ranges(stream)))
+            )
+
+        for stream in streams:
+            await scene.until(lambda stream=stream: apart(stream), 60)  # type: ignore[misc]
+            await insist(lambda stream=stream: scene.append(stream, 1))  # type: ignore[misc]
+            await scene.check_written(stream)
+
+    play(script, nodes=6)
+
+
 def test_what_a_replaced_disk_held_is_copied_at_once() -> None:
     async def script(scene: Scene) -> None:
         stream = await scene.create(replicas=3)

@@ -13,7 +13,7 @@ from functools import cache
 import pytest
 
 from headrace.errors import FencedError, HeadraceError, UnavailableError
-from headrace.spark.source.offsets import Offsets
+from headrace.spark.source.batch_plan import Offsets
 from tests.sim.spark_engine import Engine, Job, drive
 from tests.sim.spark_mutants import LATEST, follow_latest
 from tests.sim.spark_run import random_plan, run_seed, strike_each

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError
 from headrace.runtime.interfaces import Address, OnDatagram
-from tests.simulator.host import ANY, LOOPBACK, Boot
+from tests.simulator.host import ANY, LOOPBACK, Boot, machine_of
 
 if TYPE_CHECKING:
     from tests.simulator.network import SimulatedNetwork
@@ -25,32 +25,41 @@ class SimulatedDatagrams:
         self.loss = 0.01  # the share of datagrams that never arrive; may be changed while it runs
         self.doubling = 0.01  # the share that arrives twice
         self._network = network
-        self._listeners: dict[tuple[str, int], SimulatedDatagramListener] = {}
+        self._listeners: dict[tuple[str, int], list[SimulatedDatagramListener]] = {}
 
     def listen(
-        self, boot: Boot, host: str, port: int, on_datagram: OnDatagram
+        self,
+        boot: Boot,
+        host: str,
+        port: int,
+        on_datagram: OnDatagram,
+        *,
+        reuse_port: bool = False,
     ) -> SimulatedDatagramListener:
-        if host not in (*LOOPBACK, *ANY, boot.host):
+        machine = machine_of(boot.host)
+        if host not in (*LOOPBACK, *ANY, machine):
             raise ConfigError("cannot listen: not an address of this host", host=host, port=port)
         port = port or self._network.free_port(boot.host)
-        if self.is_taken(boot.host, port):
+        others = self._listeners.setdefault((machine, port), [])
+        if not all(reuse_port and other.reuse_port for other in others):
             raise ConfigError("cannot listen: address already in use", host=host, port=port)
         listener = SimulatedDatagramListener(self, boot, host, port, on_datagram)
-        self._listeners[boot.host, port] = listener
+        listener.reuse_port = reuse_port
+        others.append(listener)
         self._network.record(boot.host, f"listens on datagram port {port}")
         return listener
 
     def is_taken(self, host: str, port: int) -> bool:
-        return (host, port) in self._listeners
+        return bool(self._listeners.get((machine_of(host), port)))
 
     def unlisten(self, listener: SimulatedDatagramListener) -> None:
-        key = (listener.boot.host, listener.port)
-        if self._listeners.get(key) is listener:
-            del self._listeners[key]
+        others = self._listeners.get((machine_of(listener.boot.host), listener.port), [])
+        if listener in others:
+            others.remove(listener)
 
     def crash(self, host: str) -> None:
-        for key in [key for key in self._listeners if key[0] == host]:
-            del self._listeners[key]
+        for others in self._listeners.values():
+            others[:] = [other for other in others if other.boot.host != host]
 
     def stop(self) -> None:
         self._listeners.clear()
@@ -71,14 +80,15 @@ class SimulatedDatagrams:
             )
 
     def _arrive(self, host: str, port: int, data: bytes, address: Address) -> None:
+        host = machine_of(host)
         is_local = address[0] in LOOPBACK
         target = host if is_local else address[0]
-        listener = self._listeners.get((target, address[1]))
-        if (
-            listener is None
-            or self._network.is_cut(host, target)
-            or (listener.host in LOOPBACK and target != host)
-        ):
+        others = self._listeners.get((target, address[1]))
+        if not others or self._network.is_cut(host, target):
+            return
+        # Of those that share a port the same one for all that comes from one address and port.
+        listener = others[zlib.crc32(f"{host}:{port}".encode()) % len(others)]
+        if listener.host in LOOPBACK and target != host:
             return
         what = f"{len(data)} bytes, crc {zlib.crc32(data):08x}"
         self._network.record(target, f"datagram port {address[1]} receives {what}")
@@ -95,6 +105,7 @@ class SimulatedDatagramListener:
         on_datagram: OnDatagram,
     ) -> None:
         self.boot = boot
+        self.reuse_port = False
         self.host = "127.0.0.1" if host == "localhost" else host
         self.port = port
         self._datagrams = datagrams

@@ -18,6 +18,12 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")  # the own host, by names that othe
 ANY = ("", "0.0.0.0", "::")
 
 
+def machine_of(host: str) -> str:
+    """A host is a process on a machine of its own, or, as `machine/process`, one of several that
+    share addresses, unix sockets and the network's faults."""
+    return host.partition("/")[0]
+
+
 class Crashed(asyncio.CancelledError):
     """What a dead task gets at every door; it ends as cancelled, and no handler holds it up."""
 

@@ -5,7 +5,9 @@ joined at random, because TCP promises no boundaries. A partition holds back wha
 what is sent meanwhile, in one direction or both, until it heals: TCP would send it again. A crash
 resets connections.
 
-`127.0.0.1`, `::1` and `localhost` mean the own host; a listener there is deaf to all others.
+`127.0.0.1`, `::1` and `localhost` mean the own machine; a listener there is deaf to all others.
+Hosts named `machine/process` are processes of one machine: they may share a port, reach each other
+by unix sockets, which end with the process that listens, and hand connections to each other.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from enum import Enum
 from itertools import count, pairwise
 
 from headrace.errors import ConfigError, UnavailableError
-from headrace.runtime.interfaces import Buffer, OnConnection, OnDatagram
+from headrace.runtime.interfaces import Buffer, Detached, OnConnection, OnDatagram
 from headrace.runtime.system.network import AcceptedConnections
 from tests.simulator.datagrams import SimulatedDatagramListener, SimulatedDatagrams
-from tests.simulator.host import ANY, LOOPBACK, Boot, check_alive
+from tests.simulator.host import ANY, LOOPBACK, Boot, check_alive, machine_of
+from tests.simulator.moving import SimulatedDetached, SimulatedInbox
 from tests.simulator.random import SimulatedRandom
 
 Record = Callable[[str, str], None]
@@ -48,7 +51,9 @@ class SimulatedNetwork:
         self.latency = latency  # seconds, the least and the most; may be changed while it runs
         # Deliveries are the network's own doing: they belong to no host and outlive any crash.
         self.context = Context()
-        self._listeners: dict[tuple[str, int], SimulatedListener] = {}
+        self._listeners: dict[tuple[str, int], list[SimulatedListener]] = {}
+        self._unix: dict[tuple[str, str], SimulatedListener] = {}
+        self._inboxes: dict[tuple[str, str], SimulatedInbox] = {}
         self._connections: dict[int, SimulatedConnection] = {}
         self._serials = count(1)
         self._ports: dict[str, int] = {}
@@ -59,6 +64,7 @@ class SimulatedNetwork:
         self.datagrams = SimulatedDatagrams(self)
 
     def partition(self, a: str, b: str, *, one_way: bool = False) -> None:
+        a, b = machine_of(a), machine_of(b)
         self._cuts.add((a, b))
         if not one_way:
             self._cuts.add((b, a))
@@ -66,6 +72,7 @@ class SimulatedNetwork:
 
     def heal(self, a: str = "", b: str = "") -> None:
         """Both ways between two hosts; everywhere when none are named."""
+        a, b = machine_of(a), machine_of(b)
         if a:
             self._cuts -= {(a, b), (b, a)}
         else:
@@ -80,14 +87,19 @@ class SimulatedNetwork:
     def break_connections(self, a: str, b: str) -> None:
         """A router forgot them: some of what is under way arrives, then both ends are reset."""
         for end in list(self._connections.values()):
-            if end.host == a and end.peer_host == b:
+            near, far = (end.host, machine_of(end.host)), (end.peer_host, machine_of(end.peer_host))
+            if a in near and b in far:
                 self.record(a, f"loses connection {end.serial}")
                 end.incoming.reset()
                 end.outgoing.reset()
 
     def crash(self, host: str) -> None:
-        for key in [key for key in self._listeners if key[0] == host]:
-            del self._listeners[key]
+        for others in self._listeners.values():
+            others[:] = [other for other in others if other.boot.host != host]
+        for at in [at for at, listener in self._unix.items() if listener.boot.host == host]:
+            del self._unix[at]
+        for at in [at for at, inbox in self._inboxes.items() if inbox.boot.host == host]:
+            self._inboxes.pop(at).close()
         for connection in [each for each in self._connections.values() if each.host == host]:
             connection.break_off()
         self.datagrams.crash(host)
@@ -97,11 +109,13 @@ class SimulatedNetwork:
         for connection in list(self._connections.values()):
             connection.finish()
         self._listeners.clear()
+        self._unix.clear()
+        self._inboxes.clear()
         self._held.clear()
         self.datagrams.stop()
 
     def is_cut(self, source: str, target: str) -> bool:
-        return (source, target) in self._cuts
+        return bool(self._cuts) and (machine_of(source), machine_of(target)) in self._cuts
 
     def hold(self, pipe: _Pipe) -> None:
         self._held.append(pipe)
@@ -117,25 +131,40 @@ class SimulatedNetwork:
 
     async def connect(self, boot: Boot, host: str, port: int) -> SimulatedConnection:
         """A handshake; waits for a partition to heal, so the caller sets the deadline."""
-        target = boot.host if host in LOOPBACK else host
+        target = machine_of(boot.host) if host in LOOPBACK else host
         while self.is_cut(boot.host, target) or self.is_cut(target, boot.host):
             await self._healed.wait()
         trip = self.delay(boot.host, target) + self.delay(target, boot.host)
         await asyncio.sleep(trip)
         boot.check()
-        listener = self._listeners.get((target, port))
-        if listener is None or (listener.host in LOOPBACK and target != boot.host):
+        others = self._listeners.get((target, port), [])
+        listener = (
+            others[self.random.below(len(others)) if len(others) > 1 else 0] if others else None
+        )
+        if listener is None or (listener.host in LOOPBACK and target != machine_of(boot.host)):
             self.record(boot.host, f"refused {target}:{port}")
             raise UnavailableError("cannot connect: refused", host=host, port=port)
-        near, far = self._pair(boot.host, target, port)
+        near_name = f"{machine_of(boot.host)}:{self.free_port(boot.host)}"
+        near, far = self._pair(boot.host, near_name, listener.boot.host, f"{target}:{port}")
         self.record(boot.host, f"connected {near.serial} to {target}:{port}")
         listener.accept(far)
         return near
 
+    async def connect_unix(self, boot: Boot, path: str) -> SimulatedConnection:
+        await asyncio.sleep(self.delay(boot.host, boot.host))
+        boot.check()
+        listener = self._unix.get((machine_of(boot.host), path))
+        if listener is None:
+            self.record(boot.host, f"refused unix:{path}")
+            raise UnavailableError("cannot connect: refused", path=path)
+        near, far = self._pair(boot.host, f"unix:{path}", listener.boot.host, f"unix:{path}")
+        self.record(boot.host, f"connected {near.serial} to unix:{path}")
+        listener.accept(far)
+        return near
+
     def _pair(
-        self, host: str, target: str, port: int
+        self, host: str, near_name: str, target: str, far_name: str
     ) -> tuple[SimulatedConnection, SimulatedConnection]:
-        near_name, far_name = f"{host}:{self.free_port(host)}", f"{target}:{port}"
         near = SimulatedConnection(self, next(self._serials), host, near_name, far_name)
         far = SimulatedConnection(self, next(self._serials), target, far_name, near_name)
         near.peer_host, far.peer_host = target, host
@@ -146,28 +175,60 @@ class SimulatedNetwork:
         return near, far
 
     def listen(
-        self, boot: Boot, host: str, port: int, on_connection: OnConnection
+        self,
+        boot: Boot,
+        host: str,
+        port: int,
+        on_connection: OnConnection,
+        *,
+        reuse_port: bool = False,
     ) -> SimulatedListener:
-        if host not in (*LOOPBACK, *ANY, boot.host):
+        machine = machine_of(boot.host)
+        if host not in (*LOOPBACK, *ANY, machine):
             raise ConfigError("cannot listen: not an address of this host", host=host, port=port)
         port = port or self.free_port(boot.host)
-        if (boot.host, port) in self._listeners:
+        others = self._listeners.setdefault((machine, port), [])
+        if not all(reuse_port and other.reuse_port for other in others):
             raise ConfigError("cannot listen: address already in use", host=host, port=port)
         listener = SimulatedListener(self, boot, host, port, on_connection)
-        self._listeners[boot.host, port] = listener
+        listener.reuse_port = reuse_port
+        others.append(listener)
         self.record(boot.host, f"listens on {port}")
         return listener
 
+    def listen_unix(self, boot: Boot, path: str, on_connection: OnConnection) -> SimulatedListener:
+        listener = SimulatedListener(self, boot, path, 0, on_connection)
+        self._unix[machine_of(boot.host), path] = listener
+        self.record(boot.host, f"listens on unix:{path}")
+        return listener
+
     def unlisten(self, listener: SimulatedListener) -> None:
-        key = (listener.boot.host, listener.port)
-        if self._listeners.get(key) is listener:
-            del self._listeners[key]
+        machine = machine_of(listener.boot.host)
+        others = self._listeners.get((machine, listener.port), [])
+        if listener in others:
+            others.remove(listener)
+        if self._unix.get((machine, listener.host)) is listener:
+            del self._unix[machine, listener.host]
+
+    def open_inbox(self, boot: Boot, path: str) -> SimulatedInbox:
+        inbox = self._inboxes[machine_of(boot.host), path] = SimulatedInbox(boot)
+        return inbox
+
+    def post(self, boot: Boot, path: str, token: bytes, detached: SimulatedDetached) -> bool:
+        inbox = self._inboxes.get((machine_of(boot.host), path))
+        if inbox is None or inbox.closed:
+            raise UnavailableError("cannot hand a connection on: nobody there", path=path)
+        return inbox.put(token, detached)
+
+    def replace(self, old: SimulatedConnection, new: SimulatedConnection) -> None:
+        self._connections[old.serial] = new
 
     def free_port(self, host: str) -> int:
-        port = self._ports.get(host, _FIRST_PORT)
-        while (host, port) in self._listeners or self.datagrams.is_taken(host, port):
+        machine = machine_of(host)
+        port = self._ports.get(machine, _FIRST_PORT)
+        while self._listeners.get((machine, port)) or self.datagrams.is_taken(host, port):
             port += 1
-        self._ports[host] = port + 1
+        self._ports[machine] = port + 1
         return port
 
 
@@ -179,8 +240,8 @@ class _Pipe:
     ) -> None:
         self.unread = 0  # bytes written that the other side has not received
         self._network = network
-        self._source = source
-        self._target = target
+        self.source = source
+        self.target = target
         self._loop = asyncio.get_running_loop()
         self._queue: deque[tuple[float, bytes | _Mark]] = deque()
         self._arrival = 0.0  # of the last in the queue: nothing overtakes it
@@ -216,7 +277,7 @@ class _Pipe:
 
     def taken(self, byte_count: int) -> None:
         self.unread -= byte_count
-        self._source.on_taken()
+        self.source.on_taken()
 
     def _chop(self, data: bytes) -> list[bytes]:
         random = self._network.random
@@ -226,7 +287,7 @@ class _Pipe:
         return [data[low:high] for low, high in pairwise(sorted(cuts))]
 
     def _next_arrival(self) -> float:
-        delay = self._network.delay(self._source.host, self._target.host)
+        delay = self._network.delay(self.source.host, self.target.host)
         self._arrival = max(self._arrival, self._loop.time() + delay)
         return self._arrival
 
@@ -243,7 +304,7 @@ class _Pipe:
 
     def _deliver(self) -> None:
         self._timer = None
-        if self._network.is_cut(self._source.host, self._target.host):
+        if self._network.is_cut(self.source.host, self.target.host):
             self._is_held = True
             self._network.hold(self)
             return
@@ -253,7 +314,7 @@ class _Pipe:
         self._schedule()
 
     def _arrive(self, item: bytes | _Mark) -> None:
-        target = self._target
+        target = self.target
         if isinstance(item, bytes):
             what = f"{len(item)} bytes, crc {zlib.crc32(item):08x}"
         else:
@@ -263,7 +324,7 @@ class _Pipe:
             target.on_reset()
         elif item is _Mark.END:
             target.on_end()
-            self._source.finish()
+            self.source.finish()
         elif isinstance(item, bytes) and not target.on_data(item):
             target.outgoing.reset()  # as a kernel answers for a socket that is gone
 
@@ -288,6 +349,7 @@ class SimulatedConnection:
         self._broken = False
         self._chunks: deque[bytes] = deque()
         self._readers: list[asyncio.Future[None]] = []
+        self._on_arrival: Callable[[], None] | None = None
         self._writers: list[asyncio.Future[None]] = []
         self._closed = asyncio.Event()
         self._close_timer: asyncio.TimerHandle | None = None
@@ -337,6 +399,43 @@ class SimulatedConnection:
     async def wait_closed(self) -> None:
         await self._closed.wait()
 
+    def is_behind(self) -> bool:
+        return self.outgoing.unread > IN_FLIGHT_BYTES_MAX
+
+    async def detach(self) -> SimulatedDetached:
+        check_alive()
+        if not self._open:
+            raise UnavailableError("connection is closed", peer=self.peer)
+        received = b"".join(self._chunks)
+        self._chunks.clear()
+        self.incoming.taken(len(received))
+        end = SimulatedConnection(self._network, self.serial, self.host, self.local, self.peer)
+        end.peer_host, end._ended = self.peer_host, self._ended
+        end.incoming, end.outgoing = self.incoming, self.outgoing
+        end.incoming.target = end.outgoing.source = end
+        self._network.replace(self, end)
+        self._network.record(self.host, f"lets go of connection {self.serial}")
+        self._open = False
+        self._closed.set()
+        self.wake()
+        return SimulatedDetached(end, received)
+
+    def adopted_by(self, host: str, first_bytes: bytes) -> None:
+        """Another process goes on with this end."""
+        if not self._open:
+            raise UnavailableError("cannot adopt: the connection is over", peer=self.peer)
+        self._network.record(host, f"goes on with connection {self.serial}")
+        self.host = self.incoming.source.peer_host = host
+        if first_bytes:
+            self._chunks.appendleft(first_bytes)
+            self.incoming.unread += len(first_bytes)
+
+    def has_arrived(self) -> bool:
+        return bool(self._chunks) or self._ended or not self._open
+
+    def call_on_arrival(self, on_arrival: Callable[[], None]) -> None:
+        self._on_arrival = on_arrival
+
     # the network's side
 
     def break_off(self) -> None:
@@ -349,7 +448,7 @@ class SimulatedConnection:
         """False when nobody is here to take it."""
         if self._open:
             self._chunks.append(data)
-            _wake(self._readers)
+            self._wake_readers()
         return self._open
 
     def on_taken(self) -> None:
@@ -375,8 +474,14 @@ class SimulatedConnection:
         self.wake()
 
     def wake(self) -> None:
-        _wake(self._readers)
+        self._wake_readers()
         _wake(self._writers)
+
+    def _wake_readers(self) -> None:
+        if self._readers:
+            _wake(self._readers)
+        elif self._on_arrival is not None:
+            self._on_arrival()
 
     async def _wait(self, waiters: list[asyncio.Future[None]]) -> None:
         waiter = self._loop.create_future()
@@ -404,6 +509,7 @@ class SimulatedListener:
         on_connection: OnConnection,
     ) -> None:
         self.boot = boot
+        self.reuse_port = False
         self.host = "127.0.0.1" if host == "localhost" else host
         self.port = port
         self._network = network
@@ -439,12 +545,45 @@ class SimulatedTransport:
         except TimeoutError as error:
             raise UnavailableError("no answer in time", host=host, port=port) from error
 
-    async def listen(self, host: str, port: int, on_connection: OnConnection) -> SimulatedListener:
+    async def listen(
+        self, host: str, port: int, on_connection: OnConnection, *, reuse_port: bool = False
+    ) -> SimulatedListener:
         self._boot.check()
-        return self._network.listen(self._boot, host, port, on_connection)
+        return self._network.listen(self._boot, host, port, on_connection, reuse_port=reuse_port)
+
+    async def connect_unix(self, path: str, *, timeout: float = 1.0) -> SimulatedConnection:
+        self._boot.check()
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._network.connect_unix(self._boot, path)
+        except TimeoutError as error:
+            raise UnavailableError("no answer in time", path=path) from error
+
+    async def listen_unix(self, path: str, on_connection: OnConnection) -> SimulatedListener:
+        self._boot.check()
+        return self._network.listen_unix(self._boot, path, on_connection)
+
+    def open_inbox(self, path: str) -> SimulatedInbox:
+        self._boot.check()
+        return self._network.open_inbox(self._boot, path)
+
+    def post(self, path: str, token: bytes, detached: Detached) -> bool:
+        self._boot.check()
+        assert isinstance(detached, SimulatedDetached)
+        return self._network.post(self._boot, path, token, detached)
+
+    async def adopt(self, detached: Detached, first_bytes: bytes = b"") -> SimulatedConnection:
+        self._boot.check()
+        assert isinstance(detached, SimulatedDetached)
+        end = detached.take()
+        assert isinstance(end, SimulatedConnection)
+        end.adopted_by(self._boot.host, first_bytes)
+        return end
 
     async def listen_datagrams(
-        self, host: str, port: int, on_datagram: OnDatagram
+        self, host: str, port: int, on_datagram: OnDatagram, *, reuse_port: bool = False
     ) -> SimulatedDatagramListener:
         self._boot.check()
-        return self._network.datagrams.listen(self._boot, host, port, on_datagram)
+        return self._network.datagrams.listen(
+            self._boot, host, port, on_datagram, reuse_port=reuse_port
+        )

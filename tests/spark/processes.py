@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.spark.session.settings import environment
+from headrace.spark.session.session import environment
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace import Application
 from headrace.errors import ConfigError
 from headrace.pipeline.declare.application import Payload
-from headrace.pipeline.declare.properties import PropertyValues
+from headrace.pipeline.declare.graph import PropertyValues
 from headrace.pipeline.declare.stages import build_queries
 from headrace.pipeline.declare.trial import empty_streams
 from headrace.pipeline.plan import describe

@@ -20,7 +20,7 @@ from headrace.errors import NotFoundError
 from headrace.pipeline.plan.loading import load_application
 from headrace.spark.options import Target, parse_sink
 from headrace.spark.server import connect
-from headrace.spark.source.batch_plan import Span
+from headrace.spark.source.batch_plan import OffsetRange
 from headrace.spark.source.positions import Topics
 from headrace.wire.iggy.messages.messages import Message, decode_messages
 from headrace.wire.iggy.primitives import Partitioning
@@ -161,7 +161,7 @@ def published(address: str) -> dict[tuple[str, str], tuple[int, float]]:
         return {}
     found: dict[tuple[str, str], tuple[int, float]] = {}
     for place, topic, each in state.partitions():
-        span = Span(
+        span = OffsetRange(
             topic.topic, place, each.generation, each.start, each.end, cluster=state.cluster
         )
         runs = server.iterate(reading.read(target, access, span))

@@ -22,7 +22,7 @@ from headrace.client.arrow import payloads_of, to_area
 from headrace.spark.limited_daemon import mapped_mb
 from headrace.spark.options import Target, parse_sink
 from headrace.spark.server import connect
-from headrace.spark.source.batch_plan import Span
+from headrace.spark.source.batch_plan import OffsetRange
 from headrace.spark.source.positions import Topics
 from tests.integration.server import running as up_running
 from tests.ports import free_port
@@ -94,7 +94,7 @@ def payloads(target: Target) -> Counter[bytes]:
     state, access = server.run(reading.describe(target, Topics((target.topic,))))
     found: Counter[bytes] = Counter()
     for place, topic, each in state.partitions():
-        span = Span(
+        span = OffsetRange(
             topic.topic, place, each.generation, each.start, each.end, cluster=state.cluster
         )
         runs = server.iterate(reading.read(target, access, span))

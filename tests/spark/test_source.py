@@ -17,16 +17,15 @@ from pyspark.sql.types import StructType
 from headrace.client import partition_reader as reading_module
 from headrace.client.arrow import to_area
 from headrace.client.iggy import IggyClient
-from headrace.client.partition_reader import Access
-from headrace.client.positions import ReadFrom
-from headrace.client.raw_messages import Area
+from headrace.client.partition_reader import Access, ReadFrom
 from headrace.errors import NotFoundError, OffsetOutOfRangeError, UnavailableError
 from headrace.spark.options import Target
 from headrace.spark.server import Window, connect
 from headrace.spark.source import following
-from headrace.spark.source.batch_plan import DataLossError, OtherTopicError, Span
+from headrace.spark.source.batch_plan import DataLossError, OffsetRange, OtherTopicError
 from headrace.spark.source.reading import Reading
 from headrace.spark.source.source import TopicReader, TopicStreamReader
+from headrace.wire.iggy.columns import MessageBuffer
 from headrace.wire.iggy.messages.extensions import PublisherOpened
 from headrace.wire.iggy.messages.messages import Message
 from headrace.wire.iggy.primitives import Consumer, Partitioning
@@ -381,16 +380,18 @@ def reading(headrace: HeadraceServer) -> Iterator[tuple[Target, Reading]]:
     reading._reader._avoided_until = 0.0
 
 
-def read(target: Target, access: Access, span: Span, read_from: ReadFrom = "auto") -> list[Area]:
+def read(
+    target: Target, access: Access, span: OffsetRange, read_from: ReadFrom = "auto"
+) -> list[MessageBuffer]:
     server = connect(target)
     runs = server.iterate(server.remote.reading.read(target, access, span, read_from))
     return [area for areas in runs for area in areas]
 
 
-def span_of(target: Target) -> tuple[Span, Any]:
+def span_of(target: Target) -> tuple[OffsetRange, Any]:
     state, access = describe(target)
     ((key, topic, each),) = state.partitions()
-    return Span(
+    return OffsetRange(
         topic.topic, key, each.generation, each.start, each.end, cluster=state.cluster
     ), access
 

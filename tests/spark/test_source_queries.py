@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
+from headrace.pipeline.failures import skipped
 from headrace.spark.server import connect
-from headrace.spark.source.batch_plan import skipped
 from tests.spark.headrace_server import HeadraceServer
 from tests.spark.plain_server import PlainServer
 from tests.spark.test_source import fill, group_offset, send, start_of, wait_until

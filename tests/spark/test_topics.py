@@ -15,8 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.client.iggy import IggyClient
-from headrace.client.partition_reader import Access
-from headrace.client.positions import SourceState
+from headrace.client.partition_reader import Access, SourceState
 from headrace.spark.options import Target, parse_sink
 from headrace.spark.server import connect
 from headrace.spark.source.positions import Topics

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import xxhash
 
 from headrace.broker.core import Broker
-from headrace.broker.errors import (
-    FeatureUnavailableError,
-    InvalidSessionError,
-    RequestAppliedError,
-    StaleSessionError,
-)
-from headrace.broker.handlers import consumers, extensions, messages, system, topics, users, windows
+from headrace.broker.handlers import consumers, messages, shards, system, topics, users, windows
 from headrace.broker.handlers.views import repeat_answer
 from headrace.broker.poll.caches import PollCaches
+from headrace.broker.poll.held_polls import HeldPoll, Watch
 from headrace.broker.sessions import audit
 from headrace.broker.sessions.authorization import authorize
-from headrace.broker.sessions.dialect_rules import status_of
-from headrace.broker.sessions.request_dedup import REQUEST, Applying, Request
+from headrace.broker.sessions.request_dedup import REQUEST, Request, RequestOutcome
 from headrace.broker.sessions.sessions import Session
+from headrace.broker.shards.forwarding import (
+    ForwardedError,
+    Forwarding,
+    LeaseOverError,
+    Patience,
+    Route,
+    with_partition,
+)
+from headrace.broker.shards.messages import Answer, Forward, NotLeading
 from headrace.broker.traces import TRACED, traced
 from headrace.errors import (
     HeadraceError,
     InvalidArgumentError,
+    NotLeaderError,
     UnauthenticatedError,
     UnauthorizedError,
 )
@@ -33,14 +38,27 @@ from headrace.observability import tracing
 from headrace.observability.logging import REQUEST_ID, get_logger
 from headrace.runtime.interfaces import Buffer
 from headrace.wire.iggy import commands as c
-from headrace.wire.iggy.detection import TELLING, candidates, hint
+from headrace.wire.iggy.detection import DIALECT_SPECIFIC, candidates, hint
 from headrace.wire.iggy.dialects import CLASSIC, Dialect
 from headrace.wire.iggy.errors import DecodeError, Status
 from headrace.wire.iggy.messages.messages import (
     POLL_TAIL_BYTES,
+    PolledMessages,
     PollMessages,
     SendMessages,
     decode_send,
+    read_send_target,
+)
+from headrace.wire.iggy.primitives import Consumer
+from headrace.wire.iggy.refusals import (
+    ConsumerNotResolvedError,
+    FeatureUnavailableError,
+    InvalidSessionError,
+    MemberNotFoundError,
+    PartitionNotOwnedError,
+    RequestAppliedError,
+    StaleSessionError,
+    status_of,
 )
 from headrace.wire.iggy.vsr.batch import identity_of_send
 from headrace.wire.iggy.vsr.frames import READ, REGISTER, Head
@@ -52,6 +70,7 @@ _NOTHING: Sequence[Buffer] = ()
 _OK = int(Status.OK)
 _LOGINS = (c.PRESENT_GRANT.code, c.SPEAK_FOR.code)
 _SEND = c.SEND_MESSAGES.code
+_WRITES = frozenset((_SEND, c.STAGE.code, c.CLOSE.code))
 
 # Done again they change nothing, or mean the connection they come over.
 _REPEATABLE = frozenset(
@@ -113,7 +132,7 @@ HANDLERS: dict[c.AnyCommand, Handler] = {
     c.JOIN_CONSUMER_GROUP: consumers.join_group,
     c.LEAVE_CONSUMER_GROUP: consumers.leave_group,
     c.SYNC_CONSUMER_GROUP: consumers.sync_group,
-    c.HELLO: extensions.hello,
+    c.HELLO: system.hello,
     c.OPEN_PUBLISHER: windows.open_publisher,
     c.STAGE: windows.stage,
     c.CLOSE: windows.close_window,
@@ -121,8 +140,10 @@ HANDLERS: dict[c.AnyCommand, Handler] = {
     c.SET_PUBLISHERS: windows.set_publishers,
     c.RESET_AFTER: windows.reset_after,
     c.PURGE_TO: windows.purge_to,
-    c.READ_TICKET: extensions.read_ticket,
+    c.READ_TICKET: system.read_ticket,
     c.GET_PUBLISHING: windows.get_publishing,
+    c.GET_SHARDS: shards.get_shards,
+    c.MOVE_SHARD: shards.move_shard,
     c.PRESENT_GRANT: users.present_grant,
     c.SPEAK_FOR: users.speak_for,
 }
@@ -150,12 +171,15 @@ class Lease(Protocol):
 
 
 class Dispatcher:
-    def __init__(self, broker: Broker, lease: Lease) -> None:
+    def __init__(self, broker: Broker, lease: Lease, forwarding: Forwarding | None = None) -> None:
+        """`forwarding` is there where other workers lead what this one does not."""
         self._broker = broker
         self._lease = lease
+        self._forwarding = forwarding
         self._routes = build_routes(HANDLERS)
         self._traffic = broker.traffic
         self._monotonic = broker.runtime.clock.monotonic
+        self._writing = 0
 
     @property
     def poll_caches(self) -> PollCaches:
@@ -163,20 +187,61 @@ class Dispatcher:
 
     def answer_at_once(
         self, session: Session, code: int, payload: memoryview
-    ) -> Sequence[Buffer] | None:
-        """The answer when nothing has to be waited for; None: see `on_request`."""
-        if code != c.POLL_MESSAGES.code or session.known_poll is None or session.stale:
+    ) -> Sequence[Buffer] | HeldPoll | None:
+        """The answer when no task has to be woken for it; None: see `on_request`."""
+        if code != c.POLL_MESSAGES.code or session.known_poll is None:
             return None
         if tracing.active:
             return None  # the long way has the spans
+        polls = self._broker.held_polls
+        answer = self._ask_known(session, payload, may_wait=polls.holds)
+        if not isinstance(answer, Watch):
+            return answer
+        poll = polls.begin()
+        kept = memoryview(payload.tobytes())
+        poll.ask = partial(self._ask_again, session, kept)
+        poll.watch((answer,))
+        return poll
+
+    def answer_from_memory(
+        self, session: Session, code: int, payload: memoryview
+    ) -> Sequence[Buffer] | None:
+        """The answer to a poll like the last one, if messages for it are in memory."""
+        if code != c.POLL_MESSAGES.code or session.known_poll is None or tracing.active:
+            return None
+        answer = self._ask_known(session, payload, may_wait=self._broker.held_polls.holds)
+        return None if isinstance(answer, Watch) else answer
+
+    def _ask_known(
+        self, session: Session, payload: memoryview, *, may_wait: bool
+    ) -> Sequence[Buffer] | Watch | None:
+        if session.stale:
+            return None
         try:
             self._lease.check()
-            pieces = messages.answer_at_once(self._broker, session, payload)
+            answer = messages.answer_at_once(self._broker, session, payload, may_wait=may_wait)
         except HeadraceError:
             return None  # asked the long way it says why
-        if pieces is not None:
-            self._traffic.on_poll_at_once(session.spoken.dialect, len(payload), pieces)
-        return pieces
+        if answer is not None and not isinstance(answer, Watch):
+            self._traffic.on_poll_at_once(session.spoken.dialect, len(payload), answer)
+            if session.trail is not None:
+                session.trail.on_here()
+        return answer
+
+    def _ask_again(self, session: Session, payload: memoryview) -> Sequence[Buffer] | None:
+        answer = self._ask_known(session, payload, may_wait=False)
+        assert not isinstance(answer, Watch), "it has waited"
+        return answer
+
+    def on_behind(self, session: Session) -> None:
+        """Another request of the session waits, or the session ends."""
+        session.is_pressed = True
+        for poll in tuple(session.held_polls):
+            poll.finish()
+
+    def is_writing(self) -> bool:
+        """Whether messages are on their way to disk, and somebody waits for them."""
+        return self._writing > 0
 
     async def on_request(
         self, session: Session, code: int, payload: memoryview, head: Head | None = None
@@ -185,24 +250,63 @@ class Dispatcher:
         REQUEST_ID.set((session.client_id, session.last_request))
         status, pieces, size = _OK, _NOTHING, len(payload)
         started = self._monotonic()
+        writes = code in _WRITES
+        self._writing += writes
         try:
             if head is None or not self._is_numbered(session, code, head, started):
                 pieces = await self._answer(session, code, payload)
             elif code != _SEND or tracing.active:
-                pieces = await self._answer_once(session, code, payload, head)
+                fingerprint = _fingerprint(code, payload)
+                pieces = await self._answer_once(session, code, payload, head.number, fingerprint)
             else:
                 pieces = await self._send_once(session, payload, head)
+        except ForwardedError as error:
+            status = error.status
         except HeadraceError as error:
             log.debug("request refused", client=session.client_id, code=code, reason=str(error))
-            status = status_of(error, session.rules)
+            status = status_of(error, session.dialect)
         except Exception:
             log.exception("request failed", client=session.client_id, code=code)
             status = Status.ERROR
+        finally:
+            self._writing -= writes
         seconds = self._monotonic() - started
+        session.is_pressed = False
+        if session.held_seconds:
+            seconds = max(0.0, seconds - session.held_seconds)
+            session.held_seconds = 0.0
         self._traffic.on_answer(code, session.spoken.dialect, seconds, size, pieces, status)
         return status, pieces
 
-    async def _answer(self, session: Session, code: int, payload: memoryview) -> Sequence[Buffer]:
+    async def on_forwarded(
+        self, session: Session, passed: Forward, payload: memoryview
+    ) -> tuple[Answer | NotLeading, Sequence[Buffer]]:
+        """Answer a request that another worker passed on; NotLeading when nothing was done."""
+        code = passed.code
+        try:
+            self._lease.check()
+            if not self._broker.is_live:
+                raise NotLeaderError("the catalogue is not known yet")
+            if passed.number < 0:
+                return Answer(), await self._answer(session, code, payload, passed)
+            fingerprint = _fingerprint(code, payload)
+            return Answer(), await self._answer_once(
+                session, code, payload, passed.number, fingerprint, passed
+            )
+        except LeaseOverError as error:
+            # It was carried out: whoever passed it on must not send it to the next leader.
+            return Answer(int(status_of(error, session.dialect))), ()
+        except NotLeaderError:
+            return NotLeading(), ()
+        except HeadraceError as error:
+            return Answer(int(status_of(error, session.dialect))), ()
+        except Exception:
+            log.exception("forwarded request failed", client=session.client_id, code=code)
+            return Answer(int(Status.ERROR)), ()
+
+    async def _answer(
+        self, session: Session, code: int, payload: memoryview, passed: Forward | None = None
+    ) -> Sequence[Buffer]:
         if not self._lease.holds:
             await self._lease.regain()
         if session.stale:
@@ -214,13 +318,102 @@ class Dispatcher:
         if command.only_c and session.spoken.dialect is not Dialect.C:
             raise InvalidArgumentError("unknown command", code=code)
         request = self._decode(session, command, payload)
-        if code not in audit.AUDITED:
+        if self._forwarding is None:
+            return await self._execute(session, command, handler, request)
+        if passed is not None:
+            return await self._answer_passed(session, route, request, passed, self._forwarding)
+        return await self._answer_somewhere(session, route, payload, request, self._forwarding)
+
+    async def _answer_passed(
+        self,
+        session: Session,
+        route: tuple[c.AnyCommand, Handler],
+        request: Any,
+        passed: Forward,
+        forwarding: Forwarding,
+    ) -> Sequence[Buffer]:
+        """Here or nowhere: NotLeaderError when nothing was done."""
+        chosen = getattr(request, "partition", passed.partition) is None and passed.partition >= 0
+        request = with_partition(request, passed.partition)
+        target = forwarding.route(session, passed.code, request, passed.number)
+        if not target.here:
+            raise NotLeaderError("another worker leads it")
+        try:
+            return await self._execute(session, *route, with_partition(request, target.partition))
+        except (ConsumerNotResolvedError, MemberNotFoundError, PartitionNotOwnedError):
+            if not chosen:
+                raise
+            # Of two workers one knows of a change of members that the other does not know yet.
+            raise NotLeaderError("the members are known differently here") from None
+
+    async def _answer_somewhere(
+        self,
+        session: Session,
+        route: tuple[c.AnyCommand, Handler],
+        payload: memoryview,
+        request: Any,
+        forwarding: Forwarding,
+    ) -> Sequence[Buffer]:
+        """Where it is led; a shard may move at any moment, so whoever did nothing is left."""
+        command = route[0]
+        numbered = REQUEST.get()
+        number = -1 if numbered is None else numbered.number
+        patience: Patience | None = None
+        while True:
+            target = forwarding.route(session, command.code, request, number)
+            if target.here:
+                try:
+                    return await self._execute(
+                        session, *route, with_partition(request, target.partition)
+                    )
+                except LeaseOverError:
+                    raise
+                except NotLeaderError:
+                    pieces = None
+            else:
+                pieces = await self._pass_on(session, command, payload, request, target, number)
+            if pieces is not None:
+                return pieces
+            patience = patience or forwarding.patience()
+            await patience.wait()
+
+    async def _pass_on(
+        self,
+        session: Session,
+        command: c.AnyCommand,
+        payload: memoryview,
+        request: Any,
+        target: Route,
+        number: int,
+    ) -> Sequence[Buffer] | None:
+        assert self._forwarding is not None
+        if isinstance(request, PollMessages) and session.spoken.undecided:
+            nobody = request.consumer == Consumer.single()
+            if not self._broker.sessions.on_poll(session, nobody=nobody):
+                empty = PolledMessages(max(0, target.partition), 0, 0)
+                return command.encode_response(empty, session.spoken.dialect)
+        if command is not c.CHANGE_PASSWORD:
+            return await self._forwarding.forward(
+                session, command.code, payload, target, number, request
+            )
+        session.keeps_login = True  # it is this worker that ends the user's logins here
+        try:
+            return await self._forwarding.forward(
+                session, command.code, payload, target, number, request
+            )
+        finally:
+            session.keeps_login = False
+
+    async def _execute(
+        self, session: Session, command: c.AnyCommand, handler: Handler, request: object
+    ) -> Sequence[Buffer]:
+        if command.code not in audit.AUDITED:
             return await self._handle(session, command, handler, request)
-        entry = audit.Entry(self._broker, session, command, request)
+        entry = audit.AuditEntry(self._broker, session, command, request)
         try:
             answer = await self._handle(session, command, handler, request)
         except HeadraceError as error:
-            entry.refused(status_of(error, session.rules))
+            entry.refused(status_of(error, session.dialect))
             raise
         entry.done()
         return answer
@@ -234,11 +427,18 @@ class Dispatcher:
             response = await traced(handler, self._broker, session, command, request)
         else:
             response = await handler(self._broker, session, request)
-        if not self._lease.holds:  # it ran out meanwhile, and with it what we know
-            await self._lease.regain()
+        if not self._lease.holds:
+            await self._regain_after()
         if response is None:
             return ()
         return command.encode_response(response, session.spoken.dialect)
+
+    async def _regain_after(self) -> None:
+        """The lease ran out while a request was carried out, and with it what we know."""
+        try:
+            await self._lease.regain()
+        except NotLeaderError as error:
+            raise LeaseOverError("another broker may lead by now") from error
 
     def _may(self, session: Session, command: c.AnyCommand, request: object) -> bool:
         """False: answer as if what was asked for did not exist."""
@@ -272,33 +472,37 @@ class Dispatcher:
         return code not in _REPEATABLE
 
     async def _answer_once(
-        self, session: Session, code: int, payload: memoryview, head: Head
+        self,
+        session: Session,
+        code: int,
+        payload: memoryview,
+        request_number: int,
+        fingerprint: bytes,
+        passed: Forward | None = None,
     ) -> Sequence[Buffer]:
         """Apply the request, unless it is one that was applied before: see `request_dedup.py`."""
         answers, number = self._broker.answers, session.number
-        fingerprint = _fingerprint(code, payload, head)
-        applying, new = answers.enter(number, head.number, fingerprint)
+        applying, new = answers.enter(number, request_number, fingerprint)
         while not new:
             if applying.fingerprint != fingerprint:
-                raise RequestAppliedError("another request had this number", number=head.number)
+                raise RequestAppliedError("another request had this number", number=request_number)
             if not applying.done:
                 await applying.wait()
             if not applying.failed:  # even if it is known no more
                 return self._repeated(applying)
-            applying, new = answers.enter(number, head.number, fingerprint)
-        request = Request(number, head.number)
+            applying, new = answers.enter(number, request_number, fingerprint)
+        request = Request(number, request_number)
         token = REQUEST.set(request)
         try:
             pieces = None
             if code == _SEND:
                 session.last_send = applying
-                left = answers.take_left(session.user_uid, fingerprint)
-                if left is not None:
-                    pieces = await self._answer_of_before(left)
+                if passed is None:
+                    pieces = await self._answer_left(session, fingerprint)
             elif self._broker.catalogue.requests.find(request) is not None:
                 pieces = await self._answer_anew(session, code, request)
             if pieces is None:
-                pieces = await self._answer(session, code, payload)
+                pieces = await self._answer(session, code, payload, passed)
         except BaseException:
             answers.fail(*request, applying)
             raise
@@ -316,36 +520,82 @@ class Dispatcher:
         fingerprint = identity_of_send(payload)
         applying = answers.begin(*numbered, fingerprint)
         if applying is None:
-            return await self._answer_once(session, _SEND, payload, head)
+            return await self._answer_once(session, _SEND, payload, head.number, fingerprint)
         session.last_send = applying
         try:
             pieces = None
-            left = answers.take_left(session.user_uid, fingerprint)
-            if left is not None:
-                pieces = await self._answer_of_before(left)
+            if answers.has_left or (self._forwarding is not None and not session.has_sent):
+                pieces = await self._answer_left(session, fingerprint)
             if pieces is None:
                 if not self._lease.holds:
                     await self._lease.regain()
                 if session.stale:
                     raise StaleSessionError(client=session.client_id)
-                request = decode_send(payload, Dialect.C, head.room)
-                authorize(self._broker, session, c.SEND_MESSAGES, request)
-                pieces = [await messages.send_numbered(self._broker, request, numbered, head.lent)]
-                if not self._lease.holds:
-                    await self._lease.regain()
+                if self._forwarding is None:
+                    pieces = await self._send_here(session, payload, head, numbered, -1)
+                else:
+                    pieces = await self._send_somewhere(session, payload, head, numbered)
         except BaseException:
             answers.fail(*numbered, applying)
             raise
         answers.finish(applying, pieces)
         return pieces
 
-    def _repeated(self, before: Applying) -> Sequence[Buffer]:
+    async def _send_here(
+        self, session: Session, payload: memoryview, head: Head, numbered: Request, partition: int
+    ) -> Sequence[Buffer]:
+        request = with_partition(decode_send(payload, Dialect.C, head.room), partition)
+        authorize(self._broker, session, c.SEND_MESSAGES, request)
+        answer = await messages.send_numbered(self._broker, request, numbered, head.lent)
+        if not self._lease.holds:
+            await self._regain_after()
+        return [answer]
+
+    async def _send_somewhere(
+        self, session: Session, payload: memoryview, head: Head, numbered: Request
+    ) -> Sequence[Buffer]:
+        assert self._forwarding is not None
+        target = read_send_target(payload, Dialect.C)
+        route = self._forwarding.route(session, _SEND, target, head.number)
+        pieces = None
+        try:
+            if route.here:
+                return await self._send_here(session, payload, head, numbered, route.partition)
+            pieces = await self._forwarding.forward(session, _SEND, payload, route, head.number)
+        except LeaseOverError:
+            raise
+        except NotLeaderError:
+            pass
+        if pieces is not None:
+            return pieces
+        token = REQUEST.set(numbered)
+        try:
+            return await self._answer(session, _SEND, payload)
+        finally:
+            REQUEST.reset(token)
+
+    def _repeated(self, before: RequestOutcome) -> Sequence[Buffer]:
         self._traffic.repeated_requests += 1
         if before.answer is None:
             raise RequestAppliedError("its answer was too long to keep")
         return [before.answer] if before.answer else []
 
-    async def _answer_of_before(self, before: Applying) -> Sequence[Buffer] | None:
+    async def _answer_left(self, session: Session, fingerprint: bytes) -> Sequence[Buffer] | None:
+        """Its client may have been connected to another worker: those are asked about the first
+        SEND of a connection."""
+        is_first, session.has_sent = not session.has_sent, True
+        left = self._broker.answers.take_left(session.user_uid, fingerprint)
+        if left is not None:
+            return await self._answer_of_before(left)
+        if not is_first or self._forwarding is None or session.user_uid is None:
+            return None
+        answer = await self._broker.workers.take_left(session.user_uid, fingerprint)
+        if answer is None:
+            return None
+        self._traffic.repeated_requests += 1
+        return [answer] if answer else []
+
+    async def _answer_of_before(self, before: RequestOutcome) -> Sequence[Buffer] | None:
         """What the same SEND was answered over a connection of the user's that ended with it."""
         if not before.done:
             await before.wait()
@@ -406,7 +656,7 @@ class Dispatcher:
     def _listen(self, session: Session, code: int, payload: Buffer) -> None:
         if session.spoken.dialect is Dialect.C:
             return  # told by its framing
-        if code in TELLING:
+        if code in DIALECT_SPECIFIC:
             shown = candidates(code, payload)
             if shown is not CLASSIC:
                 self._broker.sessions.on_shape(session, shown)
@@ -424,11 +674,12 @@ class Dispatcher:
         return InvalidArgumentError("unknown command", code=code)
 
 
-def _fingerprint(code: int, payload: memoryview, head: Head) -> bytes:
-    """What tells a request that is sent again from another one under its number.
+def _fingerprint(code: int, payload: memoryview) -> bytes:
+    """What tells a request that is sent again from another one under its number, whether it came
+    from its client or from another worker.
 
     A SEND has its target and the checksum of its batch, which covers the ids of its messages.
     """
     if code == _SEND:
         return identity_of_send(payload)
-    return bytes((head.operation,)) + xxhash.xxh3_64_digest(payload)
+    return code.to_bytes(4, "little", signed=True) + xxhash.xxh3_64_digest(payload)

@@ -13,10 +13,11 @@ import asyncio
 from collections.abc import Callable
 
 from headrace.broker.core import Broker, Identity, ProcessFigures
-from headrace.broker.term.broker_registry import LEADER_LEASE, Place, stay_listed
+from headrace.broker.term.broker_registry import LEADER_LEASE, BrokerAddress, stay_listed
+from headrace.broker.term.root_user import RootCredentials
 from headrace.broker.term.snapshot import Diagnostics
 from headrace.broker.term.standby_listener import StandbyListener
-from headrace.broker.term.term import RootCredentials, Setup, Term
+from headrace.broker.term.term import Setup, Term
 from headrace.broker.term.transports import Encryption
 from headrace.concurrency.tasks import TaskSet
 from headrace.config.broker import BrokerSettings
@@ -38,6 +39,7 @@ __all__ = ["BrokerService", "RootCredentials"]
 
 log = get_logger(__name__)
 
+VERSION = "0.1.0"
 _RETRY_SECONDS = 1.0
 
 
@@ -52,7 +54,7 @@ class BrokerService:
         cluster_uuid: str,
         folder: str,
         placement_address: str = "",
-        version: str = "0.1.0",
+        version: str = VERSION,
         figures: Callable[[], ProcessFigures] = ProcessFigures,
         diagnostics: Diagnostics | None = None,
         on_root: Callable[[RootCredentials], None] | None = None,
@@ -95,7 +97,7 @@ class BrokerService:
         )
         self.term: Term | None = None
         """The one that began last; `leads` says whether it still is."""
-        self._door: StandbyListener | None = None
+        self._standby: StandbyListener | None = None
         self._quic_port = 0
 
     # -- starting and stopping
@@ -109,7 +111,7 @@ class BrokerService:
         try:
             self._holder = await self._holder_file.load()
             if self._stands_by:
-                await self._open_door(host, port, quic_port)
+                await self._start_standby(host, port, quic_port)
             else:
                 await self._lead_alone(host, port, quic_port)
         except BaseException:
@@ -123,8 +125,8 @@ class BrokerService:
         await self._tasks.close()
         if self.term is not None:
             await self._end_term(self.term)
-        if self._door is not None:
-            await self._door.close()
+        if self._standby is not None:
+            await self._standby.close()
         self._executor.close()
 
     # -- terms
@@ -152,14 +154,16 @@ class BrokerService:
         await term.leave()
 
     async def _announce(self, term: Term, host: str, port: int) -> None:
-        place = self._place(host, port)
-        term.broker.address = (place.host, place.port)
+        address = self._advertised_address(host, port)
+        term.broker.address = (address.host, address.port)
         quic = None if term.transports is None else term.transports.quic
         term.broker.quic_port = 0 if quic is None else quic.port
-        await term.leadership.announce(format_address(place.host, place.port))
+        await term.leadership.announce(format_address(address.host, address.port))
 
-    def _place(self, host: str, port: int) -> Place:
-        return Place(*parse_address(advertised(self._advertise, format_address(host, port))))
+    def _advertised_address(self, host: str, port: int) -> BrokerAddress:
+        return BrokerAddress(
+            *parse_address(advertised(self._advertise, format_address(host, port)))
+        )
 
     # -- alone
 
@@ -177,33 +181,35 @@ class BrokerService:
 
     # -- in a cluster
 
-    async def _open_door(self, host: str, port: int, quic_port: int | None) -> None:
-        door = self._door = StandbyListener(
+    async def _start_standby(self, host: str, port: int, quic_port: int | None) -> None:
+        standby = self._standby = StandbyListener(
             self._runtime,
             find_leader=self.find_leader,
             wait_seconds=self._settings.leader_wait_ms / 1000,
             guests_max=self._settings.connections_max,
         )
-        await door.start(host, port)
-        place = self._place(door.listener.host, door.listener.port)
+        await standby.start(host, port)
+        address = self._advertised_address(standby.listener.host, standby.listener.port)
         if quic_port:
-            place = Place(place.host, place.port, quic_port)
+            address = BrokerAddress(address.host, address.port, quic_port)
         self._tasks.start(
             stay_listed(
                 self._runtime,
                 self._client,
                 holder=self._holder.holder,
-                place=place,
+                address=address,
                 duration_ms=self._settings.lease_ms,
             ),
             name="listed",
         )
-        self._tasks.start(self._lead_in_turns(door, host, quic_port), name="lead")
+        self._tasks.start(self._lead_in_turns(standby, host, quic_port), name="lead")
 
-    async def _lead_in_turns(self, door: StandbyListener, host: str, quic_port: int | None) -> None:
+    async def _lead_in_turns(
+        self, standby: StandbyListener, host: str, quic_port: int | None
+    ) -> None:
         try:
             while True:
-                pause = await self._lead_once(door, host, quic_port)
+                pause = await self._lead_once(standby, host, quic_port)
                 assert self.term is not None, "it was begun"
                 await self._end_term(self.term)
                 log.info("broker stands by")
@@ -214,11 +220,11 @@ class BrokerService:
             self.lost.set()
             raise
 
-    async def _lead_once(self, door: StandbyListener, host: str, quic_port: int | None) -> float:
-        """Until it is over; how many seconds to wait before the next time."""
+    async def _lead_once(self, standby: StandbyListener, host: str, quic_port: int | None) -> float:
+        """Lead until the term is over; gives the seconds to wait before the next try."""
         try:
             term = await self._begin_term()
-            await self._serve_term(term, door, host, quic_port)
+            await self._serve_term(term, standby, host, quic_port)
         except ConfigError:
             raise  # a person has to look at it
         except (FencedError, NotLeaderError) as error:
@@ -227,20 +233,20 @@ class BrokerService:
             log.error("could not take over", reason=str(error))
             return _RETRY_SECONDS  # whoever stands by too may be luckier
         finally:
-            door.send_away()
+            standby.send_away()
         return 0.0
 
     async def _serve_term(
-        self, term: Term, door: StandbyListener, host: str, quic_port: int | None
+        self, term: Term, standby: StandbyListener, host: str, quic_port: int | None
     ) -> None:
         assert term.transports is not None, "it was opened"
         if quic_port is not None:
             await term.transports.start_quic(host, self._quic_port or quic_port)
             assert term.transports.quic is not None, "it was started"
             self._quic_port = term.transports.quic.port  # the same one in the next term
-        await self._announce(term, door.listener.host, door.listener.port)
+        await self._announce(term, standby.listener.host, standby.listener.port)
         if not term.over.is_set():
-            door.serve_here(term.transports.tcp.serve)
+            standby.serve_here(term.transports.tcp.serve)
         await term.over.wait()
 
     async def find_leader(self) -> str:
@@ -249,8 +255,8 @@ class BrokerService:
         return "" if answer.holder == self._holder.holder else answer.address
 
     def _on_refused(self, answer: LeaseResponse) -> None:
-        if self._door is not None:
-            self._door.end_relays(but_to=answer.address)
+        if self._standby is not None:
+            self._standby.end_relays(but_to=answer.address)
 
     # -- figures
 
@@ -261,8 +267,8 @@ class BrokerService:
 
     @property
     def address(self) -> str:
-        if self._door is not None:
-            return self._door.address
+        if self._standby is not None:
+            return self._standby.address
         assert self.term is not None, "not started"
         assert self.term.transports is not None, "not started"
         return self.term.transports.tcp.address
@@ -278,17 +284,24 @@ class BrokerService:
     def leads(self) -> bool:
         return self.term is not None and self.term.leadership.holds
 
+    @property
+    def serves(self) -> bool:
+        """Whether clients are answered here: it leads, and its logs are replayed."""
+        return self.leads and self.term is not None and self.term.transports is not None
+
     def statistics(self) -> dict[str, object]:
         figures: dict[str, object] = {
             "leads": self.leads,
             "epoch": -1 if self.term is None else self.term.leadership.epoch,
-            **({} if self._door is None else self._door.statistics()),
+            **({} if self._standby is None else self._standby.statistics()),
         }
         if self.term is None or self.term.transports is None or not self.leads:
             return figures  # nobody, or one that has yet to replay its logs
         broker, transports = self.term.broker, self.term.transports
         return {
             **figures,
+            "coordinates": True,
+            "shards": broker.catalogue.shards,
             "streams": len(broker.catalogue.streams),
             "topics": sum(1 for _ in broker.catalogue.topics()),
             "users": len(broker.catalogue.users),
@@ -298,5 +311,6 @@ class BrokerService:
             "doomed_streams": len(broker.catalogue.doomed),
             **broker.publishing.statistics(),
             **broker.traffic.totals(),
+            **broker.held_polls.statistics(),
             **transports.statistics(),
         }

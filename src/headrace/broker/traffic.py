@@ -42,6 +42,10 @@ class Traffic:
         self.polled_bytes = 0
         self.repeated_requests = 0
         """Requests of dialect C that were answered as they had been before."""
+        self.requests_passed_on = 0
+        """Requests of clients of this worker that another one answered."""
+        self.requests_taken_in = 0
+        """Requests of clients of other workers that this one answered."""
         self.commands: dict[int, CommandTraffic] = {}
 
     def totals(self) -> dict[str, int]:
@@ -55,6 +59,8 @@ class Traffic:
             "requests": sum(sum(command.by_dialect) for command in commands),
             "refusals": sum(sum(command.errors.values()) for command in commands),
             "repeated_requests": self.repeated_requests,
+            "requests_passed_on": self.requests_passed_on,
+            "requests_taken_in": self.requests_taken_in,
         }
 
     def on_answer(

@@ -38,7 +38,9 @@ _LISTS = {
 _MISSING = re.compile(rf"\bno ({'|'.join(_LISTS)})\b")
 
 _SERVER = "Is the server running? Start it with `headrace up`, or say where it is with {option}."
-_DOOR = "Clients connect to the address that `headrace up` prints as {door}; give it with {option}."
+_WHERE = (
+    "Clients connect to the address that `headrace up` prints as {label}; give it with {option}."
+)
 _TLS = "A server that takes TLS only wants --tls, and --tls-ca unless the system trusts it."
 
 _ADVICE: tuple[tuple[type[HeadraceError], str], ...] = (
@@ -104,8 +106,8 @@ def _unreached(text: str) -> str:
     over_http = text.startswith(("http://", "https://"))
     option = "--http" if over_http else "--address"
     if "not the Iggy port" in text or "not the dashboard" in text:
-        door = "dashboard" if over_http else "Iggy clients"
-        return f"{_DOOR.format(door=door, option=option)} {_TLS}"
+        label = "dashboard" if over_http else "Iggy clients"
+        return f"{_WHERE.format(label=label, option=option)} {_TLS}"
     if over_http or "cannot connect" in text or "closed the connection" in text:
         return f"{_SERVER.format(option=option)} {_TLS}"
     if "did not answer" in text:
@@ -114,7 +116,8 @@ def _unreached(text: str) -> str:
 
 
 def tell(error: HeadraceError) -> str:
-    """Its sentence. A file is named before what happened to it, as every other program does."""
+    """Write the sentence of an error. A file is named before what happened to it, as every other
+    program does."""
     path = error.data.get("path")
     if isinstance(error, StorageError | NotFoundError) and isinstance(path, str):
         rest = {name: value for name, value in error.data.items() if name not in ("path", "errno")}

@@ -162,7 +162,7 @@ def _value(given: dict[str, Any], profile: dict[str, Any], name: str, default: s
         return str(given[name])
     found = str(profile.get(name, ""))
     if name in ("password", "token") and found:
-        from headrace.process.startup.secret_references import read_reference
+        from headrace.process.startup.settings import read_reference
 
         return read_reference(found, f"the profile's {name}")
     return found or default
@@ -198,9 +198,11 @@ async def log_in(conversation: Conversation | None = None) -> IggyClient:
     return client
 
 
-def with_link(work: Callable[[BrokerConnection], Awaitable[T]], *, retry_seconds: float) -> T:
-    """As `with_broker`, over a connection that is made again when it breaks: a server that
-    restarts costs a pause. It has to be there at the beginning."""
+def with_broker_connection(
+    work: Callable[[BrokerConnection], Awaitable[T]], *, retry_seconds: float
+) -> T:
+    """Run `work` as `with_broker` does, over a connection that is made again when it breaks: a
+    server that restarts costs a pause. The server has to be there at the beginning."""
     from headrace.client.connection import BrokerConnection
     from headrace.client.url import ServerUrl, TlsOptions
     from headrace.observability.escaping import note
@@ -215,7 +217,7 @@ def with_link(work: Callable[[BrokerConnection], Awaitable[T]], *, retry_seconds
         told: set[str] = set()
 
         def on_failure(error: HeadraceError) -> None:
-            """Once for each outage."""
+            """Say it once for each outage."""
             if not told:
                 told.add(error.message)
                 note(f"{error}; trying again (Ctrl-C ends this)")
@@ -225,16 +227,16 @@ def with_link(work: Callable[[BrokerConnection], Awaitable[T]], *, retry_seconds
                 told.clear()
                 note(f"connected to {target.address} again")
 
-        link = BrokerConnection(
+        connection = BrokerConnection(
             system_runtime(), server, retry_seconds=retry_seconds,
             on_failure=on_failure, on_connected=on_connected,
         )  # fmt: skip
         try:
             with speaking_iggy(target.address):
-                await link.connected()
-            return await work(link)
+                await connection.connected()
+            return await work(connection)
         finally:
-            await link.close()
+            await connection.close()
 
     return run(main())
 
@@ -253,7 +255,7 @@ def address_of(target: Target) -> tuple[str, int]:
 
 @contextmanager
 def speaking_iggy(address: str) -> Iterator[None]:
-    """Around the first request of a connection: what goes wrong there is a wrong port."""
+    """Explain what goes wrong in the first request of a connection: the port is a wrong one."""
     from headrace.errors import DeadlineError, RemoteProtocolError, UnavailableError
     from headrace.wire.iggy.errors import IggyError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.connection import TARGET, client_tls
@@ -26,6 +27,29 @@ def pipeline_api(http: str | None = None) -> PipelineApi:
     return PipelineApi(http or target.http, target.username, target.password)
 
 
+@dataclass(frozen=True, slots=True)
+class PipelineRow:
+    """A pipeline of the list. None is what the server does not say, as of a plan it cannot read."""
+
+    name: str
+    state: str
+    rows: int | None = None
+    rows_per_second: float | None = None
+    lag: int | None = None
+    window: str | None = None
+    committed_window: str | None = None
+    rows_late: int | None = None
+    rows_bad: int | None = None
+    restarts: int | None = None
+    last_error: str | None = None
+
+    @classmethod
+    def from_json(cls, answer: dict[str, Any]) -> PipelineRow:
+        """A server of another release may say more, or less."""
+        told: dict[str, Any] = {one.name: answer.get(one.name) for one in fields(cls)}
+        return cls(**told)
+
+
 class Api:
     """The control plane's JSON API."""
 
@@ -39,20 +63,23 @@ class Api:
         self._auth = (username, password)
 
     def get(self, path: str, *, seconds: float = SUBMIT_SECONDS) -> Any:
-        return told_windows(self._ask("GET", path, seconds=seconds).json())
+        return null_unknown_windows(self._ask("GET", path, seconds=seconds).json())
+
+    def pipelines(self, *, seconds: float = SUBMIT_SECONDS) -> list[PipelineRow]:
+        return [PipelineRow.from_json(one) for one in self.get("/pipelines", seconds=seconds)]
 
     def application(self, name: str) -> tuple[ApplicationView, dict[str, Any]]:
         """What the controller tells of a pipeline, and the same as `--json` prints it."""
         from headrace.pipeline.controller.views import read_view
 
         answer = self._ask("GET", f"/pipelines/{name}").json()
-        return read_view(answer), told_windows(answer)
+        return read_view(answer), null_unknown_windows(answer)
 
     def text(self, path: str) -> str:
         return self._ask("GET", path).text
 
     def post(self, path: str, body: object = None, *, seconds: float = SUBMIT_SECONDS) -> Any:
-        return told_windows(self._ask("POST", path, body, seconds).json())
+        return null_unknown_windows(self._ask("POST", path, body, seconds).json())
 
     def delete(self, path: str) -> None:
         self._ask("DELETE", path)
@@ -87,12 +114,12 @@ class Api:
             raise UnavailableError(f"{self._server}: {error}") from error
 
 
-def told_windows(value: Any) -> Any:
+def null_unknown_windows(value: Any) -> Any:
     """An answer in which the id that stands for no window is null, as everything unknown is."""
     if isinstance(value, dict):
-        return {name: told_windows(each) for name, each in value.items()}
+        return {name: null_unknown_windows(each) for name, each in value.items()}
     if isinstance(value, list):
-        return [told_windows(each) for each in value]
+        return [null_unknown_windows(each) for each in value]
     return None if value == _NO_WINDOW else value
 
 

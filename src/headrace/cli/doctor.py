@@ -24,7 +24,7 @@ from headrace.cli.output import print_json
 from headrace.observability.escaping import escape
 
 if TYPE_CHECKING:
-    from headrace.wire.iggy.messages.extensions import PublishingFigures
+    from headrace.wire.iggy.messages.extensions import PublishingFigures, ShardMap
 
 PORTS = {"iggy": 8090, "quic": 8080, "placement manager": 12378, "data node": 10911, "http": 3000}
 SYNCS = 15
@@ -36,6 +36,7 @@ CLOCK_SECONDS_MAX = 2.0
 CONTROL_SECONDS = 5.0
 PUBLISHERS_SHARE_HIGH = 0.8
 STAGED_MS_HIGH = 3_600_000
+LOOP_DELAY_MS_HIGH = 250.0
 
 
 class Level(StrEnum):
@@ -218,15 +219,18 @@ def _ask_server(address: str) -> Iterator[Finding]:
     from headrace.wire.iggy import commands as c
     from headrace.wire.iggy.messages.system import Stats
 
-    async def work(client: IggyClient) -> tuple[float, Stats, PublishingFigures | None]:
+    async def work(
+        client: IggyClient,
+    ) -> tuple[float, Stats, PublishingFigures | None, ShardMap | None]:
         started = time.perf_counter()
         await client.ping()
         seconds, hello = time.perf_counter() - started, await client.hello()
-        known = hello is not None and c.GET_PUBLISHING.name in hello.features
-        figures = await client.get_publishing() if known else None
-        return seconds, await client.get_stats(), figures
+        known = () if hello is None else hello.features
+        figures = await client.get_publishing() if c.GET_PUBLISHING.name in known else None
+        shards = await client.get_shards() if c.GET_SHARDS.name in known else None
+        return seconds, await client.get_stats(), figures, shards
 
-    seconds, stats, publishing = with_broker(work)
+    seconds, stats, publishing, shards = with_broker(work)
     yield Finding(
         "server", Level.OK,
         f"{address} answers in {seconds * 1e3:.1f} ms: version {stats.server_version}, "
@@ -241,6 +245,8 @@ def _ask_server(address: str) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding("clock", Level.OK, "the server's clock agrees with this one")
+    if shards is not None:
+        yield from _workers(shards, stats.hostname == platform.node())
     if publishing is not None:
         yield from _staged(publishing)
     if stats.free_disk_space and stats.free_disk_space < FREE_BYTES_LOW:
@@ -317,6 +323,39 @@ def _staged(figures: PublishingFigures) -> Iterator[Finding]:
             f"{figures.staged_ms_max / 3_600_000:g} h (advanced.broker.staged_ms_max)."
             if old else "",
         )  # fmt: skip
+
+
+def _workers(found: ShardMap, is_here: bool) -> Iterator[Finding]:
+    """How many lead, against the cores of this machine where they run on it."""
+    from headrace.cli.output import counted
+
+    here = sum(one.host == platform.node() for one in found.workers) if is_here else 0
+    cores = os.cpu_count() or 1
+    text = f"{counted(len(found.workers), 'worker')} for {counted(len(found.shards), 'shard')}"
+    if here:
+        text += f"; {here} on the {counted(cores, 'core')} of this machine"
+    if here > cores:
+        yield Finding(
+            "workers", Level.WARNING, f"{text}: they wait for each other",
+            "Run fewer workers than there are cores.",
+        )  # fmt: skip
+    else:
+        yield Finding("workers", Level.OK, text)
+    nobody = [one.shard for one in found.shards if not one.worker]
+    if nobody:
+        yield Finding(
+            "workers", Level.WARNING, f"nobody leads {counted(len(nobody), 'shard')}",
+            "It passes in a few seconds; if not, the log of the coordinator says why: "
+            "`headrace shard list` names it.",
+        )  # fmt: skip
+    for one in found.workers:
+        if one.loop_delay_ms > LOOP_DELAY_MS_HIGH:
+            yield Finding(
+                "workers", Level.WARNING,
+                f"worker {one.number} was late by {one.loop_delay_ms:.0f} ms in the last minute",
+                "It has too much to do: move a shard of it (`headrace shard move`), or give the "
+                "machine more cores.",
+            )  # fmt: skip
 
 
 def check_ports() -> Iterator[Finding]:

@@ -58,7 +58,7 @@ def humanly(name: str, value: object) -> str | None:
 
 
 def heading(name: str) -> str:
-    """Of a column: its name without the unit, which the values have."""
+    """The heading of a column: its name without the unit, which the values have."""
     if name == "bytes":
         return "size"
     if name == "max_bytes":
@@ -87,7 +87,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In two steps at most: `2 d 3 h`, `1 min 5 s`, `0.25 s`, `12 ms`."""
+    """Write seconds in two units at most: `2 d 3 h`, `1 min 5 s`, `0.25 s`, `12 ms`."""
     if seconds < 0.1:
         return f"{seconds * 1e3:.3g} ms" if seconds else "0 s"
     if seconds < 60:
@@ -237,7 +237,7 @@ def format_value(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Without what would move the cursor or change colours: names are chosen by anybody."""
+    """Take out what would move the cursor or change colours: anybody chooses names."""
     return escape(text, LINES)
 
 
@@ -278,7 +278,8 @@ def count_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """For work of unknown length: a spinner with the time on a terminal, else the bare words."""
+    """Show that work of unknown length goes on: by a spinner with the time on a terminal, else by
+    the bare words."""
     if not sys.stderr.isatty():
         note(what)
         yield

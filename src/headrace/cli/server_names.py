@@ -51,8 +51,8 @@ def pipelines(ctx: click.Context, _param: click.Parameter, incomplete: str) -> l
         from headrace.cli.control_api import control_api
 
         with _chosen(ctx, connection.CONTROL_OPTIONS):
-            found = control_api().get("/pipelines", seconds=SECONDS)
-        return _begin([one["name"] for one in found], incomplete)
+            found = control_api().pipelines(seconds=SECONDS)
+        return _begin([one.name for one in found], incomplete)
 
     return _quietly(names)
 

@@ -29,10 +29,17 @@ if TYPE_CHECKING:
         connect_sync,
     )
     from headrace.client.consuming import GroupConsumer
-    from headrace.client.records import Message, MessageBatch, Receipt, Record
+    from headrace.client.records import (
+        Message,
+        MessageBatch,
+        Receipt,
+        Record,
+        StreamInfo,
+        TopicInfo,
+        Watermark,
+    )
     from headrace.client.sending import Delivery, Producer
     from headrace.client.session import Client
-    from headrace.client.views import StreamInfo, TopicInfo, Watermark
 
 __all__ = [
     "Client",
@@ -62,12 +69,12 @@ _HOMES = {
     "Producer": "sending",
     "Receipt": "records",
     "Record": "records",
-    "StreamInfo": "views",
+    "StreamInfo": "records",
     "SyncClient": "blocking",
     "SyncConsumer": "blocking",
     "SyncProducer": "blocking",
-    "TopicInfo": "views",
-    "Watermark": "views",
+    "TopicInfo": "records",
+    "Watermark": "records",
     "connect": "blocking",
     "connect_sync": "blocking",
 }

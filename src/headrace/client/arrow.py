@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from headrace.client.raw_messages import COLUMNS
 from headrace.errors import InvalidArgumentError
 from headrace.wire.iggy.batch import HEADER_BYTES
 from headrace.wire.iggy.columns import (
+    COLUMNS,
     build_area,
     headers_in_place,
     key_headers,
@@ -34,8 +34,8 @@ from headrace.wire.iggy.user_headers import KEY_PREFIX_BYTES, UserHeader, encode
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headrace.client.raw_messages import Area
     from headrace.wire.iggy.batch import Positions, Records
+    from headrace.wire.iggy.columns import MessageBuffer
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _HEADERS = pa.map_(pa.string(), pa.binary())
@@ -267,7 +267,7 @@ def _headers(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> pa.Array:
 # --- writing --------------------------------------------------------------------------------------
 
 
-def to_area(payload: pa.Array, key: pa.Array | None, headers: pa.Array | None) -> Area:
+def to_area(payload: pa.Array, key: pa.Array | None, headers: pa.Array | None) -> MessageBuffer:
     """Messages to send. Text counts as its UTF-8 bytes; a payload that is null is refused."""
     payload = _as_binary(payload, "payload")
     if payload.null_count:
@@ -290,7 +290,7 @@ def _joined(
     payload: pa.Array,
     lengths: NDArray[np.int32],
     blocks: tuple[NDArray[np.uint8], NDArray[np.int64]] | None,
-) -> Area:
+) -> MessageBuffer:
     """Header, payload and header block of each message, one after the other.
 
     Arrow's join takes 0.03 µs for a message of 200 bytes, with a key 0.05; writing through boolean
@@ -337,7 +337,7 @@ def _header_blocks(
     return np.frombuffer(b"".join(blocks), np.uint8), offsets
 
 
-class Homes:
+class KeyPartitions:
     """The partitions that keys belong to, as any Iggy client works them out."""
 
     def __init__(self, count: Callable[[], int]) -> None:
@@ -361,7 +361,7 @@ class Homes:
 
 
 def by_partition(
-    batch: pa.RecordBatch, homes: Homes
+    batch: pa.RecordBatch, homes: KeyPartitions
 ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
     """Rows by the partition they belong to; None leaves the choice to the server."""
     names = batch.schema.names

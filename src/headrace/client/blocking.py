@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headrace.client import sending
 from headrace.client.consuming import GroupConsumer
-from headrace.client.raw_messages import COLUMNS
 from headrace.client.records import (
     HeaderValue,
     Key,
@@ -26,14 +25,18 @@ from headrace.client.records import (
     Payload,
     Receipt,
     Record,
+    StreamInfo,
+    Table,
+    TopicInfo,
+    Watermark,
 )
 from headrace.client.sending import Delivery, Producer
 from headrace.client.session import RETRY_SECONDS, TAIL_MESSAGES, Client
 from headrace.client.topic_reader import Position
 from headrace.client.url import ServerUrl, parse_url
-from headrace.client.views import StreamInfo, Table, TopicInfo, Watermark
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.runtime.system import system_runtime
+from headrace.wire.iggy.columns import COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa

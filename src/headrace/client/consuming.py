@@ -13,9 +13,8 @@ from types import TracebackType
 from typing import Self
 
 from headrace.client.connection import BrokerConnection
-from headrace.client.raw_messages import parts_of
 from headrace.client.records import Message, MessageBatch
-from headrace.client.topic_reader import PartitionBounds, Position, TopicReader
+from headrace.client.topic_reader import PartitionBounds, Position, TopicReader, partition_messages
 from headrace.errors import AlreadyExistsError, HeadraceError, NotFoundError
 from headrace.wire.iggy.primitives import Consumer as Reader
 
@@ -157,7 +156,7 @@ class GroupConsumer:
                     break
                 if not areas:
                     continue  # lost, and given up: reading goes on behind it
-                parts = parts_of(each.partition, at, areas)
+                parts = partition_messages(each.partition, at, areas)
                 yield MessageBatch(self._stream, self._topic, parts)
             if not found:
                 if not self._follow:

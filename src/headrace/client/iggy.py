@@ -40,6 +40,7 @@ from headrace.wire.iggy.messages import consumers, system, topics, users
 from headrace.wire.iggy.messages.extensions import (
     CloseWindow,
     ListWindows,
+    MoveShard,
     OpenPublisher,
     PresentGrant,
     PublisherOpened,
@@ -49,6 +50,8 @@ from headrace.wire.iggy.messages.extensions import (
     ResetAfter,
     ServerHello,
     SetPublishers,
+    ShardMap,
+    ShardMoved,
     SpeakFor,
     Stage,
     StagedSpan,
@@ -559,6 +562,14 @@ class IggyClient:
 
     async def get_publishing(self) -> PublishingFigures:
         return await self.call(c.GET_PUBLISHING, _NOTHING)
+
+    async def get_shards(self) -> ShardMap:
+        """Who leads which shard, where each worker is reached, and how the workers do."""
+        return await self.call(c.GET_SHARDS, _NOTHING)
+
+    async def move_shard(self, shard: int, worker: str) -> ShardMoved:
+        """Give a shard to a worker, by its name or number; empty: balance decides again."""
+        return await self.call(c.MOVE_SHARD, MoveShard(shard=shard, worker=worker))
 
     async def open_publisher(self, name: str, run: str, *, epoch: int = 0) -> PublisherOpened:
         """Become the one run of the publisher that may write; earlier runs are fenced, and so is

@@ -1,4 +1,4 @@
-"""Reading partitions: straight from the data nodes with a ticket, or from the broker.
+"""What partitions hold, and their messages: straight from the data nodes, or from the broker.
 
 A ticket that the broker signed names streams, allows reading them and nothing else, and lasts
 minutes; it is all an executor ever gets. A connection to data nodes belongs to the ticket it was
@@ -12,15 +12,14 @@ The client (`topic_reader.py`) and Spark's source (`spark/source/reading.py`) re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from headrace.client.connection import BrokerConnection
-from headrace.client.positions import Key, ReadFrom, SourceState, plain_topic, ticket_state
-from headrace.client.raw_messages import Area, cut, first_offset, unpack
 from headrace.concurrency.retry import OUTSIDE, retry
 from headrace.errors import (
+    CorruptionError,
     DeadlineError,
     HeadraceError,
     NotFoundError,
@@ -32,15 +31,100 @@ from headrace.net.addresses import parse_address
 from headrace.net.sbp_channel import Channel, TcpChannel
 from headrace.net.tls import ClientTls
 from headrace.runtime.interfaces import Runtime
-from headrace.sbp_client.channels import PlacementLinks
+from headrace.sbp_client.channels import PlacementChannel
 from headrace.sbp_client.client import Fetched, SbpClient, Want
-from headrace.wire.iggy.batch import locate
+from headrace.sbp_client.describe import Segment
+from headrace.wire.iggy.batch import locate, read_starts
+from headrace.wire.iggy.columns import MessageBuffer, cut, first_offset
 from headrace.wire.iggy.primitives import Strategy
+from headrace.wire.sbp import records
 from headrace.wire.sbp.messages import ClientRole
 
 if TYPE_CHECKING:
     from headrace.sbp_client.channels import Connect
+    from headrace.wire.iggy.messages.extensions import Ticket
     from headrace.wire.iggy.messages.topics import TopicDetails
+
+
+Key: TypeAlias = tuple[str, int]
+"""A topic's uid and a partition."""
+
+
+ReadFrom = Literal["auto", "data-nodes", "broker"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """What the broker says about a partition now: offsets [start, end) can be read."""
+
+    partition: int
+    generation: int
+    start: int
+    end: int
+    bytes: int = 0  # of the messages it holds, for limits by size; 0 when nobody asked
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    uid: str
+    stream: str
+    topic: str
+    partitions: tuple[PartitionState, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.stream}/{self.topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """All topics that somebody reads, as they are now."""
+
+    cluster: str
+    """A uid means nothing without it. "" for a plain Iggy server."""
+    topics: tuple[TopicState, ...]
+
+    def partitions(self) -> Iterator[tuple[Key, TopicState, PartitionState]]:
+        for topic in self.topics:
+            for each in topic.partitions:
+                yield (topic.uid, each.partition), topic, each
+
+
+def ticket_state(ticket: Ticket, mean_bytes: Mapping[str, float]) -> SourceState:
+    """What a ticket says of its topics; `mean_bytes` is of a message, by topic."""
+    return SourceState(
+        ticket.cluster,
+        tuple(
+            TopicState(
+                str(topic.uid),
+                topic.stream,
+                topic.topic,
+                tuple(
+                    PartitionState(
+                        each.partition,
+                        each.generation,
+                        each.start,
+                        each.next,
+                        int(mean_bytes.get(topic.topic, 0) * (each.next - each.start)),
+                    )
+                    for each in topic.partitions
+                ),
+            )
+            for topic in ticket.topics
+        ),
+    )
+
+
+def plain_topic(stream: str, details: TopicDetails) -> TopicState:
+    """A plain Iggy server has no uids: the name with the time of creation stands for one."""
+    partitions = tuple(
+        PartitionState(each.id, 0, each.start_offset, each.next_offset, each.size_bytes)
+        for each in details.partitions
+    )
+    topic = details.topic
+    uid = f"{topic.name}@{topic.created_at_us}"
+    return TopicState(uid, stream, topic.name, partitions)
+
 
 FETCH_BYTES_MAX = 8 << 20  # per request; a frame has at most 16 MiB
 TICKETS_MAX = 4  # in use at the same time in one process; the oldest is let go
@@ -70,19 +154,6 @@ class Access:
         return bool(self.ticket) and self.expires_ms - now_ms < seconds * 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A file of a partition: offsets [base, end)."""
-
-    base: int
-    end: int
-    bytes: int
-    max_timestamp: int
-    """Of its newest message, in milliseconds."""
-    open: bool
-    """It is still written to."""
-
-
 class TicketReader:
     """Reads from the data nodes, with a client for each ticket, oldest first."""
 
@@ -99,7 +170,7 @@ class TicketReader:
 
     async def fetch(
         self, access: Access, key: Key, start: int, end: int, *, local: bool = True
-    ) -> tuple[list[Area], int]:
+    ) -> tuple[list[MessageBuffer], int]:
         """Messages from `start` on, at most up to `end`, and the offset after them.
 
         `local`: out of the data node's files, where this process can read them.
@@ -107,9 +178,8 @@ class TicketReader:
         if key not in access.streams:
             raise NotFoundError("the ticket does not cover this partition", partition=key[1])
         client = await self._client(access)
-        fetched = await client.fetch(
-            access.streams[key], start, max_bytes=FETCH_BYTES_MAX, local=local
-        )
+        want = Want(access.streams[key], start, FETCH_BYTES_MAX, local)
+        fetched = await client.fetcher.fetch(want)
         if not fetched.pieces:
             raise OffsetOverflowError(
                 "the log ends before it should", partition=key[1], offset=start
@@ -118,17 +188,9 @@ class TicketReader:
         return areas, min(fetched.next_offset, end)
 
     async def segments(self, access: Access, key: Key) -> list[Segment]:
-        """The files of a partition, oldest first, as the data nodes that lead its ranges know
-        them; without those that the topic's retention has passed."""
+        """The files of a partition, oldest first, without those that retention has passed."""
         client = await self._client(access)
-        ranges = await client.list_ranges(access.streams[key])
-        found = []
-        for range_, told in zip(ranges, await client.describe_ranges(ranges), strict=True):
-            known = told.segments if told is not None else ()
-            for number, one in enumerate(known, 1):
-                written = range_.end_offset < 0 and number == len(known)
-                found.append(Segment(one.base, one.end, one.bytes, one.max_timestamp, written))
-        return found
+        return await client.segments(access.streams[key])
 
     async def wait(self, access: Access, ends: Mapping[Key, int], seconds: float) -> bool:
         """Whether a partition grew past its end, or may have; waits that long for it."""
@@ -145,7 +207,7 @@ class TicketReader:
         if client is None:
             client = self._clients[access.ticket] = SbpClient(
                 self._runtime,
-                placement=PlacementLinks(
+                placement=PlacementChannel(
                     [each.strip() for each in access.placement.split(",")],
                     lambda address: self._connect_to(address, access.ticket),
                 ),
@@ -182,7 +244,7 @@ class Place(NamedTuple):
 
 
 class PartitionRead(NamedTuple):
-    areas: list[Area]
+    areas: list[MessageBuffer]
     next_offset: int
     polled: bool
     """From the broker, which is asked by name: whether that still means the same partition is for
@@ -314,7 +376,7 @@ class PartitionReader:
                 count=min(end - start, POLL_MESSAGES_MAX),
             )
         )
-        areas: list[Area] = []
+        areas: list[MessageBuffer] = []
         at = start
         for piece in polled.slices:
             area = memoryview(piece)
@@ -354,3 +416,36 @@ class PartitionReader:
         if now >= self._avoided_until:
             self._on_out_of_reach(error)
         self._avoided_until = now + AVOID_SECONDS
+
+
+def unpack(
+    pieces: Sequence[memoryview], start: int, end: int, *, verified: bool = False
+) -> Iterator[MessageBuffer]:
+    """The messages with offsets [start, end) in whole record batches, which must not leave gaps.
+
+    Checksums are tried here unless they were `verified` before.
+    """
+    expected = None
+    for piece in pieces:
+        for header, batch in records.split(piece):
+            body = batch[records.HEADER_BYTES :]
+            if not verified:
+                records.verify(batch[: records.HEADER_BYTES], [body])
+            if expected is not None and header.base_offset != expected:
+                raise CorruptionError(
+                    "a gap in the log", expected=expected, found=header.base_offset
+                )
+            expected = header.base_offset + header.record_count
+            area, starts = _messages(header, body)
+            first = max(0, start - header.base_offset)
+            last = min(header.record_count, end - header.base_offset)
+            if first < last:
+                yield cut(area, starts, first, last)
+
+
+def _messages(header: records.BatchHeader, body: memoryview) -> MessageBuffer:
+    if header.records != records.RECORDS_IGGY:
+        raise CorruptionError("a batch that holds no messages", offset=header.base_offset)
+    if header.attributes & records.INDEXED:
+        return read_starts(body, header.record_count)
+    return body, locate(body)

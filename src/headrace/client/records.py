@@ -1,23 +1,29 @@
-"""Messages as people's programs have them: one to send, one received, and many at a time."""
+"""What people's programs get and give: messages, and what streams, topics and partitions are like.
+
+A message is one to send, one received, or one of many at a time. Notebooks show them as tables.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from html import escape
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from uuid import UUID
 
-from headrace.client.raw_messages import COLUMNS, Part, cut
+from headrace.client.topic_reader import PartitionMessages
 from headrace.errors import InvalidArgumentError
+from headrace.wire.iggy.columns import COLUMNS, cut
 from headrace.wire.iggy.messages import messages as wire
+from headrace.wire.iggy.messages.topics import NEVER_EXPIRES, UNLIMITED, Stream, Topic
 from headrace.wire.iggy.user_headers import UserHeader, encode_headers, key_header, split_key
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+
 
 HeaderValue: TypeAlias = bytes | str | bool | int | float
 Payload: TypeAlias = bytes | str | Mapping[str, Any] | Sequence[Any]
@@ -114,14 +120,14 @@ class MessageBatch:
 
     stream: str
     topic: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[PartitionMessages, ...] = ()
 
     def __len__(self) -> int:
-        return sum(len(part.area[1]) for part in self.parts)
+        return sum(len(part.buffer[1]) for part in self.parts)
 
     def __iter__(self) -> Iterator[Message]:
         for part in self.parts:
-            for message in wire.decode_messages(part.area[0]):
+            for message in wire.decode_messages(part.buffer[0]):
                 yield self._message(part.partition, message)
 
     def _message(self, partition: int, found: wire.Message) -> Message:
@@ -145,10 +151,12 @@ class MessageBatch:
         """The last of them, in each partition as many."""
         parts = []
         for part in self.parts:
-            area, starts = part.area
+            area, starts = part.buffer
             first = max(0, len(starts) - count)
             parts.append(
-                Part(part.partition, part.start + first, cut(area, starts, first, len(starts)))
+                PartitionMessages(
+                    part.partition, part.start + first, cut(area, starts, first, len(starts))
+                )
             )
         return MessageBatch(self.stream, self.topic, tuple(parts))
 
@@ -205,3 +213,90 @@ def _shown(value: object) -> str:
     else:
         text = str(value)
     return text if len(text) <= HTML_CHARACTERS_MAX else f"{text[:HTML_CHARACTERS_MAX]}…"
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    name: str
+    topics: int
+    messages: int
+    bytes: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    name: str
+    """`stream/topic`"""
+    partitions: int
+    messages: int
+    bytes: int
+    created_at: datetime
+    expiry: timedelta | None
+    """How long messages are kept; None: for ever."""
+    bytes_max: int | None
+    """The oldest are deleted above that size; None: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """A partition holds offsets [low, high); a group has committed those below `committed`."""
+
+    partition: int
+    low: int
+    high: int
+    committed: int | None = None
+
+    @property
+    def lag(self) -> int:
+        """Messages that a reader at `committed`, or at the very beginning, has before it."""
+        return self.high - max(self.low, self.committed or 0)
+
+
+class Table(tuple[T, ...]):
+    """A tuple that a notebook shows as a table."""
+
+    title = ""
+
+    def __new__(cls, rows: Sequence[T], title: str = "") -> Table[T]:
+        made = super().__new__(cls, rows)
+        made.title = title
+        return made
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return html_table(self.title, ("nothing here",), ())
+        kind: Any = type(self[0])
+        names = [each.name for each in fields(kind)]
+        rows = [list(astuple(row)) for row in self]  # type: ignore[call-overload]  # all rows are dataclasses
+        if kind is Watermark:
+            names.append("lag")
+            for row, each in zip(rows, self, strict=True):
+                row.append(each.lag)  # type: ignore[attr-defined]  # as just seen
+        return html_table(self.title, names, rows)
+
+
+def stream_info(stream: Stream) -> StreamInfo:
+    return StreamInfo(
+        stream.name,
+        stream.topics_count,
+        stream.messages_count,
+        stream.size_bytes,
+        moment(stream.created_at_us),
+    )
+
+
+def topic_info(stream: str, topic: Topic) -> TopicInfo:
+    expiry = topic.message_expiry_us
+    return TopicInfo(
+        f"{stream}/{topic.name}",
+        topic.partitions_count,
+        topic.messages_count,
+        topic.size_bytes,
+        moment(topic.created_at_us),
+        None if expiry in (0, NEVER_EXPIRES) else timedelta(microseconds=expiry),
+        None if topic.max_size_bytes in (0, UNLIMITED) else topic.max_size_bytes,
+    )

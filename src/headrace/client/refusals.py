@@ -201,6 +201,15 @@ _TEXTS: dict[Status, Callable[[Asked], str]] = {
             f"{USER_HEADERS_BYTES_MAX:,} bytes"
         )
     ),
+    Status.SHARD_NOT_FOUND: lambda a: f"there is no shard {a.named('shard')}",
+    Status.FIRST_SHARD_STAYS: (
+        lambda a: (
+            f"shard {a.named('shard')} stays with the worker that coordinates; only others move"
+        )
+    ),
+    Status.WORKER_NOT_FOUND: (
+        lambda a: f"no worker that lives has the name or number {a.named('worker')}"
+    ),
     Status.TASK_TIMEOUT: lambda a: f"the server could not {a.words} in time",
     Status.IO_ERROR: lambda a: f"the server's disk failed it: it could not {a.words}",
     Status.DISCONNECTED: lambda _: "the server has ended this session",

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Self
 from headrace.client import sending
 from headrace.client.connection import BrokerConnection
 from headrace.client.consuming import GroupConsumer
-from headrace.client.raw_messages import COLUMNS, Part, parts_of
 from headrace.client.records import (
     HeaderValue,
     Key,
@@ -30,11 +29,6 @@ from headrace.client.records import (
     Payload,
     Receipt,
     Record,
-)
-from headrace.client.sending import Producer, Sender, home_of, receipt_of
-from headrace.client.topic_reader import Position, TopicReader, chosen
-from headrace.client.url import ServerUrl
-from headrace.client.views import (
     StreamInfo,
     Table,
     TopicInfo,
@@ -42,6 +36,15 @@ from headrace.client.views import (
     stream_info,
     topic_info,
 )
+from headrace.client.sending import Producer, Sender, home_of, receipt_of
+from headrace.client.topic_reader import (
+    PartitionMessages,
+    Position,
+    TopicReader,
+    chosen,
+    partition_messages,
+)
+from headrace.client.url import ServerUrl
 from headrace.errors import (
     AlreadyExistsError,
     HeadraceError,
@@ -49,6 +52,7 @@ from headrace.errors import (
     NotFoundError,
 )
 from headrace.runtime.interfaces import Runtime
+from headrace.wire.iggy.columns import COLUMNS
 from headrace.wire.iggy.messages.messages import Message as WireMessage
 from headrace.wire.iggy.messages.messages import SendMessages, SentMessages, encode_send
 from headrace.wire.iggy.messages.topics import SERVER_DEFAULT
@@ -392,7 +396,7 @@ class Client:
                 if not areas:
                     found = True
                     continue  # lost, and given up: reading goes on behind it
-                batch = MessageBatch(stream, topic, parts_of(each.partition, at, areas))
+                batch = MessageBatch(stream, topic, partition_messages(each.partition, at, areas))
                 left = left if left is None else left - len(batch)
                 found = True
                 yield batch
@@ -439,7 +443,7 @@ class Client:
         partition: int | None,
         count: int | None,
     ) -> MessageBatch:
-        parts: list[Part] = []
+        parts: list[PartitionMessages] = []
         async for batch in self.batches(
             name, start=start, end=end, partition=partition, count=count
         ):

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.json
 
-from headrace.client.arrow import Homes, by_partition, to_area, to_record_batch
-from headrace.client.raw_messages import COLUMNS, Area, Part, join
+from headrace.client.arrow import KeyPartitions, by_partition, to_area, to_record_batch
+from headrace.client.topic_reader import PartitionMessages
 from headrace.errors import InvalidArgumentError
 from headrace.wire.iggy.batch import split
+from headrace.wire.iggy.columns import COLUMNS, MessageBuffer, join
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,7 +51,7 @@ def schema(columns: Sequence[str], *, text: bool = False) -> pa.Schema:
 def to_table(
     stream: str,
     topic: str,
-    parts: Sequence[Part],
+    parts: Sequence[PartitionMessages],
     columns: Sequence[str] = COLUMNS,
     *,
     text: bool = False,
@@ -59,7 +60,7 @@ def to_table(
     wanted = schema(columns, text=text)
     batches = [
         to_record_batch(
-            *part.area,
+            *part.buffer,
             stream=stream,
             topic=topic,
             partition=part.partition,
@@ -71,12 +72,12 @@ def to_table(
     return pa.Table.from_batches(batches, wanted)
 
 
-def _joined(parts: Sequence[Part]) -> Iterator[Part]:
+def _joined(parts: Sequence[PartitionMessages]) -> Iterator[PartitionMessages]:
     """Neighbours of one partition as one, so that every step runs once for them.
 
     Only up to a size: where one message has headers of its own, its whole run is looked through.
     """
-    run: list[Part] = []
+    run: list[PartitionMessages] = []
     rows = 0
     for part in parts:
         follows = run and part.partition == run[0].partition and part.start == run[-1].next_offset
@@ -84,16 +85,18 @@ def _joined(parts: Sequence[Part]) -> Iterator[Part]:
             yield _one(run)
             run, rows = [], 0
         run.append(part)
-        rows += len(part.area[1])
+        rows += len(part.buffer[1])
     if run:
         yield _one(run)
 
 
-def _one(run: Sequence[Part]) -> Part:
-    return Part(run[0].partition, run[0].start, join([part.area for part in run]))
+def _one(run: Sequence[PartitionMessages]) -> PartitionMessages:
+    return PartitionMessages(run[0].partition, run[0].start, join([part.buffer for part in run]))
 
 
-def to_frame(stream: str, topic: str, parts: Sequence[Part], *, json: bool = False) -> pd.DataFrame:
+def to_frame(
+    stream: str, topic: str, parts: Sequence[PartitionMessages], *, json: bool = False
+) -> pd.DataFrame:
     """With `json` the fields of payloads, which must be JSON objects, beside the message's own."""
     if not json:
         return to_table(stream, topic, parts).to_pandas()
@@ -127,13 +130,13 @@ def _parsed(payloads: pa.ChunkedArray) -> pa.Table:
 
 def requests(
     data: pa.Table | pa.RecordBatch, partitions: Callable[[], int]
-) -> Iterator[tuple[int | None, Area]]:
+) -> Iterator[tuple[int | None, MessageBuffer]]:
     """What to send of a table: the partition, or None for the server's choice, and messages."""
     table = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
     if "payload" not in table.column_names:
         raise InvalidArgumentError("the table needs a column payload, of strings or binary")
     table = table.select([name for name in _SENT if name in table.column_names])
-    homes = Homes(partitions)
+    homes = KeyPartitions(partitions)
     for batch in table.to_batches(max_chunksize=ROWS_MAX):
         if not batch.num_rows:
             continue

@@ -1,7 +1,8 @@
 """Reading topics with the client: what their partitions hold, and their messages from any offset.
 
 Where reading begins or ends comes as callers say it (`Position`), and becomes an offset of each
-partition here. The reading itself is `partition_reader.py`.
+partition here. The command line and Spark's source parse forms of their own; all of them end in
+`resolve_point`. The reading itself is `partition_reader.py`.
 """
 
 from __future__ import annotations
@@ -9,18 +10,49 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TypeAlias
+from datetime import UTC, datetime
+from typing import Literal, TypeAlias
 
 from headrace.client.connection import BrokerConnection
 from headrace.client.partition_reader import Access, PartitionReader, Place
-from headrace.client.positions import AtTime, Point, resolve_point, timestamp_us
-from headrace.client.raw_messages import Area
 from headrace.errors import InvalidArgumentError, LostRecordsError, NotFoundError, StateError
+from headrace.wire.iggy.columns import MessageBuffer
 
 _log = logging.getLogger(__name__)
 
 TICKET_SECONDS_LEFT_MIN = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first message of a partition that is not older."""
+
+    timestamp_us: int
+
+
+Point: TypeAlias = Literal["earliest", "latest"] | int | AtTime
+"""A point of a partition: its begin or end, an offset, or a time."""
+
+
+def timestamp_us(moment: datetime) -> int:
+    """Microseconds since 1970; a moment without a time zone is UTC."""
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return round(aware.timestamp() * 1_000_000)
+
+
+def resolve_point(point: Point, start: int, end: int, at_time: int | None = None) -> int:
+    """The offset of a point in a partition that holds offsets [start, end).
+
+    `at_time` is the first message that is not older than the point's time, None where there is
+    none. An offset comes back as it is, also where the partition does not hold it.
+    """
+    if point == "earliest":
+        return start
+    if point == "latest":
+        return end
+    if isinstance(point, int):
+        return point
+    return end if at_time is None else min(max(at_time, start), end)
 
 
 class OtherLifeError(StateError):
@@ -43,6 +75,31 @@ class PartitionBounds:
     @property
     def partition(self) -> int:
         return self.place.key[1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartitionMessages:
+    """Consecutive messages of one partition as they lie in the log."""
+
+    partition: int
+    start: int
+    """The offset of the first."""
+    buffer: MessageBuffer
+
+    @property
+    def next_offset(self) -> int:
+        return self.start + len(self.buffer[1])
+
+
+def partition_messages(
+    partition: int, start: int, buffers: Sequence[MessageBuffer]
+) -> tuple[PartitionMessages, ...]:
+    """Buffers that follow each other, the first from offset `start` on."""
+    parts: list[PartitionMessages] = []
+    for buffer in buffers:
+        parts.append(PartitionMessages(partition, start, buffer))
+        start = parts[-1].next_offset
+    return tuple(parts)
 
 
 class TopicReader:
@@ -75,7 +132,7 @@ class TopicReader:
 
     async def fetch(
         self, bounds: PartitionBounds, *, start: int, end: int
-    ) -> tuple[list[Area], int]:
+    ) -> tuple[list[MessageBuffer], int]:
         """Messages from `start` on, at most up to `end`, and the offset after them; none where some
         were lost and given up.
 

@@ -21,8 +21,8 @@ ADVANCED = "advanced"
 OPERATOR = frozenset(
     {
         "data_dir", "host", "iggy_port", "iggy_host", "quic_port", "placement_port", "node_port",
-        "http_port", "http_names", "metrics_port", "placement_managers", "metadata", "advertise",
-        "secret", "dev", "insecure",
+        "http_port", "http_names", "metrics_port", "workers", "placement_managers", "metadata",
+        "advertise", "secret", "dev", "insecure",
         "tls.mode", "tls.certificate", "tls.key", "tls.ca",
         "broker.root_username", "broker.root_password", "broker.replicas",
         "broker.durability", "broker.message_expiry_us", "broker.topic_bytes_max",

@@ -105,6 +105,15 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     poll_bytes_max: Annotated[
         int, Meta(ge=64 * 1024, description="A poll reply stops growing past this.")
     ] = 16 * MIB
+    poll_wait_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000,
+            description="How long a poll that finds nothing waits for messages before it is"
+            " answered without; 0 = not at all.",
+        ),
+    ] = 5
     read_ahead_bytes: Annotated[
         int, Meta(ge=4096, description="Fetched for a poll at least, when there is as much.")
     ] = MIB

@@ -17,6 +17,14 @@ class DataNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
             " range are on different ones. Empty: the machine it runs on.",
         ),
     ] = ""
+    host_id: Annotated[
+        str,
+        Meta(
+            max_length=255,
+            description="The same for all data nodes that run as one, as those of one machine do:"
+            " a range never has two of them. Empty: the node runs by itself.",
+        ),
+    ] = ""
     heartbeat_interval_ms: Annotated[
         int,
         Meta(

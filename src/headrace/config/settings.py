@@ -71,9 +71,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         PortOrOff,
         Meta(
             description="`/metrics`, `/health` and `/ready` of this process, without a login;"
-            " 0 = any free port, -1 = off. In `headrace up` the control plane has the next one."
+            " 0 = any free port, -1 = off. In `headrace up` the control plane has the next one, and"
+            " of several `workers` each one after it."
         ),
     ] = -1
+    workers: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64,
+            description="Processes of `headrace up` that serve clients on one port, each with a"
+            " data node of its own; 0 = one less than there are cores, at least 1, at most 16."
+            " What the settings of brokers, data nodes and storage bound is bounded in each.",
+        ),
+    ] = 1
     placement_managers: Annotated[
         tuple[str, ...],
         Meta(description="Addresses of the placement managers, for roles that run by themselves."),

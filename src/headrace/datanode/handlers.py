@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any
 
 from headrace.datanode import fetch as fetching
-from headrace.datanode.append.requests import append
-from headrace.datanode.node import DataNode
+from headrace.datanode.append.requests import DataNode, append
 from headrace.errors import HeadraceError, TooLargeError
 from headrace.net.sbp_server import Handler, Payload, Peer, Reply
 from headrace.observability import tracing

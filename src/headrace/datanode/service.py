@@ -42,12 +42,12 @@ from headrace.errors import (
 )
 from headrace.net.addresses import advertised
 from headrace.net.credentials import node_credential
-from headrace.net.sbp_access import Access
 from headrace.net.sbp_channel import Channel, InProcessChannel
+from headrace.net.sbp_routes import Access
 from headrace.net.sbp_server import Peer, Routes, SbpServer, ServerLimits, build_routes
 from headrace.net.tls import TlsAcceptor
 from headrace.runtime.interfaces import Executor, Runtime
-from headrace.sbp_client.channels import Connect, PlacementLinks, tcp_connect
+from headrace.sbp_client.channels import Connect, PlacementChannel, tcp_connect
 from headrace.storage.layout import RangeKey
 from headrace.storage.range.log import RangeLog
 from headrace.storage.store import LogStore
@@ -74,7 +74,7 @@ class DataNodeService:
         *,
         folder: str,
         storage: StorageSettings,
-        placement: PlacementLinks | Connect,
+        placement: PlacementChannel | Connect,
         peers: Callable[[str], Connect] | None = None,
         secret: bytes | None,
         plain_streams: bool = False,
@@ -113,8 +113,8 @@ class DataNodeService:
         self._io = IoFigures()
         self._full_until = 0.0
         self._recovered = False
-        if not isinstance(placement, PlacementLinks):
-            placement = PlacementLinks.single(placement)
+        if not isinstance(placement, PlacementChannel):
+            placement = PlacementChannel.single(placement)
         self.contact = PlacementContact(self, placement)
         self.ranges = Ranges(self)
         self.earlier = EarlierRanges(runtime.clock, self.contact.list_stream)
@@ -211,9 +211,12 @@ class DataNodeService:
             await self._store.abort()
         await self._let_go()
 
-    async def close(self) -> None:
-        """Hand over, stop accepting, finish what is in flight, leave the clean-stop marker."""
-        if self._store is not None:
+    async def close(self, *, hand_over: bool = True) -> None:
+        """Hand over, stop accepting, finish what is in flight, leave the clean-stop marker.
+
+        Without `hand_over` open ranges stay open: whoever could take them over stops as well.
+        """
+        if self._store is not None and hand_over:
             await self.contact.leave()
         self.state.closing = True
         for log in self.logs():
@@ -357,6 +360,7 @@ class DataNodeService:
             data_node=self.data_node(),
             metadata_version=self.metadata.newest,
             host=self.settings.host or self.runtime.disk.machine(),
+            host_id=self.settings.host_id,
         )
 
     async def take_identity(self, node_id: int) -> None:
@@ -430,10 +434,10 @@ class DataNodeService:
             except StorageError as error:
                 _log.warning("version of the metadata not kept: %s", error)
 
-    async def settle(
+    async def apply_list(
         self, differences: Differences, listed: Iterable[m.Range], streams: Streams
     ) -> None:
-        await self.ranges.settle(differences, listed, streams)
+        await self.ranges.apply_list(differences, listed, streams)
 
     async def save_quarantine(self) -> None:
         await self._on_disk(self.quarantine.save, self.runtime.disk, self._folder)

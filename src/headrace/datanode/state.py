@@ -314,7 +314,7 @@ class NodeState(Generic[V]):
             # It would store again what its producers have stored before it.
             raise RangeNotFoundError("not opened without its producers", **named)
 
-    def unsettled(self) -> bool:
+    def awaits_word(self) -> bool:
         """Whether some range waits for what only the placement manager can tell."""
         return bool(self.interrupted or self.stopped) or any(
             view.sealed and (not view.final or view.missing is not None)

@@ -25,20 +25,29 @@ requests or SECONDS_MAX; if it has sent more than that, it gives way, and goes o
 way before it have, a few of them in each turn of the loop. A turn is therefore short whatever
 arrives, and what has a time to be kept, such as heartbeats and leases, is on time. Whoever waits
 for an answer before it asks again never gives way: it lets the loop turn by itself.
+
+Answers that need no task would overtake those that do: a SEND takes many turns of the loop, and in
+each of them every consumer that finds something at once could be served. So while somebody writes,
+such answers are sent at a pace (`Pace`): after each of them the loop belongs to others for
+PAUSE_FACTOR times as long as it took. Those that wait longest go first.
+
+An answer may also wait for something to happen (`Later`): its connection then costs neither a task
+nor a timer until the broker says that it is due.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Protocol, TypeVar
 
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.net.addresses import parse_address
 from headrace.net.flow import Gate
-from headrace.runtime.interfaces import Connection
+from headrace.runtime.interfaces import Buffer, Connection
 
 _TURN_SECONDS = 0.02
 
@@ -176,6 +185,32 @@ class HeldBytes:
                 woken.set_result(None)
 
 
+class Later(ABC):
+    """An answer that is not there yet.
+
+    `on_due` belongs to whoever is to send it: it is called once, from the loop, when the answer is
+    there or has waited long enough. After `answer` or `drop` it is not called any more.
+    """
+
+    __slots__ = ("on_due",)
+
+    def __init__(self) -> None:
+        self.on_due: Callable[[], object] = _nothing
+
+    @abstractmethod
+    def answer(self) -> Sequence[Buffer] | None:
+        """The reply's pieces as they are now; None when the request has to be asked again, the
+        long way."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Nobody waits for it any more."""
+
+
+def _nothing() -> None:
+    """Until somebody says what is to be done."""
+
+
 class Occupant(Protocol):
     @property
     def address(self) -> str:
@@ -246,3 +281,48 @@ class Fairness:
                 turn.set_result(None)
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._go_on)
+
+
+PAUSE_FACTOR = 4
+"""What an answer costs beside its sending (it is asked for, found and taken) is about as much
+again, so that of a busy loop such answers have a third."""
+_TIMER_SECONDS_MIN = 0.001  # shorter pauses are turns of the loop: timers are not that fine
+
+
+class Pace:
+    """Work that is done at once, but by and by while `is_needed` says that others need the loop."""
+
+    def __init__(self, monotonic: Callable[[], float], is_needed: Callable[[], bool]) -> None:
+        self._monotonic = monotonic
+        self._is_needed = is_needed
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._next = 0.0
+
+    def is_free(self) -> bool:
+        """Whether nothing stands before the next piece of work."""
+        if self._waiting:
+            return False
+        return not self._is_needed() or self._monotonic() >= self._next
+
+    def run(self, work: Callable[[], object]) -> None:
+        began = self._monotonic()
+        work()
+        ended = self._monotonic()
+        self._next = ended + PAUSE_FACTOR * (ended - began)
+
+    def run_later(self, work: Callable[[], object]) -> None:
+        """When all that came before is done and the pause is over."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._waiting.append(work)
+
+    def _turn(self) -> None:
+        left = self._next - self._monotonic() if self._is_needed() else 0.0
+        if left <= 0:
+            self.run(self._waiting.popleft())
+        if not self._waiting:
+            return
+        if left > _TIMER_SECONDS_MIN:
+            asyncio.get_running_loop().call_later(left, self._turn)
+        else:
+            asyncio.get_running_loop().call_soon(self._turn)

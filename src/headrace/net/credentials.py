@@ -118,7 +118,7 @@ def _mac(secret: bytes, message: bytes) -> bytes:
 
 PREFIX = "headrace-grant-"
 GRANT_BYTES_MAX = 7 * 1024
-"""It comes before the login, when a connection is allowed no long request."""
+"""The longest grant: it comes before the login, when a connection is allowed no long request."""
 SCOPE_BYTES_MAX = 4 * 1024
 SCOPES_MAX = 4
 EVERYTHING = "*"
@@ -258,7 +258,7 @@ def _covers(patterns: Iterable[str], stream: str, topic: str) -> bool:
 
 
 def _parts(pattern: str) -> tuple[str, str]:
-    """Of the stream and of the topic, matched apart: either may hold a slash itself."""
+    """The patterns of stream and topic, matched apart: either may hold a slash itself."""
     if pattern == EVERYTHING:
         return EVERYTHING, EVERYTHING
     stream, _, topic = pattern.partition("/")

@@ -39,7 +39,8 @@ from headrace.wire.iggy.classic_frames import (
     TooLarge,
     encode_answer,
 )
-from headrace.wire.iggy.errors import Status, status_of
+from headrace.wire.iggy.errors import Status
+from headrace.wire.iggy.refusals import status_of
 from headrace.wire.iggy.request_stream import RequestStream
 from headrace.wire.iggy.vsr.frames import Head
 
@@ -105,6 +106,7 @@ class IggyQuicServer(Generic[S]):
         on_request: OnRequest[S],
         close_session: Callable[[S], None],
         is_trusted: Callable[[S], bool] = lambda _: True,
+        on_behind: Callable[[S], None] = lambda _: None,
         limits: IggyQuicLimits | None = None,
         quic_limits: QuicLimits | None = None,
     ) -> None:
@@ -112,6 +114,7 @@ class IggyQuicServer(Generic[S]):
         self.on_request = on_request
         self.close_session = close_session
         self.is_trusted = is_trusted
+        self.on_behind = on_behind
         self.limits = limits or IggyQuicLimits()
         self.monotonic = runtime.clock.monotonic
         self.held = 0
@@ -159,6 +162,8 @@ class IggyQuicServer(Generic[S]):
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.wait([self._sweeper])
+        for connection in self.connections:
+            connection.hurry()
         tasks = [task for connection in self.connections for task in connection.tasks]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=self.limits.frames.close_seconds_max)
@@ -227,6 +232,7 @@ class _Connection(Generic[S]):
 
     async def on_closed(self) -> None:
         """Requests in progress end by themselves: they cannot answer any more."""
+        self.hurry()
         try:
             if self.tasks:
                 await asyncio.wait(self.tasks)
@@ -267,6 +273,11 @@ class _Connection(Generic[S]):
         return self._link.is_open and not (
             self._session is not None and self._server.is_trusted(self._session)
         )
+
+    def hurry(self) -> None:
+        """What is in progress should wait for nothing more."""
+        if self._session is not None:
+            self._server.on_behind(self._session)
 
     def end(self, reason: str) -> None:
         self._cut(reason)
@@ -349,6 +360,8 @@ class _Connection(Generic[S]):
 
     async def _request(self, stream_id: int, stream: _Stream, frame: RequestFrame) -> None:
         stream.waits_for_peer = False
+        if self._turns.locked():
+            self.hurry()
         async with self._turns:
             status, pieces = await self._call(frame)
             await self._answer(stream_id, stream, status, pieces, frame.head)

@@ -5,6 +5,9 @@ meanwhile wait in the connection, which stops reading when too many bytes wait; 
 without waiting gives way to the others after each few (`admission.py`). What commands mean, who may
 send them and when a silent client is dropped is the business of whoever gives `on_request`.
 
+An answer may have to wait for something to happen (`Later`), and requests behind it wait with it.
+So whoever gives it is told when something arrives behind it, or when the connection ends.
+
 With a `TlsAcceptor` a connection may begin with TLS; its frames then travel inside. A connection
 ends when the peer ends it, when it sends a frame above the limit (answered first),
 when it speaks another framing, when the answer was STALE_CLIENT or CLIENT_NOT_FOUND, by `close`, or
@@ -21,7 +24,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
-from headrace.errors import HeadraceError, RemoteProtocolError, UnavailableError
+from headrace.errors import (
+    HeadraceError,
+    OutcomeUnknownError,
+    RemoteProtocolError,
+    UnavailableError,
+)
 from headrace.net.addresses import format_address
 from headrace.net.admission import (
     REQUESTS_MAX,
@@ -30,13 +38,23 @@ from headrace.net.admission import (
     Fairness,
     Held,
     HeldBytes,
+    Later,
     NowAndThen,
+    Pace,
     Phase,
     pick,
 )
+from headrace.net.iggy_moving import Begun, Mover
 from headrace.net.tls import TlsAcceptor
 from headrace.observability.logging import get_logger
-from headrace.runtime.interfaces import Buffer, Connection, DirectConnection, Listener, Runtime
+from headrace.runtime.interfaces import (
+    AnnouncingConnection,
+    Buffer,
+    Connection,
+    DirectConnection,
+    Listener,
+    Runtime,
+)
 from headrace.wire.iggy.classic_frames import (
     CODE_BYTES,
     FRAME_BYTES_MAX,
@@ -50,7 +68,8 @@ from headrace.wire.iggy.classic_frames import (
     decode_head,
     encode_answer,
 )
-from headrace.wire.iggy.errors import Status, status_of
+from headrace.wire.iggy.errors import Status
+from headrace.wire.iggy.refusals import status_of
 from headrace.wire.iggy.request_stream import FramePool, RequestStream
 from headrace.wire.iggy.vsr.frames import HEADER_BYTES as VSR_HEADER_BYTES
 from headrace.wire.iggy.vsr.frames import Head, decode_header, is_read
@@ -61,11 +80,13 @@ log = get_logger(__name__)
 S = TypeVar("S")
 Answer: TypeAlias = tuple[int, Sequence[Buffer]]
 OnRequest: TypeAlias = Callable[[S, int, memoryview, Head | None], Awaitable[Answer]]
+AtOnce: TypeAlias = Sequence[Buffer] | Later | None
 
 LAST_ANSWERS = frozenset((Status.STALE_CLIENT, Status.CLIENT_NOT_FOUND))
 _SWEEP_SECONDS = 0.5
 DIRECT_BYTES_MIN = 16 * 1024  # of a frame, before memory for all of it is taken,
 DIRECT_BYTES_MAX = 2 * 1024 * 1024  # which must be no more than this
+_MOVED_BYTES_MAX = 64 * 1024  # half a frame that goes with its connection; with more it waits
 TRANSFER_BYTES_PER_SECOND = 64 * 1024  # who is slower than this on the whole is cut off
 
 
@@ -93,6 +114,16 @@ class IggyLimits:
     """How long `close` waits for requests in progress."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    """A request whose answer is not there yet."""
+
+    later: Later
+    connection: DirectConnection
+    head: Head | None
+    frame: bytes
+
+
 @dataclass(slots=True, eq=False)
 class _Open(Generic[S]):
     """A connection being served."""
@@ -107,17 +138,32 @@ class _Open(Generic[S]):
     busy: bool = False
     untaken: bool = False
     """The peer has not yet taken an answer that was given at once."""
+    waiting: _Waiting | None = None
+    """The request that it has sent last, while no task handles it."""
+    unsent: Callable[[], None] | None = None
+    """Sends the answer to it, which is there but gives way to others."""
+    announcing: AnnouncingConnection | None = None
+    moved: bool = False
+    """Another process goes on with it, and with its session."""
 
     @property
     def address(self) -> str:
         return self.connection.peer
 
+    def has_more(self) -> bool:
+        """Whether something has arrived behind the request in progress."""
+        if self.decoder.buffered_bytes:
+            return True
+        return self.announcing is not None and self.announcing.has_arrived()
+
     def release(self) -> None:
         """What it held is free now, not when the garbage collector comes by."""
         self.decoder = RequestStream()
-        self.task = None
+        self.task = self.waiting = self.unsent = None
         if isinstance(self.connection, DirectConnection):
             self.connection.look_first(_look_at_nothing)  # the one it has knows us
+        if self.announcing is not None:
+            self.announcing.call_on_arrival(_do_nothing)
 
 
 class IggyServer(Generic[S]):
@@ -128,9 +174,12 @@ class IggyServer(Generic[S]):
     that dialect C has beside them, and gives the status with the reply's pieces; a HeadraceError it
     raises is answered with its number.
     `answer_at_once` is asked before it where that spares waking a task: it gives the pieces of a
-    reply that needs no waiting, or None, and reads the payload only while it is called.
+    reply that needs no waiting, a `Later`, or None, and reads the payload only while it is called.
+    `on_behind` is called when another request of a session waits for the one being handled, or its
+    connection ends: what can be answered without more waiting should be.
+    `is_writing` says whether requests are in progress that answers at once leave time for.
     `is_trusted` says whether a session has logged in: before, frames are small and time is short.
-    `keeps_frames`, `frame_pool`: see `RequestStream`.
+    `keeps_frames`, `frame_pool`: see `RequestStream`. `mover` is there where connections may move.
     """
 
     def __init__(
@@ -140,23 +189,32 @@ class IggyServer(Generic[S]):
         open_session: Callable[[Connection], S],
         on_request: OnRequest[S],
         close_session: Callable[[S], None],
-        answer_at_once: Callable[[S, int, memoryview], Sequence[Buffer] | None] = lambda *_: None,
+        answer_at_once: Callable[[S, int, memoryview], AtOnce] = lambda *_: None,
+        on_behind: Callable[[S], None] = lambda _: None,
+        is_writing: Callable[[], bool] = lambda: False,
         is_trusted: Callable[[S], bool] = lambda _: True,
         keeps_frames: Callable[[], bool] = lambda: False,
         frame_pool: FramePool | None = None,
         tls: TlsAcceptor | None = None,
         limits: IggyLimits | None = None,
+        mover: Mover[S] | None = None,
     ) -> None:
         self._runtime = runtime
+        self._mover = mover
         self._open_session = open_session
         self._on_request = on_request
         self._answer_at_once = answer_at_once
+        self._on_behind = on_behind
+        self._is_writing = is_writing
         self._close_session = close_session
         self._is_trusted = is_trusted
         self._tls = tls
         self._limits = limits or IggyLimits()
         self._held = HeldBytes(self._limits.held_bytes_max)
         self._fairness = Fairness()
+        self._pace = Pace(runtime.clock.monotonic, self._is_needed)
+        self._receiving = 0
+        """Large frames of which the rest is on its way: SENDs, most of them."""
         self._slots = NowAndThen()
         self._pool = frame_pool or FramePool()
         self._keeps_frames = keeps_frames
@@ -169,8 +227,9 @@ class IggyServer(Generic[S]):
         self._malformed = 0
         self._cut_off = 0
 
-    async def start(self, host: str, port: int) -> None:
-        self._listener = await self._runtime.transport.listen(host, port, self.serve)
+    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
+        listen = self._runtime.transport.listen
+        self._listener = await listen(host, port, self.serve, reuse_port=reuse_port)
 
     @property
     def listener(self) -> Listener:
@@ -196,7 +255,10 @@ class IggyServer(Generic[S]):
         if self._listener is not None:
             self._listener.close()
         for served in self._connections:
-            if not served.busy:
+            if served.busy:
+                self._on_behind(served.session)
+            else:
+                self._finish_waiting(served)
                 served.connection.close()
         tasks = [served.task for served in self._connections if served.task is not None]
         if self._sweeper is not None:
@@ -211,7 +273,12 @@ class IggyServer(Generic[S]):
         if self._listener is not None:
             await self._listener.wait_closed()
 
-    async def serve(self, connection: Connection) -> None:
+    @property
+    def is_full(self) -> bool:
+        """Whether a connection that comes now may find no place."""
+        return self._closing or len(self._connections) >= self._limits.connections_max
+
+    async def serve(self, connection: Connection, begun: Begun[S] | None = None) -> None:
         """Serve one connection until it is over. `start` does this for every accepted one."""
         if self._closing or not self._make_room():
             self._refused += 1
@@ -222,18 +289,26 @@ class IggyServer(Generic[S]):
             return
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep())
+        open_session = self._open_session if begun is None else begun.open_session
         served = _Open(
             connection,
-            self._open_session(connection),
+            open_session(connection),
             asyncio.current_task(),
             Held(connection, self._monotonic()),
-            RequestStream(pool=self._pool, keeps_frames=self._keeps_frames),
+            self._decoder(),
             self._monotonic(),
         )
         self._connections[served] = None
         self._set_limits(served)
         try:
-            await self._serve(served)
+            if begun is not None:
+                served.decoder.resume(has_heads=begun.has_heads)
+                await self._serve(served)
+            else:
+                first = b""
+                if self._tls is not None:
+                    served.connection, first = await self._tls.accept(connection)
+                await self._serve(served, first)
         except UnavailableError:
             log.debug("iggy connection broke", peer=connection.peer)
         except RemoteProtocolError as error:
@@ -241,8 +316,11 @@ class IggyServer(Generic[S]):
             log.warning("iggy connection refused", peer=connection.peer, reason=str(error))
         finally:
             del self._connections[served]
+            if served.waiting is not None:
+                served.waiting.later.drop()
             self._held.drop(served.held)
-            self._close_session(served.session)
+            if not served.moved:
+                self._close_session(served.session)
             served.connection.close()
             served.release()
 
@@ -259,33 +337,83 @@ class IggyServer(Generic[S]):
         self._cut(gone, "all connections are taken", tell=self._slots.is_due(self._monotonic()))
         return True
 
-    async def _serve(self, served: _Open[S]) -> None:
-        held, decoder = served.held, served.decoder
-        first = b""
-        if self._tls is not None:
-            served.connection, first = await self._tls.accept(served.connection)
+    def _decoder(self) -> RequestStream:
+        return RequestStream(pool=self._pool, keeps_frames=self._keeps_frames)
+
+    async def _serve(self, served: _Open[S], first: bytes = b"") -> None:
+        while await self._serve_here(served, first):
+            first = b""  # it should have moved, and goes on in another guise
+
+    async def _serve_here(self, served: _Open[S], first: bytes) -> bool:
+        """Whether it goes on with another connection object."""
         connection = served.connection
         direct = connection if isinstance(connection, DirectConnection) else None
         if direct is not None:
             direct.look_first(partial(self._look, served, direct))
+        if isinstance(connection, AnnouncingConnection):
+            served.announcing = connection
+            connection.call_on_arrival(partial(self._on_behind, served.session))
         while data := first or await self._receive(served):
             first = b""
-            if served.untaken:
-                await connection.drain()
-                self._on_taken(served)
-            events: Sequence[RequestEvent] = decoder.feed(data, REQUESTS_MAX)
-            if not held.bytes:
-                held.since = self._monotonic()  # a frame begins
-            self._held.set(held, held.bytes + len(data))
-            if not events and direct is not None:
-                events = await self._receive_rest(served, direct)
-            if events and not await self._answer_all(served, events):
-                return
-            self._held.set(held, decoder.buffered_bytes)
-            if not decoder.buffered_bytes:
-                self._held.pass_turn(held)
-            if served.trusted != self._is_trusted(served.session):
-                self._set_limits(served)
+            if not await self._handle(served, direct, data):
+                return False
+            mover = self._mover
+            if mover is None or served.waiting is not None or served.unsent is not None:
+                continue
+            if mover.is_due(served.session):
+                await self._move(served, mover)
+                if served.connection is not connection or served.moved:
+                    return not served.moved
+        return False
+
+    async def _handle(self, served: _Open[S], direct: DirectConnection | None, data: bytes) -> bool:
+        """What was received; False when the connection is over."""
+        held, decoder = served.held, served.decoder
+        if served.untaken:
+            await served.connection.drain()
+            self._on_taken(served)
+        events: Sequence[RequestEvent] = decoder.feed(data, REQUESTS_MAX)
+        if not held.bytes:
+            held.since = self._monotonic()  # a frame begins
+        self._held.set(held, held.bytes + len(data))
+        if not events and direct is not None:
+            events = await self._receive_rest(served, direct)
+        if events and not await self._answer_all(served, events):
+            return False
+        self._held.set(held, decoder.buffered_bytes)
+        if not decoder.buffered_bytes:
+            self._held.pass_turn(held)
+        if served.trusted != self._is_trusted(served.session):
+            self._set_limits(served)
+        return True
+
+    async def _move(self, served: _Open[S], mover: Mover[S]) -> None:
+        """To where it should be, if that can be; see `served.moved` and `served.connection`."""
+        held, decoder, before = served.held, served.decoder, served.connection
+        if decoder.buffered_bytes > _MOVED_BYTES_MAX:
+            return
+        # Its last answer must have left: whoever does not take it is cut off by the sweep.
+        self._held.set(held, max(1, decoder.buffered_bytes))
+        held.phase, held.since = Phase.ANSWERING, self._monotonic()
+        served.busy = True
+        try:
+            kept = await mover.move(
+                served.session, before, decoder.unfinished(), has_heads=decoder.has_heads
+            )
+        except OutcomeUnknownError as error:
+            raise UnavailableError("lost while it moved", peer=before.peer) from error
+        finally:
+            served.busy = False
+        served.moved = kept is None
+        if kept is not None and kept is not before:
+            served.connection = held.connection = kept
+            has_heads, served.decoder = decoder.has_heads, self._decoder()
+            self._set_limits(served)
+            served.decoder.resume(has_heads=has_heads)
+        if kept is not None and (held.given_up or self._closing):
+            kept.abort() if held.given_up else kept.close()
+        self._held.set(held, served.decoder.buffered_bytes)
+        held.phase, held.since = Phase.RECEIVING, self._monotonic()
 
     async def _receive(self, served: _Open[S]) -> bytes:
         held = served.held
@@ -299,6 +427,8 @@ class IggyServer(Generic[S]):
             held.since = self._monotonic()
         asked = self._monotonic()
         data = await served.connection.receive()
+        if not self._finish_waiting(served):  # the peer sends no more, but may still read
+            data = await served.connection.receive()
         if self._monotonic() - asked < WAITED_SECONDS:
             await self._fairness.give_way()  # there was more to be served than the loop knew
         return data
@@ -313,8 +443,12 @@ class IggyServer(Generic[S]):
         if room is None:
             return ()
         self._held.set(served.held, served.decoder.buffered_bytes)
-        if await connection.receive_into(room) < len(room):
-            return ()  # the peer ended in the middle: nothing more comes
+        self._receiving += 1
+        try:
+            if await connection.receive_into(room) < len(room):
+                return ()  # the peer ended in the middle: nothing more comes
+        finally:
+            self._receiving -= 1
         return (served.decoder.complete(),)
 
     def _set_limits(self, served: _Open[S]) -> None:
@@ -382,11 +516,13 @@ class IggyServer(Generic[S]):
         """These and what else is decoded, giving way now and then; False when it is over."""
         until = self._monotonic() + SECONDS_MAX
         while events:
-            for event in events:
+            for number, event in enumerate(events, 1):
                 if served.held.since > until:  # when the last answer went out
                     await self._give_way(served)
                     until = self._monotonic() + SECONDS_MAX
                 served.busy = True
+                if number < len(events) or served.has_more():
+                    self._on_behind(served.session)
                 goes_on = await self._answer(served, event)
                 served.busy = False
                 if not goes_on or self._closing:
@@ -402,7 +538,9 @@ class IggyServer(Generic[S]):
         await self._fairness.give_way()
 
     def _look(self, served: _Open[S], connection: DirectConnection, data: memoryview) -> bool:
-        """Answer a request that came whole, alone and waits for nothing; False if it is not so."""
+        """Answer a request that came whole, alone and waits for no task; False if it is not so."""
+        if not self._finish_waiting(served):
+            return False
         if len(data) < HEAD_BYTES or served.held.bytes or served.decoder.buffered_bytes:
             return False
         if self._closing or connection.is_behind():
@@ -422,16 +560,79 @@ class IggyServer(Generic[S]):
             if HEAD_BYTES + length - CODE_BYTES != len(data):
                 return False
             payload = data[HEAD_BYTES:]
-        pieces = self._answer_at_once(served.session, code, payload)
-        if pieces is None:
+        answer = self._answer_at_once(served.session, code, payload)
+        if answer is None:
             return False
+        if isinstance(answer, Later):
+            served.held.since = self._monotonic()
+            served.waiting = _Waiting(answer, connection, head, data.tobytes())
+            answer.on_due = partial(self._answer_waiting, served)
+        else:
+            self._answer_directly(served, connection, head, answer)
+        return True
+
+    def _finish_waiting(self, served: _Open[S]) -> bool:
+        """Let nothing stand between the last request and what follows it; False when that request
+        takes the long way after all, and is the next that is received."""
+        if served.waiting is not None and not self._answer_waiting(served):
+            return False
+        if served.unsent is not None:
+            served.unsent()
+        return True
+
+    def _answer_waiting(self, served: _Open[S]) -> bool:
+        """With what there is; False when the request takes the long way after all."""
+        waiting = served.waiting
+        assert waiting is not None, "it became due once"
+        served.waiting = None
+        pieces = waiting.later.answer()
+        if pieces is None:
+            waiting.connection.put_back(waiting.frame)
+            return False
+        self._answer_directly(served, waiting.connection, waiting.head, pieces)
+        return True
+
+    def _answer_directly(
+        self,
+        served: _Open[S],
+        connection: DirectConnection,
+        head: Head | None,
+        pieces: Sequence[Buffer],
+    ) -> None:
+        """Now, or at the pace of all such answers."""
+        work = partial(self._write_directly, served, connection, head, pieces)
+        if self._pace.is_free():
+            self._pace.run(work)
+            return
+        served.held.phase = Phase.PAUSED
+        self._held.set(served.held, sum(map(len, pieces)))
+        served.unsent = work
+        self._pace.run_later(partial(self._send_unsent, served, work))
+
+    def _is_needed(self) -> bool:
+        return self._receiving > 0 or self._is_writing()
+
+    def _send_unsent(self, served: _Open[S], work: Callable[[], None]) -> None:
+        if served.unsent is work:  # nobody was in a hurry
+            work()
+
+    def _write_directly(
+        self,
+        served: _Open[S],
+        connection: DirectConnection,
+        head: Head | None,
+        pieces: Sequence[Buffer],
+    ) -> None:
+        if served.unsent is not None:
+            served.unsent = None
+            self._held.set(served.held, 0)
+            served.held.phase = Phase.RECEIVING
         served.held.since = self._monotonic()
         connection.write(encode_answer(head, Status.OK, pieces))
         if connection.is_behind():  # held until taken, which the sweep or the next request sees
             self._held.set(served.held, sum(map(len, pieces)))
             served.held.phase = Phase.ANSWERING
             served.untaken = True
-        return True
 
     def _on_taken(self, served: _Open[S]) -> None:
         served.untaken = False
@@ -487,6 +688,9 @@ class IggyServer(Generic[S]):
 
 def _look_at_nothing(data: memoryview) -> bool:
     return False
+
+
+def _do_nothing() -> None: ...
 
 
 def _is_behind(connection: Connection) -> bool:

@@ -117,17 +117,17 @@ class QuicLink:
         self._wake.set()
 
     async def wait_room(self) -> None:
-        """Until little enough is queued on this connection."""
+        """Wait until little enough is queued on this connection."""
         while self._queued(None) > self._limits.send_bytes_max:
             await self._wait_progress()
 
     async def wait_sent(self, stream_id: int) -> None:
-        """Until everything of this stream is on its way."""
+        """Wait until everything of this stream is on its way."""
         while self._queued(stream_id):
             await self._wait_progress()
 
     async def wait_acknowledged(self, seconds: float) -> None:
-        """Until the peer has all that was sent, or so long: before `close`, which overtakes it."""
+        """Wait until the peer has all that was sent, or so long; `close` would overtake it."""
         try:
             async with asyncio.timeout(seconds):
                 # Asked for a moment in the future, it tells of a single packet under way too.

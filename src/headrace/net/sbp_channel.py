@@ -43,6 +43,7 @@ from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Connection, DirectConnection, Runtime
 from headrace.wire.sbp.connection import (
     Answer,
+    Assembler,
     BadResponse,
     ClientConnection,
     ClientEvent,
@@ -61,7 +62,7 @@ from headrace.wire.sbp.messages import (
     Message,
     SystemErrorResponse,
 )
-from headrace.wire.sbp.multipart import Assembler, encode_replicated
+from headrace.wire.sbp.multipart import encode_replicated
 from headrace.wire.sbp.opcodes import TABLE, Code
 
 log = get_logger(__name__)

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from headrace.errors import RemoteProtocolError, UnavailableError
-from headrace.runtime.interfaces import Buffer, Connection
+from headrace.runtime.interfaces import AnnouncingConnection, Buffer, Connection
 
 RECORD_BYTES = 16 * 1024  # of plain text, at most
 _FLUSH_BYTES = 16 * RECORD_BYTES  # encrypted in one go before it moves on to the connection
@@ -192,6 +192,14 @@ class TlsConnection:
 
     async def wait_closed(self) -> None:
         await self._connection.wait_closed()
+
+    def has_arrived(self) -> bool:
+        inner = self._connection
+        return isinstance(inner, AnnouncingConnection) and inner.has_arrived()
+
+    def call_on_arrival(self, on_arrival: Callable[[], None]) -> None:
+        if isinstance(self._connection, AnnouncingConnection):
+            self._connection.call_on_arrival(on_arrival)
 
     # OpenSSL's side
 

@@ -148,6 +148,20 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     ),
                 ],
             ),
+            Panel(
+                "Shards led",
+                [('headrace_broker_shards_led{instance=~"$instance"}', "{{instance}}")],
+            ),
+            Panel(
+                "Passed on to other workers",
+                [(_rate("headrace_broker_requests_passed_on_total", "instance"), "{{instance}}")],
+                unit="reqps",
+            ),
+            Panel(
+                "Loop delay of workers",
+                _quantiles("headrace_broker_loop_delay_seconds", "instance"),
+                unit="s",
+            ),
         ),
     ),
     (

@@ -1,7 +1,7 @@
 """OpenLineage events on their way to a collector; an extra (`pip install "headrace[lineage]"`).
 
 What happened is said in the plain values of this module; the `openlineage` client, imported by
-`Emitter` alone, makes events of them and sends them. Sending blocks: use an executor.
+`LineageEmitter` alone, makes events of them and sends them. Sending blocks: use an executor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RunEvent:
     """Windows, lag and the like, told under the run facet `headrace`."""
 
 
-class Emitter:
+class LineageEmitter:
     def __init__(self, url: str) -> None:
         try:
             from openlineage.client import OpenLineageClient, event_v2, facet_v2

@@ -36,7 +36,7 @@ REQUEST_ID: ContextVar[tuple[int | str, int] | None] = ContextVar("request_id", 
 
 
 def request_text() -> str:
-    """As logs show it, `client-number`; empty outside of a request."""
+    """The request as logs show it, `client-number`; empty outside of a request."""
     request = REQUEST_ID.get()
     if request is None:
         return ""
@@ -108,14 +108,17 @@ def configure_logging(
     level: str = "INFO",
     output: TextIO | None = None,
     role: str = "",
+    fields: Mapping[str, object] | None = None,
 ) -> None:
     """Send every record of `level` and above to `output` (stderr). May be called again.
 
-    `role` says in every JSON line which process it is of."""
+    `role` says in every JSON line which process it is of, `fields` are those of every line."""
     stream = sys.stderr if output is None else output
     handler = logging.StreamHandler(stream)
     handler.set_name(_HANDLER_NAME)
-    handler.setFormatter(make_formatter(format, colors=stream.isatty(), role=role))
+    handler.setFormatter(
+        make_formatter(format, colors=stream.isatty(), role=role, fields=fields or {})
+    )
     root = logging.getLogger()
     for old in [each for each in root.handlers if each.get_name() == _HANDLER_NAME]:
         root.removeHandler(old)
@@ -125,7 +128,9 @@ def configure_logging(
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
 
 
-def make_formatter(format: Format, *, colors: bool, role: str = "") -> logging.Formatter:
+def make_formatter(
+    format: Format, *, colors: bool, role: str = "", fields: Mapping[str, object] | None = None
+) -> logging.Formatter:
     """What turns records into lines, here and in every other handler of ours."""
     import structlog
 
@@ -136,10 +141,12 @@ def make_formatter(format: Format, *, colors: bool, role: str = "") -> logging.F
         add_context,
         hide_secrets,
     ]
+    if fields:
+        shared.append(partial(_add_fields, fields))
     renderers: list[structlog.typing.Processor]
     if format == "json":
         if role:
-            shared.append(partial(_add_role, role))
+            shared.append(partial(_add_fields, {"role": role}))
         renderers = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
         renderers = [
@@ -169,8 +176,9 @@ def add_context(_logger: object, _method: str, event: Event) -> Event:
     return event
 
 
-def _add_role(role: str, _logger: object, _method: str, event: Event) -> Event:
-    event.setdefault("role", role)
+def _add_fields(fields: Mapping[str, object], _logger: object, _method: str, event: Event) -> Event:
+    for name, value in fields.items():
+        event.setdefault(name, value)
     return event
 
 

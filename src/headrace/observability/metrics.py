@@ -38,7 +38,7 @@ class Histogram:
         self.seconds += seconds
 
     def observe_many(self, seconds: float, count: int) -> None:
-        """As `observe`, of `count` values of the same size."""
+        """Observe `count` values of the same size."""
         self.counts[bisect_left(LATENCY_SECONDS, seconds)] += count
         self.seconds += seconds * count
 
@@ -93,6 +93,12 @@ _section(
     ("metrics_dropped", "gauge", ("family",), "Samples left out because a family has too many."),
 )
 
+_section(
+    "workers",
+    ("worker_up", "gauge", ("worker",), "1 while the worker serves; told by their parent."),
+    ("worker_restarts_total", "counter", ("worker",), "Times a worker ended and came back."),
+)
+
 _TOPIC = ("stream", "topic")
 _section(
     "broker",
@@ -114,7 +120,8 @@ _section(
         "broker_request_duration_seconds",
         "histogram",
         ("command",),
-        "From the whole request to its answer, without the network; polls from memory count 0.",
+        "From the whole request to its answer, without the network; polls from memory count 0, and"
+        " the time that a poll is held for messages counts for nobody.",
     ),
     ("broker_received_bytes_total", "counter", (), "Bytes of requests, without frame headers."),
     ("broker_sent_bytes_total", "counter", (), "Bytes of answers, without frame headers."),
@@ -144,6 +151,29 @@ _section(
     ("broker_messages_delivered_total", "counter", (), "Messages that clients polled."),
     ("broker_messages_delivered_bytes_total", "counter", (), "Their bytes."),
     ("broker_requests_repeated_total", "counter", (), "Numbered requests answered from memory."),
+    ("broker_polls_waiting", "gauge", (), "Polls that found nothing and are held for messages."),
+    ("broker_polls_held_total", "counter", (), "Polls that were held for messages."),
+    ("broker_polls_woken_total", "counter", (), "Held polls that messages were committed for."),
+    ("broker_coordinating", "gauge", (), "1 while this worker changes the catalogue."),
+    ("broker_shards_led", "gauge", (), "Shards that this worker leads."),
+    (
+        "broker_requests_passed_on_total",
+        "counter",
+        (),
+        "Requests of this worker's clients that another worker answered.",
+    ),
+    (
+        "broker_requests_taken_in_total",
+        "counter",
+        (),
+        "Requests that this worker answered for clients of others.",
+    ),
+    (
+        "broker_loop_delay_seconds",
+        "histogram",
+        (),
+        "How late the event loop of this worker ran each of ten ticks a second.",
+    ),
     ("broker_streams", "gauge", (), "Streams in the catalogue."),
     ("broker_topics", "gauge", (), "Topics in the catalogue."),
     ("broker_partitions_open", "gauge", (), "Partitions in use since this broker leads."),

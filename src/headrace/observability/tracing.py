@@ -107,7 +107,7 @@ def _named(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def traceparent() -> str:
-    """Of the span the running task is in, for another process; empty without one."""
+    """The span that the running task is in, written for another process; empty without one."""
     if not active:
         return ""
     carrier: dict[str, str] = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.ids import WindowId
 from headrace.observability import tracing
-from headrace.pipeline.container.reports import BatchReport, positions
+from headrace.pipeline.container.heartbeat import BatchReport, positions
 from headrace.wire.umbilical.windows import NO_WINDOW, format_window
 
 if TYPE_CHECKING:

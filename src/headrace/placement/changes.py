@@ -10,7 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from headrace.errors import HeadraceError, InvalidArgumentError, UnavailableError
+from headrace.errors import (
+    HeadraceError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from headrace.placement.metadata.records import Operations, RangeRecord, StreamRecord
 from headrace.placement.node_calls import NodeCalls
 from headrace.placement.node_notices import NodeNotices
@@ -29,9 +34,12 @@ class Changes:
         self.sealing = Sealing(term, self.notices, calls, timeout=seal_timeout)
         self._calls = calls
 
-    async def seal(self, stream_id: int, range_index: int, epoch: int) -> m.Range:
-        """Seal-and-new; with index -1 open for writing. Returns the writable range."""
-        return await self.sealing.seal(stream_id, range_index, epoch)
+    async def seal(
+        self, stream_id: int, range_index: int, epoch: int, *, preferred: int = -1
+    ) -> m.Range:
+        """Seal-and-new; with index -1 open for writing. Returns the writable range, which a new
+        one has on the node `preferred`, if that can lead it."""
+        return await self.sealing.seal(stream_id, range_index, epoch, preferred=preferred)
 
     def wire(self, record: RangeRecord, *, viewer: int = -1) -> m.Range:
         return self.term.wire(record, viewer=viewer)
@@ -39,7 +47,13 @@ class Changes:
     # Streams
 
     async def create_stream(self, wanted: m.Stream) -> tuple[StreamRecord, RangeRecord]:
-        """With a name: create if absent."""
+        """With a name: create if absent; with a name and no replicas: find, or NotFoundError."""
+        if wanted.name and not wanted.replica_nums:
+            found = self.state.stream_named(wanted.name)
+            self.term.check_leading()
+            if found is None:
+                raise NotFoundError("no such stream", name=wanted.name)
+            return found, self.state.last_range(found.stream_id)
         self.state.check_new_stream(wanted)
         if not wanted.name:
             return await self._create_stream(wanted)
@@ -51,7 +65,7 @@ class Changes:
             return await self._create_stream(wanted)
 
     async def _create_stream(self, wanted: m.Stream) -> tuple[StreamRecord, RangeRecord]:
-        replicas = await self.term.choose(wanted.replica_nums)
+        replicas = await self.term.choose(wanted.replica_nums, preferred=wanted.preferred_node)
         stream_id = await self.term.take_id(self.state.stream_ids)
         async with self.term.mutex.hold(stream_id):
             await self.term.commit(

@@ -64,6 +64,7 @@ def _node(state: PlacementState, node_id: int, with_ranges: bool) -> m.NodeInfo:
         open_ranges=state.open_ranges(node_id),
         is_draining=nodes.is_draining(node_id),
         host=nodes.host(node_id),
+        host_id=nodes.records[node_id].host_id,
         ranges_quarantined=-1 if metrics is None else metrics.range_quarantined_cnt,
     )
 

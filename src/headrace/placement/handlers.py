@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, Protocol, TypeVar
 
@@ -21,10 +22,11 @@ from headrace.errors import (
     TooLargeError,
     UnauthorizedError,
 )
-from headrace.net.sbp_access import Access
+from headrace.net.sbp_routes import Access
 from headrace.net.sbp_server import Handler, Payload, Peer, Reply
 from headrace.placement.changes import Changes
 from headrace.placement.description import describe
+from headrace.placement.lease_requests import LeaseRequests
 from headrace.placement.metadata.records import RangeRecord, StreamRecord
 from headrace.placement.state import OWNED_PREFIXES, PlacementState
 from headrace.runtime.interfaces import Runtime
@@ -48,6 +50,7 @@ class PlacementManager(Protocol):
     access: Access
     state: PlacementState
     changes: Changes
+    leases: LeaseRequests
     metadata_seen: int
 
     @property
@@ -66,8 +69,6 @@ class PlacementManager(Protocol):
         ...
 
     async def on_heartbeat(self, request: m.HeartbeatRequest, peer: Peer) -> None: ...
-
-    async def lease(self, action: m.LeaseAction, request: m.LeaseRequest) -> m.LeaseResponse: ...
 
     async def adopt(self, request: m.AdoptRequest) -> m.AdoptResponse: ...
 
@@ -162,6 +163,7 @@ async def create_streams(
                 raise UnauthorizedError("the name belongs to the cluster", name=wanted.name)
             if not manager.access.is_node(peer):
                 _check_plain_streams(manager, wanted.name)
+                wanted = replace(wanted, preferred_node=-1)  # who leads what is for the cluster
             stream, range_ = await manager.changes.create_stream(wanted)
         except HeadraceError as error:
             return m.CreateStreamResult(stream=wanted, status=_item_status(error))
@@ -306,7 +308,10 @@ async def seal_ranges(
                 )
                 return m.SealRangesResult(range=range_, status=OK)
             range_ = await manager.changes.seal(
-                wanted.stream_id, wanted.range_index, wanted.writer_epoch
+                wanted.stream_id,
+                wanted.range_index,
+                wanted.writer_epoch,
+                preferred=wanted.preferred_node if manager.access.is_node(peer) else -1,
             )
         except HeadraceError as error:
             named = m.Range(stream_id=wanted.stream_id, range_index=wanted.range_index)
@@ -343,7 +348,17 @@ async def lease(
         action = m.LeaseAction(request.action)
     except ValueError:
         raise InvalidArgumentError("unknown lease action", action=request.action) from None
-    return Reply(await manager.protect(manager.lease(action, request)))
+    leases = manager.leases
+    match action:
+        case m.LeaseAction.LIST:  # changes nothing, and may wait: not to be protected
+            return Reply(await leases.list(request))
+        case m.LeaseAction.CHANGE_MANY:
+            work = leases.change_many(request)
+        case m.LeaseAction.RELEASE_HOLDER:
+            work = leases.release_holder(request)
+        case _:
+            work = leases.change(action, request)
+    return Reply(await manager.protect(work))
 
 
 async def describe_cluster(

@@ -4,6 +4,10 @@ An open range is never given another replica: it is sealed and goes on elsewhere
 a new replica beside the old ones: the node *joins*, copies, and takes the place of a dead replica
 in one transaction once it holds everything. Nothing is given up before.
 
+A range with two replicas on one host (nodes may say late where they are) is treated alike where
+another host can have it: an open one goes on elsewhere, of a sealed one a node of another host
+joins and then takes the place of one of the two.
+
 The functions decide from the placement state alone, without I/O. The `Healer` carries out what they
 decide, a bounded part of it each round.
 """
@@ -20,7 +24,8 @@ from msgspec.structs import replace
 from headrace.errors import HeadraceError
 from headrace.placement.changes import Changes
 from headrace.placement.metadata.records import Put, RangeRecord
-from headrace.placement.state import PlacementState, ack_quorum, held_end
+from headrace.placement.state import PlacementState, held_end
+from headrace.wire.sbp.messages import ack_quorum
 
 SEALS_PER_ROUND = 32
 JOINS_PER_ROUND = 64
@@ -53,7 +58,8 @@ def _suspects(state: PlacementState, now_ms: int) -> Iterator[RangeRecord]:
     for node_id in nodes.records:
         if nodes.is_lost(node_id, now_ms) or nodes.is_draining(node_id):
             yield from state.ranges_of_node(node_id)
-    yield from state.unsettled()
+    yield from state.lacking_copies()
+    yield from state.sharing_host()
 
 
 def _is_better_moved(state: PlacementState, record: RangeRecord, now_ms: int) -> bool:
@@ -66,13 +72,15 @@ def _is_better_moved(state: PlacementState, record: RangeRecord, now_ms: int) ->
     wanted = state.stream(record.stream_id).replica_nums
     if nodes.hosts() < wanted:
         return False
-    return len(record.replicas) < min(record.replica_nums, wanted) or any(
-        nodes.is_dead(n, now_ms) or nodes.is_draining(n) for n in record.replicas
+    return (
+        len(record.replicas) < min(record.replica_nums, wanted)
+        or any(nodes.is_dead(n, now_ms) or nodes.is_draining(n) for n in record.replicas)
+        or bool(nodes.sharing_host(record.replicas))
     )
 
 
 def to_heal(state: PlacementState, now_ms: int) -> Iterator[RangeRecord]:
-    """Sealed ranges with a dead replica, or fewer than were asked for."""
+    """Sealed ranges with a dead replica, fewer than were asked for, or two on one host."""
     nodes = state.nodes
     seen: dict[tuple[int, int], None] = {}
     for node_id in nodes.records:
@@ -80,7 +88,7 @@ def to_heal(state: PlacementState, now_ms: int) -> Iterator[RangeRecord]:
             for record in state.ranges_of_node(node_id):
                 if not record.open:
                     seen[record.stream_id, record.range_index] = None
-    for record in state.unsettled():
+    for record in (*state.lacking_copies(), *state.sharing_host()):
         if not record.open:
             seen[record.stream_id, record.range_index] = None
     for key in seen:
@@ -104,8 +112,22 @@ def missing(state: PlacementState, record: RangeRecord, now_ms: int) -> int:
     if record.doubtful >= 0:  # writers wait for it: whoever is away now is not waited for
         alive = sum(map(nodes.is_alive, (*record.replicas, *record.joining)))
         return max(0, wanted - undead - joining, record.ack_quorum - alive)
-    whole = sum(nodes.is_alive(n) and n not in record.incomplete for n in record.replicas)
-    return max(0, wanted - undead - joining) or min(0, wanted - whole - joining)
+    misplaced = nodes.sharing_host(record.replicas)
+    whole = sum(
+        nodes.is_alive(n) and n not in record.incomplete and n not in misplaced
+        for n in record.replicas
+    )
+    lacking = max(0, wanted - undead - joining) or min(0, wanted - whole - joining)
+    if lacking or not misplaced or not _is_whole(state, record):
+        return lacking
+    apart = min(wanted, len(record.replicas)) - (len(record.replicas) - len(misplaced))
+    others = nodes.hosts(beside=(*record.replicas, *record.joining))
+    return max(0, min(apart - joining, others))
+
+
+def _is_whole(state: PlacementState, record: RangeRecord) -> bool:
+    """Whether every replica lives and holds all of it: one of them may make room for another."""
+    return not record.incomplete and all(map(state.nodes.is_alive, record.replicas))
 
 
 def wanted_copies(state: PlacementState, record: RangeRecord) -> int:
@@ -144,6 +166,12 @@ def with_whole_copy(
         replicas = (*replicas, node_id)
     elif not all(map(state.nodes.is_alive, replicas)):
         return record  # somebody may still turn out to be dead
+    elif misplaced := state.nodes.sharing_host(replicas):
+        if incomplete:
+            return record  # nobody makes room before all hold everything
+        apart = tuple(node_id if n == misplaced[-1] else n for n in replicas)
+        if len(state.nodes.sharing_host(apart)) < len(misplaced):
+            replicas = apart
     return replace(record, replicas=replicas, joining=joining, incomplete=incomplete)
 
 
@@ -179,7 +207,7 @@ class Healer:
         await self._seal(list(islice(to_move(state, now_ms), SEALS_PER_ROUND)), "not moved")
         for record in list(islice(to_heal(state, now_ms), JOINS_PER_ROUND)):
             await self._heal(record)
-        await self._tell(self._state.unsettled())
+        await self._tell(self._state.lacking_copies())
 
     async def hurry(self) -> None:
         """Bring what is doubtful to enough nodes: writers wait for it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from headrace.errors import DeadlineError, HeadraceError, RemoteProtocolError
-from headrace.sbp_client.channels import Connect, Links
+from headrace.sbp_client.channels import ChannelPool, Connect
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import error_of, is_success, raise_for_status
 from headrace.wire.sbp.opcodes import Code
@@ -32,7 +32,7 @@ class NodeCalls:
         self, connect_to: Callable[[str], Connect], *, timeout: float, version: Callable[[], int]
     ) -> None:
         """`version` of the metadata that speaks: a data node that has seen newer refuses."""
-        self._links = Links(connect_to)
+        self._links = ChannelPool(connect_to)
         self._timeout = timeout
         self._version = version
 

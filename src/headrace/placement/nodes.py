@@ -4,14 +4,17 @@ Registration is durable. Liveness and load are not: after a restart a node is us
 heartbeat on.
 
 Replicas of a range are on different *hosts*, because what one machine holds is lost with it. A node
-says which machine it is on; where it does not, the host of its address tells. An address on
-loopback is a host of its own: such a cluster is a trial on one machine. So is one all of whose
-nodes are on the same machine: there, too, each address counts by itself (`on_one_machine`).
+says which machine it is on; where it does not, the host of its address tells. Nodes that run as one
+(the workers of a machine) say the same `host_id` and are always on one host.
+
+A node without a `host_id` whose address is on loopback is a host of its own: such a cluster is a
+trial on one machine. So is one all of whose nodes are on the same machine: there, too, each
+`host_id`, and each address without one, counts by itself (`on_one_machine`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from math import inf
@@ -61,6 +64,8 @@ class Nodes:
     liveness: Liveness = field(default_factory=Liveness)
     since_ms: int = 0
     """When we began to listen: nobody counts as silent for longer than we listen."""
+    _hosts: tuple[list[NodeRecord], dict[int, str]] = field(default_factory=lambda: ([], {}))
+    """Records that the hosts were told from, and the host of each node id."""
 
     def on_recovered(self, now_ms: int) -> None:
         """All records are there. Who announced itself under another name is not that node."""
@@ -74,7 +79,7 @@ class Nodes:
                 del self.liveness.sightings[node_id]
 
     def register(
-        self, node_id: int, address: str, store_id: str, host: str = ""
+        self, node_id: int, address: str, store_id: str, host: str = "", host_id: str = ""
     ) -> list[Operation]:
         """What to write when a heartbeat tells something new; nothing otherwise.
 
@@ -82,7 +87,9 @@ class Nodes:
         it was heard, and its replicas are made again elsewhere.
         """
         known = self.records.get(node_id)
-        record = NodeRecord(node_id=node_id, address=address, store_id=store_id, host=host)
+        record = NodeRecord(
+            node_id=node_id, address=address, store_id=store_id, host=host, host_id=host_id
+        )
         if known == record:
             return []
         if known is not None and known.store_id != store_id:
@@ -205,22 +212,38 @@ class Nodes:
 
     def host(self, node_id: int) -> str:
         """What is lost together with it."""
-        record = self.records.get(node_id)
-        if record is None:
-            return ""
-        machine = _machine(record)
-        if self.on_one_machine() and machine != record.address:
-            return f"{machine}/{record.address}"
-        return machine
+        return self.host_by_node().get(node_id, "")
+
+    def host_by_node(self) -> dict[int, str]:
+        """The host of every registered node; another object as soon as one of them changes."""
+        records = list(self.records.values())
+        if records != self._hosts[0]:
+            self._hosts = (records, hosts_of(records))
+        return self._hosts[1]
 
     def on_one_machine(self) -> bool:
         """Whether all nodes are: then there is no other host to choose."""
-        registered = [record for record in self.records.values() if not record.replaced]
-        return len(set(map(_machine, registered))) <= 1 < len(registered)
+        return are_on_one_machine(list(self.records.values()))
 
-    def hosts(self, *, roomy: bool = True) -> int:
-        """How many hosts may get a replica of a new range."""
-        return len(set(map(self.host, self.placeable(roomy=roomy))))
+    def hosts(self, *, roomy: bool = True, beside: Collection[int] = ()) -> int:
+        """How many hosts may get a replica of a new range, or one more of a range that the nodes
+        `beside` have."""
+        taken = set(map(self.host, beside))
+        return len(set(map(self.host, self.placeable(roomy=roomy))) - taken)
+
+    def sharing_host(self, replicas: Sequence[int]) -> tuple[int, ...]:
+        """Those of a range's replicas that are on the host of one before them."""
+        hosts = self.host_by_node()
+        seen: set[str] = set()
+        found = []
+        for node_id in replicas:
+            host = hosts.get(node_id)
+            if host is None:
+                continue
+            if host in seen:
+                found.append(node_id)
+            seen.add(host)
+        return tuple(found)
 
     def metrics(self, node_id: int) -> ReportMetricsRequest | None:
         return self.liveness.metrics.get(node_id)
@@ -242,6 +265,7 @@ class Nodes:
         exclude: Collection[int] = (),
         beside: Collection[int] = (),
         not_first: int = -1,
+        preferred: int = -1,
         load: Callable[[int], tuple[int, int]],
         below: Callable[[int], int],
     ) -> tuple[int, ...]:
@@ -252,7 +276,8 @@ class Nodes:
         they are taken only to reach `at_least`, because a full disk refuses by itself and a single
         node has no alternative. `load` tells how many open ranges a node has, and how many it
         leads; of those chosen, the one that leads the fewest becomes the primary, `not_first` if it
-        must.
+        must. `preferred` is the primary whatever its load, if it may get ranges and has disk to
+        spare; else all is as without it.
         """
         at_least = count if at_least is None else at_least
         hosts = {self.host(n) for n in beside}
@@ -260,7 +285,8 @@ class Nodes:
             n for n in self.placeable(roomy=False) if n not in exclude and self.host(n) not in hosts
         ]
         roomy = [n for n in candidates if not self._short_of_disk(n)]
-        chosen: list[int] = []
+        chosen = [preferred] if preferred in roomy and count > 0 else []
+        hosts.update(map(self.host, chosen))
         for pool, limit in (
             ([n for n in roomy if n not in avoid], count),
             ([n for n in roomy if n in avoid], count),
@@ -283,6 +309,7 @@ class Nodes:
         primary = min(
             chosen,
             key=lambda n: (
+                n != preferred,
                 self._short_of_disk(n),
                 n in avoid,
                 n == not_first,
@@ -309,13 +336,57 @@ class Nodes:
         return sum(known) // len(known) if known else 0
 
 
+def hosts_of(records: Sequence[NodeRecord]) -> dict[int, str]:
+    """The host of each node: its machine, the same for all nodes with one `host_id`."""
+    machines = _machines(records)
+    if not are_on_one_machine(records):
+        return machines
+    return {
+        record.node_id: machine
+        if machine == _by_itself(record)
+        else f"{machine}/{_by_itself(record)}"
+        for record, machine in zip(records, machines.values(), strict=True)
+    }
+
+
+def are_on_one_machine(records: Sequence[NodeRecord]) -> bool:
+    registered = [record for record in records if not record.replaced]
+    machines = set(_machines(registered).values())
+    return len(machines) <= 1 < len(set(map(_by_itself, registered)))
+
+
+def _machines(records: Iterable[NodeRecord]) -> dict[int, str]:
+    """Two machines of one `host_id` are one: the node says so, its address or system does not."""
+    machines = {record.node_id: _machine(record) for record in records}
+    same: dict[str, str] = {}
+
+    def first_name(machine: str) -> str:
+        while machine in same:
+            machine = same[machine]
+        return machine
+
+    by_host_id: dict[str, str] = {}
+    for record in records:
+        if record.host_id:
+            machine = machines[record.node_id]
+            known = first_name(by_host_id.setdefault(record.host_id, machine))
+            if known != first_name(machine):
+                same[first_name(machine)] = known
+    return {node_id: first_name(machine) for node_id, machine in machines.items()}
+
+
+def _by_itself(record: NodeRecord) -> str:
+    """What a node is called where machines do not tell nodes apart."""
+    return record.host_id or record.address
+
+
 def _machine(record: NodeRecord) -> str:
     host = record.address.rpartition(":")[0].strip("[]") or record.address
     try:
         loopback = host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         loopback = False
-    return record.address if loopback else record.host or host
+    return _by_itself(record) if loopback else record.host or host
 
 
 def load_score(metrics: ReportMetricsRequest) -> int:

@@ -31,10 +31,11 @@ from headrace.errors import (
 from headrace.placement.metadata.records import RangeRecord
 from headrace.placement.node_calls import NodeCalls
 from headrace.placement.node_notices import NodeNotices, producers_below
-from headrace.placement.state import Seal, Writable, ack_quorum, held_end, sealed_end
+from headrace.placement.state import Seal, Writable, held_end, sealed_end
 from headrace.placement.term import Term
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import SealUnansweredError
+from headrace.wire.sbp.messages import ack_quorum
 
 _GRACE_SECONDS = 0.05
 """Once enough have answered: how long those are waited for that were silent before."""
@@ -57,8 +58,14 @@ class Sealing:
         self.on_doubtful: Callable[[], None] = lambda: None
         """Called when a range was sealed whose end has yet to come to enough replicas."""
 
-    async def seal(self, stream_id: int, range_index: int, epoch: int) -> m.Range:
-        """Seal-and-new; with index -1 open for writing. Returns the writable range."""
+    async def seal(
+        self, stream_id: int, range_index: int, epoch: int, *, preferred: int = -1
+    ) -> m.Range:
+        """Seal-and-new; with index -1 open for writing. Returns the writable range.
+
+        `preferred`: the node that leads the new range, if it can; where none is opened it says
+        nothing.
+        """
         async with self._term.mutex.hold(stream_id):
             if range_index == -1 and epoch >= 0:
                 decision = self._state.open_for_writing(stream_id, epoch)
@@ -74,7 +81,7 @@ class Sealing:
                 else:
                     writable = self._term.wire(decision.range)
                     return replace(writable, next_offset=synced.next_offset)
-            return await self._seal_and_new(decision)
+            return await self._seal_and_new(decision, preferred)
 
     async def ensure_opened(self, record: RangeRecord) -> None:
         """Its replicas know what was known of producers: nothing before it is needed for that."""
@@ -94,7 +101,7 @@ class Sealing:
             if found is not None and found.open:
                 await self._seal_and_new(self._state.seal_last(found.stream_id, found.writer_epoch))
 
-    async def _seal_and_new(self, decision: Seal) -> m.Range:
+    async def _seal_and_new(self, decision: Seal, preferred: int = -1) -> m.Range:
         sealing = decision.range
         await self._term.commit(decision.operations)
         answers = await self._seal_replicas(sealing)
@@ -115,8 +122,14 @@ class Sealing:
             )
         behind = tuple(n for n in sealing.replicas if ends.get(n, -1) < end)
         wanted = self._state.stream(sealing.stream_id).replica_nums
+        if preferred in sealing.replicas and preferred not in ends:
+            preferred = -1  # it could not even seal
         replicas = await self._term.choose(
-            wanted, at_least=ack_quorum(wanted), avoid=behind, not_first=sealing.replicas[0]
+            wanted,
+            at_least=ack_quorum(wanted),
+            avoid=behind,
+            not_first=sealing.replicas[0],
+            preferred=preferred,
         )
         doubtful = -1
         if primary is None or primary.acknowledged_offset < 0:

@@ -18,8 +18,8 @@ from headrace.errors import (
     NotLeaderError,
     UnavailableError,
 )
-from headrace.net.sbp_access import Access
 from headrace.net.sbp_channel import Channel, InProcessChannel
+from headrace.net.sbp_routes import Access
 from headrace.net.sbp_server import Peer, Routes, SbpServer, ServerLimits, build_routes
 from headrace.net.tls import TlsAcceptor
 from headrace.placement.adoption import Adoption
@@ -27,6 +27,7 @@ from headrace.placement.changes import Changes
 from headrace.placement.description import count_ranges, metrics_of
 from headrace.placement.handlers import handlers
 from headrace.placement.healing import Healer
+from headrace.placement.lease_requests import LeaseRequests
 from headrace.placement.metadata.election import Election
 from headrace.placement.metadata.records import StreamRecord
 from headrace.placement.metadata.store import Store
@@ -45,6 +46,10 @@ T = TypeVar("T")
 
 _HURRY_SECONDS = 0.05
 """Between two looks at ranges whose end has yet to come to enough nodes: writers wait for that."""
+
+_LEASE_CHANGES_BITS = 20
+"""Versions of the leases begin at the time of day, with room for so many changes in each
+millisecond: a term's are above those of the term before, as far as clocks agree."""
 
 _log = logging.getLogger(__name__)
 
@@ -178,6 +183,7 @@ class PlacementService:
         )
         self.changes = Changes(term, self._calls, seal_timeout=settings.seal_timeout_ms / 1000)
         self.changes.sealing.on_doubtful = lambda: self._trouble.set()
+        self.leases = LeaseRequests(term, self.runtime.clock)
         self._healer = Healer(self.changes, below=self.runtime.random.below)
         self.metadata_seen = -1
         """By data nodes, as far as they told in this term."""
@@ -187,14 +193,16 @@ class PlacementService:
         term = self.changes.term
         records = await self._store.load()
         await term.commit(term.state.recover(records, term.monotonic_ms()))
+        term.state.leases.version = term.now_ms() << _LEASE_CHANGES_BITS
         self.changes.tell_newest_again(single_copies=self._election is not None)
         if self._election is not None:
-            term.settle(self.settings.settle_ms / 1000)
+            term.wait_for_nodes(self.settings.settle_ms / 1000)
         self._ready = True
 
     def _step_down(self) -> None:
         self._ready = False
         self.changes.term.end_term()
+        self.leases.end()
 
     async def listen(
         self,
@@ -238,6 +246,7 @@ class PlacementService:
     async def close(self) -> None:
         """Let another one lead, stop accepting, finish what changes the store, then let go."""
         self._closed = True
+        self.leases.end()
         if self._election is not None:
             await self._changing.finish()
             await self._electing.close()
@@ -267,7 +276,7 @@ class PlacementService:
         self._note_seen(node.node_id, request.metadata_version)
         if self.leading:
             with suppress(NotLeaderError):  # then it is as if it had reached a follower
-                await self.protect(self._register(node, store_id, request.host))
+                await self.protect(self._register(node, request))
         self.state.nodes.on_heartbeat(
             node.node_id,
             self._monotonic_ms(),
@@ -309,51 +318,21 @@ class PlacementService:
         if not 0 <= node.node_id < self.state.node_ids.bound:
             raise InvalidArgumentError("node id was never given out here", node_id=node.node_id)
 
-    async def _register(self, node: m.DataNode, store_id: str, host: str) -> None:
+    async def _register(self, node: m.DataNode, request: m.HeartbeatRequest) -> None:
         term = self.changes.term
         async with self._mutex.hold("nodes"):
             nodes = term.state.nodes
-            operations = nodes.register(node.node_id, node.advertise_addr, store_id, host)
+            operations = nodes.register(
+                node.node_id,
+                node.advertise_addr,
+                request.client_id,
+                request.host,
+                request.host_id,
+            )
             await term.commit(operations)
             if len(operations) > 1:
                 _log.warning("data node %d took the address of another", node.node_id)
                 self._trouble.set()
-
-    async def lease(self, action: m.LeaseAction, request: m.LeaseRequest) -> m.LeaseResponse:
-        term = self.changes.term
-        leases = term.state.leases
-        async with self._mutex.hold(("lease", request.name)):
-            now_ms = self._monotonic_ms()
-            if action is m.LeaseAction.QUERY:
-                term.check_leading()
-                granted = False
-            else:
-                if action is m.LeaseAction.ACQUIRE:
-                    verdict = leases.acquire(
-                        request.name,
-                        holder=request.holder,
-                        duration_ms=request.duration_ms,
-                        address=request.address,
-                        epoch=request.epoch,
-                        now_ms=now_ms,
-                    )
-                else:
-                    verdict = leases.release(
-                        request.name, holder=request.holder, epoch=request.epoch
-                    )
-                await term.commit(verdict.operations)
-                leases.on_decided(verdict)
-                granted = verdict.granted
-        record = leases.records.get(request.name)
-        held = leases.held(request.name, now_ms)
-        return m.LeaseResponse(
-            granted=granted,
-            epoch=record.epoch if record else -1,
-            holder=record.holder if record and held else "",
-            remaining_ms=leases.remaining_ms(request.name, now_ms) if held else 0,
-            address=record.address if record and held else "",
-            status=OK,
-        )
 
     def statistics(self) -> dict[str, object]:
         """As far as this one knows; all of it only while it leads."""
@@ -372,6 +351,7 @@ class PlacementService:
                     "node_id": record.node_id,
                     "address": record.address,
                     "host": nodes.host(record.node_id),
+                    "host_id": record.host_id,
                     "alive": nodes.is_alive(record.node_id),
                     "condition": nodes.condition(record.node_id, now_ms),
                     "open_ranges": self.state.open_ranges(record.node_id),

@@ -12,7 +12,7 @@ writer epoch never falls; ids are never used again.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -38,7 +38,7 @@ from headrace.placement.metadata.records import (
     StreamRecord,
 )
 from headrace.placement.nodes import Nodes
-from headrace.wire.sbp.messages import Stream
+from headrace.wire.sbp.messages import Stream, ack_quorum
 
 OWNED_PREFIXES = ("p/", "s/")
 """Names of streams that belong to the cluster itself: written only under an epoch, from birth."""
@@ -62,11 +62,6 @@ class Writable:
 
     range: RangeRecord
     operations: Operations = ()
-
-
-def ack_quorum(replicas: int) -> int:
-    """Both of two, a majority from three on."""
-    return replicas if replicas <= 2 else replicas // 2 + 1
 
 
 def sealed_end(
@@ -132,8 +127,12 @@ class PlacementState:
     _led_ranges: dict[int, int] = field(default_factory=dict)  # open ones, by primary
     _held: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
     """By range and node: as far as a replica that lacks something said to hold it. Not durable."""
-    _unsettled: dict[tuple[int, int], None] = field(default_factory=dict)
+    _lacking_copies: dict[tuple[int, int], None] = field(default_factory=dict)
     """Ranges with fewer replicas than were asked for, or that copies are made of."""
+    _sharing: dict[frozenset[str], dict[tuple[int, int], None]] = field(default_factory=dict)
+    """Ranges with two replicas on one host, by all hosts that they are on."""
+    _sharing_hosts: dict[int, str] = field(default_factory=dict)
+    """The host of each node, as it was when `_sharing` was made."""
 
     # Changes
 
@@ -180,7 +179,7 @@ class PlacementState:
             case NodeRecord():
                 self.nodes.records[record.node_id] = record
             case LeaseRecord():
-                self.leases.records[record.name] = record
+                self.leases.put(record)
             case CounterRecord(name="version"):
                 self.version = max(self.version, record.bound)
             case CounterRecord():
@@ -194,7 +193,13 @@ class PlacementState:
         self._count_open(record, 1)
         short = len(record.replicas) < record.replica_nums
         if record.joining or record.incomplete or short or record.doubtful >= 0:
-            self._unsettled[record.stream_id, record.range_index] = None
+            self._lacking_copies[record.stream_id, record.range_index] = None
+        self._note_sharing(record)
+
+    def _note_sharing(self, record: RangeRecord) -> None:
+        if len(record.replicas) > 1 and self.nodes.sharing_host(record.replicas):
+            hosts = frozenset(map(self.nodes.host, record.replicas))
+            self._sharing.setdefault(hosts, {})[record.stream_id, record.range_index] = None
 
     def _count_open(self, record: RangeRecord, by: int) -> None:
         if record.open:
@@ -229,7 +234,9 @@ class PlacementState:
             for node_id in (*known.replicas, *known.joining):
                 self._by_node[node_id].pop((known.stream_id, known.range_index), None)
             self._count_open(known, -1)
-            self._unsettled.pop((known.stream_id, known.range_index), None)
+            self._lacking_copies.pop((known.stream_id, known.range_index), None)
+            for sharing in self._sharing.values():  # few: there are few hosts
+                sharing.pop((known.stream_id, known.range_index), None)
         if not ranges:
             self._ranges.pop(record.stream_id, None)
 
@@ -299,10 +306,29 @@ class PlacementState:
         position = bisect_left(ranges, record.range_index, key=lambda r: r.range_index)
         return ranges[position - 1] if position > 0 else None
 
-    def unsettled(self) -> list[RangeRecord]:
+    def lacking_copies(self) -> list[RangeRecord]:
         """Ranges that have not yet, or not surely, as many whole replicas as were asked for."""
-        found = (self.find(*key) for key in self._unsettled)
+        found = (self.find(*key) for key in self._lacking_copies)
         return [record for record in found if record is not None]
+
+    def sharing_host(self) -> Iterator[RangeRecord]:
+        """Ranges with two replicas on one host, where another host could have one of the two: a
+        node said later where it is, or an adopted range came so.
+
+        Every range is looked at when the host of a node has changed, and only then.
+        """
+        hosts = self.nodes.host_by_node()
+        if hosts != self._sharing_hosts:
+            self._sharing_hosts = hosts
+            self._sharing = {}
+            for ranges in self._ranges.values():
+                for record in ranges:
+                    self._note_sharing(record)
+        others = set(map(self.nodes.host, self.nodes.placeable())) if self._sharing else set()
+        for taken, keys in self._sharing.items():
+            if others - taken:
+                found = (self.find(*key) for key in list(keys))
+                yield from (record for record in found if record is not None)
 
     def held_end(self, record: RangeRecord) -> int:
         """As far as living replicas hold a sealed range of which none has all; -1 when one has,
@@ -333,7 +359,7 @@ class PlacementState:
 
     def doubtful(self) -> list[RangeRecord]:
         """Sealed ranges that end in what fewer hold than an acknowledgement takes."""
-        return [record for record in self.unsettled() if record.doubtful >= 0]
+        return [record for record in self.lacking_copies() if record.doubtful >= 0]
 
     def ranges_of_node(self, node_id: int) -> list[RangeRecord]:
         keys = sorted(self._by_node.get(node_id, ()))

@@ -16,7 +16,7 @@ from headrace.placement.state import Counter, PlacementState
 from headrace.runtime.interfaces import Runtime
 from headrace.wire.sbp import messages as m
 
-_SETTLE_POLL_SECONDS = 0.05
+_NODES_POLL_SECONDS = 0.05
 
 
 class Term:
@@ -36,7 +36,7 @@ class Term:
         self._store = store
         self._leading = leading
         self._over = False
-        self._settled_at = float("-inf")
+        self._nodes_awaited_until = float("-inf")
         self._failure: StorageError | None = None
 
     # Leadership
@@ -49,9 +49,9 @@ class Term:
         if self._over or not self._leading():
             raise NotLeaderError("not the leader")
 
-    def settle(self, seconds: float) -> None:
+    def wait_for_nodes(self, seconds: float) -> None:
         """For so long too few data nodes may only mean that they were not heard yet."""
-        self._settled_at = self._runtime.clock.monotonic() + seconds
+        self._nodes_awaited_until = self._runtime.clock.monotonic() + seconds
 
     # Changes
 
@@ -90,8 +90,9 @@ class Term:
         at_least: int | None = None,
         avoid: Collection[int] = (),
         not_first: int = -1,
+        preferred: int = -1,
     ) -> tuple[int, ...]:
-        """Nodes for a new range, the primary first."""
+        """Nodes for a new range, the primary first; `preferred` if it can."""
         clock = self._runtime.clock
         while True:
             try:
@@ -100,13 +101,14 @@ class Term:
                     at_least=at_least,
                     avoid=avoid,
                     not_first=not_first,
+                    preferred=preferred,
                     load=self.state.load,
                     below=self._runtime.random.below,
                 )
             except NotEnoughNodesError:
-                if clock.monotonic() >= self._settled_at:
+                if clock.monotonic() >= self._nodes_awaited_until:
                     raise
-            await clock.sleep(_SETTLE_POLL_SECONDS)
+            await clock.sleep(_NODES_POLL_SECONDS)
 
     # Time and form
 

@@ -44,7 +44,7 @@ class Certificate:
     key_path: str = ""
 
     def acceptor(self, settings: TlsSettings) -> TlsAcceptor | None:
-        """For a server's port; None when TLS is off."""
+        """What a server's port accepts TLS with; None when TLS is off."""
         if settings.mode == "off":
             return None
         return TlsAcceptor(

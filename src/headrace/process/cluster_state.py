@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 
-from headrace.broker.term.broker_registry import LEADER_LEASE, members_of
+from headrace.broker.shards.leases import COORDINATOR, WORKER_PREFIX, shard_of
+from headrace.broker.term.broker_registry import LEADER_LEASE, listed_brokers
 from headrace.errors import HeadraceError, NotLeaderError
 from headrace.net.addresses import format_address
-from headrace.sbp_client.channels import Connect, Link
+from headrace.sbp_client.channels import Connect, ReconnectingChannel
 from headrace.sbp_client.client import SbpClient
 from headrace.web.broker_api import types as t
 from headrace.wire.sbp import messages as m
@@ -55,7 +57,7 @@ class ClusterState:
 
 
 async def _state_of(connect: Connect) -> str:
-    link = Link(connect)
+    link = ReconnectingChannel(connect)
     try:
         async with asyncio.timeout(_ASK_SECONDS):
             query = m.LeaseRequest(action=m.LeaseAction.QUERY, name="broker")
@@ -99,6 +101,7 @@ def cluster_info(
         metadata_version=described.metadata_version,
         metadata_seen=described.metadata_seen,
         ranges_torn=[_torn(one) for one in described.ranges_torn],
+        workers=_workers(described),
     )
 
 
@@ -106,15 +109,33 @@ def _brokers(described: m.DescribeClusterResponse) -> list[t.BrokerRow]:
     """A broker that shares its process with the data node has no listing of its own, and leads."""
     found = [
         t.BrokerRow(
-            address=format_address(member.place.host, member.place.port),
+            address=format_address(member.address.host, member.address.port),
             role="leader" if member.leads else "standby",
         )
-        for member in members_of(described)
+        for member in listed_brokers(described)
     ]
     alone = next((one for one in described.leases if one.name == LEADER_LEASE and one.holder), None)
     if not found and alone is not None:
-        found.append(t.BrokerRow(address=alone.address or "embedded", role="leader"))
+        # The lease of a worker says where other workers reach it, not where clients do.
+        is_worker = any(one.name.startswith(WORKER_PREFIX) for one in described.leases)
+        address = "" if is_worker else alone.address
+        found.append(t.BrokerRow(address=address or "embedded", role="leader"))
     return found
+
+
+def _workers(described: m.DescribeClusterResponse) -> list[t.WorkerLease]:
+    led = Counter(one.holder for one in described.leases if shard_of(one.name) is not None)
+    first = next((one.holder for one in described.leases if one.name == COORDINATOR), "")
+    return [
+        t.WorkerLease(
+            name=one.holder,
+            address=one.address,
+            shards=led[one.holder],
+            coordinates=one.holder == first,
+        )
+        for one in described.leases
+        if one.name.startswith(WORKER_PREFIX) and one.holder
+    ]
 
 
 def _problems(
@@ -159,13 +180,15 @@ def _problems(
 
 
 def _notes(nodes: Sequence[t.NodeRow]) -> list[str]:
-    """Machines are told apart by what stands before the address, where all nodes are on one."""
+    """Where all nodes are on one machine, what tells them apart stands behind it."""
     machines = {
-        one.host.removesuffix(f"/{one.address}")
+        one.host.removesuffix(f"/{one.host_id or one.address}")
         for one in nodes
         if one.host and one.host != one.address
     }
-    shared = [one for one in nodes if one.host.endswith(f"/{one.address}") and one.address]
+    shared = [
+        one for one in nodes if one.address and one.host.endswith(f"/{one.host_id or one.address}")
+    ]
     if len(machines) == 1 and len(shared) > 1:
         return [f"all {len(shared)} data nodes are on one machine: what it holds is lost with it"]
     return []
@@ -192,6 +215,7 @@ def _node(info: m.NodeInfo) -> t.NodeRow:
         ranges=info.ranges,
         open_ranges=info.open_ranges,
         host=info.host,
+        host_id=info.host_id,
         quarantined_ranges=max(0, info.ranges_quarantined),
     )
 

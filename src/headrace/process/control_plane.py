@@ -1,9 +1,8 @@
 """Controller, JSON API and page in one process, joined to the data plane by the protocols alone.
 
-The pipeline controller by itself, for a broker that may move.
-
-The controller and the containers it starts know one address of the broker: a door in this process,
-which leads to whichever broker leads.
+`ControlPlane` belongs to `headrace up`. `ControllerRole` is the pipeline controller by itself, in a
+cluster whose broker may move: the controller and the containers it starts know one address of the
+broker, a listener in this process that passes connections on to whichever broker leads.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.broker.partitions.replication import log_replicas
-from headrace.broker.term.broker_registry import LEADER_LEASE, BrokerRegistry
+from headrace.broker.term.broker_registry import LEADER_LEASE, BrokerRegistry, log_replicas
 from headrace.broker.term.standby_listener import StandbyListener
 from headrace.client.iggy import IggyClient
 from headrace.client.url import Identity
@@ -24,7 +22,7 @@ from headrace.errors import HeadraceError
 from headrace.net.addresses import format_address, parse_address
 from headrace.net.credentials import service_token
 from headrace.net.tls import ClientTls
-from headrace.observability.lineage import Emitter
+from headrace.observability.lineage import LineageEmitter
 from headrace.pipeline.controller.broker_edges import BrokerEdges
 from headrace.pipeline.controller.controller import Controller
 from headrace.pipeline.controller.journal import LOG_NAME, VERSION
@@ -38,10 +36,15 @@ from headrace.process.certificates import (
     load_tls,
     load_trust,
 )
+from headrace.process.cluster_connections import (
+    check_addresses,
+    node_connect,
+    placement_links,
+    reach,
+)
 from headrace.process.cluster_state import ClusterState
 from headrace.process.http_server import WebServer
 from headrace.process.limits import http_limits
-from headrace.process.links import check_addresses, node_connect, placement_links, reach
 from headrace.process.roles import Role
 from headrace.process.secrets import http_token_path, load_http_token, load_secret
 from headrace.runtime import Runtime
@@ -49,9 +52,9 @@ from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.leadership import HolderFile, Leadership
 from headrace.sbp_client.state_log import StateLog
 from headrace.web.app import create_app
-from headrace.web.broker_api.links import BrokerLinks
-from headrace.web.metrics.checks import Observed
+from headrace.web.broker_api.broker_connections import BrokerConnections
 from headrace.web.metrics.pipelines import ObservedController
+from headrace.web.metrics.process import ObservedRole
 from headrace.web.server.assets import load_assets
 from headrace.web.server.logins import CodeToken
 
@@ -190,7 +193,7 @@ class ControlPlane:
         )
         await self._controller.start()
         self._closers.append(self._controller.close)
-        broker = BrokerLinks(runtime, iggy_address, token, tls=self._tls)
+        broker = BrokerConnections(runtime, iggy_address, token, tls=self._tls)
         self._closers.append(broker.close)
         assets = await self._files.run(load_assets)
         cluster = ClusterState(client, connect_to, managers)
@@ -215,7 +218,9 @@ class ControlPlane:
         told = self._settings.observability
         if not told.lineage_url:
             return None
-        emitter = Emitter(told.lineage_url)  # now: what is missing ends the start, not an event
+        emitter = LineageEmitter(
+            told.lineage_url
+        )  # now: what is missing ends the start, not an event
         return Lineage(
             self._runtime,
             lambda: emitter,
@@ -286,7 +291,7 @@ class ControlPlane:
     def failure(self) -> HeadraceError | None:
         return None if self._controller is None else self._controller.failure
 
-    def observed(self) -> Sequence[Observed]:
+    def observed(self) -> Sequence[ObservedRole]:
         labels_max = self._settings.observability.labels_max
         observed = ObservedController(
             lambda: self.operations, lambda: self.failure, labels_max=labels_max
@@ -347,18 +352,18 @@ class ControllerRole(Role):
         async def find_leader() -> str:
             return (await client.query_lease(LEADER_LEASE)).address
 
-        door = StandbyListener(
+        listener = StandbyListener(
             runtime,
             find_leader=find_leader,
             wait_seconds=settings.broker.leader_wait_ms / 1000,
             guests_max=settings.broker.connections_max,
         )
-        await door.start(_LOOPBACK, 0)
-        self._closers.append(door.close)
+        await listener.start(_LOOPBACK, 0)
+        self._closers.append(listener.close)
         plane = self._plane = ControlPlane(
             runtime,
             settings,
-            {"placement_manager": ",".join(managers), "iggy": door.address},
+            {"placement_manager": ",".join(managers), "iggy": listener.address},
             environment=self._environment,
             secret=self._secret,
         )
@@ -376,7 +381,7 @@ class ControllerRole(Role):
         self._watching.cancel()
         await asyncio.wait([self._watching])
 
-    def observed(self) -> Sequence[Observed]:
+    def observed(self) -> Sequence[ObservedRole]:
         return (
             ObservedController(
                 lambda: None if self._plane is None else self._plane.operations,

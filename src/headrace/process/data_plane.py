@@ -26,16 +26,17 @@ from headrace.net.sbp_channel import Channel
 from headrace.placement.metadata.store import SqliteStore
 from headrace.placement.service import PlacementService
 from headrace.process.certificates import load_tls
-from headrace.process.links import node_connect
+from headrace.process.cluster_connections import node_connect
+from headrace.process.node_folders import find_nodes, node_folder, without_port
 from headrace.process.roles import BrokerRole, NodeRole, OpenStore, PlacementRole, Role
-from headrace.process.secrets import load_cluster_uuid, load_secret
+from headrace.process.secrets import load_identity
 from headrace.runtime import Runtime
 from headrace.sbp_client.channels import Connect
 from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.state_replay import Condition, accept_losses, look_at
 from headrace.web.metrics.broker import ObservedBroker
-from headrace.web.metrics.checks import Observed
 from headrace.web.metrics.cluster import ObservedNode, ObservedPlacement
+from headrace.web.metrics.process import ObservedRole
 from headrace.wire.sbp.messages import ClientRole
 
 _SBP_PART = 0.2
@@ -43,7 +44,10 @@ _SBP_PART = 0.2
 
 
 class LogPlane(Role):
-    """A placement manager and a data node in one process: a log that nobody leads yet."""
+    """A placement manager and a data node in one process: a log that nobody leads yet.
+
+    A data directory that several workers wrote has several data nodes; all of them run here then.
+    """
 
     def __init__(
         self, runtime: Runtime, settings: Settings, *, open_store: OpenStore = SqliteStore.open
@@ -56,14 +60,18 @@ class LogPlane(Role):
         self.authority_path = ""
         """What clients trust the development certificate by; empty with one of your own."""
         self.node: DataNodeService | None = None
+        self.further_nodes: list[DataNodeService] = []
+        """Of workers that are no more."""
         self.placement: PlacementService | None = None
 
     async def _start(self) -> None:
         runtime, settings = self._runtime, self._settings
-        self._secret, self._cluster_uuid = await self._load_identity()
+        self._secret, self._cluster_uuid = await load_identity(runtime, settings.data_dir)
         self._tls = await load_tls(runtime, settings)
         self.authority_path = self._tls.certificate.authority_path
         plain_streams = settings.plain_streams and settings.host in LOOPBACK
+        numbers = await find_nodes(runtime, settings.data_dir)
+        self._open_files = len(numbers) * settings.storage.open_files_max
         placement = PlacementRole(
             runtime,
             settings,
@@ -72,44 +80,49 @@ class LogPlane(Role):
             tls=self._tls.acceptor,
             plain_streams=plain_streams,
             open_store=self._open_store,
-            files=settings.storage.open_files_max,
+            files=self._open_files,
             descriptors=_SBP_PART,
         )
         await self._run(placement)
         self.placement = placement.service
         self._placement_address = placement.address
-        node = NodeRole(
-            runtime,
-            settings,
-            secret=self._secret,
-            placement=self.placement.connect,
-            tls=self._tls.acceptor,
-            plain_streams=plain_streams,
-            descriptors=_SBP_PART,
+        peers = node_connect(
+            runtime, self._secret, "data-node", ClientRole.DATA_NODE, tls=self._tls.peers
         )
-        self.node = node.service
-        await self._run(node)
+        for number in numbers:
+            node = NodeRole(
+                runtime,
+                without_port(settings) if number else settings,
+                secret=self._secret,
+                placement=self.placement.connect,
+                peers=peers,
+                tls=self._tls.acceptor,
+                plain_streams=plain_streams,
+                folder=node_folder(number),
+                files=self._open_files - settings.storage.open_files_max,
+                descriptors=_SBP_PART / len(numbers),
+            )
+            node.hands_over = len(numbers) == 1  # the others end with this process, too
+            if number:
+                self.further_nodes.append(node.service)
+            else:
+                self.node = node.service
+            await self._run(node, listed=not number)
 
-    async def _run(self, role: Role) -> None:
+    async def _run(self, role: Role, *, listed: bool = True) -> None:
+        """`listed`: clients are told where it is."""
         await role.start()
-        self._roles.append(role)
+        if listed:
+            self._roles.append(role)
         self._closers.append(role.close)
 
-    async def _load_identity(self) -> tuple[bytes, str]:
-        disk, random, data_dir = self._runtime.disk, self._runtime.random, self._settings.data_dir
-        files = self._runtime.executor("process", 1)
-        try:
-            secret = await files.run(load_secret, disk, random, data_dir)
-            return secret, await files.run(load_cluster_uuid, disk, random, f"{data_dir}/placement")
-        finally:
-            files.close()
-
     def _connect_node(self, address: str) -> Connect:
-        """In process when the address is our own node's, over TCP otherwise."""
+        """In process when the address is one of our own nodes', over TCP otherwise."""
 
         async def connect() -> Channel:
-            if self.node is not None and address == self.node.address:
-                return await self.node.connect()
+            for node in (self.node, *self.further_nodes):
+                if node is not None and address == node.address:
+                    return await node.connect()
             over_tcp = node_connect(
                 self._runtime,
                 self._secret,
@@ -171,14 +184,14 @@ class DataPlane(LogPlane):
             on_root=self._on_root,
             figures=self._figures,
             diagnostics=self._diagnostics,
-            files=self._settings.storage.open_files_max,
+            files=self._open_files,
             descriptors=1.0 - 2 * _SBP_PART,
         )
         await self._run(broker)
         self.broker = broker.service
         self.lost = broker.lost
 
-    def observed(self) -> Sequence[Observed]:
+    def observed(self) -> Sequence[ObservedRole]:
         labels_max = self._settings.observability.labels_max
         monotonic = self._runtime.clock.monotonic
         return (
@@ -210,7 +223,7 @@ class ControlLogs:
         self._client = client
 
     async def conditions(self) -> list[Condition]:
-        """Of every log. No event of theirs is changed; one that was never made is, empty."""
+        """Examine every log. No event of theirs is changed; one that was never made is, empty."""
         found: list[Condition] = []
         for name in LEASES:
             made = await self._client.create_stream(name=name)

@@ -40,8 +40,7 @@ from headrace.errors import ConfigError
 from headrace.net.addresses import format_address
 from headrace.net.admission import pick
 from headrace.runtime import Runtime
-from headrace.web.metrics.checks import Observed
-from headrace.web.metrics.process import ObservedProcess, Probes, ProcessReading
+from headrace.web.metrics.process import ObservedProcess, ObservedRole, Probes, ProcessReading
 from headrace.web.server.hosts import ANY, OwnHost, OwnNames
 
 DOORS = frozenset({"/health", "/ready", "/metrics"})
@@ -242,7 +241,7 @@ class Endpoint:
         self,
         runtime: Runtime,
         settings: Settings,
-        roles: Sequence[Observed],
+        roles: Sequence[ObservedRole],
         *,
         token: str = "",
         read_process: Callable[[], ProcessReading] = ProcessReading,

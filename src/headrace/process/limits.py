@@ -1,14 +1,13 @@
-"""How many connections a process takes, by how many files the system lets it have open.
+"""What a process takes of its machine: connections by open files, and a reserve of disk space.
 
 A socket is an open file. If connections could take all of them, the log could open none: so half of
 what is allowed, or what the log wants, is the log's, some is for everything else, and the ports
 share what is left. The soft limit is raised to the hard one before it is asked for.
 
-Space that a data directory keeps for its own next start.
-
-`storage.min_free_bytes` is left free for control state, but on a disk that others fill nothing is
-left free. Then the reserve is given up: a start can note what it has to, readers are served, and a
-topic can be deleted. It is taken again by a start that finds room for it.
+A data directory keeps some space for its own next start. `storage.min_free_bytes` is left free for
+control state, but on a disk that others fill nothing is left free. Then the reserve is given up: a
+start can note what it has to, readers are served, and a topic can be deleted. A start that finds
+room for the reserve takes it again.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _MIN = 16
 def connections_max(
     disk: Disk, port: str, wanted: int, *, files: int = 0, share: float = 1.0
 ) -> int:
-    """Of `wanted` connections on that port, as many as fit beside `files` open files."""
+    """How many of the `wanted` connections on that port fit beside `files` open files."""
     limit = disk.open_files_max()
     room = limit - min(files, limit // 2) - min(_FOR_THE_REST, limit // 8)
     allowed = min(wanted, max(_MIN, int(room * share)))

@@ -19,6 +19,7 @@ from headrace.broker.core import ProcessFigures
 from headrace.broker.service import BrokerService, RootCredentials
 from headrace.broker.term.snapshot import Diagnostics
 from headrace.broker.term.transports import Encryption
+from headrace.config.broker import BrokerSettings
 from headrace.config.settings import Settings
 from headrace.datanode.service import DataNodeService
 from headrace.errors import ConfigError, HeadraceError
@@ -29,14 +30,15 @@ from headrace.placement.metadata.etcd import EtcdMetadata
 from headrace.placement.metadata.store import SqliteStore, Store
 from headrace.placement.service import PlacementService
 from headrace.process.certificates import Tls
+from headrace.process.cluster_connections import reach
 from headrace.process.limits import connections_max, keep_reserve, sbp_limits
-from headrace.process.links import reach
+from headrace.process.node_folders import NODE, broker_folder
 from headrace.runtime import Runtime
-from headrace.sbp_client.channels import Connect, PlacementLinks
+from headrace.sbp_client.channels import Connect, PlacementChannel
 from headrace.sbp_client.client import SbpClient
 from headrace.web.metrics.broker import ObservedBroker
-from headrace.web.metrics.checks import Observed
 from headrace.web.metrics.cluster import ObservedNode, ObservedPlacement
+from headrace.web.metrics.process import ObservedRole
 
 
 class Role(ABC):
@@ -65,7 +67,7 @@ class Role(ABC):
     def addresses(self) -> dict[str, str]:
         """Where clients and peers reach it, as `host:port`."""
 
-    def observed(self) -> Sequence[Observed]:
+    def observed(self) -> Sequence[ObservedRole]:
         """What runs here, for `/metrics` and `/ready`; asked before it starts."""
         return ()
 
@@ -82,22 +84,28 @@ class NodeRole(Role):
         settings: Settings,
         *,
         secret: bytes,
-        placement: Connect | PlacementLinks,
+        placement: Connect | PlacementChannel,
         peers: Callable[[str], Connect] | None = None,
         tls: TlsAcceptor | None = None,
         plain_streams: bool = False,
+        folder: str = NODE,
+        files: int = 0,
         descriptors: float = 1.0,
     ) -> None:
-        """`descriptors` is its part of what the process has for connections."""
+        """`folder` is its place in the data directory. `files` are those that others in the process
+        open; `descriptors` is its part of what is left for connections."""
         super().__init__()
         self._runtime = runtime
+        self._files = files
         self._descriptors = descriptors
         self._settings = settings
         self._tls = tls
+        self.hands_over = True
+        """Whether others get its open ranges when it closes, if there are others."""
         self.service = DataNodeService(
             runtime,
             settings.data_node,
-            folder=f"{settings.data_dir}/node",
+            folder=f"{settings.data_dir}/{folder}",
             storage=settings.storage,
             placement=placement,
             peers=peers,
@@ -116,13 +124,13 @@ class NodeRole(Role):
             limits=sbp_limits(
                 self._runtime.disk,
                 "data node",
-                files=settings.storage.open_files_max,
+                files=self._files + settings.storage.open_files_max,
                 share=self._descriptors,
             ),
         )
-        self._closers.append(self.service.close)
+        self._closers.append(lambda: self.service.close(hand_over=self.hands_over))
 
-    def observed(self) -> Sequence[Observed]:
+    def observed(self) -> Sequence[ObservedRole]:
         return (ObservedNode(lambda: self.service),)
 
     def addresses(self) -> dict[str, str]:
@@ -239,13 +247,31 @@ class PlacementRole(Role):
             raise ConfigError("--advertise needs the port too when --placement-port is 0")
         return address
 
-    def observed(self) -> Sequence[Observed]:
+    def observed(self) -> Sequence[ObservedRole]:
         labels_max = self._settings.observability.labels_max
         monotonic = self._runtime.clock.monotonic
         return (ObservedPlacement(lambda: self._made, monotonic, labels_max=labels_max),)
 
     def addresses(self) -> dict[str, str]:
         return {"placement_manager": self.address}
+
+
+def bounded(runtime: Runtime, settings: Settings, *, files: int, share: float) -> BrokerSettings:
+    """A broker's settings, with as many connections as the process has descriptors for."""
+    connections = connections_max(
+        runtime.disk, "iggy", settings.broker.connections_max, files=files, share=share
+    )
+    return msgspec.structs.replace(settings.broker, connections_max=connections)
+
+
+def encryption_of(settings: Settings, tls: Tls) -> Encryption:
+    return Encryption(
+        certificate=tls.certificate.chain,
+        key=tls.certificate.key,
+        tls=tls.acceptor,
+        quic=settings.quic,
+        handshake_seconds=settings.tls.handshake_ms / 1000,
+    )
 
 
 class BrokerRole(Role):
@@ -255,7 +281,7 @@ class BrokerRole(Role):
         settings: Settings,
         *,
         secret: bytes,
-        placement: Connect | PlacementLinks,
+        placement: Connect | PlacementChannel,
         node: Callable[[str], Connect],
         placement_address: str,
         tls: Tls,
@@ -298,31 +324,18 @@ class BrokerRole(Role):
             settings=settings.client,
         )
         self._closers.append(client.close)
-        connections = connections_max(
-            runtime.disk,
-            "iggy",
-            settings.broker.connections_max,
-            files=self._files,
-            share=self._descriptors,
-        )
         self.service = BrokerService(
             runtime,
-            msgspec.structs.replace(settings.broker, connections_max=connections),
+            bounded(runtime, settings, files=self._files, share=self._descriptors),
             client,
             secret=self._secret,
             cluster_uuid=self._cluster_uuid,
-            folder=f"{settings.data_dir}/broker",
+            folder=f"{settings.data_dir}/{broker_folder(0)}",
             placement_address=self._placement_address,
             figures=self._figures,
             diagnostics=self._diagnostics,
             on_root=self._on_root,
-            encryption=Encryption(
-                certificate=self._tls.certificate.chain,
-                key=self._tls.certificate.key,
-                tls=self._tls.acceptor,
-                quic=settings.quic,
-                handshake_seconds=settings.tls.handshake_ms / 1000,
-            ),
+            encryption=encryption_of(settings, self._tls),
             stands_by=self._stands_by,
             advertise=settings.advertise if self._stands_by else "",
         )
@@ -334,7 +347,7 @@ class BrokerRole(Role):
         await self.service.start(host, settings.iggy_port, quic_port)
         self._closers.append(self.service.close)
 
-    def observed(self) -> Sequence[Observed]:
+    def observed(self) -> Sequence[ObservedRole]:
         labels_max = self._settings.observability.labels_max
         return (ObservedBroker(lambda: self._made, labels_max=labels_max),)
 

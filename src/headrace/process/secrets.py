@@ -11,7 +11,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from headrace.errors import ConfigError
-from headrace.runtime import Disk, Random
+from headrace.runtime import Disk, Random, Runtime
 
 HTTP_TOKEN_NAME = "http-token"
 _SECRET_BYTES = 32
@@ -59,3 +59,15 @@ def load_cluster_uuid(disk: Disk, random: Random, folder: str) -> str:
         return str(UUID(disk.read(path).decode("ascii", "replace").strip()))
     except ValueError as error:
         raise ConfigError(f"{path} does not hold a uuid; restore it from a backup") from error
+
+
+async def load_identity(runtime: Runtime, data_dir: str) -> tuple[bytes, str]:
+    """The cluster's secret and its uuid, made when this is the first start."""
+    files = runtime.executor("process", 1)
+    try:
+        secret = await files.run(load_secret, runtime.disk, runtime.random, data_dir)
+        placement = f"{data_dir}/placement"
+        uuid = await files.run(load_cluster_uuid, runtime.disk, runtime.random, placement)
+        return secret, uuid
+    finally:
+        files.close()

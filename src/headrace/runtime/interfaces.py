@@ -144,7 +144,7 @@ class Disk(Protocol):
         """How many files and sockets this process may have open at the same time."""
 
     def total_bytes(self, path: str) -> int:
-        """Of the file system that holds `path`."""
+        """The size of the file system that holds `path`."""
 
     def machine(self) -> str:
         """The same for every process on this machine until it restarts, and on no other one; empty
@@ -207,11 +207,63 @@ class DirectConnection(Connection, Protocol):
         is woken for them. It must not wait and must not raise.
         """
 
+    def put_back(self, data: bytes) -> None:
+        """Let `receive` return these before anything else; it was shown to `look`."""
+
     async def receive_into(self, target: memoryview) -> int:
         """Fill `target`; returns how far, which is short of its end only when the peer ended.
 
         UnavailableError when it broke. After a cancellation what arrived is lost.
         """
+
+
+TOKEN_BYTES = 16
+"""Of what names a connection on its way from one process to another."""
+
+
+class Detached(Protocol):
+    """A connection between two owners: nobody reads it, and its peer notices nothing."""
+
+    received: bytes
+    """What had arrived when its owner stopped reading, and nobody took."""
+
+    def release(self) -> None:
+        """Another process has it: forget it here. The peer notices nothing."""
+
+    def abort(self) -> None:
+        """End it, for whoever else may have it by now, too."""
+
+
+@runtime_checkable
+class MovableConnection(Connection, Protocol):
+    """A Connection that another process of this machine can go on with."""
+
+    async def detach(self) -> Detached:
+        """Stop reading, wait until the kernel has all that was written, and let go. Nobody may be
+        receiving; afterwards the connection is closed as far as its owner can see, while its peer
+        notices nothing. UnavailableError when it broke: then it is as before."""
+
+
+class Inbox(Protocol):
+    """Where processes of this machine put connections that another one shall go on with."""
+
+    def take(self, token: bytes) -> Detached | None:
+        """What was posted here under that token, if it was: what is posted is here at once, and is
+        released after some seconds if nobody takes it."""
+
+    def close(self) -> None:
+        """What nobody took is released."""
+
+
+@runtime_checkable
+class AnnouncingConnection(Connection, Protocol):
+    """A Connection that says when something arrives that nobody waits for."""
+
+    def has_arrived(self) -> bool:
+        """Whether `receive` would return at once."""
+
+    def call_on_arrival(self, on_arrival: Callable[[], None]) -> None:
+        """Call it whenever bytes, or the end, arrive while nobody receives. It must not raise."""
 
 
 class Listener(Protocol):
@@ -258,15 +310,40 @@ class Transport(Protocol):
     async def connect(self, host: str, port: int, *, timeout: float = 1.0) -> Connection:
         """UnavailableError when nobody answers in time."""
 
-    async def listen(self, host: str, port: int, on_connection: OnConnection) -> Listener:
+    async def listen(
+        self, host: str, port: int, on_connection: OnConnection, *, reuse_port: bool = False
+    ) -> Listener:
         """`on_connection` runs as a task of its own for each accepted connection; when it returns
-        or raises, the connection is closed. ConfigError when the address is taken."""
+        or raises, the connection is closed. ConfigError when the address is taken.
+
+        With `reuse_port` several processes of one user listen on one port, if all of them say so:
+        each connection goes to one of them."""
+
+    async def connect_unix(self, path: str, *, timeout: float = 1.0) -> Connection:
+        """To a process of this machine. UnavailableError when nobody answers in time."""
+
+    async def listen_unix(self, path: str, on_connection: OnConnection) -> Listener:
+        """As `listen`; the listener's host is the path, its port 0. What an earlier process left
+        at `path` is replaced: whoever listens owns the folder."""
+
+    def open_inbox(self, path: str) -> Inbox:
+        """As `listen_unix` about the path."""
+
+    def post(self, path: str, token: bytes, detached: Detached) -> bool:
+        """Put a connection into the inbox of another process; it stays here as well, to be
+        released or adopted again. False when the inbox is full at the moment, UnavailableError when
+        there is none."""
+
+    async def adopt(self, detached: Detached, first_bytes: bytes = b"") -> Connection:
+        """Go on with a connection, as its owner; `first_bytes` were received before and are
+        received again. UnavailableError when it is over."""
 
     async def listen_datagrams(
-        self, host: str, port: int, on_datagram: OnDatagram
+        self, host: str, port: int, on_datagram: OnDatagram, *, reuse_port: bool = False
     ) -> DatagramListener:
         """`on_datagram` is called for each datagram that arrives, until `close`; it may not raise.
-        ConfigError when the address is taken."""
+        ConfigError when the address is taken. `reuse_port` is as with `listen`: all datagrams from
+        one address and port go to one process, as long as none joins or leaves."""
 
 
 UNKNOWN_EXIT = 255
@@ -294,8 +371,9 @@ class Worker(Protocol):
     """A child that answers requests one by one, and that may die of one."""
 
     async def ask(self, request: Buffer, *, seconds: float) -> bytes:
-        """Its answer. UnavailableError when it died of it, DeadlineError when it took longer, and
-        was ended for it: then it answers no more. One request at a time."""
+        """Give the answer of the child. UnavailableError when the child died of the request,
+        DeadlineError when it took longer and was ended for that; then it answers no more. One
+        request at a time."""
 
     async def close(self) -> None: ...
 

@@ -1,17 +1,15 @@
 """Channels to peers that come and go, and the pieces of a payload.
 
-A `Link` stands for one peer. It connects when first used, forgets a channel that broke or was told
-GOAWAY, and closes a forgotten one after its last answer. Writers that stay on one channel are told
-of its GOAWAY. `Links` keeps one link per address.
+A `ReconnectingChannel` stands for one peer. It connects when first used, forgets a channel that
+broke or was told GOAWAY, and closes a forgotten one after its last answer. Writers that stay on one
+channel are told of its GOAWAY. A `ChannelPool` keeps one per address.
 
-The placement managers of a cluster, as one peer: calls go to whoever leads.
-
-A placement manager that does not lead answers PM_NOT_LEADER and names the leader when it knows it.
+A `PlacementChannel` stands for all placement managers of a cluster: calls go to whoever leads. A
+placement manager that does not lead answers PM_NOT_LEADER and names the leader when it knows it.
 `call` goes there at once, asks the others when nobody knows, and pauses between two rounds over all
-of them, until its time is up. It stays with the leader it found.
-
-A call may be carried out twice when an answer gets lost: what is asked of a placement manager is
-idempotent, or leaves at worst a number unused.
+of them, until its time is up. It stays with the leader it found. A call may be carried out twice
+when an answer gets lost: what is asked of a placement manager is idempotent, or leaves at worst a
+number unused.
 """
 
 from __future__ import annotations
@@ -61,8 +59,8 @@ def tcp_connect(
     return connect
 
 
-class Link:
-    """One peer."""
+class ReconnectingChannel:
+    """One peer, over whichever channel is whole."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
@@ -162,25 +160,25 @@ class Link:
             await channel.close()
 
 
-class Links:
-    """One `Link` per address."""
+class ChannelPool:
+    """One `ReconnectingChannel` per address."""
 
     def __init__(self, connect_to: Callable[[str], Connect]) -> None:
         self._connect_to = connect_to
-        self._links: dict[str, Link] = {}
+        self._peers: dict[str, ReconnectingChannel] = {}
 
-    def to(self, address: str) -> Link:
+    def to(self, address: str) -> ReconnectingChannel:
         if not address:
             raise UnavailableError("the peer has no known address")
-        link = self._links.get(address)
-        if link is None:
-            link = self._links[address] = Link(self._connect_to(address))
-        return link
+        peer = self._peers.get(address)
+        if peer is None:
+            peer = self._peers[address] = ReconnectingChannel(self._connect_to(address))
+        return peer
 
     async def close(self) -> None:
-        for link in self._links.values():
-            await link.close()
-        self._links.clear()
+        for peer in self._peers.values():
+            await peer.close()
+        self._peers.clear()
 
 
 class PieceReader:
@@ -221,8 +219,8 @@ FOREIGN_MAX = 8
 """Leaders outside the configured addresses that are followed: peers choose their number."""
 
 
-class PlacementLinks:
-    """One link per placement manager. All calls from one event loop."""
+class PlacementChannel:
+    """The placement managers of a cluster as one peer. All calls from one event loop."""
 
     def __init__(self, addresses: Sequence[str], connect_to: Callable[[str], Connect]) -> None:
         """`addresses` as configured; leaders may name themselves by others."""
@@ -236,15 +234,15 @@ class PlacementLinks:
         self._connect_to = connect_to
         self._redirected = True
         self._order = list(self.addresses)  # whom to ask first; the silent ones stand last
-        self._links: dict[str, Link] = {}
+        self._peers: dict[str, ReconnectingChannel] = {}
         self._closed = asyncio.Event()
 
     @classmethod
-    def single(cls, connect: Connect) -> PlacementLinks:
+    def single(cls, connect: Connect) -> PlacementChannel:
         """One placement manager, in this process or behind a connection."""
-        links = cls(("placement manager",), lambda _: connect)
-        links._redirected = False
-        return links
+        channel = cls(("placement manager",), lambda _: connect)
+        channel._redirected = False
+        return channel
 
     async def call(
         self, code: Code, message: Message, payload: Payload = (), *, timeout: float
@@ -290,7 +288,7 @@ class PlacementLinks:
         async def tell(address: str) -> Reply | HeadraceError:
             try:
                 async with asyncio.timeout(timeout):
-                    return await self._link(address).call(code, message, timeout=timeout)
+                    return await self._peer(address).call(code, message, timeout=timeout)
             except TimeoutError:
                 return DeadlineError("no answer in time", opcode=code.name, peer=address)
             except HeadraceError as error:
@@ -300,9 +298,9 @@ class PlacementLinks:
 
     async def close(self) -> None:
         self._closed.set()
-        for link in self._links.values():
-            await link.close()
-        self._links.clear()
+        for peer in self._peers.values():
+            await peer.close()
+        self._peers.clear()
 
     async def _attempt(
         self, target: str, code: Code, message: Message, payload: Payload, left: float, whole: float
@@ -312,7 +310,7 @@ class PlacementLinks:
             seconds = min(seconds, max(whole / 2, ATTEMPT_MIN))
         try:
             async with asyncio.timeout(seconds):  # connecting included
-                reply = await self._link(target).call(code, message, payload, timeout=seconds)
+                reply = await self._peer(target).call(code, message, payload, timeout=seconds)
         except TimeoutError:
             raise DeadlineError("no answer in time", opcode=code.name, peer=target) from None
         status = getattr(reply.message, "status", None)
@@ -336,8 +334,8 @@ class PlacementLinks:
         hint = error.data.get("leader") if isinstance(error, NotLeaderError) else ""
         if not self._redirected or not isinstance(hint, str) or not hint:
             return ""
-        foreign = [known for known in self._links if known not in self.addresses]
-        known = hint in self._links or hint in self.addresses
+        foreign = [known for known in self._peers if known not in self.addresses]
+        known = hint in self._peers or hint in self.addresses
         return hint if known or len(foreign) < FOREIGN_MAX else ""
 
     def _next(self, error: HeadraceError, tried: set[str]) -> str:
@@ -352,13 +350,15 @@ class PlacementLinks:
             async with asyncio.timeout(seconds):
                 await self._closed.wait()
 
-    def _link(self, address: str) -> Link:
+    def _peer(self, address: str) -> ReconnectingChannel:
         if self._closed.is_set():
             raise UnavailableError("links closed", refused=True)
-        link = self._links.get(address)
-        if link is None:
-            link = self._links[address] = Link(self._counted(self._connect_to(address)))
-        return link
+        peer = self._peers.get(address)
+        if peer is None:
+            peer = self._peers[address] = ReconnectingChannel(
+                self._counted(self._connect_to(address))
+            )
+        return peer
 
     def _counted(self, connect: Connect) -> Connect:
         async def connect_and_count() -> Channel:

@@ -2,12 +2,17 @@
 
 The range cache of a stream is thrown away whenever a data node says that it no longer holds. A
 plain append whose answer got lost is sent again and may be stored twice, unless its batch carries a
-producer id and sequence, as `Producer` sees to. Streams with a writer epoch are written through
-`OwnedStream`.
+producer id and sequence, as `StreamProducer` sees to. Streams with a writer epoch are written
+through `OwnedStream`.
 
-FETCH of many streams: one request per data node, results by request_index.
+`ManyFetcher` fetches from many streams with one request per data node, results by request_index. A
+stream that fails there is fetched by itself, with everything `Fetcher` does about replicas.
 
-A stream that fails there is fetched by itself, with everything `Fetcher` does about replicas.
+A writer whose range takes no more goes on through `succeed`: seal-and-new at the placement manager,
+and a channel to the primary of the new range. Sealing is idempotent: whoever repeats it, or comes
+second, gets the range that is writable now. A new range whose primary cannot be reached is sealed
+in its turn: its node may have died just then. That the new range starts behind a batch does not
+mean that the batch is acknowledged: it may be on one disk alone. `wait_held` tells.
 """
 
 from __future__ import annotations
@@ -26,16 +31,27 @@ from headrace.errors import (
     ThrottledError,
     UnavailableError,
 )
+from headrace.net.sbp_channel import Channel
 from headrace.runtime.interfaces import Buffer, Runtime
-from headrace.sbp_client.append import BATCH_BYTES_MAX, append_request, appended_offset
-from headrace.sbp_client.channels import Connect, Link, Links, PlacementLinks
-from headrace.sbp_client.describe import Describer
-from headrace.sbp_client.fetch import Fetcher
-from headrace.sbp_client.local_reads import LocalReads
+from headrace.sbp_client.channels import ChannelPool, Connect, PlacementChannel, ReconnectingChannel
+from headrace.sbp_client.describe import Describer, Segment
+from headrace.sbp_client.fetch import Fetcher, LocalReads
 from headrace.sbp_client.metadata import MetadataClient
-from headrace.sbp_client.ranges import Fetched, RangeMap, Replicas, Want, checked, primary_address
+from headrace.sbp_client.ranges import (
+    BATCH_BYTES_MAX,
+    Fetched,
+    RangeMap,
+    Replicas,
+    Want,
+    append_request,
+    appended_offset,
+    are_held,
+    checked,
+    primary_address,
+)
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status
+from headrace.wire.sbp.messages import Range
 from headrace.wire.sbp.opcodes import Code
 
 
@@ -48,7 +64,7 @@ class ManyFetcher:
     async def fetch_many(
         self, wants: Sequence[Want], *, max_wait_ms: int, min_bytes: int
     ) -> list[Fetched | HeadraceError | None]:
-        missing = [w.stream_id for w in wants if self._client.known_ranges(w.stream_id) is None]
+        missing = [w.stream_id for w in wants if self._client.known_ranges.get(w.stream_id) is None]
         if missing:
             await self._client.list_ranges_of(list(dict.fromkeys(missing)))
         results: list[Fetched | HeadraceError | None] = [None] * len(wants)
@@ -77,7 +93,7 @@ class ManyFetcher:
         groups: dict[str, list[int]] = {}
         alone: list[int] = []
         for position, want in enumerate(wants):
-            ranges = self._client.known_ranges(want.stream_id)
+            ranges = self._client.known_ranges.get(want.stream_id)
             range_ = ranges.containing(want.offset) if ranges is not None else None
             addresses = self._replicas.order(range_) if range_ is not None else []
             if addresses:
@@ -114,7 +130,7 @@ class ManyFetcher:
         again: list[int] = []
         for position, pieces in zip(positions, found, strict=True):
             want = wants[position]
-            ranges = self._client.known_ranges(want.stream_id)
+            ranges = self._client.known_ranges.get(want.stream_id)
             range_ = ranges.containing(want.offset) if ranges is not None else None
             try:
                 if isinstance(pieces, HeadraceError):
@@ -152,25 +168,25 @@ class SbpClient(MetadataClient):
         self,
         runtime: Runtime,
         *,
-        placement: Connect | PlacementLinks,
+        placement: Connect | PlacementChannel,
         node: Callable[[str], Connect],
         client_id: str = "",
         settings: ClientSettings | None = None,
     ) -> None:
         settings = settings or ClientSettings()
-        if not isinstance(placement, PlacementLinks):
-            placement = PlacementLinks.single(placement)
+        if not isinstance(placement, PlacementChannel):
+            placement = PlacementChannel.single(placement)
         super().__init__(runtime, placement, settings)
         self.client_id = client_id
-        self.nodes = Links(node)
+        self.nodes = ChannelPool(node)
         self.replicas = Replicas(
             runtime.clock,
             spread=runtime.random.below(1 << 16),
             suspect_seconds=settings.suspect_ms / 1000,
         )
         self._local = LocalReads(runtime)
-        self._fetcher = Fetcher(self, self.nodes, self.replicas, self._local)
-        self._many = ManyFetcher(self, self._fetcher, self.replicas)
+        self.fetcher = Fetcher(self, self.nodes, self.replicas, self._local)
+        self._many = ManyFetcher(self, self.fetcher, self.replicas)
         self._describer = Describer(self, self.nodes, self.replicas)
 
     async def close(self) -> None:
@@ -180,8 +196,8 @@ class SbpClient(MetadataClient):
 
     # Data nodes
 
-    def node(self, range_: m.Range) -> Link:
-        """The link to the range's primary."""
+    def node(self, range_: m.Range) -> ReconnectingChannel:
+        """The channel to the range's primary."""
         return self.nodes.to(primary_address(range_))
 
     async def describe_range(
@@ -196,6 +212,10 @@ class SbpClient(MetadataClient):
         """What data nodes know of many ranges, one request per node; None where a range is not
         known there any more."""
         return await self._describer.describe_ranges(ranges)
+
+    async def segments(self, stream_id: int) -> list[Segment]:
+        """The files of a stream, oldest first, without those that were trimmed."""
+        return await self._describer.segments(stream_id)
 
     async def quarantined(self, address: str) -> list[m.Range]:
         """What a data node keeps aside because no placement manager knows of it."""
@@ -286,20 +306,23 @@ class SbpClient(MetadataClient):
         max_wait_ms: int = 0,
         min_bytes: int = 1,
         local: bool = False,
+        check_end: bool = True,
     ) -> Fetched:
         """Batches from the one that contains `offset`, of one range; the next call goes on.
 
         With `local` they may come out of the node's files, where those are on this machine.
-        At the end of the stream it waits up to `max_wait_ms` and then returns no pieces.
+        At the end of the stream it waits up to `max_wait_ms` and then returns no pieces. Without
+        `check_end` that may be the end of a range whose primary was cut off: the caller looks up
+        the ranges by itself, and is not kept waiting while no placement manager answers.
         OffsetOutOfRangeError below the start, OffsetOverflowError beyond the end.
         """
-        want = Want(stream_id, offset, max_bytes, local)
-        return await self._fetcher.fetch(want, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
+        want = Want(stream_id, offset, max_bytes, local, check_end)
+        return await self.fetcher.fetch(want, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
 
     async def fetch_many(
         self, wants: Sequence[Want], *, max_wait_ms: int = 0, min_bytes: int = 1
     ) -> list[Fetched | HeadraceError | None]:
-        """Of many streams, one request per data node, results in the order of `wants`.
+        """Fetch from many streams, one request per data node, results in the order of `wants`.
 
         Returns when `min_bytes` are there over all of them, one failed, or `max_wait_ms` is over.
         None says that a data node had not answered by then: nothing is known of that stream.
@@ -308,5 +331,76 @@ class SbpClient(MetadataClient):
 
     async def offset_at(self, stream_id: int, timestamp_ms: int) -> int:
         """Base offset of the first batch whose newest record reaches the time; else the end."""
-        found = await self._fetcher.offset_at(stream_id, timestamp_ms)
+        found = await self.fetcher.offset_at(stream_id, timestamp_ms)
         return (await self.bounds(stream_id))[1] if found is None else found
+
+
+CONNECTS_MAX = 2  # to a new primary, before its range is sealed too
+
+
+async def succeed(
+    client: SbpClient, range_: Range, *, epoch: int, backoff: Backoff, preferred_node: int = -1
+) -> tuple[Range, Channel]:
+    """The range after `range_` and a channel to its primary. Tries until `backoff` is over.
+
+    `preferred_node` leads that range if it can; where it cannot be reached then, any other does.
+    FencedError, at once, when a higher epoch has the stream.
+    """
+    current = range_
+    connects = CONNECTS_MAX
+    cause: HeadraceError = DeadlineError("no range to go on in", stream_id=range_.stream_id)
+    while True:
+        try:
+            async with asyncio.timeout(max(backoff.left, 0.001)):
+                if connects >= CONNECTS_MAX:
+                    current = await client.seal(
+                        current.stream_id,
+                        current.range_index,
+                        epoch,
+                        preferred_node=preferred_node if current is range_ else -1,
+                    )
+                    connects = 0
+                connects += 1
+                return current, await connect(client, current)
+        except TimeoutError:
+            raise cause from None
+        except (StateError, DiskFullError) as error:
+            cause = error
+            # The disk is that of a node, and the next one may have room.
+            passes = error.retryable or isinstance(error, DiskFullError)
+            if not passes or not await backoff.pause():
+                raise
+
+
+async def wait_held(
+    client: SbpClient, stream_id: int, *, start: int, end: int, backoff: Backoff
+) -> None:
+    """Wait until as many disks hold [start, end) of sealed ranges as an acknowledgement takes.
+
+    DeadlineError when that is not known in time: they may be stored, and may be lost yet.
+    StorageError when they were lost, and given up.
+    """
+    cause: HeadraceError = DeadlineError(
+        "stored on fewer disks than promised so far: the outcome is unknown",
+        stream_id=stream_id,
+        offset=start,
+    )
+    while True:
+        try:
+            async with asyncio.timeout(max(backoff.left, 0.001)):
+                ranges = await client.list_ranges(stream_id)
+        except TimeoutError:
+            raise cause from None
+        except StateError as error:
+            if not error.retryable or not await backoff.pause():
+                raise
+            continue
+        if are_held(ranges, start, end):
+            return
+        if not await backoff.pause():
+            raise cause
+
+
+async def connect(client: SbpClient, range_: Range) -> Channel:
+    """A channel to the range's primary, in the time of one request."""
+    return await client.node(range_).channel(timeout=client.settings.request_timeout_ms / 1000)

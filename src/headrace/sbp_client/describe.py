@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from headrace.concurrency.retry import retry
 from headrace.errors import (
@@ -15,7 +16,7 @@ from headrace.errors import (
     StateError,
     UnavailableError,
 )
-from headrace.sbp_client.channels import Links
+from headrace.sbp_client.channels import ChannelPool
 from headrace.sbp_client.metadata import MetadataClient
 from headrace.sbp_client.ranges import (
     Replicas,
@@ -31,8 +32,21 @@ from headrace.wire.sbp.errors import raise_for_status
 from headrace.wire.sbp.opcodes import Code
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A file of a stream: offsets [base, end)."""
+
+    base: int
+    end: int
+    bytes: int
+    max_timestamp: int
+    """Of its newest record, in milliseconds."""
+    open: bool
+    """It is still written to."""
+
+
 class Describer:
-    def __init__(self, client: MetadataClient, nodes: Links, replicas: Replicas) -> None:
+    def __init__(self, client: MetadataClient, nodes: ChannelPool, replicas: Replicas) -> None:
         self._client = client
         self._nodes = nodes
         self._replicas = replicas
@@ -50,6 +64,17 @@ class Describer:
 
         settings = self._client.settings
         return await retry(self._client.runtime, attempt, settings.request_timeout_ms / 1000)
+
+    async def segments(self, stream_id: int) -> list[Segment]:
+        """The files of a stream, oldest first, as the data nodes that lead its ranges know them."""
+        ranges = await self._client.list_ranges(stream_id)
+        found = []
+        for range_, told in zip(ranges, await self.describe_ranges(ranges), strict=True):
+            known = told.segments if told is not None else ()
+            for number, one in enumerate(known, 1):
+                written = range_.end_offset < 0 and number == len(known)
+                found.append(Segment(one.base, one.end, one.bytes, one.max_timestamp, written))
+        return found
 
     async def describe_ranges(
         self, ranges: Sequence[m.Range]

@@ -10,15 +10,19 @@ long, and the error says so.
 An empty answer means the end of the stream. Only the primary of an open range may give it, and in a
 replicated stream only while its ranges are known to be fresh: the primary may have been cut off,
 and the stream may go on elsewhere.
+
+A reader on a data node's own machine reads the node's files itself (`LocalReads`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from typing import Any
 
 from headrace.concurrency.retry import Backoff
+from headrace.concurrency.tasks import TaskSet
 from headrace.errors import (
     CorruptionError,
     DeadlineError,
@@ -33,14 +37,126 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.net.sbp_server import Payload
-from headrace.sbp_client.channels import Links, PieceReader
-from headrace.sbp_client.local_reads import LocalReads
+from headrace.runtime.interfaces import Executor, Runtime
+from headrace.sbp_client.channels import ChannelPool, PieceReader
 from headrace.sbp_client.metadata import MetadataClient
 from headrace.sbp_client.ranges import Fetched, RangeMap, Replicas, Want, checked, typed
+from headrace.storage.layout import Point
+from headrace.storage.segments.reader import Stretch, StretchReader
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status
 from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import decode_header
+
+STRETCH_BYTES_MAX = 64 << 20  # read of what was located once
+READERS_MAX = 16  # files kept open: the one used longest ago is closed
+AVOID_SECONDS = 60.0  # until a node is asked again whose files cannot be opened here
+_THREADS = 2
+
+
+class LocalReads:
+    """Reads the files of data nodes that are on this machine.
+
+    FETCH sends the bytes of a log through a socket. A reader on the node's own machine says so in
+    its request (`FetchInfo.machine`). The node, after the same checks as ever, answers with a
+    stretch of a file instead, and the reader reads that itself. So the node decides what may be
+    read (the ticket, what is committed, what was trimmed) and the system whether this process may
+    open the file.
+
+    A path alone proves nothing: here it may lead to another file, of another node or in another
+    container. So the file must be the very one, by machine, device and inode, and every batch in it
+    is checked as the node checks it: its offset, its length, its checksum. Whatever does not hold
+    is no error but a reason to ask for the bytes: the node knows about damage, and other replicas.
+
+    A file that is removed stays readable for who has it open. A stretch is therefore asked for
+    again after `STRETCH_BYTES_MAX`, so that nobody reads on for long in what retention removed.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._readers: dict[tuple[int, int], StretchReader] = {}  # by stream and next offset
+        self._avoided: dict[str, float] = {}  # address -> until when
+        self._tasks = TaskSet("local reads")
+        self._threads: Executor | None = None
+        self._machine = runtime.disk.machine()
+
+    def machine(self, address: str) -> str:
+        """What to tell that node; empty when its files are out of reach."""
+        if self._avoided.get(address, float("-inf")) > self._runtime.clock.monotonic():
+            return ""
+        return self._machine
+
+    async def go_on(self, want: Want) -> Fetched | None:
+        """What follows in the file that the last read of the stream ended in."""
+        reader = self._readers.pop((want.stream_id, want.offset), None)
+        return None if reader is None else await self._run(self._read(reader, want))
+
+    async def begin(
+        self, address: str, range_: m.Range, stretch: m.FileStretch, want: Want
+    ) -> Fetched | None:
+        """The first batches of a stretch; None when they have to come as bytes."""
+        stop = stretch.stop_offset
+        if range_.end_offset >= 0:
+            # A replica that has not learned the final end: what lies beyond it never happened.
+            stop = min(stop, range_.end_offset)
+        known = Stretch(
+            stretch.binding,
+            Point(stretch.start_position, stretch.start_offset),
+            Point(stretch.stop_position, stop),
+        )
+        return await self._run(self._open(address, stretch, known, want))
+
+    async def _run(self, work: Coroutine[Any, Any, Fetched | None]) -> Fetched | None:
+        """To its end, whoever stops waiting: a file is not closed under a thread that reads it."""
+        return await asyncio.shield(self._tasks.start(work))
+
+    async def _open(
+        self, address: str, stretch: m.FileStretch, known: Stretch, want: Want
+    ) -> Fetched | None:
+        disk = self._runtime.disk
+        try:
+            file = await self._executor.run(disk.open_same, stretch.path, stretch.identity)
+        except HeadraceError:
+            self._avoided[address] = self._runtime.clock.monotonic() + AVOID_SECONDS
+            return None
+        return await self._read(StretchReader(file, known), want)
+
+    async def _read(self, reader: StretchReader, want: Want) -> Fetched | None:
+        keep = False
+        try:
+            pieces = await self._executor.run(reader.read, want.offset, want.max_bytes)
+            keep = bool(pieces) and not reader.is_over and reader.bytes < STRETCH_BYTES_MAX
+        except HeadraceError:
+            return None
+        finally:
+            if not keep:
+                reader.close()
+        if keep:
+            self._keep(want.stream_id, reader)
+        return Fetched(pieces, reader.next_offset, verified=True) if pieces else None
+
+    def _keep(self, stream_id: int, reader: StretchReader) -> None:
+        key = (stream_id, reader.next_offset)
+        replaced = self._readers.pop(key, None)
+        if replaced is not None:
+            replaced.close()
+        self._readers[key] = reader
+        if len(self._readers) > READERS_MAX:
+            self._readers.pop(next(iter(self._readers))).close()
+
+    @property
+    def _executor(self) -> Executor:
+        if self._threads is None:
+            self._threads = self._runtime.executor("local-reads", _THREADS)
+        return self._threads
+
+    async def close(self) -> None:
+        await self._tasks.finish()
+        while self._readers:
+            self._readers.popitem()[1].close()
+        if self._threads is not None:
+            self._threads.close()
+
 
 _TORN_SECONDS = 1.0
 """How long a read waits for records that no living node has: one of them may be starting."""
@@ -57,7 +173,7 @@ _ELSEWHERE = (
 
 class Fetcher:
     def __init__(
-        self, client: MetadataClient, nodes: Links, replicas: Replicas, local: LocalReads
+        self, client: MetadataClient, nodes: ChannelPool, replicas: Replicas, local: LocalReads
     ) -> None:
         settings = client.settings
         self._local = local
@@ -69,7 +185,9 @@ class Fetcher:
         self._hedge_after = settings.hedge_after_ms / 1000
         self._ranges_age_max = settings.ranges_age_ms_max / 1000
 
-    async def fetch(self, want: Want, *, max_wait_ms: int, min_bytes: int) -> Fetched:
+    async def fetch(self, want: Want, *, max_wait_ms: int = 0, min_bytes: int = 1) -> Fetched:
+        """Batches from the one that contains the wanted offset, of one range; `SbpClient.fetch`
+        says what comes at the ends of a stream."""
         wait_until = self._clock.monotonic() + max_wait_ms / 1000
         backoff = Backoff(self._client.runtime, wait_until + self._request_timeout)
         fresh = False
@@ -77,8 +195,10 @@ class Fetcher:
         if want.local and (found := await self._local.go_on(want)) is not None:
             return found
         while True:
-            fresh = fresh or self._client.known_ranges(want.stream_id) is None
-            ranges = await self._client.ranges(want.stream_id)
+            ranges = self._client.known_ranges.get(want.stream_id)
+            if ranges is None:
+                fresh = True
+                ranges = await self._client.ranges(want.stream_id)
             range_ = ranges.containing(want.offset)
             try:
                 if range_ is None:
@@ -107,7 +227,7 @@ class Fetcher:
     async def _is_end(self, range_: m.Range, ranges: RangeMap, want: Want) -> bool:
         """Whether an empty answer of the primary may be believed."""
         age = self._clock.monotonic() - ranges.known_at
-        if len(range_.replica_nodes) < 2 or age <= self._ranges_age_max:
+        if len(range_.replica_nodes) < 2 or age <= self._ranges_age_max or not want.check_end:
             return True
         try:
             await self._client.list_ranges(want.stream_id)
@@ -230,8 +350,7 @@ def _results(
     address: str, infos: Sequence[m.FetchInfo], response: m.FetchResponse, payload: Payload
 ) -> list[list[memoryview] | HeadraceError]:
     reader = PieceReader(payload)
-    unanswered = UnavailableError("no result", peer=address)
-    found: list[list[memoryview] | HeadraceError] = [unanswered] * len(infos)
+    found: list[list[memoryview] | HeadraceError | None] = [None] * len(infos)
     for result in response.fetch_responses:
         pieces = [memoryview(piece) for piece in reader.take(result.batch_length)]
         if not 0 <= result.request_index < len(infos):
@@ -242,7 +361,7 @@ def _results(
             found[result.request_index] = pieces
         except HeadraceError as error:
             found[result.request_index] = error
-    return found
+    return [UnavailableError("no result", peer=address) if each is None else each for each in found]
 
 
 class _Race:
@@ -280,7 +399,7 @@ class _Race:
             for task in self._running:
                 task.cancel()
             await asyncio.gather(*self._running, return_exceptions=True)
-        raise _telling(self._errors)
+        raise _retryable_first(self._errors)
 
     def _start(self, address: str, *, hedged: bool) -> None:
         wait_ms = 0 if hedged else self._fetcher.wait_ms(self._wait_until)
@@ -302,8 +421,8 @@ class _Race:
         return None
 
 
-def _telling(errors: Sequence[HeadraceError]) -> HeadraceError:
-    """Of what all replicas said: what may change, rather than what will not."""
+def _retryable_first(errors: Sequence[HeadraceError]) -> HeadraceError:
+    """Choose among the errors of all replicas one that may pass, rather than one that will not."""
     passing = [error for error in errors if error.retryable]
     return (passing or list(errors))[-1]
 

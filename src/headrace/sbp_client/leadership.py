@@ -103,7 +103,7 @@ class Leadership:
         self._on_lost = on_lost
         self._on_refused = on_refused
         self._alone = alone
-        self._settled = asyncio.Event()
+        self._regained_or_lost = asyncio.Event()
         """Set when a lease that had run out was granted again, or is lost."""
         self._address = ""
         self._until = float("-inf")
@@ -124,8 +124,8 @@ class Leadership:
         try:
             async with asyncio.timeout(self._duration_ms / 1000):
                 while self._alone and not self._lost and not self.holds:
-                    self._settled.clear()
-                    await self._settled.wait()
+                    self._regained_or_lost.clear()
+                    await self._regained_or_lost.wait()
         except TimeoutError:
             pass  # the placement manager stands still; said below
         self.check()
@@ -168,7 +168,7 @@ class Leadership:
             raise DeadlineError("no answer in time", lease=self._name) from None
         if answer.granted and self.epoch in (-1, answer.epoch) and not self._lost:
             self._until = max(self._until, asked + self._duration_ms / 1000)
-            self._settled.set()
+            self._regained_or_lost.set()
         return answer
 
     async def _renew(self) -> None:
@@ -200,7 +200,7 @@ class Leadership:
         """The lease is another's, whatever our clock says and answers on their way will."""
         self._lost = True
         self._until = float("-inf")
-        self._settled.set()
+        self._regained_or_lost.set()
 
     async def close(self) -> None:
         """Give the lease back, so that a successor need not wait for its end."""

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from headrace.concurrency.retry import retry
 from headrace.config.process import ClientSettings
-from headrace.errors import NotFoundError, RangeNotFoundError
+from headrace.errors import NotFoundError, RangeNotFoundError, RemoteProtocolError
 from headrace.runtime.interfaces import Runtime
-from headrace.sbp_client.channels import PlacementLinks
+from headrace.sbp_client.channels import PlacementChannel
 from headrace.sbp_client.ranges import RangeMap, milliseconds, only, present, typed
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status
@@ -30,12 +30,16 @@ class MetadataClient:
     """Keeps what it learns of ranges until somebody finds out that it no longer holds."""
 
     def __init__(
-        self, runtime: Runtime, placement: PlacementLinks, settings: ClientSettings
+        self, runtime: Runtime, placement: PlacementChannel, settings: ClientSettings
     ) -> None:
         self.runtime = runtime
         self.settings = settings
         self.placement = placement
-        self._maps: dict[int, RangeMap] = {}
+        self.known_ranges: dict[int, RangeMap] = {}
+        """By stream, as far as somebody asked."""
+        self.home_node = -1
+        """The data node that should lead ranges which are opened for this client: one in its own
+        process, say. -1: any. Streams and writers may say otherwise."""
 
     # Streams
 
@@ -46,13 +50,18 @@ class MetadataClient:
         replica_nums: int = 1,
         retention_period_ms: int = 0,
         durability: m.Durability = m.Durability.SYNCED,
+        preferred_node: int | None = None,
     ) -> m.Stream:
-        """Create, or with a name find, a stream. NotEnoughNodesError while too few nodes live."""
+        """Create, or with a name find, a stream. NotEnoughNodesError while too few nodes live.
+
+        `preferred_node` leads the first range, if it can (-1: any); `home_node` unless given.
+        """
         wanted = m.Stream(
             replica_nums=replica_nums,
             retention_period_ms=retention_period_ms,
             name=name,
             durability=durability,
+            preferred_node=self.home_node if preferred_node is None else preferred_node,
         )
         (stream,) = await self.create_streams([wanted])
         return stream
@@ -71,6 +80,17 @@ class MetadataClient:
             return made
 
         request = m.CreateStreamsRequest(streams=tuple(streams))
+        return await self._ask(Code.CREATE_STREAMS, request, m.CreateStreamsResponse, read)
+
+    async def find_stream(self, name: str) -> m.Stream:
+        """The stream of that name; NotFoundError where there is none, and none is made."""
+
+        def read(response: m.CreateStreamsResponse) -> m.Stream:
+            result = only(response.create_responses)
+            raise_for_status(result.status, name=name)
+            return present(result.stream)
+
+        request = m.CreateStreamsRequest(streams=(m.Stream(name=name),))
         return await self._ask(Code.CREATE_STREAMS, request, m.CreateStreamsResponse, read)
 
     async def describe_stream(self, stream_id: int) -> m.Stream:
@@ -149,7 +169,7 @@ class MetadataClient:
         return ranges
 
     async def list_ranges_on(self, node_id: int) -> list[m.Range]:
-        """Those that a data node holds or is to hold; for whoever proves the cluster's secret."""
+        """The ranges that a data node holds or is to hold; for holders of the cluster's secret."""
 
         def read(response: m.ListRangesResponse) -> list[m.Range]:
             for result in response.list_responses:
@@ -161,7 +181,7 @@ class MetadataClient:
         return await self._ask(Code.LIST_RANGES, request, m.ListRangesResponse, read)
 
     async def list_ranges_of(self, stream_ids: Sequence[int]) -> dict[int, list[m.Range]]:
-        """Of many streams in one request; those that do not exist are left out."""
+        """The ranges of many streams in one request; streams that do not exist are left out."""
 
         def read(response: m.ListRangesResponse) -> dict[int, list[m.Range]]:
             found: dict[int, list[m.Range]] = {}
@@ -182,13 +202,20 @@ class MetadataClient:
         return found
 
     async def seal(
-        self, stream_id: int, index: int, writer_epoch: int = -1, *, timeout: float | None = None
+        self,
+        stream_id: int,
+        index: int,
+        writer_epoch: int = -1,
+        *,
+        preferred_node: int = -1,
+        timeout: float | None = None,
     ) -> m.Range:
         """Seal a range and open the next one; returns the writable range.
 
         With index -1 and an epoch: open the stream for writing under that epoch, sealing only if
         the open range cannot go on. FencedError when the epoch is too low. Sealing a range that is
-        sealed returns the range that is writable now.
+        sealed returns the range that is writable now. `preferred_node` leads the range that is
+        opened, if it can.
         """
 
         def read(response: m.SealRangesResponse) -> m.Range:
@@ -196,14 +223,19 @@ class MetadataClient:
             raise_for_status(result.status, stream_id=stream_id, index=index, epoch=writer_epoch)
             return present(result.range)
 
-        wanted = m.RangeId(stream_id=stream_id, range_index=index, writer_epoch=writer_epoch)
+        wanted = m.RangeId(
+            stream_id=stream_id,
+            range_index=index,
+            writer_epoch=writer_epoch,
+            preferred_node=preferred_node,
+        )
         request = m.SealRangesRequest(ranges=(wanted,))
         writable = await self._ask(
             Code.SEAL_RANGES, request, m.SealRangesResponse, read, timeout=timeout
         )
-        known = self._maps.get(stream_id)
+        known = self.known_ranges.get(stream_id)
         if known is not None:
-            self._maps[stream_id] = known.succeeded_by(writable)
+            self.known_ranges[stream_id] = known.succeeded_by(writable)
         return writable
 
     async def accept_loss(self, stream_id: int, index: int, held: int) -> m.Range:
@@ -236,21 +268,18 @@ class MetadataClient:
 
     async def ranges(self, stream_id: int) -> RangeMap:
         """What is known, asked for if nothing is."""
-        if stream_id not in self._maps:
+        if stream_id not in self.known_ranges:
             await self.list_ranges(stream_id)
-        return self._maps[stream_id]
-
-    def known_ranges(self, stream_id: int) -> RangeMap | None:
-        return self._maps.get(stream_id)
+        return self.known_ranges[stream_id]
 
     def invalidate(self, stream_id: int) -> None:
-        self._maps.pop(stream_id, None)
+        self.known_ranges.pop(stream_id, None)
 
     def _remember(
         self, stream_id: int, ranges: Sequence[m.Range], *, known_at: float | None = None
     ) -> None:
         at = self.runtime.clock.monotonic() if known_at is None else known_at
-        self._maps[stream_id] = RangeMap(ranges, known_at=at)
+        self.known_ranges[stream_id] = RangeMap(ranges, known_at=at)
 
     # Leases and the cluster
 
@@ -277,8 +306,55 @@ class MetadataClient:
     async def query_lease(self, name: str) -> m.LeaseResponse:
         return await self._lease(m.LeaseRequest(action=m.LeaseAction.QUERY, name=name))
 
-    async def _lease(self, request: m.LeaseRequest) -> m.LeaseResponse:
-        return await self._ask(Code.LEASE, request, m.LeaseResponse, lambda response: response)
+    async def change_leases(
+        self,
+        changes: Sequence[m.LeaseChange],
+        holder: str,
+        duration_ms: int,
+        address: str = "",
+    ) -> list[m.LeaseResult]:
+        """Acquire, renew, release or query up to 256 leases of one holder, each on its own: one
+        result per change, in order. Look at `granted`, and `status` of what was asked wrongly."""
+        request = m.LeaseRequest(
+            action=m.LeaseAction.CHANGE_MANY,
+            holder=holder,
+            duration_ms=duration_ms,
+            address=address,
+            leases=tuple(changes),
+        )
+        results = list((await self._lease(request)).leases)
+        if [result.name for result in results] != [change.name for change in changes]:
+            raise RemoteProtocolError("other leases answered than asked for")
+        return results
+
+    async def list_leases(
+        self, prefix: str, *, version: int = -1, wait_ms: int = 0
+    ) -> m.LeaseResponse:
+        """All leases whose names begin so: `leases`, and the `version` that they are of.
+
+        Who knows `version` waits up to `wait_ms` (30 s at most) for another one; with the same
+        `version` in the answer nothing has changed, and there are no `leases` in it. A lease that
+        has run out or was given back has no holder.
+        """
+        request = m.LeaseRequest(
+            action=m.LeaseAction.LIST, name=prefix, version=version, wait_ms=wait_ms
+        )
+        seconds = (self.settings.metadata_timeout_ms + wait_ms) / 1000
+        return await self._lease(request, timeout=seconds)
+
+    async def release_holder(self, holder: str, prefix: str = "") -> list[m.LeaseResult]:
+        """The holder is dead for certain: its leases, or those whose names begin so, are free at
+        once. Returns them. Whoever acquires one gets a higher epoch; should the holder live after
+        all, its renewals are refused."""
+        request = m.LeaseRequest(action=m.LeaseAction.RELEASE_HOLDER, name=prefix, holder=holder)
+        return list((await self._lease(request)).leases)
+
+    async def _lease(
+        self, request: m.LeaseRequest, *, timeout: float | None = None
+    ) -> m.LeaseResponse:
+        return await self._ask(
+            Code.LEASE, request, m.LeaseResponse, lambda response: response, timeout=timeout
+        )
 
     async def adopt(
         self, stream_id: int = -1, *, name: str = "", accept_metadata: bool = False

@@ -12,6 +12,9 @@ A node that is only busy (ThrottledError) gets the same batches again a bit late
 One that says GOAWAY finishes what it took; the rest goes to it over a new connection if it still
 listens, else to a new range, early: also when nothing is to be sent.
 
+A writer may have a *home*: the data node, in its own process say, that should lead its ranges.
+The placement manager is asked for it whenever a range is opened, unless the home is what failed.
+
 Past `window` batches in flight, batches wait here; past `pending_bytes_max` bytes `append` refuses
 with ThrottledError.
 """
@@ -31,6 +34,7 @@ from headrace.errors import (
     HeadraceError,
     LocalProtocolError,
     RequestError,
+    SealedError,
     StateError,
     StorageError,
     ThrottledError,
@@ -41,11 +45,16 @@ from headrace.errors import (
 from headrace.net.sbp_channel import Channel, InProcessChannel, as_over_tcp
 from headrace.net.sbp_routes import LocalNode
 from headrace.runtime.interfaces import Buffer
-from headrace.sbp_client.append import BATCH_BYTES_MAX, append_request, appended_offset
-from headrace.sbp_client.client import SbpClient
-from headrace.sbp_client.next_range import connect, succeed, wait_held
-from headrace.sbp_client.ranges import primary_address
+from headrace.sbp_client.client import SbpClient, connect, succeed, wait_held
+from headrace.sbp_client.ranges import (
+    BATCH_BYTES_MAX,
+    append_request,
+    appended_offset,
+    primary_address,
+    primary_node,
+)
 from headrace.wire.sbp import messages as m
+from headrace.wire.sbp.errors import QuorumError
 from headrace.wire.sbp.opcodes import Code
 from headrace.wire.sbp.records import decode_offsets
 
@@ -78,11 +87,13 @@ class OwnedStream:
         pending_bytes_max: int | None = None,
         recovery_timeout: float | None = None,
         request_timeout: float | None = None,
+        home_node: int | None = None,
     ) -> None:
         self.stream_id = range_.stream_id
         self.epoch = epoch
         self.next_offset = range_.next_offset
         """The offset the next batch must carry."""
+        self.home_node = client.home_node if home_node is None else home_node
         self._client = client
         self._range = range_
         settings = client.settings
@@ -120,17 +131,20 @@ class OwnedStream:
         pending_bytes_max: int | None = None,
         recovery_timeout: float | None = None,
         request_timeout: float | None = None,
+        home_node: int | None = None,
     ) -> OwnedStream:
         """Take the stream over under `epoch`: from now on every lower epoch is refused.
 
         `clean` says that the previous writer stopped in order; the open range then goes on if its
         data node agrees. Otherwise it is sealed. FencedError when a higher epoch has it.
+        `home_node`: which data node should lead ranges that are opened for this writer, -1 for
+        any; the client's unless given.
         """
-        if clean:
-            range_ = await client.seal(stream_id, -1, epoch)
-        else:
+        home_node = client.home_node if home_node is None else home_node
+        newest = -1
+        if not clean:
             newest = max((r.range_index for r in await client.list_ranges(stream_id)), default=0)
-            range_ = await client.seal(stream_id, newest, epoch)
+        range_ = await client.seal(stream_id, newest, epoch, preferred_node=home_node)
         stream = cls(
             client,
             range_,
@@ -139,6 +153,7 @@ class OwnedStream:
             pending_bytes_max=pending_bytes_max,
             recovery_timeout=recovery_timeout,
             request_timeout=request_timeout,
+            home_node=home_node,
         )
         stream._use(range_, await connect(client, range_))
         return stream
@@ -147,6 +162,19 @@ class OwnedStream:
     def failure(self) -> HeadraceError | None:
         """Why this writer is over, if it is. Only FencedError forbids opening the stream again."""
         return self._failure
+
+    @property
+    def is_home(self) -> bool:
+        """Whether the home node leads the open range, or the writer has no home."""
+        return self.home_node < 0 or primary_node(self._range) == self.home_node
+
+    def go_home(self) -> None:
+        """Seal the open range in the background and go on in one that the home node leads, unless
+        that leads already. Appends go on: those in flight are finished as after any seal."""
+        if self.is_home or self._recovering or self._failure is not None:
+            return
+        self._stop_sending()
+        self._start_recovery(SealedError("going home", stream_id=self.stream_id))
 
     @property
     def pending_batches(self) -> int:
@@ -315,7 +343,7 @@ class OwnedStream:
         self._moves = 0
         self._throttle_delay = 0.0
         self._take_back(entry)
-        self._settle(entry)
+        self._acknowledge(entry)
         self._when_answered()
         self._pump()
 
@@ -325,7 +353,7 @@ class OwnedStream:
         else:
             self._sent.remove(entry)
 
-    def _settle(self, entry: _Pending) -> None:
+    def _acknowledge(self, entry: _Pending) -> None:
         self._pending_bytes -= entry.bytes
         if not entry.answer.done():
             entry.answer.set_result(entry.base_offset)
@@ -424,7 +452,11 @@ class OwnedStream:
             await runtime.clock.sleep(delay * (0.5 + runtime.random.uniform() / 2))
         try:
             range_, channel = await succeed(
-                self._client, self._range, epoch=self.epoch, backoff=backoff
+                self._client,
+                self._range,
+                epoch=self.epoch,
+                backoff=backoff,
+                preferred_node=self._preferred_after(cause),
             )
             await self._wait_held(range_.start_offset, backoff)
         except StateError as error:
@@ -438,6 +470,14 @@ class OwnedStream:
             return
         self._recovering = False
         self._resume(range_, channel)
+
+    def _preferred_after(self, cause: HeadraceError) -> int:
+        """Home, unless it is the home's disk or connection that failed, or the range before took
+        nothing either."""
+        failed = not isinstance(cause, SealedError | QuorumError)
+        if self._fruitless > 1 or (failed and self.is_home):
+            return -1
+        return self.home_node
 
     async def _wait_held(self, start: int, backoff: Backoff) -> None:
         """Batches that were in flight and lie below `start` are on enough disks."""
@@ -460,7 +500,7 @@ class OwnedStream:
     def _resume(self, range_: m.Range, channel: Channel) -> None:
         start = range_.start_offset
         while self._queued and self._queued[0].end_offset <= start:
-            self._settle(self._queued.popleft())
+            self._acknowledge(self._queued.popleft())
             self._fruitless = 0
         expected = self._queued[0].base_offset if self._queued else self.next_offset
         if expected != start:

@@ -37,11 +37,9 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.runtime.interfaces import Buffer
-from headrace.sbp_client.append import BATCH_BYTES_MAX
-from headrace.sbp_client.client import SbpClient
-from headrace.sbp_client.next_range import connect, succeed
-from headrace.sbp_client.ranges import primary_address
-from headrace.sbp_client.send_queue import Batch, Lane, NodeSender
+from headrace.sbp_client.client import SbpClient, connect, succeed
+from headrace.sbp_client.ranges import BATCH_BYTES_MAX, primary_address
+from headrace.sbp_client.send_queue import Batch, NodeSender, StreamQueue
 from headrace.wire.sbp.messages import Range
 from headrace.wire.sbp.records import HEADER_BYTES
 
@@ -59,8 +57,8 @@ class StreamProducer:
         self._linger = settings.linger_ms / 1000
         self._delivery_timeout = settings.delivery_timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
-        self._lanes: dict[int, Lane] = {}
-        self._lingering: dict[Lane, None] = {}
+        self._queues: dict[int, StreamQueue] = {}
+        self._lingering: dict[StreamQueue, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._senders: dict[str, NodeSender] = {}
         self._listening: list[Callable[[], object]] = []
@@ -102,10 +100,10 @@ class StreamProducer:
         """Wait until everything sent so far is stored or has failed; raises the first failure
         since the last flush."""
         waiting: list[asyncio.Future[None]] = []
-        for lane in self._lanes.values():
-            lane.due = lane.open is not None
-            self._pump(lane)
-            waiting.extend(batch.wait_ended() for batch in lane.batches())
+        for queue in self._queues.values():
+            queue.due = queue.open is not None
+            self._pump(queue)
+            waiting.extend(batch.wait_ended() for batch in queue.batches())
         if waiting:
             await asyncio.wait(waiting)
         failure, self._failure = self._failure, None
@@ -115,8 +113,8 @@ class StreamProducer:
     async def close(self) -> None:
         """Stop at once. What is not acknowledged fails with UnavailableError: `flush` first."""
         self._closed = True
-        for lane in self._lanes.values():
-            self._fail(lane, UnavailableError("producer closed", stream_id=lane.stream_id))
+        for queue in self._queues.values():
+            self._fail(queue, UnavailableError("producer closed", stream_id=queue.stream_id))
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -127,13 +125,13 @@ class StreamProducer:
         await self._tasks.close()
 
     def statistics(self) -> dict[str, int]:
-        lanes = self._lanes.values()
+        queues = self._queues.values()
         return {
-            "streams": len(self._lanes),
+            "streams": len(self._queues),
             "pending_bytes": self._pending_bytes,
-            "batches_in_flight": sum(len(lane.sent) for lane in lanes),
-            "batches_waiting": sum(len(lane.ready) + len(lane.returned) for lane in lanes),
-            "streams_recovering": sum(lane.recovering for lane in lanes),
+            "batches_in_flight": sum(len(queue.sent) for queue in queues),
+            "batches_waiting": sum(len(queue.ready) + len(queue.returned) for queue in queues),
+            "streams_recovering": sum(queue.recovering for queue in queues),
         }
 
     # Gathering
@@ -176,120 +174,122 @@ class StreamProducer:
             raise InvalidArgumentError("nothing to send", stream_id=stream_id)
         if HEADER_BYTES + size > BATCH_BYTES_MAX:
             raise TooLargeError("records too large", bytes=size, limit=BATCH_BYTES_MAX)
-        lane = self._lanes.get(stream_id)
-        if lane is None:
-            lane = Lane(stream_id, self._new_producer_id(), self._settings.window)
-            self._lanes[stream_id] = lane
-        if lane.open is not None and lane.open.record_bytes + size > self._settings.batch_bytes:
-            lane.close_open(self._clock.now_ms())
-        if lane.open is None:
-            lane.open = Batch(self._clock.monotonic() + self._delivery_timeout)
+        queue = self._queues.get(stream_id)
+        if queue is None:
+            queue = StreamQueue(stream_id, self._new_producer_id(), self._settings.window)
+            self._queues[stream_id] = queue
+        if queue.open is not None and queue.open.record_bytes + size > self._settings.batch_bytes:
+            queue.close_open(self._clock.now_ms())
+        if queue.open is None:
+            queue.open = Batch(self._clock.monotonic() + self._delivery_timeout)
         answer: asyncio.Future[int] = self._loop.create_future()
-        lane.open.add(records, size, answer)
+        queue.open.add(records, size, answer)
         self._pending_bytes += size
-        if lane.open.record_bytes >= self._settings.batch_bytes:
-            lane.close_open(self._clock.now_ms())
-        if lane.ready:
-            self._pump(lane)
-        if lane.open is not None and not lane.due:
-            self._let_linger(lane)
+        if queue.open.record_bytes >= self._settings.batch_bytes:
+            queue.close_open(self._clock.now_ms())
+        if queue.ready:
+            self._pump(queue)
+        if queue.open is not None and not queue.due:
+            self._let_linger(queue)
         return answer
 
     def _new_producer_id(self) -> int:
         return self._client.runtime.random.below(1 << 63)
 
-    def _let_linger(self, lane: Lane) -> None:
-        self._lingering[lane] = None
+    def _let_linger(self, queue: StreamQueue) -> None:
+        self._lingering[queue] = None
         if self._timer is None:
             self._timer = self._loop.call_later(self._linger, self._on_lingered)
 
     def _on_lingered(self) -> None:
         self._timer = None
-        lanes, self._lingering = self._lingering, {}
-        for lane in lanes:
-            lane.due = True  # a full window lets the batch go on growing
-            self._pump(lane)
+        queues, self._lingering = self._lingering, {}
+        for queue in queues:
+            queue.due = True  # a full window lets the batch go on growing
+            self._pump(queue)
 
     # Sending
 
-    def _pump(self, lane: Lane) -> None:
-        if lane.range is None:
-            if not lane.recovering and lane.has_batches:
-                self._recover(lane, None)
-        elif lane.can_send:
-            self._sender(primary_address(lane.range)).wake(lane)
+    def _pump(self, queue: StreamQueue) -> None:
+        if queue.range is None:
+            if not queue.recovering and queue.has_batches:
+                self._recover(queue, None)
+        elif queue.can_send:
+            self._sender(primary_address(queue.range)).wake(queue)
 
     def _sender(self, address: str) -> NodeSender:
         sender = self._senders.get(address)
         if sender is None:
-            link = self._client.nodes.to(address)
+            node = self._client.nodes.to(address)
             sender = self._senders[address] = NodeSender(
                 self._client.runtime,
                 self._settings,
-                link,
+                node,
                 self._tasks,
                 on_stored=self._on_stored,
                 on_refused=self._on_refused,
                 on_unreachable=self._on_unreachable,
             )
-            self._listening.append(link.on_goaway(lambda _: self._on_goaway(address)))
+            self._listening.append(node.on_goaway(lambda _: self._on_goaway(address)))
         return sender
 
-    def _on_stored(self, lane: Lane, session: int, batch: Batch, base_offset: int) -> None:
-        if session != lane.session:
+    def _on_stored(self, queue: StreamQueue, session: int, batch: Batch, base_offset: int) -> None:
+        if session != queue.session:
             return
-        lane.on_stored(batch)
+        queue.on_stored(batch)
         self._let_go(batch)
-        batch.settle(base_offset)
-        if not lane.sent and lane.returned:
-            self._send_again(lane)
-        self._pump(lane)
+        batch.acknowledge(base_offset)
+        if not queue.sent and queue.returned:
+            self._send_again(queue)
+        self._pump(queue)
 
     def _let_go(self, batch: Batch) -> None:
         self._pending_bytes -= batch.record_bytes
         self._admit()
 
-    def _on_refused(self, lane: Lane, session: int, batch: Batch, error: HeadraceError) -> None:
-        if session != lane.session:
+    def _on_refused(
+        self, queue: StreamQueue, session: int, batch: Batch, error: HeadraceError
+    ) -> None:
+        if session != queue.session:
             return
         unseen = isinstance(error, UnavailableError) and bool(error.data.get("refused"))
         # Behind a batch that was not taken all others are out of order.
         behind = isinstance(error, InvalidArgumentError) and "producer_id" in error.data
-        behind = behind and (bool(lane.returned) or batch is not lane.sent[0])
+        behind = behind and (bool(queue.returned) or batch is not queue.sent[0])
         if isinstance(error, ThrottledError) or unseen or behind:
-            if lane.on_returned(batch):
-                self._send_again(lane)
+            if queue.on_returned(batch):
+                self._send_again(queue)
             return
         if isinstance(error, RequestError | FencedError):
-            self._fail(lane, error)  # sending the same bytes again cannot help
+            self._fail(queue, error)  # sending the same bytes again cannot help
             return
-        lane.stop()
-        self._recover(lane, error)
+        queue.stop()
+        self._recover(queue, error)
 
-    def _on_unreachable(self, lane: Lane, error: HeadraceError) -> None:
-        if not lane.recovering:
-            lane.stop()
-            self._recover(lane, error)
+    def _on_unreachable(self, queue: StreamQueue, error: HeadraceError) -> None:
+        if not queue.recovering:
+            queue.stop()
+            self._recover(queue, error)
 
-    def _send_again(self, lane: Lane) -> None:
+    def _send_again(self, queue: StreamQueue) -> None:
         """All that were refused for now have come back: once more, in order, a bit later."""
-        self._tasks.start(self._wait_and_send(lane, lane.session), name="again")
+        self._tasks.start(self._wait_and_send(queue, queue.session), name="again")
 
-    async def _wait_and_send(self, lane: Lane, session: int) -> None:
-        await self._pause(lane)
-        if session != lane.session:
+    async def _wait_and_send(self, queue: StreamQueue, session: int) -> None:
+        await self._pause(queue)
+        if session != queue.session:
             return
-        lane.line_up()
-        oldest = lane.oldest()
+        queue.line_up()
+        oldest = queue.oldest()
         if oldest is not None and oldest.deadline <= self._clock.monotonic():
-            self._fail(lane, DeadlineError("not delivered in time", stream_id=lane.stream_id))
-        self._pump(lane)
+            self._fail(queue, DeadlineError("not delivered in time", stream_id=queue.stream_id))
+        self._pump(queue)
 
-    async def _pause(self, lane: Lane) -> None:
+    async def _pause(self, queue: StreamQueue) -> None:
         """Longer with each time in vain; the first time not at all."""
-        lane.fruitless += 1
-        if lane.fruitless > 1:
-            delay = min(BACKOFF_MIN * 2 ** (lane.fruitless - 2), BACKOFF_MAX)
+        queue.fruitless += 1
+        if queue.fruitless > 1:
+            delay = min(BACKOFF_MIN * 2 ** (queue.fruitless - 2), BACKOFF_MAX)
             jitter = 0.5 + self._client.runtime.random.uniform() / 2
             await self._clock.sleep(delay * jitter)
 
@@ -300,64 +300,68 @@ class StreamProducer:
     async def _leave(self, address: str) -> None:
         sender = self._senders[address]
         try:
-            await sender.link.channel(timeout=self._settings.request_timeout_ms / 1000)
+            await sender.node.channel(timeout=self._settings.request_timeout_ms / 1000)
         except HeadraceError as error:
             self._client.replicas.suspect(address)
-            for lane in list(self._lanes.values()):
-                on_it = lane.range is not None and primary_address(lane.range) == address
-                if on_it and not lane.has_batches and not lane.recovering:
-                    self._recover(lane, error)
+            for queue in list(self._queues.values()):
+                on_it = queue.range is not None and primary_address(queue.range) == address
+                if on_it and not queue.has_batches and not queue.recovering:
+                    self._recover(queue, error)
 
     # Finding the next range
 
-    def _recover(self, lane: Lane, cause: HeadraceError | None) -> None:
-        lane.recovering = True
-        if isinstance(cause, UnavailableError | DeadlineError) and lane.range is not None:
-            self._client.replicas.suspect(primary_address(lane.range))
-        self._tasks.start(self._find_range(lane, lane.session, cause), name="recover")
+    def _recover(self, queue: StreamQueue, cause: HeadraceError | None) -> None:
+        queue.recovering = True
+        if isinstance(cause, UnavailableError | DeadlineError) and queue.range is not None:
+            self._client.replicas.suspect(primary_address(queue.range))
+        self._tasks.start(self._find_range(queue, queue.session, cause), name="recover")
 
-    async def _find_range(self, lane: Lane, session: int, cause: HeadraceError | None) -> None:
-        oldest = lane.oldest()
+    async def _find_range(
+        self, queue: StreamQueue, session: int, cause: HeadraceError | None
+    ) -> None:
+        oldest = queue.oldest()
         now = self._clock.monotonic()
         deadline = oldest.deadline if oldest is not None else now + self._delivery_timeout
         backoff = Backoff(self._client.runtime, deadline)
         try:
             if cause is not None:
-                await self._pause(lane)
+                await self._pause(queue)
             if backoff.left <= 0:
-                raise cause or DeadlineError("not delivered in time", stream_id=lane.stream_id)
-            range_ = await self._next_range(lane, cause, backoff)
+                raise cause or DeadlineError("not delivered in time", stream_id=queue.stream_id)
+            range_ = await self._next_range(queue, cause, backoff)
         except HeadraceError as error:
-            if session == lane.session:
-                lane.recovering = False
-                if lane.has_batches:
-                    self._fail(lane, error)
+            if session == queue.session:
+                queue.recovering = False
+                if queue.has_batches:
+                    self._fail(queue, error)
             return
-        if session == lane.session:
-            lane.range, lane.recovering = range_, False
-            self._pump(lane)
+        if session == queue.session:
+            queue.range, queue.recovering = range_, False
+            self._pump(queue)
 
-    async def _next_range(self, lane: Lane, cause: HeadraceError | None, backoff: Backoff) -> Range:
-        if lane.range is not None and not isinstance(cause, RangeNotFoundError):
-            range_, _ = await succeed(self._client, lane.range, epoch=-1, backoff=backoff)
+    async def _next_range(
+        self, queue: StreamQueue, cause: HeadraceError | None, backoff: Backoff
+    ) -> Range:
+        if queue.range is not None and not isinstance(cause, RangeNotFoundError):
+            range_, _ = await succeed(self._client, queue.range, epoch=-1, backoff=backoff)
             return range_
         if cause is not None:
-            self._client.invalidate(lane.stream_id)  # what we knew of the stream no longer holds
+            self._client.invalidate(queue.stream_id)  # what we knew of the stream no longer holds
         try:
             async with asyncio.timeout(backoff.left):
-                range_ = await self._client.writable(lane.stream_id)
-                if lane.range is None or lane.range.range_index != range_.range_index:
+                range_ = await self._client.writable(queue.stream_id)
+                if queue.range is None or queue.range.range_index != range_.range_index:
                     with suppress(UnavailableError):  # its primary is away
                         await connect(self._client, range_)
                         return range_
         except TimeoutError:
-            raise DeadlineError("no range to write to", stream_id=lane.stream_id) from None
+            raise DeadlineError("no range to write to", stream_id=queue.stream_id) from None
         # It is the newest, and its node does not take our batches.
         range_, _ = await succeed(self._client, range_, epoch=-1, backoff=backoff)
         return range_
 
-    def _fail(self, lane: Lane, error: HeadraceError) -> None:
-        dropped = lane.start_over(self._new_producer_id())
+    def _fail(self, queue: StreamQueue, error: HeadraceError) -> None:
+        dropped = queue.start_over(self._new_producer_id())
         if dropped:
             self._failure = self._failure or error
         for batch in dropped:

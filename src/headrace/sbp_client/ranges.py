@@ -1,7 +1,8 @@
 """The ranges of a stream as a client knows them, which replica to read from, and what to believe.
 
 What was asked for is read out of an answer here, with RemoteProtocolError when it is not there;
-`checked` says what is believed of a replica's answer to a fetch.
+`checked` says what is believed of a replica's answer to a fetch. `append_request` makes the request
+for one APPEND, and `appended_offset` reads its answer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.runtime.interfaces import Clock
-from headrace.wire.sbp.errors import NotPrimaryError
+from headrace.wire.sbp import messages as m
+from headrace.wire.sbp.errors import (
+    AlreadyDurableError,
+    NotPrimaryError,
+    error_of,
+    is_success,
+    raise_for_status,
+)
 from headrace.wire.sbp.messages import Message, Range
 from headrace.wire.sbp.records import decode_header, split
 
@@ -99,6 +107,14 @@ def primary_address(range_: Range) -> str:
     raise UnavailableError("range without a primary", stream_id=range_.stream_id)
 
 
+def primary_node(range_: Range) -> int:
+    """The node id of the range's primary; -1 where the range does not say."""
+    for node in range_.replica_nodes:
+        if node.is_primary and node.data_node is not None:
+            return node.data_node.node_id
+    return -1
+
+
 def replica_addresses(range_: Range) -> list[str]:
     """The primary's first."""
     nodes = sorted(range_.replica_nodes, key=lambda node: not node.is_primary)
@@ -152,13 +168,13 @@ class Replicas:
         (self._near.add if here else self._near.discard)(address)
 
     def on_failed(self, range_: Range, address: str) -> None:
-        """It could not give what was asked; the next one is asked first from now on."""
+        """The replica could not give what was asked; the next one is asked first from now on."""
         key = (range_.stream_id, range_.range_index)
         if self._sticky.get(key) == address:
             del self._sticky[key]
 
     def suspect(self, address: str) -> None:
-        """It is gone, hangs or goes away: no range asks it first for a while."""
+        """The node is gone, hangs or goes away: no range asks it first for a while."""
         self._suspects[address] = self._clock.monotonic() + self._suspect_seconds
 
     def is_suspect(self, address: str) -> bool:
@@ -213,6 +229,8 @@ class Want:
     max_bytes: int
     local: bool = False
     """Whether it may be read from the node's files, where they are on this machine."""
+    check_end: bool = True
+    """Whether an empty answer is believed only while the ranges are known to be fresh."""
 
 
 def checked(pieces: list[memoryview], range_: Range, offset: int, address: str) -> Fetched:
@@ -250,3 +268,50 @@ def _cut(pieces: Sequence[memoryview], end: int) -> list[memoryview]:
         if size:
             kept.append(piece[:size])
     return kept
+
+
+BATCH_BYTES_MAX = 12 << 20
+"""The longest batch of an append: it must fit into one frame of a fetch's answer, with a header."""
+
+
+def append_info(
+    range_: m.Range,
+    length: int,
+    *,
+    request_index: int = 0,
+    writer_epoch: int = -1,
+    expected_offset: int = -1,
+) -> m.AppendInfo:
+    return m.AppendInfo(
+        range=m.Range(stream_id=range_.stream_id, range_index=range_.range_index),
+        request_index=request_index,
+        batch_length=length,
+        writer_epoch=writer_epoch,
+        expected_offset=expected_offset,
+    )
+
+
+def append_request(
+    range_: m.Range, length: int, *, writer_epoch: int, expected_offset: int, timeout: float
+) -> m.AppendRequest:
+    info = append_info(range_, length, writer_epoch=writer_epoch, expected_offset=expected_offset)
+    return m.AppendRequest(timeout_ms=milliseconds(timeout), append_requests=(info,))
+
+
+def appended_offset(message: m.Message) -> int:
+    """Give the base offset out of the answer to an APPEND of one batch."""
+    response = typed(message, m.AppendResponse)
+    raise_for_status(response.status)
+    result = only(response.append_responses)
+    return result_offset(result)
+
+
+def result_offset(result: m.AppendResult) -> int:
+    """Give the base offset of a stored batch; one that was stored before counts as stored."""
+    if is_success(result.status):
+        return result.base_offset
+    assert result.status is not None
+    error = error_of(result.status, stream_id=result.stream_id)
+    if isinstance(error, AlreadyDurableError):
+        return result.base_offset
+    raise error

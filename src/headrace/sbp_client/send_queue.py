@@ -1,16 +1,15 @@
-"""What a producer has to send to one stream, in order; no I/O.
+"""What a producer has to send: batches in order for each stream, frames for each data node.
 
-Records gather in an open batch. A closed batch carries the lane's producer id and the sequence of
-its first record, so that a data node stores it once however often it is sent. Batches in flight are
-answered in order; those that come back stand in line again before the others.
+Records gather in the open batch of a `StreamQueue`. A closed batch carries the queue's producer id
+and the sequence of its first record, so that a data node stores it once however often it is sent.
+Batches in flight are answered in order; those that come back stand in line again before the others.
 
 Until a range has acknowledged its first batch, only one is in flight: a data node that does not
 know the producer yet takes whatever sequence comes first, and that must be the oldest.
 
-Puts batches of many streams into frames to one data node.
-
-Frames leave in the order they were made and several are in flight. While all of them are, batches
-wait here and the next frame is the larger for it.
+A `NodeSender` puts batches of many streams into frames to one data node. Frames leave in the order
+they were made and several are in flight. While all of them are, batches wait here and the next
+frame is the larger for it.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from headrace.config.process import ClientSettings
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.net.sbp_channel import Channel
 from headrace.runtime.interfaces import Buffer, Runtime
-from headrace.sbp_client.append import append_info, result_offset
-from headrace.sbp_client.channels import Link
-from headrace.sbp_client.ranges import milliseconds, typed
+from headrace.sbp_client.channels import ReconnectingChannel
+from headrace.sbp_client.ranges import append_info, milliseconds, result_offset, typed
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import raise_for_status
 from headrace.wire.sbp.messages import Range
@@ -84,7 +82,7 @@ class Batch:
             self.ended = asyncio.get_running_loop().create_future()
         return self.ended
 
-    def settle(self, base_offset: int) -> None:
+    def acknowledge(self, base_offset: int) -> None:
         self._end()
         for answer, position in self.waiting:
             if not answer.done():
@@ -103,8 +101,8 @@ class Batch:
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
-    """One stream of a producer."""
+class StreamQueue:
+    """The batches of one stream of a producer, from open to acknowledged."""
 
     stream_id: int
     producer_id: int
@@ -211,10 +209,10 @@ FRAME_BATCHES_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FrameBatch:
     """One batch in a frame."""
 
-    lane: Lane
+    queue: StreamQueue
     session: int
     batch: Batch
     range: m.Range
@@ -225,15 +223,15 @@ class NodeSender:
         self,
         runtime: Runtime,
         settings: ClientSettings,
-        link: Link,
+        node: ReconnectingChannel,
         tasks: TaskSet,
         *,
-        on_stored: Callable[[Lane, int, Batch, int], None],
-        on_refused: Callable[[Lane, int, Batch, HeadraceError], None],
-        on_unreachable: Callable[[Lane, HeadraceError], None],
+        on_stored: Callable[[StreamQueue, int, Batch, int], None],
+        on_refused: Callable[[StreamQueue, int, Batch, HeadraceError], None],
+        on_unreachable: Callable[[StreamQueue, HeadraceError], None],
     ) -> None:
         """Tells, with the session in which it was sent, what became of each batch."""
-        self.link = link
+        self.node = node
         self._clock = runtime.clock
         self._timeout = settings.request_timeout_ms / 1000
         self._frame_bytes = settings.frame_bytes
@@ -241,30 +239,30 @@ class NodeSender:
         self._on_stored = on_stored
         self._on_refused = on_refused
         self._on_unreachable = on_unreachable
-        self._lanes: dict[Lane, None] = {}  # with something to send, in turn
+        self._queues: dict[StreamQueue, None] = {}  # with something to send, in turn
         self._running = False
         self._in_flight = 0
         self._answered = asyncio.Event()
 
-    def wake(self, lane: Lane) -> None:
-        """The lane has something to send here."""
-        self._lanes[lane] = None
+    def wake(self, queue: StreamQueue) -> None:
+        """The queue has something to send here."""
+        self._queues[queue] = None
         if not self._running:
             self._running = True
             self._tasks.start(self._run(), name="frames")
 
     async def _run(self) -> None:
         try:
-            while self._lanes:
+            while self._queues:
                 while self._in_flight >= FRAMES_IN_FLIGHT_MAX:
                     self._answered.clear()
                     await self._answered.wait()
                 try:
-                    channel = await self.link.channel(timeout=self._timeout)
+                    channel = await self.node.channel(timeout=self._timeout)
                 except HeadraceError as error:
-                    lanes, self._lanes = self._lanes, {}
-                    for lane in lanes:
-                        self._on_unreachable(lane, error)
+                    queues, self._queues = self._queues, {}
+                    for queue in queues:
+                        self._on_unreachable(queue, error)
                     continue
                 frame = self._collect()
                 if frame:
@@ -275,24 +273,24 @@ class NodeSender:
         finally:
             self._running = False
 
-    def _collect(self) -> list[Entry]:
-        """Batches of as many lanes as fit, one after the other; who has more goes to the end."""
+    def _collect(self) -> list[FrameBatch]:
+        """Batches of as many queues as fit, one after the other; who has more goes to the end."""
         now_ms = self._clock.now_ms()
-        frame: list[Entry] = []
+        frame: list[FrameBatch] = []
         size = 0
-        for lane in list(self._lanes):
-            del self._lanes[lane]
-            while lane.can_send:
+        for queue in list(self._queues):
+            del self._queues[queue]
+            while queue.can_send:
                 if frame and (size >= self._frame_bytes or len(frame) >= FRAME_BATCHES_MAX):
-                    self._lanes[lane] = None
+                    self._queues[queue] = None
                     return frame
-                batch = lane.take(now_ms)
-                assert lane.range is not None, "it can send"
-                frame.append(Entry(lane, lane.session, batch, lane.range))
+                batch = queue.take(now_ms)
+                assert queue.range is not None, "it can send"
+                frame.append(FrameBatch(queue, queue.session, batch, queue.range))
                 size += batch.bytes
         return frame
 
-    async def _send(self, frame: list[Entry], channel: Channel) -> None:
+    async def _send(self, frame: list[FrameBatch], channel: Channel) -> None:
         infos = tuple(
             append_info(entry.range, entry.batch.bytes, request_index=index)
             for index, entry in enumerate(frame)
@@ -304,7 +302,7 @@ class NodeSender:
         request = m.AppendRequest(timeout_ms=milliseconds(self._timeout), append_requests=infos)
         outcomes: list[int | HeadraceError]
         try:
-            reply = await self.link.call_on(
+            reply = await self.node.call_on(
                 channel, Code.APPEND, request, pieces, timeout=self._timeout
             )
             outcomes = _outcomes(reply.message, len(frame))
@@ -315,9 +313,9 @@ class NodeSender:
             self._answered.set()
         for entry, outcome in zip(frame, outcomes, strict=True):
             if isinstance(outcome, HeadraceError):
-                self._on_refused(entry.lane, entry.session, entry.batch, outcome)
+                self._on_refused(entry.queue, entry.session, entry.batch, outcome)
             else:
-                self._on_stored(entry.lane, entry.session, entry.batch, outcome)
+                self._on_stored(entry.queue, entry.session, entry.batch, outcome)
 
 
 def _outcomes(message: m.Message, count: int) -> list[int | HeadraceError]:

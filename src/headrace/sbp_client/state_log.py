@@ -94,9 +94,9 @@ class StateLog:
         self.applied_offset = stream.next_offset
         """Events below it are part of the state."""
         self.bytes_since_snapshot = replayed.events_bytes
-        """Of events that a restart would replay: those that no complete snapshot contains."""
+        """The size of events that a restart would replay: no complete snapshot contains them."""
         self.snapshot_bytes = replayed.snapshot_bytes
-        """Of the newest complete snapshot."""
+        """The size of the newest complete snapshot."""
         self._covered = replayed.covers
         self._damaged = replayed.damaged
         self._copies = copies
@@ -140,7 +140,12 @@ class StateLog:
         stream = await OwnedStream.open(client, made.stream_id, epoch, clean=clean)
         try:
             replayed = await replay(
-                client, stream, apply=apply, restore=restore, version_max=version_max
+                client,
+                stream.stream_id,
+                stream.next_offset,
+                apply=apply,
+                restore=restore,
+                version_max=version_max,
             )
         except BaseException as error:
             await stream.close()
@@ -168,7 +173,11 @@ class StateLog:
         return self._failure or self.stream.failure
 
     async def append(self, kind: str, body: object, version: int = 1) -> int:
-        """Make one event durable, apply it, return its offset."""
+        """Make one event durable, apply it, return its offset.
+
+        `applied_offset` then lies behind the event, and behind nothing that is not durable: a
+        `StateFollower` that has applied everything below it knows the event.
+        """
         return (await self.append_many([(kind, body)], version=version))[0]
 
     async def append_many(

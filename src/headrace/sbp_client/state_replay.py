@@ -49,14 +49,15 @@ SNAPSHOT_FORMAT = 1
 LOST = "$lost"
 REPLAY_BYTES = 4 << 20
 
-_OWN_KINDS = (SNAPSHOT, LOST)
+OWN_KINDS = (SNAPSHOT, LOST)
+"""Records of the log itself, which nobody applies."""
 _log = logging.getLogger(__name__)
 
 Apply = Callable[[int, str, Any], None]
 Restore = Callable[[int, Iterable[bytes]], None]
 
 
-class Span(NamedTuple):
+class OffsetSpan(NamedTuple):
     """Offsets, half-open."""
 
     start: int
@@ -69,9 +70,13 @@ class Replayed:
 
     covers: int
     """Below it the snapshot holds everything."""
+    end: int
+    """Below it everything was applied."""
     snapshot_bytes: int = 0
     events_bytes: int = 0
     damaged: bool = False
+    gap: int | None = None
+    """Where the first accepted loss begins: events behind it may not fit."""
 
 
 @dataclass(slots=True)
@@ -95,11 +100,11 @@ class Examined:
 
     start: int
     snapshot: SnapshotFound | None = None
-    mended: list[Span] = field(default_factory=list)
+    held_by_copy: list[OffsetSpan] = field(default_factory=list)
     """Could not be read, but a copy holds the same."""
-    lost: list[Span] = field(default_factory=list)
+    lost: list[OffsetSpan] = field(default_factory=list)
     """Could not be read at all."""
-    accepted: list[Span] = field(default_factory=list)
+    accepted: list[OffsetSpan] = field(default_factory=list)
     """Losses that an operator accepted."""
 
     @property
@@ -108,7 +113,7 @@ class Examined:
         return self.start if self.snapshot is None else self.snapshot.covers
 
     @property
-    def missing(self) -> list[Span]:
+    def missing(self) -> list[OffsetSpan]:
         """Lost, needed, and not accepted."""
         return [
             span
@@ -120,43 +125,53 @@ class Examined:
 
 async def replay(
     client: SbpClient,
-    stream: OwnedStream,
+    stream_id: int,
+    end: int,
     *,
     apply: Apply,
     restore: Restore,
     version_max: int,
+    again: bool = False,
 ) -> Replayed:
-    """Restore the newest complete snapshot and apply what follows it.
+    """Restore the newest complete snapshot and apply what follows it, at least up to `end`.
 
     Two passes, because a snapshot stands after events that it does not contain: the first finds
-    it and keeps only its chunks in memory.
+    it and keeps only its chunks in memory. With `again` the state holds events already; where no
+    snapshot replaces them, `restore` is called without chunks.
     """
-    found = await examine(client, stream.stream_id, stream.next_offset, version_max=version_max)
+    found = await examine(client, stream_id, end, version_max=version_max)
     if found.missing:
         raise CorruptionError(
             "a control log is damaged and has no other copy of what it lost; `headrace control-log"
             " salvage` says what that is, and lets the server start without it",
             spans=found.missing,
         )
-    for span in found.mended:
-        _log.warning("control log %d damaged at %s, read from its copy", stream.stream_id, span)
-    needed = [span for span in (*found.mended, *found.lost) if span.end > found.covers]
-    done = Replayed(found.covers, damaged=bool(needed))
+    for span in found.held_by_copy:
+        _log.warning("control log %d damaged at %s, read from its copy", stream_id, span)
+    needed = [span for span in (*found.held_by_copy, *found.lost) if span.end > found.covers]
+    gap = min((span.start for span in found.lost if span.end > found.covers), default=None)
+    done = Replayed(found.covers, end, damaged=bool(needed), gap=gap)
     if found.snapshot is not None:
         restore(found.snapshot.version, found.snapshot.chunks)
         done.snapshot_bytes = sum(map(len, found.snapshot.chunks))
-    gap = min((span.start for span in found.lost if span.end > found.covers), default=None)
-    reading = _Reading(client, stream.stream_id, stream.next_offset)
-    async for offset, record in reading.records(found.covers):
-        version, kind, body = decode_event(record, version_max)
-        if kind in _OWN_KINDS or offset < found.covers:
-            continue
-        done.events_bytes += len(record)
-        if gap is None or offset < gap:
-            apply(version, kind, body)
-        else:
-            _apply_if_it_fits(apply, (version, kind, body), offset)
+    elif again:
+        restore(1, ())
+    reader = StateReader(client, stream_id, found.covers, end)
+    async for offset, record in reader.records():
+        event = decode_event(record, version_max)
+        if event[1] not in OWN_KINDS:
+            done.events_bytes += len(record)
+            apply_event(apply, event, offset, gap)
+    done.end = reader.offset
     return done
+
+
+def apply_event(apply: Apply, event: tuple[int, str, Any], offset: int, gap: int | None) -> None:
+    """Behind a gap, which an operator accepted, an event that does not fit is left out."""
+    if gap is None or offset < gap:
+        apply(*event)
+    else:
+        _apply_if_it_fits(apply, event, offset)
 
 
 def _apply_if_it_fits(apply: Apply, event: tuple[int, str, Any], offset: int) -> None:
@@ -170,13 +185,13 @@ def _apply_if_it_fits(apply: Apply, event: tuple[int, str, Any], offset: int) ->
 async def examine(client: SbpClient, stream_id: int, end: int, *, version_max: int) -> Examined:
     """Read a log up to `end` for its newest complete snapshot and its damage."""
     ranges = await client.list_ranges(stream_id)
-    reading = _Reading(client, stream_id, end)
-    found = Examined(ranges[0].start_offset, mended=reading.mended, lost=reading.lost)
+    reader = StateReader(client, stream_id, ranges[0].start_offset, end)
+    found = Examined(reader.offset, held_by_copy=reader.held_by_copy, lost=reader.lost)
     seen: SnapshotFound | None = None
-    async for offset, record in reading.records(found.start):
+    async for offset, record in reader.records():
         _, kind, body = decode_event(record, version_max)
         if kind == LOST:
-            found.accepted += _convert(body, list[Span], offset)
+            found.accepted += _convert(body, list[OffsetSpan], offset)
         if kind != SNAPSHOT:
             continue
         id_, index, count, covers, version, chunk = _convert(
@@ -203,82 +218,109 @@ def _convert(body: Any, type_: Any, offset: int) -> Any:
         raise CorruptionError("unreadable record of a state log", offset=offset) from error
 
 
-class _Reading:
-    """One pass over a log up to `end`."""
+class StateReader:
+    """One pass over a log: every record once, from its copy where it cannot be read itself.
 
-    def __init__(self, client: SbpClient, stream_id: int, end: int) -> None:
+    `records` reads up to an end that is known; `read` goes on for as long as somebody asks.
+    """
+
+    def __init__(
+        self, client: SbpClient, stream_id: int, start: int, end: int | None = None
+    ) -> None:
+        self.offset = start
+        """The next one to be fetched."""
+        self.held_by_copy: list[OffsetSpan] = []
+        self.lost: list[OffsetSpan] = []
         self._client = client
         self._stream_id = stream_id
+        self._start = start
         self._end = end
-        self.mended: list[Span] = []
-        self.lost: list[Span] = []
+        self._hole: OffsetSpan | None = None
+        self._copied_to = start  # up to here the last batch that was read has its copy
 
-    async def records(self, start: int) -> AsyncIterator[tuple[int, memoryview]]:
-        """Every record from `start` on, once."""
-        async for base_offset, header, batch in self._originals(start):
-            for position, record in enumerate(_split_records(header, batch)):
-                if base_offset + position >= start:
-                    yield base_offset + position, record
+    @property
+    def read_to(self) -> int:
+        """Below it every record was returned. A hole that nothing explains yet lies behind it."""
+        hole = self._hole
+        if hole is None or hole.end <= self._copied_to:
+            return self.offset
+        return max(hole.start, min(self._copied_to, hole.end))
 
-    async def _originals(self, start: int) -> AsyncIterator[tuple[int, BatchHeader, memoryview]]:
-        """Every batch with its offset, from its copy where it cannot be read itself."""
-        hole: Span | None = None
-        copied_to = start  # up to here the last batch that was read has its copy
-        async for item in self._batches(start):
-            if isinstance(item, Span):
-                hole = Span(item.start if hole is None else hole.start, item.end)
-                continue
-            header, batch = item
-            copy = bool(header.attributes & COPY)
-            if hole is not None:
-                original = header.base_offset - header.record_count
-                held = copy and max(hole.start, copied_to) <= original
-                self._explain(hole, copied_to, original if held else hole.end)
-                if held:
-                    yield original, header, batch
-                hole = None
-            if not copy:
-                yield header.base_offset, header, batch
-                copies = header.record_count if header.attributes & COPIED else 0
-                copied_to = header.next_offset + copies
+    async def records(self) -> AsyncIterator[tuple[int, memoryview]]:
+        """Every record up to the end, and what follows it in the last fetch."""
+        assert self._end is not None
+        while self.offset < self._end:
+            found = await self.read(max_wait_ms=1000)
+            if found is None:
+                raise UnavailableError(
+                    "state log ends early", offset=self.offset, expected=self._end
+                )
+            for each in found:
+                yield each
+        if self._hole is not None:
+            self._explain(self._hole, self._hole.end)
+
+    async def read(
+        self, *, max_wait_ms: int, check_end: bool = True
+    ) -> list[tuple[int, memoryview]] | None:
+        """The records of one fetch, with their offsets; None at the end of the log.
+
+        A fetch that meets damage returns none, and the next one goes on behind it.
+        """
+        try:
+            fetched = await self._client.fetch(
+                self._stream_id,
+                self.offset,
+                max_bytes=REPLAY_BYTES,
+                max_wait_ms=max_wait_ms,
+                check_end=check_end,
+            )
+        except CorruptionError as error:
+            return self._miss(error.span(self.offset)[1])
+        except LostRecordsError as error:  # an operator has given them up
+            return self._miss(error.resumed)
+        if not fetched.pieces:
+            return None
+        found: list[tuple[int, memoryview]] = []
+        for piece in fetched.pieces:
+            for header, batch in split(piece):
+                for base_offset in self._originals(header):
+                    records = enumerate(_split_records(header, batch), base_offset)
+                    found += [each for each in records if each[0] >= self._start]
+        self.offset = fetched.next_offset
+        return found
+
+    def _miss(self, after: int) -> list[tuple[int, memoryview]]:
+        end = after if self._end is None else min(after, self._end)
+        self._hole = OffsetSpan(self.offset if self._hole is None else self._hole.start, end)
+        self.offset = after
+        return []
+
+    def _originals(self, header: BatchHeader) -> Iterator[int]:
+        """Where the records of a batch belong: nowhere if they are a copy that nobody needs."""
+        copy = bool(header.attributes & COPY)
+        hole = self._hole
         if hole is not None:
-            self._explain(hole, copied_to, hole.end)
+            original = header.base_offset - header.record_count
+            held = copy and max(hole.start, self._copied_to) <= original
+            self._explain(hole, original if held else hole.end)
+            self._hole = None
+            if held:
+                yield original
+        if not copy:
+            yield header.base_offset
+            copies = header.record_count if header.attributes & COPIED else 0
+            self._copied_to = header.next_offset + copies
 
-    def _explain(self, hole: Span, copied_to: int, held_from: int) -> None:
-        """Copies alone below `copied_to`, held by a copy from `held_from` on, the rest is lost."""
-        lost = Span(max(hole.start, copied_to), held_from)
+    def _explain(self, hole: OffsetSpan, held_from: int) -> None:
+        """Copies alone below `_copied_to`, held by a copy from `held_from` on, the rest is lost."""
+        lost = OffsetSpan(max(hole.start, self._copied_to), held_from)
         if lost.start < lost.end:
             self.lost.append(lost)
-            self.mended += [
-                span for span in (Span(hole.start, lost.start), Span(lost.end, hole.end))
-                if span.start < span.end
-            ]  # fmt: skip
+            around = OffsetSpan(hole.start, lost.start), OffsetSpan(lost.end, hole.end)
+            self.held_by_copy += [span for span in around if span.start < span.end]
         else:
-            self.mended.append(hole)
-
-    async def _batches(self, start: int) -> AsyncIterator[tuple[BatchHeader, memoryview] | Span]:
-        """Batches as they stand in the stream, and where there is none that can be read."""
-        offset = start
-        while offset < self._end:
-            try:
-                fetched = await self._client.fetch(
-                    self._stream_id, offset, max_bytes=REPLAY_BYTES, max_wait_ms=1000
-                )
-            except CorruptionError as error:
-                _, after = error.span(offset)
-                yield Span(offset, min(after, self._end))
-                offset = after
-                continue
-            except LostRecordsError as error:  # an operator has given them up
-                yield Span(offset, min(error.resumed, self._end))
-                offset = error.resumed
-                continue
-            if not fetched.pieces:
-                raise UnavailableError("state log ends early", offset=offset, expected=self._end)
-            for piece in fetched.pieces:
-                for header, batch in split(piece):
-                    yield header, batch
-            offset = fetched.next_offset
+            self.held_by_copy.append(hole)
 
 
 def _split_records(header: BatchHeader, batch: memoryview) -> Iterator[memoryview]:
@@ -299,7 +341,7 @@ def decode_event(record: bytes | memoryview, version_max: int) -> tuple[int, str
         version, kind, body = msgspec.msgpack.decode(record, type=tuple[int, str, Any])
     except msgspec.MsgspecError as error:
         raise CorruptionError("unreadable state event") from error
-    known = SNAPSHOT_FORMAT if kind in _OWN_KINDS else version_max
+    known = SNAPSHOT_FORMAT if kind in OWN_KINDS else version_max
     if version > known:
         raise FormatError("state event of a newer version", kind=kind, found=version, known=known)
     return version, kind, body
@@ -316,7 +358,7 @@ class Condition:
     stream_id: int
     end: int
     examined: Examined
-    times: dict[Span, tuple[int, int]]
+    times: dict[OffsetSpan, tuple[int, int]]
     """Lost spans -> when the events before and after them were written, ms; 0 unknown."""
 
 
@@ -341,7 +383,9 @@ async def _time_at(client: SbpClient, stream_id: int, offset: int, start: int, e
     return max((h.max_timestamp for piece in fetched.pieces for h, _ in split(piece)), default=0)
 
 
-async def accept_losses(client: SbpClient, name: str, epoch: int, losses: Sequence[Span]) -> None:
+async def accept_losses(
+    client: SbpClient, name: str, epoch: int, losses: Sequence[OffsetSpan]
+) -> None:
     """From now on the log is replayed without these; durable on return."""
     made = await client.create_stream(name=name)
     stream = await OwnedStream.open(client, made.stream_id, epoch)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from headrace.client.positions import ReadFrom
-from headrace.client.raw_messages import COLUMNS
+from headrace.client.partition_reader import ReadFrom
 from headrace.client.url import TOKEN_FILE_VARIABLE, TlsOptions, parse_switch, tls_from
 from headrace.errors import ConfigError
 from headrace.spark.formats.options import (
@@ -30,6 +29,7 @@ from headrace.spark.formats.options import (
 )
 from headrace.spark.source.batch_plan import OnDataLoss
 from headrace.spark.source.positions import Position, Topics, parse_position, parse_topics
+from headrace.wire.iggy.columns import COLUMNS
 
 ColumnStyle = Literal["headrace", "kafka"]
 Delivery = Literal["auto", "exactly-once", "at-least-once"]

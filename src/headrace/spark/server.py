@@ -30,8 +30,7 @@ from headrace.errors import AlreadyExistsError, NotFoundError
 from headrace.net.addresses import parse_address
 from headrace.net.credentials import Scope, exactly, is_grant, narrow_grant
 from headrace.runtime.interfaces import Runtime
-from headrace.runtime.system import system_runtime
-from headrace.runtime.system.memory import keep_freed_memory
+from headrace.runtime.system import keep_freed_memory, system_runtime
 from headrace.spark.options import Credentials, Lent, SourceOptions, Target, dead_letter_target
 from headrace.spark.source.reading import Reading
 
@@ -148,7 +147,8 @@ class Remote:
         try:
             return await self._stage(window, request)
         except NotFoundError as error:
-            from headrace.wire.iggy.errors import Status, status_of
+            from headrace.wire.iggy.errors import Status
+            from headrace.wire.iggy.refusals import status_of
 
             if status_of(error) != Status.PUBLISHER_NOT_FOUND:
                 raise
@@ -329,6 +329,8 @@ def lend_writing(target: Target, publisher: str) -> Target:
 
 def lend_reading(options: SourceOptions) -> Credentials | None:
     """For the tasks of one batch; None where they have their own."""
+    if not options.target.credentials.resolve_token():
+        return None  # a grant is a token: without one there is nothing to lend
     stream, topics = options.target.stream, options.topics
     patterns = (topics.pattern,) if topics.pattern else map(exactly, topics.names)
     letters = options.format.dead_letter_topic

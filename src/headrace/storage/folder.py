@@ -34,10 +34,12 @@ from headrace.storage.layout import (
     STREAMS,
     Point,
     RangeKey,
+    RangeMetadata,
+    encode_attachment,
+    encode_metadata,
     range_folder,
     stream_folder,
 )
-from headrace.storage.range.metadata import RangeMetadata, encode_attachment, encode_metadata
 from headrace.storage.range.recovery import RecoveredRange, recover_range
 
 FORMAT_VERSION = 2

@@ -32,14 +32,19 @@ from headrace.storage.folder import (
 from headrace.storage.group_commit import Committer, GroupNumbers
 from headrace.storage.journal.replay import replay
 from headrace.storage.journal.writer import Journal
-from headrace.storage.layout import CLEAN_STOP, CorruptSpan, RangeKey, RangeState, range_folder
+from headrace.storage.layout import (
+    CLEAN_STOP,
+    CorruptSpan,
+    RangeKey,
+    RangeMetadata,
+    RangeState,
+    range_folder,
+)
 from headrace.storage.range.log import RangeLog
-from headrace.storage.range.metadata import RangeMetadata
 from headrace.storage.range.recovery import RecoveredRange
-from headrace.storage.range.tail_cache import TailCache
 from headrace.storage.segments.open_files import FilePool, WrittenPages
 from headrace.storage.segments.segment import SegmentWriter
-from headrace.storage.shared import ActiveRanges, Shared
+from headrace.storage.shared import ActiveRanges, Shared, TailCache
 from headrace.wire.sbp.messages import Durability
 
 _log = get_logger(__name__)
@@ -441,7 +446,7 @@ class LogStore:
             for at in range(0, len(idle), _QUIET_AT_ONCE):
                 self._shared.pool.close_idle(idle[at : at + _QUIET_AT_ONCE])
                 await self._runtime.clock.sleep(_QUIET_PAUSE_SECONDS)
-            await self._shared.journal.settle_if_idle()
+            await self._shared.journal.empty_if_idle()
 
     def _on_worker_done(self, worker: asyncio.Task[None]) -> None:
         if worker.cancelled() or worker.exception() is None:

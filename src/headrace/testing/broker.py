@@ -78,7 +78,7 @@ class LocalBroker:
         return self
 
     def stop(self) -> None:
-        """As by Ctrl-C; what was acknowledged is there after the next `start`."""
+        """Stop the broker as Ctrl-C does; what was acknowledged is there after the next `start`."""
         for client in self._clients:
             client.close()
         self._clients.clear()

@@ -18,7 +18,7 @@ from headrace.client.iggy import IggyClient
 from headrace.errors import OffsetOutOfRangeError
 from headrace.runtime.interfaces import Clock
 from headrace.transfer.delivery import Piece, WindowDelivery
-from headrace.transfer.spans import Span
+from headrace.transfer.offset_ranges import OffsetRange
 from headrace.wire.iggy.batch import gather_headers, items, locate, subset
 from headrace.wire.iggy.columns import columns, keys
 from headrace.wire.iggy.primitives import Strategy
@@ -85,7 +85,7 @@ class Copy:
         self._accept_loss = accept_loss
         self._on_progress = on_progress
 
-    async def span(self, span: Span, delivery: WindowDelivery, *, ends: bool) -> int:
+    async def span(self, span: OffsetRange, delivery: WindowDelivery, *, ends: bool) -> int:
         """How many messages were copied now; those that the delivery knows of are not again.
 
         `ends`: nothing will ever follow the span under this delivery.
@@ -94,7 +94,7 @@ class Copy:
         at = resume_at(span, delivery.last, accept_loss=self._accept_loss)
         self._on_progress(at - span.start)
         async for area, starts, end in read_span(
-            self._client, self._source, Span(span.partition, at, span.end), self._pace
+            self._client, self._source, OffsetRange(span.partition, at, span.end), self._pace
         ):
             keep_times(area, starts)
             pieces = self._route(area, starts, span.partition)
@@ -110,7 +110,7 @@ class Copy:
 
 
 async def read_span(
-    client: IggyClient, topic: tuple[str, str], span: Span, pace: Pace
+    client: IggyClient, topic: tuple[str, str], span: OffsetRange, pace: Pace
 ) -> AsyncIterator[tuple[memoryview, Positions, int]]:
     """The messages of a span, which can be written to, and the offset after them.
 
@@ -144,7 +144,7 @@ async def read_span(
         yield area, starts, at
 
 
-def resume_at(span: Span, last: int, *, accept_loss: bool = False) -> int:
+def resume_at(span: OffsetRange, last: int, *, accept_loss: bool = False) -> int:
     """Where to go on when everything before `last` was copied; -1: nothing was."""
     if last > span.end:
         raise OffsetOutOfRangeError(

@@ -6,5 +6,5 @@ controller in its process and the broker over the broker's own protocol, as the 
 keeps samples of both for live pages. Sessions of browsers and histories of rates end with it.
 
 Begin with `app`, which puts the rooms together, and `server.endpoints`, by which every path is
-declared: what it takes and gives, who may ask. `openapi` describes the same endpoints.
+declared: what it takes and gives, who may ask.
 """

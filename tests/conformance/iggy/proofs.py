@@ -74,6 +74,8 @@ PROOFS: dict[str, str] = {
     "PRESENT_GRANT": f"{_BY_HAND}test_request[PRESENT_GRANT]",
     "SPEAK_FOR": f"{_BY_HAND}test_request[SPEAK_FOR]",
     "GET_PUBLISHING": f"{_BY_HAND}test_request[GET_PUBLISHING]",
+    "GET_SHARDS": f"{_BY_HAND}test_request[GET_SHARDS]",
+    "MOVE_SHARD": f"{_BY_HAND}test_request[MOVE_SHARD]",
     "READ_TICKET": f"{_BY_HAND}test_request[READ_TICKET]",
 }
 """By command name; every served command has one."""

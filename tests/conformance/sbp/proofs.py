@@ -12,6 +12,9 @@ _PARTS = "tests/unit/wire/sbp/test_multipart.py"
 _LOG = "tests/integration/test_log.py"
 _NODE = "tests/unit/datanode"
 _META = "tests/sim/test_scenarios_metadata.py"
+_UNIT = "tests/unit/placement"
+_LEASES = f"{_UNIT}/test_lease_requests.py"
+_RULES = f"{_UNIT}/test_rules.py"
 
 PROOFS: dict[str, str] = {
     # Opcodes
@@ -34,6 +37,13 @@ PROOFS: dict[str, str] = {
     "LEASE": f"{_LOG}::test_lease_epochs_survive_the_placement_manager",
     "DESCRIBE_CLUSTER": f"{_LOG}::test_the_cluster_describes_itself",
     "ADOPT": f"{_META}::test_what_was_written_since_is_adopted_with_older_metadata",
+    # Actions of LEASE
+    "LEASE ACQUIRE": f"{_LOG}::test_lease_epochs_survive_the_placement_manager",
+    "LEASE RELEASE": f"{_UNIT}/test_leases.py::test_release_frees_the_lease_and_keeps_the_epoch",
+    "LEASE QUERY": f"{_LEASES}::test_one_name_and_many_are_the_same_leases",
+    "LEASE CHANGE_MANY": f"{_LEASES}::test_each_name_is_answered_for_itself",
+    "LEASE LIST": f"{_LEASES}::test_news_wake_whoever_waits",
+    "LEASE RELEASE_HOLDER": f"{_LEASES}::test_a_dead_holder_is_fenced_and_its_leases_are_free",
     # Tables
     **{
         name: f"{_FLATC}[{name}]"
@@ -46,8 +56,8 @@ PROOFS: dict[str, str] = {
             "DescribeRangesResponse", "DescribeStreamResult",
             "DescribeStreamsRequest", "DescribeStreamsResponse", "FetchInfo", "FetchRequest",
             "FetchResponse", "FetchResult", "FileStretch", "HeartbeatRequest", "HeartbeatResponse",
-            "IdAllocationRequest", "IdAllocationResponse", "LeaseInfo", "LeaseRequest",
-            "LeaseResponse",
+            "IdAllocationRequest", "IdAllocationResponse", "LeaseChange", "LeaseInfo",
+            "LeaseRequest", "LeaseResponse", "LeaseResult",
             "ListRangesRequest", "ListRangesResponse", "ListRangesResult", "NodeInfo",
             "PlacementManager",
             "PlacementManagerNode", "ProducerState", "Range", "RangeCriteria", "RangeId",
@@ -65,6 +75,8 @@ PROOFS: dict[str, str] = {
     "SealRangesResult extension": f"{_FLATC}[SealRangesResult]",
     "HeartbeatRequest extension": f"{_SERVER}::test_heartbeat_tells_who_the_peer_is",
     "Stream extension": f"{_FLATC}[Stream]",
+    "hosts": f"{_RULES}::test_nodes_of_one_host_id_are_one_host",
+    "home": f"{_RULES}::test_a_stream_opens_and_goes_on_at_the_node_its_owner_prefers",
     "StreamRanges extension": f"{_FLATC}[StreamRanges]",
     "FetchInfo extension": f"{_FLATC}[FetchInfo]",
     "FetchResult extension": f"{_FLATC}[FetchResult]",

@@ -12,6 +12,7 @@ from headrace.broker.catalogue import decisions
 from headrace.broker.catalogue.passwords import Passwords
 from headrace.broker.core import Broker, Identity, ProcessFigures
 from headrace.broker.dispatch import Dispatcher
+from headrace.broker.poll.held_polls import HeldPoll
 from headrace.broker.sessions.sessions import Session
 from headrace.config.broker import BrokerSettings
 from headrace.errors import HeadraceError, NotLeaderError
@@ -75,9 +76,14 @@ class Client:
         payload = bytearray(b"".join(command.encode_request(request, dialect)))
         view = memoryview(payload)
         status, at_once = 0, self.dispatcher.answer_at_once(self.session, command.code, view)
+        if isinstance(at_once, HeldPoll):  # as the connection loop does, and in what follows
+            due = asyncio.Event()
+            at_once.on_due = due.set
+            await due.wait()
+            at_once = at_once.answer()
         if at_once is None:
             status, pieces = await self.dispatcher.on_request(self.session, command.code, view)
-        else:  # as the connection loop does
+        else:
             pieces = at_once
             self.answered_at_once += 1
         if status:

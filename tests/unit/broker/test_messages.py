@@ -300,8 +300,8 @@ async def test_snapshots_replace_the_log_they_cover() -> None:
             await client.poll(Strategy.first(), stream="stream-3", commit=True)
         log = h.broker._log
         await _until(lambda: log.snapshot_bytes > 0)
-        await _until(lambda: h.broker._offsets_log.snapshot_bytes > 0)
-        for state_log in (h.broker._offsets_log, log):
+        await _until(lambda: h.broker.offset_logs.logs()[0].snapshot_bytes > 0)
+        for state_log in (h.broker.offset_logs.logs()[0], log):
             await state_log.write_snapshot()  # the one before is kept until then
         assert cluster.named("s/catalogue").start > 10
         assert cluster.named("s/offsets").start > 10
@@ -417,7 +417,7 @@ async def test_logs_of_deleted_things_are_reclaimed_even_after_a_crash() -> None
             await client.send(b"x", to=Partitioning.to_partition(partition))
         await client.call(c.DELETE_PARTITIONS, DeletePartitions("s", "t", 1))
         await _until(lambda: _logs(cluster) == 1)
-        for task in list(h.broker._tasks._tasks):
+        for task in list(h.broker._coordinating._tasks):
             if "reclaim" in task.get_name():
                 task.cancel()
         await client.call(c.DELETE_STREAM, DeleteStream("s"))
@@ -481,3 +481,24 @@ async def test_figures_follow_the_messages() -> None:
         client = await h.root()
         again = await client.call(c.GET_STREAM, GetStream("s"))
         assert again == details
+
+
+async def test_polls_of_one_connection_at_once_are_not_mixed_up() -> None:
+    cluster = FakeCluster()
+    async with opened(cluster) as h:
+        client = await h.root()
+        await client.stream()
+        await client.topic(partitions=2)
+        for partition in range(2):
+            await client.send(b"%d" % partition, to=Partitioning.to_partition(partition))
+    async with opened(cluster, epoch=2) as h:  # where the partitions have to be opened first
+        client = await h.root()
+
+        async def payload(partition: int) -> bytes:
+            polled = await client.poll(Strategy.offset(0), partition=partition)
+            return bytes(polled.messages()[0].payload)
+
+        assert await payload(1) == b"1"
+        both = await asyncio.gather(payload(0), payload(1))  # the second one is done first
+        assert list(both) == [b"0", b"1"]
+        assert [await payload(1), await payload(0)] == [b"1", b"0"]

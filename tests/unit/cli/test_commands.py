@@ -14,10 +14,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from headrace.cli import server_names, shell_setup
+from headrace.cli import main, server_names
 from headrace.cli.command_table import COMMANDS as FIRST
+from headrace.cli.command_table import load
 from headrace.cli.main import app
-from headrace.cli.tree import load
 from tests.cli_page import commands
 
 COMMANDS = dict(commands())
@@ -222,7 +222,7 @@ def test_the_command_line_starts_quickly(tmp_path: Path) -> None:
 def test_completion_is_installed_once_however_often(
     shell: str, path: str, settings: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shell_setup, "_current_shell", lambda: shell)
+    monkeypatch.setattr(main, "_current_shell", lambda: shell)
     monkeypatch.setenv("HOME", str(tmp_path))
     if settings is not None:
         (tmp_path / settings).write_text("alias a=b\n")
@@ -238,7 +238,7 @@ def test_completion_is_installed_once_however_often(
 
 
 def test_a_shell_that_is_not_known_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell_setup, "_current_shell", lambda: "tcsh")
+    monkeypatch.setattr(main, "_current_shell", lambda: "tcsh")
     for line in ("--install-completion", "--show-completion"):
         done = CliRunner().invoke(app, [line])
         assert (done.exit_code, "tcsh is not supported" in done.output) == (1, True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.cli.advice import advice
-from headrace.cli.control_api import Api, told_windows
+from headrace.cli.control_api import Api, null_unknown_windows
 from headrace.errors import ConfigError, UnavailableError
 from headrace.wire.iggy.errors import Status, error_of
 from tests.ports import free_ports
@@ -39,6 +39,6 @@ def test_what_a_client_hears_as_a_number_is_explained() -> None:
 def test_no_window_is_null() -> None:
     none, some = "f" * 16, "6819fd8000000001"
     view = {"committed_window": none, "operators": [{"window": none}, {"window": some}], "rows": 3}
-    assert told_windows(view) == {
+    assert null_unknown_windows(view) == {
         "committed_window": None, "operators": [{"window": None}, {"window": some}], "rows": 3,
     }  # fmt: skip

@@ -13,7 +13,12 @@ from headrace.cli.connection import TARGET, Target
 from headrace.cli.doctor import Finding, Level
 from headrace.process.cluster_state import cluster_info
 from headrace.web.broker_api import types as t
-from headrace.wire.iggy.messages.extensions import PublishingFigures
+from headrace.wire.iggy.messages.extensions import (
+    PublishingFigures,
+    ShardLeader,
+    ShardMap,
+    WorkerFigures,
+)
 from headrace.wire.sbp import messages as m
 
 
@@ -146,3 +151,26 @@ def test_pipelines_that_do_not_keep_up_are_told(monkeypatch: pytest.MonkeyPatch)
 def test_a_control_plane_that_is_not_there_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HTTP", "http://127.0.0.1:1")
     assert list(doctor.check_pipelines()) == []
+
+
+def test_workers_are_told_against_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("platform.node", lambda: "here")
+
+    def found(count: int, leader: str = "w0", late: float = 1.0) -> ShardMap:
+        workers = tuple(
+            WorkerFigures(name=f"w{n}", number=n, host="here", loop_delay_ms=late)
+            for n in range(count)
+        )
+        return ShardMap(shards=(ShardLeader(shard=0, worker=leader),), workers=workers)
+
+    one = only(doctor._workers(found(1), True))
+    assert (one.level, one.text) == (
+        Level.OK, "1 worker for 1 shard; 1 on the 2 cores of this machine",
+    )  # fmt: skip
+    assert only(doctor._workers(found(3), False)).text == "3 workers for 1 shard"
+    assert only(doctor._workers(found(3), True)).level is Level.WARNING
+    _, nobody = doctor._workers(found(1, leader=""), True)
+    assert "nobody leads 1 shard" in nobody.text
+    _, late = doctor._workers(found(1, late=900.0), True)
+    assert "late by 900 ms" in late.text

@@ -75,6 +75,7 @@ class FakePlacement:
         self._cluster = cluster
         self.script: dict[Code, deque[Step]] = {}
         self.calls: list[Code] = []
+        self.preferred: list[int] = []  # of each seal
 
     async def call(
         self, code: Code, message: m.Message, payload: Payload = (), *, timeout: float = 3.0
@@ -108,6 +109,7 @@ class FakePlacement:
 
     def _seal(self, message: m.SealRangesRequest) -> Reply:
         (wanted,) = message.ranges
+        self.preferred.append(wanted.preferred_node)
         last = self._cluster.streams[wanted.stream_id][-1]
         if wanted.writer_epoch < last.epoch:
             raise FencedError

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.client.arrow import payloads_of, to_area, to_record_batch
-from headrace.client.raw_messages import COLUMNS, join, unpack
+from headrace.client.partition_reader import unpack
 from headrace.errors import CorruptionError, InvalidArgumentError, RemoteProtocolError
 from headrace.wire.iggy.batch import build_index, stamp
+from headrace.wire.iggy.columns import COLUMNS, join
 from headrace.wire.sbp import records
 
 TIME_US = 1_700_000_000_123_456

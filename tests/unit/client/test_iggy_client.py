@@ -165,6 +165,8 @@ CALLS: list[tuple[int, Callable[[IggyClient], Awaitable[object]], object]] = [
     (9007, lambda c: c.purge_to("s", "t", window=3), None),
     (9008, lambda c: c.read_ticket([("s", "t"), (0, 1)]), REPLIES[9008]),
     (9011, lambda c: c.get_publishing(), REPLIES[9011]),
+    (9012, lambda c: c.get_shards(), REPLIES[9012]),
+    (9013, lambda c: c.move_shard(5, "2"), REPLIES[9013]),
 ]
 
 

@@ -19,7 +19,7 @@ from headrace.runtime.interfaces import Runtime
 from headrace.storage.layout import RangeKey
 from headrace.storage.range.log import RangeLog
 from headrace.wire.sbp import messages as m
-from headrace.wire.sbp.multipart import Assembler
+from headrace.wire.sbp.connection import Assembler
 from tests.log_cluster import batch
 from tests.simulator.runtime import Simulation
 

@@ -321,16 +321,16 @@ def test_nothing_is_served_below_a_trim_also_where_the_data_came_later() -> None
     assert state.trimmed == {}
 
 
-def test_when_a_node_is_unsettled() -> None:
-    assert not state_of(view(0, 0, 5), view(1, 5), shared(9, decided=True, index=2)).unsettled()
-    assert state_of(shared(9)).unsettled()
+def test_when_a_node_awaits_word() -> None:
+    assert not state_of(view(0, 0, 5), view(1, 5), shared(9, decided=True, index=2)).awaits_word()
+    assert state_of(shared(9)).awaits_word()
     incomplete = shared(9, decided=True)
     incomplete.missing = (4, 9)
-    assert state_of(incomplete).unsettled()
+    assert state_of(incomplete).awaits_word()
     for reason in ("interrupted", "stopped"):
         state = state_of(shared())
         getattr(state, reason).add(RangeKey(1, 0))
-        assert state.unsettled()
+        assert state.awaits_word()
 
 
 def test_a_removed_range_leaves_the_others() -> None:

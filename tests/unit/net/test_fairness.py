@@ -68,7 +68,9 @@ class Transport:
 
     on_connection: OnConnection
 
-    async def listen(self, host: str, port: int, on_connection: OnConnection) -> Listener:
+    async def listen(
+        self, host: str, port: int, on_connection: OnConnection, *, reuse_port: bool = False
+    ) -> Listener:
         self.on_connection = on_connection
         return _Listener()
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from headrace.errors import UnavailableError
 from headrace.net.admission import host_of, pick
 from headrace.net.credentials import node_credential
-from headrace.net.sbp_access import Access
+from headrace.net.sbp_routes import Access
 from headrace.net.sbp_server import Payload, Peer, Reply, SbpServer, ServerLimits, Standing
 from headrace.runtime.interfaces import Connection
 from headrace.runtime.system import system_runtime

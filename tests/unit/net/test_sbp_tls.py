@@ -21,7 +21,7 @@ from headrace.net.tls import ClientTls, TlsAcceptor, TlsLimits, secure
 from headrace.runtime.interfaces import Connection
 from headrace.runtime.system import system_runtime
 from headrace.runtime.system.tls import client_context
-from headrace.sbp_client.channels import Link, tcp_connect
+from headrace.sbp_client.channels import ReconnectingChannel, tcp_connect
 from headrace.wire.sbp.opcodes import Code
 from tests.unit.net.certificates import contexts, development
 from tests.unit.net.sbp_fixtures import (
@@ -91,7 +91,9 @@ async def test_a_plain_client_is_told_that_tls_is_required() -> None:
         assert isinstance(error, UnauthenticatedError)
         assert "TLS" in str(error)
         assert node.peers == [], "nothing plain reaches a handler"
-        link = Link(tcp_connect(server.runtime, server.address, client_id="c", tls=trusting()))
+        link = ReconnectingChannel(
+            tcp_connect(server.runtime, server.address, client_id="c", tls=trusting())
+        )
         await link.call(Code.APPEND, append_request(0), [b"12345"])
         await link.close()
 

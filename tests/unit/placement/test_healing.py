@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from msgspec.structs import replace
 
 from headrace.config.placement import PlacementSettings
 from headrace.placement import healing
-from headrace.placement.metadata.records import NodeRecord, RangeRecord, Record, StreamRecord
+from headrace.placement.metadata.records import (
+    NodeRecord,
+    Put,
+    RangeRecord,
+    Record,
+    StreamRecord,
+)
 from headrace.placement.nodes import Nodes
-from headrace.placement.state import PlacementState, ack_quorum
+from headrace.placement.state import PlacementState
 from headrace.wire.sbp import messages as m
-from headrace.wire.sbp.messages import ReportMetricsRequest
+from headrace.wire.sbp.messages import ReportMetricsRequest, ack_quorum
 from headrace.wire.sbp.opcodes import Code
 from tests.unit.placement.test_sealing import make, settled
 from tests.unit.placement.world import SETTINGS, World, simulate
@@ -22,13 +31,17 @@ NOW_MS = 10_000
 
 def make_state(
     *records: Record, nodes: int, lost: tuple[int, ...] = (), dead: tuple[int, ...] = (),
-    draining: tuple[int, ...] = (), full: tuple[int, ...] = (), wanted: int = 3,
+    draining: tuple[int, ...] = (), full: tuple[int, ...] = (), wanted: int = 3, hosts: str = "",
 ) -> PlacementState:  # fmt: skip
-    """Nodes 0.. in their conditions; stream 1 wants `wanted` replicas."""
+    """Nodes 0.. in their conditions; stream 1 wants `wanted` replicas. `hosts`: a letter per node,
+    else each is a host of its own."""
     state = PlacementState(
         nodes=Nodes(timeout_ms=LOST_MS, replace_after_ms=DEAD_MS, disk_free_bytes_min=1)
     )
-    registered = [NodeRecord(node_id=n, address=f"n{n}", store_id=f"s{n}") for n in range(nodes)]
+    registered = [
+        NodeRecord(node_id=n, address=f"n{n}", store_id=f"s{n}", host_id=hosts[n : n + 1])
+        for n in range(nodes)
+    ]
     state.recover([StreamRecord(stream_id=1, replica_nums=wanted), *registered, *records], 0)
     for n in range(nodes):
         silent_ms = DEAD_MS + 1 if n in dead else LOST_MS + 1 if n in lost else 0
@@ -87,7 +100,7 @@ def test_a_single_copy_moves_only_with_its_node_there(
     conditions: dict[str, tuple[int, ...]], moves: bool
 ) -> None:
     """The embedded node that is stopped for a while keeps its open ranges."""
-    state = make_state(open_range(0, wanted=1), nodes=2, wanted=1, **conditions)
+    state = make_state(open_range(0, wanted=1), nodes=2, wanted=1, **conditions)  # type: ignore[arg-type]  # by name
     assert bool(list(healing.to_move(state, NOW_MS))) == moves
 
 
@@ -155,6 +168,118 @@ def test_a_complete_node_joins(
     state = make_state(record, nodes=5, **conditions)  # type: ignore[arg-type]  # by name
     after = healing.with_whole_copy(state, record, 3, NOW_MS)
     assert (after.replicas, after.joining) == (replicas, joining)
+
+
+# Two replicas on one host
+
+
+@pytest.mark.parametrize(
+    ("replicas", "wanted", "hosts", "conditions", "moves"),
+    [
+        ((0, 1), 2, "aab", {}, True),
+        ((0, 1), 2, "aab", {"full": (2,)}, False),  # no better place
+        ((0, 1), 2, "aab", {"lost": (2,)}, False),
+        ((0, 1, 2), 3, "aabb", {}, False),  # fewer replicas would be worse
+        ((0, 1, 2), 3, "aabc", {}, True),
+        ((0, 1), 2, "aaa", {}, False),
+        ((0, 2), 2, "aab", {}, False),
+    ],
+)
+def test_which_open_ranges_leave_a_shared_host(
+    replicas: tuple[int, ...], wanted: int, hosts: str, conditions: dict[str, Any], moves: bool
+) -> None:
+    record = open_range(*replicas, wanted=wanted)
+    state = make_state(record, nodes=len(hosts), hosts=hosts, wanted=wanted, **conditions)
+    assert bool(list(healing.to_move(state, NOW_MS))) == moves
+
+
+@pytest.mark.parametrize(
+    ("record", "hosts", "conditions", "missing"),
+    [
+        (sealed_range(0, 1, 2), "aabc", {}, 1),
+        (sealed_range(0, 1, 2), "aaab", {}, 1),  # one of the two: there is no third host
+        (sealed_range(0, 1, 2), "aaabc", {}, 2),
+        (sealed_range(0, 1, 2, joining=(3,)), "aaabc", {}, 1),
+        (sealed_range(0, 1, 2, joining=(3, 4)), "aaabc", {}, 0),  # kept while they are needed
+        (sealed_range(0, 1, 2), "aabb", {}, 0),  # on all hosts already
+        (sealed_range(0, 1, 2), "aabc", {"full": (3,)}, 0),
+        (sealed_range(0, 1, 2), "aabc", {"lost": (1,)}, 0),  # first all are whole again
+        (sealed_range(0, 1, 2, incomplete=(1,)), "aabc", {}, 0),
+        (sealed_range(0, 1, 2), "aabc", {"dead": (1,)}, 1),  # that one is replaced anyway
+    ],
+)
+def test_which_sealed_ranges_leave_a_shared_host(
+    record: RangeRecord, hosts: str, conditions: dict[str, Any], missing: int
+) -> None:
+    state = make_state(record, open_range(0, 1, 2), nodes=len(hosts), hosts=hosts, **conditions)
+    assert healing.missing(state, record, NOW_MS) == missing
+    assert bool([r for r in healing.to_heal(state, NOW_MS) if not r.open]) == bool(missing)
+
+
+@pytest.mark.parametrize(
+    ("record", "hosts", "replicas", "joining"),
+    [
+        (sealed_range(0, 1, 2, joining=(3,)), "aabc", (0, 3, 2), ()),
+        (sealed_range(0, 1, 2, joining=(3, 4)), "aaabc", (0, 1, 3), (4,)),
+        (sealed_range(0, 1, 2, joining=(3,)), "aabb", (0, 1, 2), ()),  # no better: not needed
+        (sealed_range(0, 1, 2, joining=(3,), incomplete=(2,)), "aabc", (0, 1, 2), (3,)),
+        (sealed_range(0, 1, joining=(3,)), "aabc", (0, 1, 3), ()),  # first as many as asked for
+    ],
+)
+def test_a_complete_node_takes_the_place_of_one_that_shares_a_host(
+    record: RangeRecord, hosts: str, replicas: tuple[int, ...], joining: tuple[int, ...]
+) -> None:
+    state = make_state(record, nodes=len(hosts), hosts=hosts)
+    after = healing.with_whole_copy(state, record, 3, NOW_MS)
+    assert (after.replicas, after.joining) == (replicas, joining)
+
+
+def test_ranges_are_looked_at_again_when_a_node_says_where_it_is() -> None:
+    record = sealed_range(0, 1, 2)
+    state = make_state(record, open_range(0, 2, 3), nodes=4, hosts="")
+    assert list(state.sharing_host()) == []
+    known = state.nodes.records
+    for operation in [
+        *state.nodes.register(0, "n0", "s0", host_id="a"),
+        *state.nodes.register(1, "n1", "s1", host_id="a"),
+    ]:
+        state.apply([operation])
+    assert known[1].host_id == "a"
+    assert list(state.sharing_host()) == [record]
+    state.apply([Put(replace(record, replicas=(0, 3, 2)))])
+    assert list(state.sharing_host()) == []
+
+
+def test_hosts_that_become_known_spread_open_and_sealed_ranges() -> None:
+    """Copies are made before one is given up: at no time are there fewer than were asked for."""
+
+    async def body(world: World) -> None:
+        record = await make(world, 2, 4, 4)
+        await world.seal(record.stream_id, 0)
+        await settled(world)
+        leader = await world.leader()
+        last = leader.state.last_range(record.stream_id)
+        together = {record.replicas, last.replicas}
+        for node in world.nodes:
+            shares = any(node.node_id in replicas for replicas in together)
+            node.host_id = "a" if shares else f"b{node.node_id % 2}"
+        await world.beat()
+
+        def spread() -> bool:
+            ranges = leader.state.ranges(record.stream_id)
+            for each in ranges:
+                assert len(each.replicas) == 2
+            return all(not leader.state.nodes.sharing_host(r.replicas) for r in ranges)
+
+        assert not spread()
+        await world.until(spread)
+        await world.until(lambda: not list(leader.state.lacking_copies()))
+        for each in leader.state.ranges(record.stream_id):
+            if not each.open:
+                for node in world.holders(each):
+                    assert node.ranges[each.stream_id, each.range_index].next == each.end
+
+    simulate(body, nodes=6)
 
 
 # With placement managers and nodes

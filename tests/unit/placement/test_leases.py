@@ -14,14 +14,14 @@ class Desk:
         self.leases = Leases()
         self.written: list[LeaseRecord] = []
 
-    def _carry_out(self, verdict: LeaseDecision) -> tuple[bool, int, str]:
-        for operation in verdict.operations:
+    def _carry_out(self, decision: LeaseDecision) -> tuple[bool, int, str]:
+        for operation in decision.operations:
             assert isinstance(operation, Put)
             assert isinstance(operation.record, LeaseRecord)
             self.written.append(operation.record)
             self.leases.records[operation.record.name] = operation.record
-        self.leases.on_decided(verdict)
-        return verdict.granted, verdict.record.epoch, verdict.record.holder
+        self.leases.on_decided(decision)
+        return decision.granted, decision.record.epoch, decision.record.holder
 
     def acquire(
         self, holder: str, now_ms: int, *, epoch: int = -1, duration_ms: int = 100

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -500,10 +501,15 @@ def test_a_node_that_hangs_holds_up_no_notice_to_others() -> None:
 # Hosts
 
 
-def on_hosts(*machines: str, address: str = "10.0.0.{n}:1") -> Nodes:
+def on_hosts(*machines: str, address: str = "10.0.0.{n}:1", host_ids: Sequence[str] = ()) -> Nodes:
     nodes = Nodes(1_000)
     for n, machine in enumerate(machines):
-        nodes.records[n] = NodeRecord(node_id=n, address=address.format(n=n), host=machine)
+        nodes.records[n] = NodeRecord(
+            node_id=n,
+            address=address.format(n=n),
+            host=machine,
+            host_id=host_ids[n] if host_ids else "",
+        )
         nodes.on_heartbeat(n, 0, address=nodes.records[n].address)
     return nodes
 
@@ -539,6 +545,85 @@ def test_where_all_are_on_one_machine_each_address_counts() -> None:
     assert (local.hosts(), local.host(2)) == (4, "127.0.0.1:2")
     unsaid = on_hosts("", "", "", address="10.0.0.5:{n}")
     assert unsaid.on_one_machine(), "one address is one machine"
+
+
+@pytest.mark.parametrize("address", ["10.0.0.{n}:1", "127.0.0.1:{n}"])
+def test_nodes_of_one_host_id_are_one_host(address: str) -> None:
+    """The workers of a machine: on loopback, and where there is no other machine, too."""
+    workers = on_hosts("a", "a", "a", address=address, host_ids=("h", "h", "h"))
+    assert workers.hosts() == 1
+    assert len(pick(workers, 3, at_least=1)) == 1
+    with pytest.raises(NotEnoughNodesError):
+        pick(workers, 2)
+    two = on_hosts("a", "a", "a", "a", address=address, host_ids=("h", "h", "i", "i"))
+    assert two.hosts() == 2
+    for _ in range(5):
+        one, other = pick(two, 2)
+        assert {one // 2, other // 2} == {0, 1}
+
+
+def test_a_host_id_and_a_machine_both_bind() -> None:
+    """Whichever of the two says that nodes are on one host is believed."""
+    nodes = on_hosts("a", "a", "b", "c", "d", host_ids=("h", "", "h", "", ""))
+    assert len({nodes.host(n) for n in (0, 1, 2)}) == 1
+    assert nodes.hosts() == 3
+    assert nodes.sharing_host((2, 3, 1, 0)) == (1, 0)
+    assert nodes.hosts(beside=(2, 4)) == 1
+
+
+def test_the_preferred_node_leads_if_it_may_get_ranges() -> None:
+    nodes = on_hosts("a", "b", "c", "d")
+    nodes.disk_free_bytes_min = 100
+    busy: dict[str, Any] = {"load": lambda n: (9, 9) if n == 2 else (0, 0), "below": lambda _: 0}
+    assert nodes.choose(2, **busy)[0] != 2, "as ever: who leads least"
+    assert nodes.choose(2, preferred=2, **busy)[0] == 2
+    assert nodes.choose(2, preferred=2, avoid=(2,), not_first=2, **busy)[0] == 2
+    assert len(nodes.choose(3, preferred=2, **busy)) == 3
+    assert nodes.choose(1, preferred=2, **busy) == (2,)
+    as_ever = nodes.choose(2, **busy)
+    assert nodes.choose(2, preferred=7, **busy) == as_ever, "nobody knows it"
+    nodes.on_metrics(2, ReportMetricsRequest(disk_free_space=10))
+    assert 2 not in nodes.choose(2, preferred=2, **busy), "short of disk"
+    nodes.liveness.metrics.clear()
+    nodes.on_goaway(2, object())
+    assert nodes.choose(2, preferred=2, **busy) == as_ever, "it leaves"
+    nodes.on_unreachable(3)
+    assert 3 not in nodes.choose(2, preferred=3, **busy)
+
+
+def test_replicas_of_a_preferred_node_are_on_other_hosts() -> None:
+    nodes = on_hosts("a", "a", "b", "b", host_ids=("h", "h", "i", "i"))
+    assert pick(nodes, 2, preferred=1)[0] == 1
+    assert pick(nodes, 2, preferred=1)[1] in (2, 3)
+
+
+def test_a_stream_opens_and_goes_on_at_the_node_its_owner_prefers() -> None:
+    async def body(world: World) -> None:
+        leader = await world.leader()
+        for number in range(8):
+            home = number % 4
+            created = await world.create(f"p/{number}/0/0", 2, preferred_node=home)
+            assert created.range is not None
+            assert primary_of(created.range) == home
+            stream_id = created.range.stream_id
+            other = (home + 1) % 4
+            moved = await world.seal(stream_id, 0, 1, preferred=other)
+            assert primary_of(moved) == other
+            assert primary_of(await world.seal(stream_id, 0, 1, preferred=home)) == other, "again"
+            assert primary_of(await world.seal(stream_id, -1, 2, preferred=home)) == other, "open"
+        dead = world.nodes[3]
+        dead.reachable = False
+        await world.until(lambda: dead.node_id not in leader.state.nodes.alive())
+        moved = await world.seal(stream_id, moved.range_index, 2, preferred=3)
+        assert primary_of(moved) != 3
+
+    simulate(body, nodes=4)
+
+
+def primary_of(range_: m.Range) -> int:
+    (primary,) = [r.data_node for r in range_.replica_nodes if r.is_primary]
+    assert primary is not None
+    return primary.node_id
 
 
 def test_a_new_node_at_an_address_ends_the_old_one_at_once() -> None:

@@ -30,7 +30,7 @@ async def make(world: World, replicas: int, *ends: int, name: str = "") -> Range
 
 async def settled(world: World) -> None:
     leader = await world.leader()
-    await world.until(lambda: not leader.state.unsettled() and not leader.state.sealing())
+    await world.until(lambda: not leader.state.lacking_copies() and not leader.state.sealing())
     await world.clock.sleep(1)  # whoever was complete already is told with the next round
 
 

@@ -31,7 +31,6 @@ from headrace.placement.state import (
     PlacementState,
     Seal,
     Writable,
-    ack_quorum,
     sealed_end,
 )
 from headrace.wire.sbp.messages import ReportMetricsRequest, Stream
@@ -362,10 +361,6 @@ def test_a_primary_that_knows_what_it_acknowledged_ends_the_range_there(
 ) -> None:
     found = sealed_end(ends, replicas=replicas, quorum=quorum, acknowledged=acknowledged)
     assert found == expected
-
-
-def test_ack_quorum() -> None:
-    assert [ack_quorum(r) for r in (1, 2, 3, 4, 5)] == [1, 2, 2, 3, 3]
 
 
 # Ids

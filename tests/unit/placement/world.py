@@ -73,6 +73,7 @@ class FakeNode:
     trimmed: dict[int, int] = field(default_factory=dict)
     calls: list[tuple[Code, Message]] = field(default_factory=list)
     reserved: dict[int, bool] = field(default_factory=dict)
+    host_id: str = ""
 
     def write(self, stream_id: int, range_index: int, count: int) -> None:
         held = self.ranges[stream_id, range_index]
@@ -297,6 +298,7 @@ class World:
                     node.store_id,
                     m.ClientRole.DATA_NODE,
                     m.DataNode(node.node_id, node.address),
+                    host_id=node.host_id,
                 )
                 await self.simulation.on(name, _heartbeat(service, request, peer))
 
@@ -341,8 +343,10 @@ class World:
         assert isinstance(result, m.CreateStreamResult)
         return result
 
-    async def seal(self, stream_id: int, range_index: int, epoch: int = -1) -> m.Range:
-        wanted = m.RangeId(stream_id, range_index, epoch)
+    async def seal(
+        self, stream_id: int, range_index: int, epoch: int = -1, *, preferred: int = -1
+    ) -> m.Range:
+        wanted = m.RangeId(stream_id, range_index, epoch, preferred_node=preferred)
         answer = await self.ask(Code.SEAL_RANGES, m.SealRangesRequest(ranges=(wanted,)))
         (result,) = answer.seal_responses
         raise_for_status(result.status)

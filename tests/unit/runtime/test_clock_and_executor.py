@@ -124,7 +124,7 @@ def test_a_cancelled_call_that_goes_on_does_not_hold_up_a_free_thread() -> None:
     """With real threads: the simulated ones finish before anybody can cancel."""
     import threading
 
-    from headrace.runtime.system.executor import SystemExecutor
+    from headrace.runtime.system import SystemExecutor
 
     async def main() -> None:
         executor = SystemExecutor("test", 2)

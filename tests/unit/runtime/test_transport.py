@@ -273,6 +273,36 @@ def test_a_port_is_taken_once(world: World) -> None:
     world.run(main())
 
 
+def test_listeners_that_all_say_so_share_a_port(world: World) -> None:
+    async def main() -> None:
+        transport = world.runtime.transport
+        served = [0, 0]
+
+        async def first(connection: Connection) -> None:
+            served[0] += 1
+
+        async def second(connection: Connection) -> None:
+            served[1] += 1
+
+        one = await transport.listen(HOST, 0, first, reuse_port=True)
+        with pytest.raises(ConfigError):
+            await transport.listen(HOST, one.port, second)
+        two = await transport.listen(HOST, one.port, second, reuse_port=True)
+        for _ in range(40):
+            connection = await transport.connect(HOST, one.port)
+            assert await connection.receive() == b""
+            connection.close()
+        assert sum(served) == 40
+        assert all(served), "each is given some"
+        await close_all(one)
+        connection = await transport.connect(HOST, two.port)
+        assert await connection.receive() == b""
+        await close_all(two, connection)
+        assert sum(served) == 41
+
+    world.run(main())
+
+
 def test_a_foreign_address_cannot_be_listened_on(world: World) -> None:
     async def main() -> None:
         with pytest.raises(ConfigError):

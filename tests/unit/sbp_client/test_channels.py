@@ -8,7 +8,7 @@ import pytest
 from headrace.errors import RemoteProtocolError, UnavailableError
 from headrace.net.sbp_server import Payload, Reply
 from headrace.runtime.interfaces import Buffer
-from headrace.sbp_client.channels import Link, Links, PieceReader
+from headrace.sbp_client.channels import ChannelPool, PieceReader, ReconnectingChannel
 from headrace.sbp_client.client import RangeMap
 from headrace.wire.sbp.messages import Message, Range
 from headrace.wire.sbp.opcodes import Code
@@ -46,13 +46,13 @@ class Factory:
         return self.made[-1]
 
 
-async def ask(link: Link) -> Reply:
+async def ask(link: ReconnectingChannel) -> Reply:
     return await link.call(Code.HEARTBEAT, Range())
 
 
 async def test_one_channel_serves_concurrent_calls() -> None:
     factory = Factory()
-    link = Link(factory)
+    link = ReconnectingChannel(factory)
     await asyncio.gather(*(ask(link) for _ in range(5)))
     assert [channel.calls for channel in factory.made] == [5]
     await link.close()
@@ -61,7 +61,7 @@ async def test_one_channel_serves_concurrent_calls() -> None:
 
 async def test_a_broken_channel_is_replaced() -> None:
     factory = Factory()
-    link = Link(factory)
+    link = ReconnectingChannel(factory)
     await ask(link)
     factory.made[0].error = UnavailableError("lost")
     with pytest.raises(UnavailableError):
@@ -74,7 +74,7 @@ async def test_a_broken_channel_is_replaced() -> None:
 
 async def test_a_call_that_was_never_sent_is_repeated_once() -> None:
     factory = Factory()
-    link = Link(factory)
+    link = ReconnectingChannel(factory)
     await ask(link)
     factory.made[0].error = UnavailableError("going away", refused=True)
     await ask(link)
@@ -90,7 +90,7 @@ async def test_a_new_channel_that_refuses_is_not_tried_again() -> None:
             return channel
 
     factory = Refusing()
-    link = Link(factory)
+    link = ReconnectingChannel(factory)
     with pytest.raises(UnavailableError):
         await ask(link)
     assert len(factory.made) == 1
@@ -99,7 +99,7 @@ async def test_a_new_channel_that_refuses_is_not_tried_again() -> None:
 
 async def test_a_forgotten_channel_finishes_its_calls() -> None:
     factory = Factory()
-    link = Link(factory)
+    link = ReconnectingChannel(factory)
     await ask(link)
     old = factory.made[0]
     old.hold = asyncio.Event()
@@ -119,7 +119,7 @@ async def test_connecting_has_the_time_of_the_call() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    link = Link(never)
+    link = ReconnectingChannel(never)
     with pytest.raises(UnavailableError):
         await link.channel(timeout=0.01)
     with pytest.raises(UnavailableError):
@@ -129,7 +129,7 @@ async def test_connecting_has_the_time_of_the_call() -> None:
 
 async def test_forgotten_channels_without_a_call_are_closed_with_the_next() -> None:
     factory = Factory()
-    link = Link(factory)
+    link = ReconnectingChannel(factory)
     await ask(link)
     link.forget(factory.made[0])
     assert not factory.made[0].closed
@@ -139,7 +139,7 @@ async def test_forgotten_channels_without_a_call_are_closed_with_the_next() -> N
 
 
 async def test_a_closed_link_makes_no_channel() -> None:
-    link = Link(Factory())
+    link = ReconnectingChannel(Factory())
     await link.close()
     with pytest.raises(UnavailableError):
         await ask(link)
@@ -147,7 +147,7 @@ async def test_a_closed_link_makes_no_channel() -> None:
 
 async def test_links_are_kept_by_address() -> None:
     factory = Factory()
-    links = Links(lambda address: factory)
+    links = ChannelPool(lambda address: factory)
     assert links.to("a:1") is links.to("a:1")
     assert links.to("a:1") is not links.to("b:1")
     with pytest.raises(UnavailableError):

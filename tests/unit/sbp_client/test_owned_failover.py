@@ -20,7 +20,7 @@ from headrace.errors import (
     SealedError,
     UnavailableError,
 )
-from headrace.sbp_client.channels import PlacementLinks
+from headrace.sbp_client.channels import PlacementChannel
 from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.owned_stream import OwnedStream
 from headrace.wire.sbp.errors import NotPrimaryError, QuorumError, SealUnansweredError
@@ -86,6 +86,68 @@ def test_trouble_in_a_replicated_range_moves_the_writer_at_once(
         assert now() - before < 0.1
         assert cluster.bodies(1) == [b"%d" % n for n in range(WINDOW)]
         assert [r.replicas[0] for r in cluster.streams[1]] == ["a", "b"]
+
+    run(main)
+
+
+PRIMARY, ANOTHER = 0, 5  # node ids
+
+
+@pytest.mark.parametrize(
+    ("home", "error", "preferred"),
+    [
+        (PRIMARY, SealedError(), PRIMARY),
+        (PRIMARY, QuorumError(), PRIMARY),  # the others failed
+        (PRIMARY, DiskFullError(), -1),  # the home is what failed
+        (PRIMARY, UnavailableError("connection lost"), -1),
+        (PRIMARY, DeadlineError("timeout"), -1),
+        (ANOTHER, DiskFullError(), ANOTHER),
+        (ANOTHER, UnavailableError("connection lost"), ANOTHER),
+        (-1, SealedError(), -1),
+    ],
+)
+def test_the_home_is_asked_for_unless_it_failed(
+    home: int, error: HeadraceError, preferred: int
+) -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, stream: OwnedStream) -> None:
+        cluster.placement.preferred.clear()
+        stream.home_node = home
+        cluster.nodes["a"].script[BEFORE] = deque([error])
+        await put(stream, b"x")
+        assert cluster.placement.preferred == [preferred]
+
+    run(main)
+
+
+def test_a_home_whose_range_took_nothing_is_not_asked_for_again() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, stream: OwnedStream) -> None:
+        cluster.placement.preferred.clear()
+        stream.home_node = PRIMARY
+        for name in "abc":
+            cluster.nodes[name].script[BEFORE] = deque([SealedError()])
+        await put(stream, b"x")
+        assert cluster.placement.preferred == [PRIMARY, -1, -1]
+        cluster.nodes[cluster.streams[1][-1].replicas[0]].script[BEFORE] = deque([SealedError()])
+        await put(stream, b"y")
+        assert cluster.placement.preferred[3:] == [PRIMARY], "something was stored since"
+
+    run(main)
+
+
+def test_the_home_of_the_client_is_that_of_its_writers() -> None:
+    async def main(cluster: FakeCluster, client: SbpClient, stream: OwnedStream) -> None:
+        client.home_node = ANOTHER
+        cluster.placement.preferred.clear()
+        writers = [
+            await OwnedStream.open(client, 1, 8),
+            await OwnedStream.open(client, 1, 9, home_node=-1),
+            await OwnedStream.open(client, 1, 10, home_node=PRIMARY, clean=True),
+        ]
+        assert cluster.placement.preferred == [ANOTHER, -1, PRIMARY]
+        assert [writer.home_node for writer in writers] == [ANOTHER, -1, PRIMARY]
+        assert [writer.is_home for writer in writers] == [False, True, True]
+        for writer in writers:
+            await writer.close()
 
     run(main)
 
@@ -298,7 +360,7 @@ def test_the_leading_placement_manager_changes_during_a_seal() -> None:
 
         client = SbpClient(
             simulation.runtime("client"),
-            placement=PlacementLinks(("p", "q"), connect_to),
+            placement=PlacementChannel(("p", "q"), connect_to),
             node=cluster._connect,
         )
         stream = await OwnedStream.open(client, 1, 7, clean=True)

@@ -17,7 +17,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.net.sbp_routes import Payload, Reply
-from headrace.sbp_client.channels import FOREIGN_MAX, PAUSE_MAX, Connect, PlacementLinks
+from headrace.sbp_client.channels import FOREIGN_MAX, PAUSE_MAX, Connect, PlacementChannel
 from headrace.sbp_client.client import SbpClient
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import error_of, status_of
@@ -77,15 +77,15 @@ class Managers:
 
         return connect
 
-    def links(self, *names: str) -> PlacementLinks:
-        return PlacementLinks(names or tuple(self.each), self.connect_to)
+    def links(self, *names: str) -> PlacementChannel:
+        return PlacementChannel(names or tuple(self.each), self.connect_to)
 
     @property
     def asked(self) -> dict[str, int]:
         return {name: manager.asked for name, manager in self.each.items() if manager.asked}
 
 
-async def ask(links: PlacementLinks, timeout: float = 5.0) -> str:
+async def ask(links: PlacementChannel, timeout: float = 5.0) -> str:
     reply = await links.call(Code.LEASE, LEASE, timeout=timeout)
     assert isinstance(reply.message, m.LeaseResponse)
     return reply.message.holder
@@ -268,7 +268,7 @@ def test_what_the_leader_refuses_is_the_callers_to_read() -> None:
 def test_one_placement_manager_alone_tells_its_trouble_at_once() -> None:
     async def main() -> None:
         managers = Managers("a", leader="a")
-        links = PlacementLinks.single(managers.connect_to("a"))
+        links = PlacementChannel.single(managers.connect_to("a"))
         assert await ask(links) == "a"
         managers.each["a"].down = True
         with pytest.raises(UnavailableError):

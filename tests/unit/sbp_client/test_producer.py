@@ -24,7 +24,7 @@ from headrace.errors import (
 )
 from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.producer import StreamProducer
-from headrace.sbp_client.send_queue import Batch, Lane
+from headrace.sbp_client.send_queue import Batch, StreamQueue
 from headrace.wire.sbp.errors import AlreadyDurableError, NotPrimaryError, QuorumError
 from headrace.wire.sbp.messages import Range
 from headrace.wire.sbp.opcodes import Code
@@ -79,8 +79,8 @@ async def send_all(producer: StreamProducer, records: list[bytes]) -> list[async
     answers = []
     for record in records:
         answers.append(await producer.send(1, [record]))
-        producer._lanes[1].close_open(0)
-        producer._pump(producer._lanes[1])
+        producer._queues[1].close_open(0)
+        producer._pump(producer._queues[1])
     return answers
 
 
@@ -385,17 +385,17 @@ def test_each_try_has_a_header_of_its_own() -> None:
 
 
 def test_batches_that_come_back_in_any_order_stand_in_line_in_order() -> None:
-    lane = Lane(1, producer_id=5, window=8, range=Range(), acknowledged=True)
+    queue = StreamQueue(1, producer_id=5, window=8, range=Range(), acknowledged=True)
     for n in range(5):
-        lane.open = Batch(deadline=1.0)
-        lane.open.records.append(b"%d" % n)
-        lane.close_open(0)
-    taken = [lane.take(0) for _ in range(4)]
-    assert [lane.on_returned(taken[at]) for at in (2, 0, 3)] == [False, False, False]
-    assert lane.room == 0, "nothing overtakes what came back"
-    assert lane.on_returned(taken[1])
-    lane.line_up()
-    assert [lane.take(0).sequence for _ in range(5)] == [0, 1, 2, 3, 4]
+        queue.open = Batch(deadline=1.0)
+        queue.open.records.append(b"%d" % n)
+        queue.close_open(0)
+    taken = [queue.take(0) for _ in range(4)]
+    assert [queue.on_returned(taken[at]) for at in (2, 0, 3)] == [False, False, False]
+    assert queue.room == 0, "nothing overtakes what came back"
+    assert queue.on_returned(taken[1])
+    queue.line_up()
+    assert [queue.take(0).sequence for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
 def test_a_deleted_stream_fails_its_records_only() -> None:

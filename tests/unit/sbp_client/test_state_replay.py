@@ -12,7 +12,7 @@ import pytest
 from headrace.errors import CorruptionError
 from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.state_log import StateLog
-from headrace.sbp_client.state_replay import LOST, SNAPSHOT_FORMAT, Span, examine
+from headrace.sbp_client.state_replay import LOST, SNAPSHOT_FORMAT, OffsetSpan, examine
 from tests.log_cluster import Cluster
 from tests.simulator.disk import SimulatedDisk
 from tests.simulator.runtime import Simulation
@@ -86,7 +86,7 @@ class Stage:
         damage(self.disk, needle, which)
         await self.cluster.start_node()
 
-    async def examine(self) -> list[Span]:
+    async def examine(self) -> list[OffsetSpan]:
         client = self.cluster.client()
         stream_id = (await client.create_stream(name="s/test")).stream_id
         _, end = await client.bounds(stream_id)
@@ -205,7 +205,7 @@ def test_what_both_copies_lost_stops_the_start_until_it_is_accepted() -> None:
             await stage.open()
         assert caught.value.data["log"] == "s/test"
         lost = await stage.examine()
-        assert lost == [Span(2, 4)], "the event and its copy"
+        assert lost == [OffsetSpan(2, 4)], "the event and its copy"
         client = stage.cluster.client()
         stage._epoch += 1
         await accept(client, stage._epoch, lost)
@@ -222,7 +222,7 @@ def test_what_both_copies_lost_stops_the_start_until_it_is_accepted() -> None:
     on_stage(body)
 
 
-async def accept(client: SbpClient, epoch: int, lost: list[Span]) -> None:
+async def accept(client: SbpClient, epoch: int, lost: list[OffsetSpan]) -> None:
     from headrace.sbp_client.state_replay import accept_losses
 
     await accept_losses(client, "s/test", epoch, lost)

@@ -7,17 +7,17 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.client.arrow import to_area
-from headrace.client.raw_messages import Area
 from headrace.spark.formats.options import FormatOptions
 from headrace.spark.formats.typed import TypedRows
 from headrace.wire.iggy.batch import stamp
+from headrace.wire.iggy.columns import MessageBuffer
 
 BASE_OFFSET = 100
 
 
 def area_of(
     payloads: list[bytes], *, keys: list[bytes | None] | None = None, headers: Any = None
-) -> Area:
+) -> MessageBuffer:
     """Stored messages, from offset BASE_OFFSET on."""
     area, starts = to_area(
         pa.array(payloads, pa.binary()),

@@ -2,11 +2,11 @@
 
 import pytest
 
-from headrace.client.raw_messages import COLUMNS
 from headrace.client.url import TlsOptions
 from headrace.errors import ConfigError
 from headrace.spark.options import KAFKA_COLUMNS, Credentials, parse_sink, parse_source
 from headrace.spark.source.positions import AtOffsets
+from headrace.wire.iggy.columns import COLUMNS
 
 TOPIC = {"stream": "shop", "topic": "orders"}
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.client.raw_messages import COLUMNS
 from headrace.spark.formats.options import PAYLOAD_FORMATS, VALUE_FORMATS
 from headrace.spark.options import KAFKA_COLUMNS, SINK_OPTIONS, SOURCE_OPTIONS
 from headrace.spark.sink.sink import SINK_COLUMNS
+from headrace.wire.iggy.columns import COLUMNS
 
 PAGE = (Path(__file__).parents[3] / "docs/spark.md").read_text()
 READING, WRITING = PAGE.split("\n## Writing\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from headrace.ids import WindowId
-from headrace.pipeline.container.reports import Place, operator_stats, read_progress
+from headrace.pipeline.container.heartbeat import Place, operator_stats, read_progress
 from headrace.pipeline.container.window_log import BatchWindow
 from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 

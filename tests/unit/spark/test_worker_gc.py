@@ -10,7 +10,7 @@ import pytest
 _PROGRAM = """
 import gc, sys
 from importlib.machinery import ModuleSpec
-from headrace.spark.worker_gc import freeze_long_lived
+from headrace.spark.limited_daemon import freeze_long_lived
 sys.modules["__main__"].__spec__ = ModuleSpec(sys.argv[1], None)
 done = freeze_long_lived()
 kept = gc.get_freeze_count()

@@ -14,7 +14,7 @@ from headrace.client.iggy import IggyClient
 from headrace.errors import NotFoundError, UnauthenticatedError, UnavailableError
 from headrace.pipeline.controller import application_views
 from headrace.pipeline.controller.application.events import Event
-from headrace.pipeline.controller.observations import Observations
+from headrace.pipeline.controller.running import HeartbeatDetails
 from headrace.pipeline.controller.views import (
     ApplicationRow,
     ApplicationView,
@@ -28,7 +28,7 @@ from headrace.web.app import create_app
 from headrace.web.broker_api.groups import ROLES
 from headrace.web.broker_api.types import ClusterInfo, RangeRow
 from headrace.web.server.assets import Asset
-from headrace.web.server.endpoints import Endpoint, Served
+from headrace.web.server.endpoints import Endpoint, ServedEndpoint
 from headrace.web.server.logins import Credentials, Login
 from headrace.wire.umbilical import messages as m
 from tests.unit.pipeline.controller.application.test_state import START, Driver
@@ -75,7 +75,7 @@ class Pipelines:
 
     def __init__(self) -> None:
         self.driver = running()
-        self.observations = Observations()
+        self.heartbeat_details = HeartbeatDetails()
         self.calls: list[tuple[Any, ...]] = []
 
     def list(self) -> list[ApplicationRow]:
@@ -85,7 +85,7 @@ class Pipelines:
         if name != "shop":
             raise NotFoundError(f"there is no pipeline {name!r}")
         view = application_views.details(self.driver.application, self.driver.now)
-        return self.observations.annotate(view, self.driver.now)
+        return self.heartbeat_details.annotate(view, self.driver.now)
 
     def topics(self, name: str) -> tuple[str, ...]:
         self.show(name)
@@ -96,7 +96,7 @@ class Pipelines:
 
     def history(self, name: str) -> dict[int, tuple[WindowPoint, ...]]:
         self.show(name)
-        return self.observations.history()
+        return self.heartbeat_details.history()
 
     async def container_log(self, name: str, container_id: str, lines: int = 100) -> str:
         if container_id not in [one.id for one in self.show(name).containers]:
@@ -185,7 +185,7 @@ def endpoints(app: Starlette) -> list[Endpoint]:
 
 def endpoint_of(route: Route) -> Endpoint:
     served = getattr(route.endpoint, "__self__", None)
-    assert isinstance(served, Served)
+    assert isinstance(served, ServedEndpoint)
     return served.endpoint
 
 

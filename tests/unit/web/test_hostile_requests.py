@@ -22,7 +22,7 @@ ODD = (*(quote(one, safe="") for one in TEXTS), *RAW)
 KNOWN = {
     "stream": "shop", "topic": "orders", "group": "billing", "user": "reader", "name": "shop",
     "class": "shop:revenue", "id": "2", "operator": "revenue", "container": CONTAINER,
-    "port": "orders", "recording": "revenue-1", "path": "app.js",
+    "port": "orders", "recording": "revenue-1", "path": "app.js", "shard": "5",
 }  # fmt: skip
 BODIES = (
     b"\xff\xfe", b'{"entry":"\xff","files":{}}', b'{"a":"\\ud800"}', b"[" * 50_000, b"{}", b"[]",

@@ -19,7 +19,8 @@ from headrace.broker.catalogue.resources import (
     UserStatus,
 )
 from headrace.broker.catalogue.state import Catalogue, Reference, find_group, group_of
-from headrace.broker.errors import (
+from headrace.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from headrace.wire.iggy.refusals import (
     GroupExistsError,
     GroupIdTakenError,
     InvalidCredentialsError,
@@ -45,9 +46,9 @@ from headrace.broker.errors import (
     TopicNotFoundError,
     UserExistsError,
 )
-from headrace.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 
 NAME_BYTES_MAX = 255
+_MOVES_MAX = 1000
 USERNAME_BYTES = (3, 50)
 TOKEN_NAME_BYTES = (3, 30)
 PARTITIONS_MAX = 1000  # in one request
@@ -155,7 +156,29 @@ def create_topic(
         max_size=max_size,
         replication=replication,
         options=options,
+        shards=_spread(state, state.next_uid, range(partitions)),
     )
+
+
+def _spread(state: Catalogue, topic_uid: int, partitions: range) -> list[int]:
+    """Neighbours go to different shards, and so do topics that were made one after the other."""
+    return [(topic_uid + partition) % state.shards for partition in partitions]
+
+
+def spread_partitions(state: Catalogue) -> list[e.PartitionsMoved]:
+    """What takes every partition of the first shard to where a new one would be: those of before
+    there were shards are all there. Several events, each of a size that a log takes."""
+    moves = [
+        (topic.uid, partition.id, partition.generation, shard)
+        for topic in state.topics()
+        for partition, shard in zip(
+            topic.partitions, _spread(state, topic.uid, range(len(topic.partitions))), strict=True
+        )
+        if partition.shard == 0 and shard
+    ]
+    return [
+        e.PartitionsMoved(moves[at : at + _MOVES_MAX]) for at in range(0, len(moves), _MOVES_MAX)
+    ]
 
 
 def _check_compression(compression: int) -> None:
@@ -206,7 +229,13 @@ def create_partitions(
     found = state.topic(stream, topic)
     if not 1 <= count <= PARTITIONS_MAX:
         raise TooManyPartitionsError(partitions=count, limit=PARTITIONS_MAX)
-    return e.PartitionsAdded(topic_uid=found.uid, count=count, created_at=now_us)
+    first = len(found.partitions)
+    return e.PartitionsAdded(
+        topic_uid=found.uid,
+        count=count,
+        created_at=now_us,
+        shards=_spread(state, found.uid, range(first, first + count)),
+    )
 
 
 def delete_partitions(

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from headrace.broker.catalogue.resources import Permissions
+from headrace.broker.catalogue.resources import SHARDS, Permissions
 from headrace.errors import FormatError
 
 VERSION = 1
@@ -54,6 +54,8 @@ class TopicCreated(_Event, frozen=True):
     max_size: int
     replication: int
     options: bytes = b""
+    shards: list[int] = []
+    """Of each partition; none of those that were logged before there were shards."""
 
 
 class TopicUpdated(_Event, frozen=True):
@@ -80,6 +82,7 @@ class PartitionsAdded(_Event, frozen=True):
     topic_uid: int
     count: int
     created_at: int
+    shards: list[int] = []
 
 
 class PartitionsRemoved(_Event, frozen=True):
@@ -161,6 +164,27 @@ class ClusterNamed(_Event, frozen=True):
     """Once in a catalogue's life."""
 
     uuid: str
+    shards: int = SHARDS
+
+
+class OffsetsDivided(_Event, frozen=True):
+    """Consumers' offsets of these shards are in logs of their own from now on."""
+
+    shards: list[int]
+
+
+class PartitionsMoved(_Event, frozen=True):
+    """These partitions belong to other shards from now on: topic uid, partition, generation and
+    shard of each. Recorded only while nobody leads the shards that they leave or enter."""
+
+    moves: list[tuple[int, int, int, int]]
+
+
+class ShardPinned(_Event, frozen=True):
+    """The shard is led by this worker while the worker lives; an empty name ends that."""
+
+    shard: int
+    worker: str
 
 
 Event: TypeAlias = _Event

@@ -7,9 +7,10 @@ partitions assigns them anew. Numbers of partitions are arguments: the catalogue
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from headrace.broker.errors import MemberNotFoundError
+from headrace.wire.iggy.refusals import MemberNotFoundError
 
 
 @dataclass(slots=True)
@@ -33,6 +34,14 @@ class Member:
             return self._current
         return self.partitions[0] if self.partitions else None
 
+    def position(self) -> tuple[int, int | None]:
+        """How many polls there were, and which partition the last one was of."""
+        return self._visits, self._current
+
+    def resume(self, position: tuple[int, int | None]) -> None:
+        """Go on where another worker was."""
+        self._visits, self._current = position
+
 
 class Membership:
     """Members of every group, by group uid."""
@@ -42,6 +51,8 @@ class Membership:
         self._joined: dict[int, dict[int, None]] = {}  # client id -> group uids, in join order
         self._changes = 0
         self._generations: dict[int, int] = {}
+        self.on_change: Callable[[int], None] = lambda _: None
+        """Told the uid of a group whose partitions were assigned anew, or that is gone."""
 
     def begin(self, epoch: int) -> None:
         """Number assignments above those that any earlier leader made."""
@@ -81,6 +92,8 @@ class Membership:
         self._forget(group_uid, client_id)
         if group_uid in self._groups:
             self.assign(group_uid, partitions=partitions)
+        else:
+            self.on_change(group_uid)
 
     def assign(self, group_uid: int, *, partitions: int) -> None:
         members = self.members(group_uid)
@@ -88,11 +101,35 @@ class Membership:
         self._generations[group_uid] = self._changes
         for index, member in enumerate(members):
             member.partitions = list(range(index, partitions, len(members)))
+        self.on_change(group_uid)
 
     def drop_group(self, group_uid: int) -> None:
         """The group was deleted."""
         for client_id in list(self._groups.get(group_uid, ())):
             self._forget(group_uid, client_id)
+        self.on_change(group_uid)
+
+    # -- copies of it, kept by whoever does not decide
+
+    def rows(self) -> list[tuple[int, int, list[tuple[int, list[int]]]]]:
+        """Of each group its uid, generation, and members with their partitions."""
+        return [
+            (uid, self.generation(uid), [(m.client_id, m.partitions) for m in members.values()])
+            for uid, members in self._groups.items()
+        ]
+
+    def take(self, rows: Iterable[tuple[int, int, list[tuple[int, list[int]]]]]) -> None:
+        """Become what another one is; members that stay go on where they were."""
+        before, self._groups, self._joined = self._groups, {}, {}
+        self._generations = {}
+        for uid, generation, members in rows:
+            self._generations[uid] = generation
+            kept = before.get(uid, {})
+            for client_id, partitions in members:
+                member = kept.get(client_id) or Member(client_id)
+                member.partitions = partitions
+                self._groups.setdefault(uid, {})[client_id] = member
+                self._joined.setdefault(client_id, {})[uid] = None
 
     def _forget(self, group_uid: int, client_id: int) -> None:
         members, joined = self._groups[group_uid], self._joined[client_id]

@@ -1,6 +1,6 @@
 """Options of topics (dialect C): which are known, what they do, what is in effect without them.
 
-Known ones take effect and are shown; others are kept as they were given, shown, and do nothing.
+Known options take effect and are shown; others are kept as they were given, shown, and do nothing.
 Classic requests have fields instead of the first three; what was set either way is shown in both.
 
 `durability` is `replicated`, an answer once the replicas have the message, or `persisted`, once it
@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.broker.catalogue.resources import NEVER, Topic
-from headrace.broker.errors import InvalidOptionError, UnsupportedOptionError
 from headrace.config.broker import BrokerSettings
 from headrace.wire.iggy.messages.topics import Compression
 from headrace.wire.iggy.primitives import Options, decode_options, encode_options
+from headrace.wire.iggy.refusals import InvalidOptionError, UnsupportedOptionError
 from headrace.wire.iggy.user_headers import HeaderKind, UserHeader
 from headrace.wire.sbp.messages import Durability
 
@@ -28,7 +28,7 @@ _WIDTHS = {HeaderKind.UINT32: 4, HeaderKind.UINT64: 8}
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownOption:
     key: str
     kind: HeaderKind
     default: str
@@ -46,32 +46,32 @@ def _is_durability(value: str) -> bool:
 
 
 TOPIC_OPTIONS = (
-    Known("compression_algorithm", HeaderKind.STRING, "none",
+    KnownOption("compression_algorithm", HeaderKind.STRING, "none",
           "How clients compress payloads: none or gzip.", lambda v: v in _COMPRESSIONS, True),
-    Known("message_expiry", HeaderKind.UINT64, str(NEVER),
+    KnownOption("message_expiry", HeaderKind.UINT64, str(NEVER),
           "Microseconds after which messages may go; 0 = the server's default, all ones = never.",
           can_change=True),
-    Known("max_topic_size", HeaderKind.UINT64, str(NEVER),
+    KnownOption("max_topic_size", HeaderKind.UINT64, str(NEVER),
           "Bytes above which the oldest messages go; 0 = the server's default, all ones = never.",
           can_change=True),
-    Known("segment_size", HeaderKind.UINT64, str(_SEGMENT_BYTES),
+    KnownOption("segment_size", HeaderKind.UINT64, str(_SEGMENT_BYTES),
           "Kept and shown; data nodes roll segments by their own setting."),
-    Known("messages_required_to_save", HeaderKind.UINT32, "1",
+    KnownOption("messages_required_to_save", HeaderKind.UINT32, "1",
           "Kept and shown; every request is saved before it is answered."),
-    Known("size_of_messages_required_to_save", HeaderKind.UINT64, "0",
+    KnownOption("size_of_messages_required_to_save", HeaderKind.UINT64, "0",
           "Kept and shown; every request is saved before it is answered."),
-    Known("preallocate_segments", HeaderKind.BOOL, "false",
+    KnownOption("preallocate_segments", HeaderKind.BOOL, "false",
           "Kept and shown; segments grow by doubling."),
-    Known("durability", HeaderKind.STRING, REPLICATED,
+    KnownOption("durability", HeaderKind.STRING, REPLICATED,
           "What an answered SEND promises: replicated, or persisted on disk.", _is_durability),
-    Known("consumer_offset_durability", HeaderKind.STRING, REPLICATED,
+    KnownOption("consumer_offset_durability", HeaderKind.STRING, REPLICATED,
           "The same for stored offsets, which are always on disk here.", _is_durability),
 )  # fmt: skip
 _KNOWN = {known.key: known for known in TOPIC_OPTIONS}
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenOptions:
     """The options of a request, and what they say about fields that topics have; None = nothing."""
 
     options: Options = ()
@@ -81,10 +81,10 @@ class Given:
     max_size: int | None = None
 
 
-def read_options(options: Options, *, creating: bool) -> Given:
+def read_options(options: Options, *, creating: bool) -> GivenOptions:
     """Check the known ones: InvalidOptionError, or UnsupportedOptionError for what stays."""
     if not options:
-        return Given()
+        return GivenOptions()
     values: dict[str, str] = {}
     kept: list[UserHeader] = []
     for option in options:
@@ -97,7 +97,7 @@ def read_options(options: Options, *, creating: bool) -> Given:
         value = values[known.key] = _value(known, option)
         kept.append(UserHeader(option.key, _encode(known.kind, value), known.kind))
     compression = values.get("compression_algorithm")
-    return Given(
+    return GivenOptions(
         tuple(kept),
         None if compression is None else int(_COMPRESSIONS[compression]),
         _number(values.get("message_expiry")),
@@ -105,7 +105,7 @@ def read_options(options: Options, *, creating: bool) -> Given:
     )
 
 
-def _value(known: Known, option: UserHeader) -> str:
+def _value(known: KnownOption, option: UserHeader) -> str:
     """As text; a client may send any known one as text."""
     found = option.python_value()
     if option.kind is not known.kind and option.kind is not HeaderKind.STRING:

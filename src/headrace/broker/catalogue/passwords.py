@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
-from headrace.broker.errors import InvalidCredentialsError, InvalidPasswordError
 from headrace.config.broker import BrokerSettings
 from headrace.errors import ThrottledError
 from headrace.runtime.interfaces import Executor, Runtime
+from headrace.wire.iggy.refusals import InvalidCredentialsError, InvalidPasswordError
 
 PASSWORD_BYTES = (3, 100)
 _SALT_BYTES = 16
@@ -80,7 +80,7 @@ class _Attempts:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class _Lane:
+class _HostLogins:
     """The logins of one host that are being checked, and those that wait: connections that failed
     less often come first, and where too many wait the one that failed most often goes."""
 
@@ -171,7 +171,7 @@ class Guard:
         self._per_host_max = settings.logins_per_host_max
         self._host_waiting_max = settings.logins_waiting_per_host_max
         self._attempts: dict[tuple[str, str], _Attempts] = {}
-        self._lanes: dict[str, _Lane] = {}
+        self._logins_by_host: dict[str, _HostLogins] = {}
         self._proven = _Proven(runtime.random.bytes(_PROVEN_KEY_BYTES))
 
     async def check(self, passwords: Passwords, name: str, host: str, stored: str | None,
@@ -203,16 +203,18 @@ class Guard:
     async def _verify(
         self, passwords: Passwords, host: str, stored: str | None, password: str, failures: int
     ) -> bool:
-        lane = self._lanes.get(host)
-        if lane is None:
-            lane = self._lanes[host] = _Lane(self._per_host_max, self._host_waiting_max)
-        await lane.enter(failures, host)
+        logins = self._logins_by_host.get(host)
+        if logins is None:
+            logins = self._logins_by_host[host] = _HostLogins(
+                self._per_host_max, self._host_waiting_max
+            )
+        await logins.enter(failures, host)
         try:
             return await passwords.verify(stored, password)
         finally:
-            lane.leave()
-            if lane.empty:
-                self._lanes.pop(host, None)
+            logins.leave()
+            if logins.empty:
+                self._logins_by_host.pop(host, None)
 
     async def on_token_refused(self, host: str) -> None:
         """Nobody guesses a token, but asking often is not free either: failures get slower."""

@@ -13,6 +13,8 @@ import msgspec
 ROOT_ID = 0
 UNASSIGNED = -1
 SERVER_DEFAULT = 0
+SHARDS = 64
+"""Of a cluster, unless it was made with another number: enough for as many processes."""
 NEVER = UNLIMITED = (1 << 64) - 1
 OUTSIDE_UID = 1 << 62
 """Uids from here on are nobody's in the catalogue."""
@@ -102,6 +104,8 @@ class Partition(msgspec.Struct):
     """Higher after each purge or re-creation: offsets of another generation mean nothing here."""
     stream_id: int = UNASSIGNED
     """The SBP stream behind it; assigned when it is first used."""
+    shard: int = 0
+    """Who leads the shard leads the partition; 0 of those made before there were shards."""
 
 
 class Group(msgspec.Struct):

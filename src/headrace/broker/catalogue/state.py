@@ -14,6 +14,7 @@ import msgspec
 
 from headrace.broker.catalogue import events as e
 from headrace.broker.catalogue.resources import (
+    SHARDS,
     UNASSIGNED,
     Group,
     Partition,
@@ -24,14 +25,14 @@ from headrace.broker.catalogue.resources import (
     Topic,
     User,
 )
-from headrace.broker.errors import (
+from headrace.broker.sessions.request_dedup import Requests
+from headrace.errors import FormatError, NotFoundError
+from headrace.wire.iggy.refusals import (
     GroupNotFoundError,
     PartitionNotFoundError,
     StreamNotFoundError,
     TopicNotFoundError,
 )
-from headrace.broker.sessions.request_dedup import Requests
-from headrace.errors import FormatError, NotFoundError
 
 SNAPSHOT_VERSION = 1
 
@@ -47,6 +48,9 @@ class _Head(msgspec.Struct, frozen=True):
     topics: int
     cluster_uuid: str = ""
     requests: list[tuple[int, int, str, int]] = []  # msgspec copies the default
+    shards: int = SHARDS
+    divided: list[int] = []
+    pins: dict[int, str] = {}
 
 
 class Catalogue:
@@ -55,6 +59,12 @@ class Catalogue:
         """Rises with every change: what was looked up under the same one still holds."""
         self.next_uid = 1
         self.cluster_uuid = ""
+        self.shards = SHARDS
+        """How many there are; the same for ever."""
+        self.divided: set[int] = set()
+        """Shards whose consumers' offsets are in logs of their own, not in the first shard's."""
+        self.pins: dict[int, str] = {}
+        """Shards that an operator gave to a worker, by the worker's name."""
         self.requests = Requests()
         """Numbered requests whose effect is part of this state."""
         self.users: dict[int, User] = {}  # by id, as are streams
@@ -193,8 +203,8 @@ class Catalogue:
                 max_size=event.max_size,
                 replication=event.replication,
                 partitions=[
-                    Partition(id=index, created_at=event.created_at, generation=0)
-                    for index in range(event.partitions)
+                    Partition(id=index, created_at=event.created_at, generation=0, shard=shard)
+                    for index, shard in enumerate(event.shards or [0] * event.partitions)
                 ],
                 options=event.options,
             )
@@ -261,8 +271,10 @@ class Catalogue:
         topic = self._topics_by_uid[event.topic_uid]
         first = len(topic.partitions)
         topic.partitions.extend(
-            Partition(id=index, created_at=event.created_at, generation=topic.generation)
-            for index in range(first, first + event.count)
+            Partition(
+                id=index, created_at=event.created_at, generation=topic.generation, shard=shard
+            )
+            for index, shard in enumerate(event.shards or [0] * event.count, first)
         )
 
     def _partitions_removed(self, event: e.PartitionsRemoved) -> None:
@@ -362,6 +374,22 @@ class Catalogue:
 
     def _cluster_named(self, event: e.ClusterNamed) -> None:
         self.cluster_uuid = event.uuid
+        self.shards = event.shards
+
+    def _offsets_divided(self, event: e.OffsetsDivided) -> None:
+        self.divided.update(event.shards)
+
+    def _partitions_moved(self, event: e.PartitionsMoved) -> None:
+        for topic_uid, number, generation, shard in event.moves:
+            partition = self.find_partition(topic_uid, number, generation)
+            if partition is not None:
+                partition.shard = shard
+
+    def _shard_pinned(self, event: e.ShardPinned) -> None:
+        if event.worker:
+            self.pins[event.shard] = event.worker
+        else:
+            self.pins.pop(event.shard, None)
 
     # -- snapshots
 
@@ -383,6 +411,9 @@ class Catalogue:
                 topics=len(self._topics_by_uid),
                 cluster_uuid=self.cluster_uuid,
                 requests=list(self.requests.rows()),
+                shards=self.shards,
+                divided=sorted(self.divided),
+                pins=self.pins,
             )
         )
         yield from map(encode, self.users.values())
@@ -415,6 +446,9 @@ class Catalogue:
         self.next_uid = head.next_uid
         self.doomed = set(head.doomed)
         self.cluster_uuid = head.cluster_uuid
+        self.shards = head.shards
+        self.divided = set(head.divided)
+        self.pins = dict(head.pins)
         self.requests.restore(head.requests)
 
     def dump(self) -> object:
@@ -427,6 +461,9 @@ class Catalogue:
                 self.streams,
                 self.cluster_uuid,
                 list(self.requests.rows()),
+                self.shards,
+                sorted(self.divided),
+                self.pins,
             ],
             builtin_types=(bytes,),
         )
@@ -477,4 +514,7 @@ _APPLY: dict[type[e.Event], Callable[[Catalogue, Any], None]] = {
     e.TokenDeleted: Catalogue._token_deleted,
     e.StreamsReclaimed: Catalogue._streams_reclaimed,
     e.ClusterNamed: Catalogue._cluster_named,
+    e.OffsetsDivided: Catalogue._offsets_divided,
+    e.PartitionsMoved: Catalogue._partitions_moved,
+    e.ShardPinned: Catalogue._shard_pinned,
 }

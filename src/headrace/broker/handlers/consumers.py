@@ -6,7 +6,14 @@ from headrace.broker.catalogue import decisions
 from headrace.broker.catalogue.resources import Partition, Topic
 from headrace.broker.catalogue.state import find_group, group_of, partition_of
 from headrace.broker.core import Broker
-from headrace.broker.errors import (
+from headrace.broker.handlers.messages import resolve
+from headrace.broker.handlers.views import view_group, view_group_details
+from headrace.broker.partitions.offsets import DELETED, Reader, StoredOffset
+from headrace.broker.partitions.open_partitions import place_of
+from headrace.broker.sessions.sessions import Session
+from headrace.wire.iggy.messages import consumers as m
+from headrace.wire.iggy.primitives import Consumer
+from headrace.wire.iggy.refusals import (
     ConsumerNotResolvedError,
     GroupNotFoundError,
     InvalidOffsetError,
@@ -14,13 +21,6 @@ from headrace.broker.errors import (
     OffsetNotFoundError,
     PartitionNotFoundError,
 )
-from headrace.broker.handlers.messages import resolve
-from headrace.broker.handlers.views import view_group, view_group_details
-from headrace.broker.partitions.offsets import DELETED, Entry, Reader
-from headrace.broker.partitions.open_partitions import place_of
-from headrace.broker.sessions.sessions import Session
-from headrace.wire.iggy.messages import consumers as m
-from headrace.wire.iggy.primitives import Consumer
 
 
 async def get_group(broker: Broker, session: Session, request: m.GetGroup) -> m.GroupDetails | None:
@@ -66,12 +66,15 @@ async def join_group(broker: Broker, session: Session, request: m.JoinGroup) -> 
     topic = broker.catalogue.topic(request.stream, request.topic)
     group = group_of(topic, request.group)
     broker.membership.join(group.uid, session.client_id, partitions=len(topic.partitions))
+    broker.workers.on_joined(session.client_id, session.via)
+    await broker.workers.wait_members()
 
 
 async def leave_group(broker: Broker, session: Session, request: m.LeaveGroup) -> None:
     topic = broker.catalogue.topic(request.stream, request.topic)
     group = group_of(topic, request.group)
     broker.membership.leave(group.uid, session.client_id, partitions=len(topic.partitions))
+    await broker.workers.wait_members()
 
 
 async def sync_group(broker: Broker, session: Session, request: m.SyncGroup) -> m.GroupAssignment:
@@ -122,7 +125,9 @@ async def store_offset(broker: Broker, session: Session, request: m.StoreConsume
         raise InvalidOffsetError(
             offset=request.offset, messages_end=0 if log is None else log.committed
         )
-    await broker.offset_writer.store([Entry(place_of(topic, partition), reader, request.offset)])
+    await broker.offset_logs.store(
+        [StoredOffset(place_of(topic, partition), reader, request.offset)]
+    )
 
 
 async def delete_offset(broker: Broker, session: Session, request: m.DeleteConsumerOffset) -> None:
@@ -131,4 +136,4 @@ async def delete_offset(broker: Broker, session: Session, request: m.DeleteConsu
     place = place_of(topic, partition)
     if broker.offsets.get(place, reader) is None:
         raise OffsetNotFoundError(topic=topic.name, partition=partition.id)
-    await broker.offset_writer.store([Entry(place, reader, DELETED)])
+    await broker.offset_logs.store([StoredOffset(place, reader, DELETED)])

@@ -4,12 +4,15 @@ Consumers send the same poll over and over but for its offset, so what its first
 with the session (`KnownPoll`): which partition, for whom, and that the user may. It holds until
 anything in the catalogue changes or the session's user does. Such a poll whose messages are in
 memory is answered at once, without a task.
+
+A poll that finds nothing is held until there is something, for a while (`poll/held_polls.py`). Then
+it is asked anew, as if it had just come: its user, topic or part of a group may be others by then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import xxhash
 
@@ -17,18 +20,15 @@ from headrace.broker.catalogue.groups import Member
 from headrace.broker.catalogue.resources import Partition, Topic
 from headrace.broker.catalogue.state import group_of, partition_of
 from headrace.broker.core import Broker
-from headrace.broker.errors import (
-    InvalidMessagesCountError,
-    NoPartitionsError,
-    NotWindowTopicError,
-    PartitionNotOwnedError,
-)
-from headrace.broker.partitions.offsets import Entry, Kind, Place, Reader
+from headrace.broker.partitions.offsets import Kind, Place, Reader, StoredOffset
 from headrace.broker.partitions.open_partitions import place_of
 from headrace.broker.partitions.partition import PartitionLog, Slice
+from headrace.broker.poll.held_polls import Watch
+from headrace.broker.sessions.authorization import authorize
 from headrace.broker.sessions.request_dedup import REQUEST, Request
 from headrace.broker.sessions.sessions import KnownPoll, Session
 from headrace.runtime.interfaces import Buffer
+from headrace.wire.iggy.commands import POLL_MESSAGES
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.messages import messages as m
 from headrace.wire.iggy.primitives import (
@@ -39,11 +39,19 @@ from headrace.wire.iggy.primitives import (
     Strategy,
     StrategyKind,
 )
+from headrace.wire.iggy.refusals import (
+    InvalidMessagesCountError,
+    NoPartitionsError,
+    NotWindowTopicError,
+    PartitionNotOwnedError,
+    StaleSessionError,
+)
 from headrace.wire.iggy.vsr.frames import Lent
 
 _OFFSET = int(StrategyKind.OFFSET)
 _NEXT = int(StrategyKind.NEXT)
 _NOBODY = Consumer.single()  # what a poll says that names no consumer
+_VISITS_MAX = 64  # of partitions, for one poll of a member that names none
 
 
 # -- SEND
@@ -110,36 +118,112 @@ def choose(broker: Broker, topic: Topic, partitioning: Partitioning) -> Partitio
 # -- POLL
 
 
+@dataclass(slots=True)
+class _Looked:
+    """What a poll would be answered with now, and what it may wait for if that is nothing."""
+
+    answer: m.PolledMessages
+    watches: list[Watch] = field(default_factory=list)
+    may_wait: bool = True
+
+
 async def poll_messages(
     broker: Broker, session: Session, request: m.PollMessages
 ) -> m.PolledMessages:
     if request.count == 0 and session.rules.polls_need_count:
         raise InvalidMessagesCountError(count=0)
+    looked = await _look(broker, session, request)
+    may_wait = looked.may_wait and request.count and broker.held_polls.holds
+    if looked.answer.count or not may_wait or session.is_pressed:
+        return looked.answer
+    return await _hold(broker, session, request, looked)
+
+
+async def _hold(
+    broker: Broker, session: Session, request: m.PollMessages, looked: _Looked
+) -> m.PolledMessages:
+    """Nothing is locked meanwhile, and nothing that was looked up before counts after."""
+    monotonic = broker.runtime.clock.monotonic
+    held = broker.held_polls.begin()
+    session.held_polls.add(held)
+    try:
+        while not looked.answer.count:
+            if not _is_there(broker, looked.watches):
+                began = monotonic()
+                await held.wait(looked.watches)
+                session.held_seconds += monotonic() - began
+            if held.is_over:
+                break
+            if session.stale:
+                raise StaleSessionError(client=session.client_id)
+            authorize(broker, session, POLL_MESSAGES, request)
+            looked = await _look(broker, session, request)
+    finally:
+        session.held_polls.discard(held)
+        held.drop()
+    return looked.answer
+
+
+def _is_there(broker: Broker, watches: Iterable[Watch]) -> bool:
+    """Whether something came while others of the places were looked at."""
+    return any(broker.partitions.committed(place) > offset for place, offset in watches)
+
+
+async def _look(broker: Broker, session: Session, request: m.PollMessages) -> _Looked:
+    """Of a member that names no partition, look at each that it has: it waits only if all of them
+    are empty, or the full ones would wait for the empty ones."""
+    looked = await _look_at_one(broker, session, request)
+    if request.partition is not None or request.consumer.kind is ConsumerKind.CONSUMER:
+        return looked
+    watches = {watch.place: watch for watch in looked.watches}
+    for _ in range(_VISITS_MAX - 1):
+        if looked.answer.count or not looked.may_wait:
+            break
+        looked = await _look_at_one(broker, session, request)
+        seen = len(watches)
+        for watch in looked.watches:
+            watches.setdefault(watch.place, watch)
+        if len(watches) == seen:
+            break  # all of them were looked at
+    looked.watches = list(watches.values())
+    return looked
+
+
+async def _look_at_one(broker: Broker, session: Session, request: m.PollMessages) -> _Looked:
+    asked = session.last_poll  # another request of the session may come while this one waits
     topic = broker.catalogue.topic(request.stream, request.topic)
     resolved = resolve(broker, session, topic, request.consumer, member=True)
     partition = _polled_partition(session, topic, resolved, request.partition)
+    watches = []
+    if resolved.member is not None:
+        watches.append(Watch(resolved.reader.consumer, 0))  # other partitions may become its own
     if partition is None:
-        return m.PolledMessages(m.NOWHERE, 0, 0)
+        return _Looked(m.PolledMessages(m.NOWHERE, 0, 0), watches)
+    place = place_of(topic, partition)
     log = broker.partitions.peek(topic, partition)
     if log is None:
         log = await broker.partitions.find(topic, partition)
     if log is None:
-        return m.PolledMessages(partition.id, 0, 0)
+        watches.append(Watch(place, 0))
+        return _Looked(m.PolledMessages(partition.id, 0, 0), watches)
     if session.spoken.undecided:
         nobody = request.consumer == _NOBODY
         if not broker.sessions.on_poll(session, nobody=nobody):
-            return m.PolledMessages(partition.id, log.current_offset, 0)
-    place = place_of(topic, partition)
+            nothing = m.PolledMessages(partition.id, log.current_offset, 0)
+            return _Looked(nothing, may_wait=False)  # its SDK shows what it is by asking again
     if resolved.member is None:
-        _remember(broker, session, partition.id, log, place, resolved.reader)
+        _remember(broker, session, asked, partition.id, log, place, resolved.reader)
+    committed = log.committed
     if request.auto_commit:
-        found = await _read_and_commit(broker, log, request, place, resolved.reader)
+        found, offset = await _read_and_commit(broker, log, request, place, resolved.reader)
     else:
         stored = broker.offsets.get(place, resolved.reader)
-        found = await _read(broker, log, request.strategy, request.count, stored)
+        found, offset = await _read(broker, log, request.strategy, request.count, stored)
     broker.traffic.polled_messages += found.count
     broker.traffic.polled_bytes += found.bytes
-    return polled(broker, session.dialect, log, partition.id, found)
+    # What is there already was not what was asked for: only something new can be.
+    watches.append(Watch(place, max(offset, committed)))
+    return _Looked(polled(broker, session.dialect, log, partition.id, found), watches)
 
 
 def polled(
@@ -180,21 +264,22 @@ def _polled_partition(
 
 async def _read_and_commit(
     broker: Broker, log: PartitionLog, request: m.PollMessages, place: Place, reader: Reader
-) -> Slice:
+) -> tuple[Slice, int]:
     """One at a time per reader: a group's partition may have just moved to another member, which
     must go on behind what the one before it is being given."""
     async with broker.committing.hold((place, reader)):
         stored = broker.offsets.get(place, reader)
-        found = await _read(broker, log, request.strategy, request.count, stored)
+        found, offset = await _read(broker, log, request.strategy, request.count, stored)
         if found.count:
             # Durable before the answer: what was handed out as consumed stays consumed.
-            await broker.offset_writer.store([Entry(place, reader, found.last)])
-        return found
+            await broker.offset_logs.store([StoredOffset(place, reader, found.last)])
+        return found, offset
 
 
 async def _read(
     broker: Broker, log: PartitionLog, strategy: Strategy, count: int, stored: int | None
-) -> Slice:
+) -> tuple[Slice, int]:
+    """The messages, and the offset they were looked for from."""
     offset, from_us = strategy.value, 0
     match strategy.kind:
         case StrategyKind.FIRST:
@@ -208,7 +293,8 @@ async def _read(
             offset = await log.offset_at(from_us)
         case StrategyKind.OFFSET:
             pass
-    return await log.read(offset, count, bytes_max=broker.settings.poll_bytes_max, from_us=from_us)
+    bytes_max = broker.settings.poll_bytes_max
+    return await log.read(offset, count, bytes_max=bytes_max, from_us=from_us), offset
 
 
 # -- a poll like the last one
@@ -217,14 +303,15 @@ async def _read(
 def _remember(
     broker: Broker,
     session: Session,
+    asked: tuple[Dialect, bytes] | None,
     partition: int,
     log: PartitionLog,
     place: Place,
     reader: Reader,
 ) -> None:
-    """The session's last poll was authorised and is answered from here."""
-    if session.last_poll is not None and session.grant is None:  # a grant ends at its time
-        dialect, front = session.last_poll
+    """The poll that was `asked` is authorised and answered from here."""
+    if asked is not None and session.grant is None:  # a grant ends at its time
+        dialect, front = asked
         session.known_poll = KnownPoll(
             front,
             dialect,
@@ -238,9 +325,10 @@ def _remember(
 
 
 def answer_at_once(
-    broker: Broker, session: Session, payload: memoryview
-) -> Sequence[Buffer] | None:
-    """None: it is not that poll, or it needs more than memory; ask the long way."""
+    broker: Broker, session: Session, payload: memoryview, *, may_wait: bool = False
+) -> Sequence[Buffer] | Watch | None:
+    """The reply, or what there is to wait for where the reply may. None: it is not that poll, or it
+    needs more than memory; ask the long way."""
     known = session.known_poll
     front = len(payload) - m.POLL_TAIL_BYTES
     if (
@@ -265,6 +353,8 @@ def answer_at_once(
     found = log.read_kept(value, count, bytes_max=broker.settings.poll_bytes_max)
     if found is None:
         return None
+    if not found.count and may_wait:
+        return Watch(known.place, max(value, log.committed))
     broker.traffic.polled_messages += found.count
     broker.traffic.polled_bytes += found.bytes
     if known.dialect is Dialect.C:

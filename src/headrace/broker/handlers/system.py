@@ -1,18 +1,28 @@
-"""PING, statistics, cluster metadata, clients."""
+"""PING, statistics, cluster metadata, clients; of Headrace's own commands HELLO and READ_TICKET."""
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from headrace.broker.catalogue.options import TOPIC_OPTIONS
+from headrace.broker.catalogue.resources import Topic
 from headrace.broker.core import Broker
-from headrace.broker.errors import InvalidClientIdError
 from headrace.broker.handlers.views import open_logs
 from headrace.broker.sessions.sessions import Session
-from headrace.broker.term.broker_registry import Place, members_of
-from headrace.errors import HeadraceError
+from headrace.broker.shards.messages import ClientState
+from headrace.broker.term.broker_registry import BrokerAddress, listed_brokers
+from headrace.errors import HeadraceError, StateError
+from headrace.net.credentials import make_ticket
+from headrace.sbp_client.ranges import replica_addresses
+from headrace.wire.iggy.commands import SERVED
+from headrace.wire.iggy.detection import SpokenDialect
+from headrace.wire.iggy.dialects import Dialect
+from headrace.wire.iggy.messages import extensions
 from headrace.wire.iggy.messages import system as m
+from headrace.wire.iggy.refusals import InvalidClientIdError
 
 
 async def ping(broker: Broker, session: Session, request: m.Empty) -> None:
@@ -43,7 +53,7 @@ async def get_stats(broker: Broker, session: Session, request: m.Empty) -> m.Sta
         partitions_count=sum(len(topic.partitions) for topic in topics),
         segments_count=sum(max(1, len(log.segments)) for log in opened),
         messages_count=sum(log.messages_count for log in opened),
-        clients_count=len(broker.sessions),
+        clients_count=len(broker.sessions) + len(await broker.workers.clients()),
         consumer_groups_count=catalogue.groups_count(),
         hostname=figures.hostname,
         os_name=figures.os_name,
@@ -69,13 +79,15 @@ async def get_cluster_metadata(
     broker: Broker, session: Session, request: m.Empty
 ) -> m.ClusterMetadata:
     """Us, who lead, and the brokers that stand by. With one node alone an SDK stays where it is;
-    with several it goes to the leader's address, if it is not there already."""
+    with several it goes to the leader's address, if it is not there already. Brokers of this
+    machine that share our port are one with us to clients."""
     host, port = broker.address
-    here = Place(host, port, broker.quic_port)
+    here = BrokerAddress(host, port, broker.quic_port)
     places = [here]
     try:
-        members = members_of(await broker.roster.describe())
-        places += [member.place for member in members if not member.leads]
+        members = listed_brokers(await broker.registry.describe())
+        others = [member.address for member in members if not member.leads]
+        places += [each for each in others if (each.host, each.port) != (host, port)]
     except HeadraceError:
         pass  # the placement manager is away: nobody needs to be sent anywhere
     name = broker.identity.cluster_name
@@ -115,11 +127,26 @@ async def get_client(
     if request.client_id == 0:
         raise InvalidClientIdError(client=0)
     found = broker.sessions.get(request.client_id)
+    if found is None:
+        for client in await broker.workers.clients():
+            if client.client_id == request.client_id:
+                found = _session_of(client)
     return None if found is None else _details(broker, found)
 
 
 async def get_clients(broker: Broker, session: Session, request: m.Empty) -> m.Clients:
-    return m.Clients(tuple(_details(broker, other).client for other in broker.sessions))
+    elsewhere = [_session_of(client) for client in await broker.workers.clients()]
+    # One that moves from worker to worker may be told of by both.
+    sessions = {each.client_id: each for each in [*elsewhere, *broker.sessions]}
+    return m.Clients(tuple(_details(broker, other).client for other in sessions.values()))
+
+
+def _session_of(client: ClientState) -> Session:
+    """A client that is connected to another worker."""
+    session = Session(client.client_id, client.address, SpokenDialect(Dialect.B2))
+    session.user_uid = client.user_uid
+    session.transport = m.TransportKind(client.transport)
+    return session
 
 
 def _details(broker: Broker, session: Session) -> m.ClientDetails:
@@ -143,4 +170,78 @@ def _details(broker: Broker, session: Session) -> m.ClientDetails:
             groups_count=len(groups),
         ),
         tuple(groups),
+    )
+
+
+_FIRST_EXTENSION = 9000
+
+
+async def hello(broker: Broker, session: Session, request: m.Empty) -> extensions.ServerHello:
+    return extensions.ServerHello(
+        version=broker.identity.version,
+        cluster=broker.cluster_uuid,
+        features=tuple(row.name for code, row in SERVED.items() if code > _FIRST_EXTENSION),
+    )
+
+
+async def read_ticket(
+    broker: Broker, session: Session, request: extensions.ReadTicket
+) -> extensions.Ticket:
+    """Reads of these topics straight from the data nodes, for as long as the ticket lasts.
+
+    Makes the SBP streams that do not exist yet, so that a reader may wait for their first message.
+    """
+    topics = [broker.catalogue.topic(stream, topic) for stream, topic in request.topics]
+    views = await asyncio.gather(*(_ticket_topic(broker, topic) for topic in topics))
+    stream_ids = [partition.sbp_stream for view in views for partition in view.partitions]
+    expires_ms = broker.runtime.clock.now_ms() + broker.settings.ticket_ms
+    return extensions.Ticket(
+        cluster=broker.cluster_uuid,
+        ticket=make_ticket(broker.identity.secret, stream_ids, expires_ms),
+        expires_ms=expires_ms,
+        placement=broker.identity.placement_address,
+        nodes=await _addresses_of(broker, stream_ids),
+        topics=tuple(views),
+    )
+
+
+async def _addresses_of(broker: Broker, stream_ids: list[int]) -> tuple[str, ...]:
+    """Where the streams' data is, replicas included; a hint, so an unknown place is no error."""
+    with suppress(StateError):
+        found = await broker.client.list_ranges_of(stream_ids)
+        return tuple(
+            sorted(
+                {
+                    address
+                    for ranges in found.values()
+                    for range_ in ranges
+                    for address in replica_addresses(range_)
+                }
+            )
+        )
+    return ()
+
+
+async def _ticket_topic(broker: Broker, topic: Topic) -> extensions.TicketTopic:
+    partitions = list(topic.partitions)
+    logs = await asyncio.gather(
+        *(broker.open_partition(topic, partition) for partition in partitions)
+    )
+    stream = broker.catalogue.stream_by_uid(topic.stream_uid)
+    return extensions.TicketTopic(
+        stream="" if stream is None else stream.name,
+        topic=topic.name,
+        stream_id=0 if stream is None else stream.id,
+        topic_id=topic.id,
+        uid=topic.uid,
+        partitions=tuple(
+            extensions.TicketPartition(
+                partition=partition.id,
+                generation=partition.generation,
+                sbp_stream=log.stream_id,
+                start=log.start_offset,
+                next=log.committed,
+            )
+            for partition, log in zip(partitions, logs, strict=True)
+        ),
     )

@@ -8,7 +8,6 @@ from headrace.broker.catalogue.options import keep_options, read_options
 from headrace.broker.catalogue.resources import UNASSIGNED
 from headrace.broker.catalogue.state import partition_of
 from headrace.broker.core import Broker
-from headrace.broker.errors import InvalidSegmentsCountError
 from headrace.broker.handlers.views import (
     open_logs,
     view_stream,
@@ -16,12 +15,12 @@ from headrace.broker.handlers.views import (
     view_topic,
     view_topic_details,
 )
-from headrace.broker.partitions.open_partitions import place_of
-from headrace.broker.partitions.replication import topic_replicas
 from headrace.broker.sessions.sessions import Session
+from headrace.broker.term.broker_registry import topic_replicas
 from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.messages import topics as m
 from headrace.wire.iggy.messages.system import Empty
+from headrace.wire.iggy.refusals import InvalidSegmentsCountError
 
 
 async def get_topic(broker: Broker, session: Session, request: m.GetTopic) -> m.TopicDetails | None:
@@ -60,7 +59,7 @@ async def create_topic(broker: Broker, session: Session, request: m.CreateTopic)
         )
 
     decide(1)  # a name that is taken is told before a lack of data nodes
-    replicas = await topic_replicas(broker.settings, broker.roster, request.replication_factor)
+    replicas = await topic_replicas(broker.settings, broker.registry, request.replication_factor)
     event = await broker.commit(lambda: decide(replicas))
     topic = broker.catalogue.topic_by_uid(event.uid)
     # Between the event and this line it may have been deleted again by somebody else.
@@ -83,7 +82,7 @@ async def update_topic(broker: Broker, session: Session, request: m.UpdateTopic)
     """Another replication factor holds for what is written from now on, and soon for the rest."""
     replicas = request.replication_factor
     if replicas:
-        replicas = await topic_replicas(broker.settings, broker.roster, replicas)
+        replicas = await topic_replicas(broker.settings, broker.registry, replicas)
     given = read_options(request.options, creating=False)
 
     def decide() -> events.TopicUpdated:
@@ -146,13 +145,10 @@ async def delete_segments(broker: Broker, session: Session, request: m.DeleteSeg
     partition = partition_of(topic, request.partition)
     if request.segments_count == 0:
         raise InvalidSegmentsCountError(segments=0)
-    log = await broker.partitions.find(topic, partition)
-    if log is None:
-        return
-    await log.refresh()
-    doomed = log.closed_segments[: request.segments_count]
+    closed = await broker.partitions.closed_segments(topic, partition)
+    doomed = closed[: request.segments_count]
     if doomed:
-        await broker.trim(place_of(topic, partition), log, doomed[-1].end)
+        await broker.trim(topic, partition, doomed[-1].end)
 
 
 async def get_stream(

@@ -25,13 +25,6 @@ from headrace.broker.catalogue.options import keep_options
 from headrace.broker.catalogue.passwords import check_password, draw_token, token_digest
 from headrace.broker.catalogue.resources import Permissions, User
 from headrace.broker.core import Broker
-from headrace.broker.errors import (
-    IncompatibleProtocolError,
-    InvalidCredentialsError,
-    InvalidTokenError,
-    TokenExpiredError,
-    UserInactiveError,
-)
 from headrace.broker.handlers.views import read_permissions, view_user, view_user_details
 from headrace.broker.sessions.authorization import (
     SERVICE,
@@ -45,10 +38,17 @@ from headrace.broker.sessions.sessions import Login, Session
 from headrace.errors import NotFoundError, ThrottledError, UnauthorizedError
 from headrace.net.credentials import PREFIX, service_token, verify_grant
 from headrace.wire.iggy.commands import Permission
-from headrace.wire.iggy.dialects import Dialect, Stated, of_version
+from headrace.wire.iggy.dialects import Dialect, StatedDialects, of_version
 from headrace.wire.iggy.messages import users as m
 from headrace.wire.iggy.messages.extensions import PresentGrant, SpeakFor
 from headrace.wire.iggy.messages.system import Empty
+from headrace.wire.iggy.refusals import (
+    IncompatibleProtocolError,
+    InvalidCredentialsError,
+    InvalidTokenError,
+    TokenExpiredError,
+    UserInactiveError,
+)
 from headrace.wire.iggy.vsr.frames import VERSION, VERSION_MAX, VERSION_MIN
 
 _PREFIX = "iggypat-s."
@@ -176,14 +176,15 @@ async def change_password(broker: Broker, session: Session, request: m.ChangePas
     verified = user.password_hash
     await _guard(broker, session, user.name, verified, request.current_password)
     password_hash = await broker.passwords.hash(request.new_password)
-    await broker.commit(
-        lambda: decisions.change_password(
-            broker.catalogue, request.user, verified_hash=verified, password_hash=password_hash
+    session.keeps_login = True
+    try:
+        await broker.commit(
+            lambda: decisions.change_password(
+                broker.catalogue, request.user, verified_hash=verified, password_hash=password_hash
+            )
         )
-    )
-    for other in broker.sessions:
-        if other.user_uid == user.uid and other is not session:
-            broker.logout(other)
+    finally:
+        session.keeps_login = False
 
 
 # -- logins
@@ -337,7 +338,7 @@ def _log_in(
     user: User,
     login: Login,
     *,
-    stated: Dialect | Stated | None = None,
+    stated: Dialect | StatedDialects | None = None,
 ) -> m.Identity:
     if not user.active:
         raise UserInactiveError(user=user.name)
@@ -361,8 +362,11 @@ def _session_token(broker: Broker, session: Session, user: User) -> str:
 
 
 async def logout_user(broker: Broker, session: Session, request: Empty) -> None:
-    broker.answers.forget_session(session.number)
+    number = session.number
+    broker.answers.forget_session(number)
     broker.logout(session)
+    if number:
+        await broker.workers.forget_session(number)
 
 
 # -- tokens

@@ -8,14 +8,14 @@ from typing import TypeAlias
 from headrace.broker.catalogue import resources as r
 from headrace.broker.catalogue.options import view_options
 from headrace.broker.core import Broker
-from headrace.broker.errors import RequestAppliedError
-from headrace.broker.partitions.stored_sizes import Figures
+from headrace.broker.partitions.stored_sizes import PartitionFigures
 from headrace.broker.sessions.request_dedup import Effect
 from headrace.wire.iggy.commands import Encodable
 from headrace.wire.iggy.messages import consumers, topics, users
 from headrace.wire.iggy.primitives import decode_options
+from headrace.wire.iggy.refusals import RequestAppliedError
 
-FiguresByTopic: TypeAlias = dict[int, list[Figures | None]]
+FiguresByTopic: TypeAlias = dict[int, list[PartitionFigures | None]]
 """Figures of partitions by topic uid; None where nothing was ever written."""
 
 
@@ -29,7 +29,7 @@ async def open_logs(broker: Broker, which: Iterable[r.Topic]) -> FiguresByTopic:
     return found
 
 
-def _sums(figures: Iterable[Figures | None]) -> tuple[int, int]:
+def _sums(figures: Iterable[PartitionFigures | None]) -> tuple[int, int]:
     """(bytes, messages)"""
     stored = [each for each in figures if each is not None]
     return sum(each.size_bytes for each in stored), sum(each.messages_count for each in stored)
@@ -66,7 +66,7 @@ async def view_topic_details(broker: Broker, topic: r.Topic) -> topics.TopicDeta
     )
 
 
-def _view_partition(partition: r.Partition, log: Figures | None) -> topics.PartitionInfo:
+def _view_partition(partition: r.Partition, log: PartitionFigures | None) -> topics.PartitionInfo:
     return topics.PartitionInfo(
         id=partition.id,
         created_at_us=partition.created_at,

@@ -10,9 +10,8 @@ from heapq import merge
 from itertools import groupby
 from operator import itemgetter
 
-from headrace.broker.catalogue.resources import OUTSIDE_UID, ROOT_ID, Topic
+from headrace.broker.catalogue.resources import OUTSIDE_UID, ROOT_ID, UNASSIGNED, Topic
 from headrace.broker.core import Broker
-from headrace.broker.errors import NotWindowTopicError, PartitionNotFoundError
 from headrace.broker.handlers.messages import choose
 from headrace.broker.partitions.offsets import Place
 from headrace.broker.partitions.open_partitions import place_of
@@ -29,6 +28,7 @@ from headrace.errors import InvalidArgumentError, UnauthorizedError
 from headrace.wire.iggy.commands import Permission
 from headrace.wire.iggy.messages import extensions as m
 from headrace.wire.iggy.messages.system import Empty
+from headrace.wire.iggy.refusals import NotWindowTopicError, PartitionNotFoundError
 
 
 async def list_windows(broker: Broker, session: Session, request: m.ListWindows) -> m.WindowsListed:
@@ -60,7 +60,7 @@ async def list_windows(broker: Broker, session: Session, request: m.ListWindows)
 
 
 async def _wait_closed(broker: Broker, topic: Topic, request: m.ListWindows) -> None:
-    """Until every publisher closed a window after the one asked for."""
+    """Wait until every publisher closed a window after the one asked for."""
     state, clock = broker.publishing.state, broker.runtime.clock
     seconds = min(request.wait_ms, broker.settings.windows_wait_ms_max) / 1000
     deadline = clock.monotonic() + seconds
@@ -108,7 +108,7 @@ def _closed(member: p.Publisher, after: int, closed: int) -> Iterator[tuple[int,
             yield each.window, member.name, each
 
 
-def _extent(run: p.Run) -> tuple[int, int, int]:
+def _extent(run: p.OffsetRun) -> tuple[int, int, int]:
     return run.first, run.count, run.bytes
 
 
@@ -141,8 +141,12 @@ def _names(broker: Broker, topic: Topic) -> list[str]:
 
 async def _check_empty(broker: Broker, topic: Topic) -> None:
     """What is in a topic before its publishers are set is somebody's own, and would be purged."""
-    logs = await broker.partitions.find_all((topic, each) for each in topic.partitions)
-    if any(log is not None and log.committed for log in logs):
+    for partition in topic.partitions:
+        if partition.stream_id == UNASSIGNED:
+            continue
+        log = await broker.open_partition(topic, partition)
+        if not log.committed:
+            continue
         raise NotWindowTopicError("the topic holds messages already", topic=topic.name)
 
 
@@ -173,12 +177,11 @@ async def purge_to(broker: Broker, session: Session, request: m.PurgeTo) -> None
     for partition in topic.partitions:
         place = place_of(topic, partition)
         offset = firsts.get(place, ends.get(place))
-        log = await broker.partitions.find(topic, partition)
-        if log is not None and offset is not None:
-            await broker.trim(place, log, offset)
+        if offset is not None:
+            await broker.trim(topic, partition, offset)
 
 
-def _runs(broker: Broker, topic: Topic) -> list[p.Run]:
+def _runs(broker: Broker, topic: Topic) -> list[p.OffsetRun]:
     if topic.uid not in broker.publishing.state.topics:
         return []
     members = broker.publishing.state.members(topic.uid)
@@ -186,7 +189,7 @@ def _runs(broker: Broker, topic: Topic) -> list[p.Run]:
 
 
 PIPELINE_PREFIX = "pipeline/"
-"""Of the publishers of edges between containers."""
+"""How the names of publishers begin that belong to edges between containers."""
 
 
 async def open_publisher(
@@ -227,7 +230,7 @@ async def close_window(broker: Broker, session: Session, request: m.CloseWindow)
     if len(request.index) > p.INDEX_BYTES_MAX:
         raise InvalidArgumentError("an index is too long", limit=p.INDEX_BYTES_MAX)
     manifest = [
-        p.Span(s.staged, s.count, Place(s.topic_uid, s.partition, s.generation))
+        p.StagedBatch(s.staged, s.count, Place(s.topic_uid, s.partition, s.generation))
         for s in request.manifest
     ]
     for topic_uid in {span.place.topic_uid for span in manifest}:

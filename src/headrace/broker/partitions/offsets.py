@@ -43,7 +43,9 @@ class Reader(NamedTuple):
     """The consumer's u32 key, or the group's uid."""
 
 
-class Entry(NamedTuple):
+class StoredOffset(NamedTuple):
+    """Up to where a reader has consumed a partition."""
+
     place: Place
     reader: Reader
     offset: int
@@ -62,7 +64,7 @@ class Offsets:
     def lowest(self, place: Place) -> int | None:
         return min(self._stored.get(place, {}).values(), default=None)
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: StoredOffset) -> None:
         if entry.offset != DELETED:
             self._stored.setdefault(entry.place, {})[entry.reader] = entry.offset
             return
@@ -72,11 +74,11 @@ class Offsets:
             if not readers:
                 del self._stored[entry.place]
 
-    def beyond(self, place: Place, next_offset: int) -> list[Entry]:
+    def beyond(self, place: Place, next_offset: int) -> list[StoredOffset]:
         """What must be stored instead where the log came back shorter than the offsets say."""
         last = next_offset - 1  # of an empty log this is DELETED
         return [
-            Entry(place, reader, last)
+            StoredOffset(place, reader, last)
             for reader, offset in self._stored.get(place, {}).items()
             if offset > last
         ]
@@ -92,43 +94,61 @@ class Offsets:
                     kept[where] = living
         self._stored = kept
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[StoredOffset]:
         for place, readers in self._stored.items():
             for reader, offset in readers.items():
-                yield Entry(place, reader, offset)
+                yield StoredOffset(place, reader, offset)
 
-    # -- log and snapshot
+    def forget(self, place: Callable[[Place], bool]) -> None:
+        """Let go of these places; what is stored of them is another's to know."""
+        self._stored = {p: readers for p, readers in self._stored.items() if not place(p)}
+
+
+class LoggedOffsets:
+    """The offsets of the places that one log keeps: what a `StateLog` applies and takes snapshots
+    of. Entries of a place that another log keeps by now mean nothing any more."""
+
+    def __init__(self, offsets: Offsets, kept_elsewhere: Callable[[Place], bool]) -> None:
+        self._offsets = offsets
+        self._kept_elsewhere = kept_elsewhere
 
     def apply(self, version: int, kind: str, body: object) -> None:
         if version != VERSION or kind != EVENT:
             raise FormatError("offsets event of a newer version", version=version, kind=kind)
-        for entry in _unpack(body):
-            self.put(entry)
+        self._put(_unpack(body))
+
+    def _put(self, entries: Iterable[StoredOffset]) -> None:
+        for entry in entries:
+            if not self._kept_elsewhere(entry.place):
+                self._offsets.put(entry)
 
     def snapshot(self) -> tuple[int, Iterator[bytes]]:
         return VERSION, self._chunks()
 
     def _chunks(self) -> Iterator[bytes]:
-        rows = [_pack(entry) for entry in self.entries()]
+        rows = [
+            pack(entry)
+            for entry in self._offsets.entries()
+            if not self._kept_elsewhere(entry.place)
+        ]
         for start in range(0, len(rows), CHUNK_ENTRIES):
             yield msgspec.msgpack.encode(rows[start : start + CHUNK_ENTRIES])
 
     def restore(self, version: int, chunks: Iterable[bytes]) -> None:
         if version != VERSION:
             raise FormatError("offsets snapshot of a newer version", version=version)
-        self._stored = {}
+        self._offsets.forget(lambda place: not self._kept_elsewhere(place))
         for chunk in chunks:
-            for entry in _unpack(msgspec.msgpack.decode(chunk)):
-                self.put(entry)
+            self._put(_unpack(msgspec.msgpack.decode(chunk)))
 
 
-def _pack(entry: Entry) -> list[int]:
+def pack(entry: StoredOffset) -> list[int]:
     return [*entry.place, *entry.reader, entry.offset]
 
 
-def _unpack(body: object) -> Iterator[Entry]:
+def _unpack(body: object) -> Iterator[StoredOffset]:
     for row in msgspec.convert(body, list[tuple[int, int, int, int, int, int]]):
-        yield Entry(Place(*row[:3]), Reader(*row[3:5]), row[5])
+        yield StoredOffset(Place(*row[:3]), Reader(*row[3:5]), row[5])
 
 
 class Log(Protocol):
@@ -143,11 +163,11 @@ class OffsetWriter:
     def __init__(self, log: Log, *, entries_max: int = 4096) -> None:
         self._log = log
         self._entries_max = entries_max
-        self._waiting: list[tuple[list[Entry], asyncio.Future[None]]] = []
+        self._waiting: list[tuple[list[StoredOffset], asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    async def store(self, entries: list[Entry]) -> None:
+    async def store(self, entries: list[StoredOffset]) -> None:
         """Returns when they are durable and visible. All or none of them."""
         if self._closed:
             raise UnavailableError("the broker is stopping")
@@ -161,7 +181,7 @@ class OffsetWriter:
         try:
             while self._waiting:
                 group = self._take()
-                rows = [_pack(entry) for entries, _ in group for entry in entries]
+                rows = [pack(entry) for entries, _ in group for entry in entries]
                 try:
                     await self._log.append(EVENT, rows, VERSION)
                 except Exception as error:
@@ -175,7 +195,7 @@ class OffsetWriter:
         finally:
             self._task = None
 
-    def _take(self) -> list[tuple[list[Entry], asyncio.Future[None]]]:
+    def _take(self) -> list[tuple[list[StoredOffset], asyncio.Future[None]]]:
         count = size = 0
         for entries, _ in self._waiting:
             if count and size + len(entries) > self._entries_max:

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 from headrace.broker.catalogue import events
 from headrace.broker.catalogue.options import durability_of
 from headrace.broker.catalogue.resources import UNASSIGNED, Partition, Topic, log_name
-from headrace.broker.partitions.offsets import Offsets, OffsetWriter, Place
+from headrace.broker.partitions.offsets import Offsets, Place, StoredOffset
 from headrace.broker.partitions.partition import PartitionLog
-from headrace.broker.partitions.stored_sizes import Figures, StoredPartition, describe
+from headrace.broker.partitions.stored_sizes import PartitionFigures, StoredPartition, describe
+from headrace.broker.poll.held_polls import HeldPolls
 from headrace.broker.poll.readahead import ReadAhead
+from headrace.broker.shards.led import LeadsShards
 from headrace.concurrency.tasks import TaskSet
 from headrace.config.broker import BrokerSettings
 from headrace.errors import FencedError, HeadraceError, NotLeaderError, UnavailableError
 from headrace.runtime.interfaces import Runtime
 from headrace.sbp_client.client import SbpClient
+from headrace.wire.sbp.messages import SegmentInfo
 
 
 def place_of(topic: Topic, partition: Partition) -> Place:
@@ -35,29 +39,29 @@ class Partitions:
         settings: BrokerSettings,
         *,
         read_ahead: ReadAhead,
+        held_polls: HeldPolls,
         offsets: Offsets,
-        writer: OffsetWriter,
+        store_offsets: Callable[[list[StoredOffset]], Awaitable[None]],
         record: Callable[[events.Event], Awaitable[None]],
-        on_fenced: Callable[[], None],
-        epoch: int,
-        clean: bool,
+        shards: LeadsShards,
     ) -> None:
         self._runtime = runtime
         self._client = client
         self._settings = settings
         self._offsets = offsets
-        self._writer = writer
+        self._store_offsets = store_offsets
         self._record = record
-        self._on_fenced = on_fenced
+        self._shards = shards
         self._ahead = read_ahead
-        self._epoch = epoch
-        self._clean = clean
+        self._held_polls = held_polls
         self._logs: dict[Place, PartitionLog] = {}
         self._opening: dict[Place, asyncio.Task[PartitionLog]] = {}
+        self._shard_of: dict[Place, int] = {}
+        """Of those that are open."""
         self._known: set[Place] = set()
         """Opened before in this process: a clean stop of the last one says nothing any more."""
         self._figures: dict[Place, StoredPartition] = {}
-        """Of partitions that nobody has opened yet."""
+        """What is stored in partitions that nobody has opened yet."""
         self._opens = asyncio.Semaphore(settings.opens_max)
         self._tasks = TaskSet("partitions")
         self._closed = False
@@ -92,13 +96,15 @@ class Partitions:
     async def find_all(self, pairs: Iterable[tuple[Topic, Partition]]) -> list[PartitionLog | None]:
         return list(await asyncio.gather(*(self.find(*pair) for pair in pairs)))
 
-    async def figures(self, pairs: Iterable[tuple[Topic, Partition]]) -> list[Figures | None]:
+    async def figures(
+        self, pairs: Iterable[tuple[Topic, Partition]]
+    ) -> list[PartitionFigures | None]:
         """What is stored in each, opened or not; None where nothing ever was."""
         wanted = list(pairs)
-        found: list[Figures | None] = []
+        found: list[PartitionFigures | None] = []
         unknown: dict[int, int] = {}  # stream id -> position
         for topic, partition in wanted:
-            figures: Figures | None = None
+            figures: PartitionFigures | None = None
             if partition.stream_id != UNASSIGNED:
                 figures = self.peek(topic, partition) or self._figures.get(
                     place_of(topic, partition)
@@ -112,21 +118,37 @@ class Partitions:
                 if partition.stream_id != stream_id:
                     continue  # purged or deleted meanwhile
                 place = place_of(topic, partition)
-                if place not in self._known:  # else it changes without us looking
+                # What others write, and what we wrote before, changes without us looking.
+                if place not in self._known and self._shards.leads(partition.shard):
                     self._figures[place] = stored
                 found[unknown[stream_id]] = self.peek(topic, partition) or stored
         return found
 
+    async def closed_segments(self, topic: Topic, partition: Partition) -> list[SegmentInfo]:
+        """As the data nodes know them now, whoever leads the partition."""
+        if partition.stream_id == UNASSIGNED:
+            return []
+        if self._shards.leads(partition.shard):
+            log = await self.get(topic, partition)
+            await log.refresh()
+            return log.closed_segments
+        stored = (await describe(self._client, [partition.stream_id])).get(partition.stream_id)
+        if stored is None:
+            raise UnavailableError("partition cannot be described", stream_id=partition.stream_id)
+        return stored.closed_segments
+
     async def _open(self, topic: Topic, partition: Partition, place: Place) -> PartitionLog:
         failed = self._logs.pop(place, None)
+        self._shard_of.pop(place, None)
         if failed is not None:
             if isinstance(failed.failure, FencedError):
-                self._on_fenced()
+                self._shards.on_fenced(partition.shard)
                 raise NotLeaderError("another broker leads")
             await failed.close()
+        led = self._shards.get(partition.shard)
         async with self._opens:
             stream_id = partition.stream_id
-            clean = self._clean and place not in self._known
+            clean = led.clean and place not in self._known
             if stream_id == UNASSIGNED:
                 stream_id = await self._assign(place, topic)
                 clean = True  # nobody wrote before it was assigned: there is nothing to seal
@@ -137,18 +159,23 @@ class Partitions:
                     self._settings,
                     self._ahead,
                     stream_id=stream_id,
-                    epoch=self._epoch,
+                    epoch=led.epoch,
                     clean=clean,
+                    on_commit=partial(self._held_polls.on_commit, place),
                 )
             except FencedError:
-                self._on_fenced()
+                self._shards.on_fenced(partition.shard)
                 raise NotLeaderError("another broker leads") from None
         self._known.add(place)
         self._figures.pop(place, None)
         lost = self._offsets.beyond(place, log.committed)
         if lost:
-            await self._writer.store(lost)
-        self._logs[place] = log
+            await self._store_offsets(lost)
+        if not self._shards.leads(partition.shard) or self._shards.get(partition.shard) is not led:
+            await log.close()
+            raise NotLeaderError("another broker leads the partition by now")
+        self._logs[place], self._shard_of[place] = log, partition.shard
+        self._held_polls.on_commit(place, log.committed)  # by whoever led before
         return log
 
     async def _assign(self, place: Place, topic: Topic) -> int:
@@ -167,6 +194,11 @@ class Partitions:
         )
         return stream.stream_id
 
+    def committed(self, place: object) -> int:
+        """What polls may see at a place, if that is one of a partition in use."""
+        log = self._logs.get(place) if isinstance(place, Place) else None
+        return 0 if log is None else log.committed
+
     def opened(self) -> list[tuple[Place, PartitionLog]]:
         return list(self._logs.items())
 
@@ -176,7 +208,30 @@ class Partitions:
             del self._figures[place]
         for place in [p for p in self._logs if not living(p)]:
             log = self._logs.pop(place)
+            del self._shard_of[place]
             self._tasks.start(log.close(), name="close")
+
+    async def release(self, shard: int) -> bool:
+        """Finish what is under way in a shard's partitions and let go of them. True when every
+        append was acknowledged."""
+        return all(await asyncio.gather(*map(self._close_one, self._take_off(shard))))
+
+    def drop(self, shard: int) -> None:
+        """Another process may lead the shard: from now on nothing is read from its partitions, and
+        appends in flight are left to their fate."""
+        for log in self._take_off(shard):
+            self._tasks.start(log.close(), name="close")
+
+    def _take_off(self, shard: int) -> list[PartitionLog]:
+        gone = [place for place, of in self._shard_of.items() if of == shard]
+        logs = [self._logs.pop(place) for place in gone if place in self._logs]
+        for place in gone:
+            del self._shard_of[place]
+            self._known.discard(place)
+        self._figures.clear()  # of what another one writes by then
+        for log in logs:
+            log.disown()
+        return logs
 
     async def close(self, *, finish: bool = True) -> bool:
         """Wait for appends in flight, then let go. True when every one of them was acknowledged."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -30,6 +30,7 @@ from headrace.config.broker import BrokerSettings
 from headrace.errors import (
     CorruptionError,
     LostRecordsError,
+    NotLeaderError,
     OffsetOutOfRangeError,
     OffsetOverflowError,
     StateError,
@@ -119,12 +120,14 @@ class PartitionLog:
         owned: OwnedStream,
         settings: BrokerSettings,
         ahead: ReadAhead,
+        on_commit: Callable[[int], None],
     ) -> None:
         self._clock = runtime.clock
         self._next_id = int.from_bytes(runtime.random.bytes(16), "little") >> 1  # never overflows
         self._client = client
         self._owned = owned
         self._ahead = ahead
+        self._on_commit = on_commit
         self._read_ahead_bytes = settings.read_ahead_bytes
         self._batch_bytes_max = settings.batch_bytes_max
         self._pending_bytes_max = settings.pending_bytes_max
@@ -151,6 +154,9 @@ class PartitionLog:
         self._refreshed_at = -1  # what `committed` was then
         self._opened_at = owned.next_offset
         self._requests: dict[Request, StoredRequest] | None = None
+        self._disowned = False
+        self._attempts: dict[int, int] = {}
+        """By publisher: the newest attempt to append a window of its."""
 
     @classmethod
     async def open(
@@ -163,9 +169,11 @@ class PartitionLog:
         stream_id: int,
         epoch: int,
         clean: bool,
+        on_commit: Callable[[int], None] = lambda _: None,
     ) -> PartitionLog:
+        """`on_commit` is told the new value whenever `committed` grows."""
         owned = await OwnedStream.open(client, stream_id, epoch, clean=clean)
-        log = cls(runtime, client, owned, settings, ahead)
+        log = cls(runtime, client, owned, settings, ahead, on_commit)
         # It may have been sealed just now: its data nodes learn in a moment where it ends, and
         # whoever sends or polls first after a change of leaders is to wait, not to be refused.
         seconds = client.settings.metadata_timeout_ms / 1000
@@ -177,7 +185,7 @@ class PartitionLog:
 
     @property
     def failed(self) -> bool:
-        return self._owned.failure is not None
+        return self._disowned or self._owned.failure is not None
 
     @property
     def failure(self) -> Exception | None:
@@ -281,26 +289,46 @@ class PartitionLog:
                 span.end()
         # The callbacks of answers that came together may still be queued, but the sender's next
         # poll must see its messages.
-        self.committed = max(self.committed, end)
+        self._commit(end)
         return first
 
     async def publish(
-        self, area: memoryview, starts: Positions, *, publisher: int, window: int
+        self, area: memoryview, starts: Positions, *, publisher: int, window: int, attempt: int
     ) -> tuple[int, list[asyncio.Future[int]]]:
         """As `append`, of a publisher's window, which the batches name; does not wait for them.
 
-        Returns the first offset. Messages are not looked at for duplicates: a window is published
-        once by itself. Their checksums are made for whoever reads them; Spark does not.
+        Returns the first offset. What an earlier attempt asked for, and comes late, is refused: the
+        later one has looked at what is there, and appends the rest itself. Messages are not looked
+        at for duplicates: a window is published once by itself. Their checksums are made for
+        whoever reads them; Spark does not.
         """
         await self._wait_for_room(len(area))
+        self._check_attempt(publisher, attempt)
         first = self._owned.next_offset
         source = (records.PUBLISHED | records.UNSUMMED, publisher, window)
         return first, self._place(area, starts, source)
 
+    async def begin(self, publisher: int, attempt: int) -> None:
+        """Nothing of the publisher's earlier attempts is appended from now on, and what they
+        appended is below `committed`."""
+        self._check_attempt(publisher, attempt)
+        await self.flush()
+
+    def _check_attempt(self, publisher: int, attempt: int) -> None:
+        if attempt < self._attempts.get(publisher, attempt):
+            raise NotLeaderError("a later attempt publishes the window", publisher=publisher)
+        self._attempts[publisher] = attempt
+
     async def _wait_for_room(self, length: int) -> None:
-        while self._pending_bytes and self._pending_bytes + length > self._pending_bytes_max:
+        while (
+            not self._disowned
+            and self._pending_bytes
+            and self._pending_bytes + length > self._pending_bytes_max
+        ):
             self._room.clear()
             await self._room.wait()
+        if self._disowned:
+            raise NotLeaderError("another broker leads the partition", stream_id=self.stream_id)
 
     def _place(
         self, area: memoryview, starts: Positions, source: _Source | None
@@ -381,8 +409,13 @@ class PartitionLog:
         self._pending_bytes -= length
         self._room.set()
         if not answer.cancelled() and answer.exception() is None:
-            self.committed = max(self.committed, end)
             self.size_bytes += length
+            self._commit(end)
+
+    def _commit(self, end: int) -> None:
+        if end > self.committed:
+            self.committed = end
+            self._on_commit(end)
 
     async def recover(self) -> dict[Request, StoredRequest]:
         """Numbered requests among the last batches that were here when this log was opened.
@@ -427,6 +460,11 @@ class PartitionLog:
         if offset > self.start_offset:
             await self._client.trim(self.stream_id, offset)
             await self.refresh()
+
+    def disown(self) -> None:
+        """Begin nothing more; what is on its way goes on."""
+        self._disowned = True
+        self._room.set()
 
     async def flush(self) -> None:
         await self._owned.flush()

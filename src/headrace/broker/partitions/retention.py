@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from headrace.broker.catalogue.resources import NEVER, UNLIMITED, Topic
 from headrace.broker.core import Broker
-from headrace.broker.partitions.open_partitions import place_of
 from headrace.errors import HeadraceError
 from headrace.observability.logging import get_logger
 from headrace.wire.sbp.messages import SegmentInfo
@@ -116,7 +115,7 @@ async def _enforce(broker: Broker, topic: Topic) -> int:
     for partition, each in stored.values():
         lowest = None
         if broker.settings.retention_waits_for_consumers:
-            lowest = broker.offsets.lowest(place_of(topic, partition))
+            lowest = await broker.lowest_offset(topic, partition)
         barrier = None if lowest is None else lowest + 1
         candidates.append(Candidate(partition.id, each.closed_segments, barrier))
     offsets = plan(
@@ -128,7 +127,6 @@ async def _enforce(broker: Broker, topic: Topic) -> int:
         hold_us_max=broker.settings.retention_hold_ms_max * 1000,
     )
     for partition_id, offset in offsets.items():
-        found = await broker.partitions.get(topic, stored[partition_id][0])
-        await broker.trim(place_of(topic, stored[partition_id][0]), found, offset)
+        await broker.trim(topic, stored[partition_id][0], offset)
         log.info("trimmed", topic=topic.uid, partition=partition_id, offset=offset)
     return len(offsets)

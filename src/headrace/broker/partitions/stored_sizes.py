@@ -20,7 +20,7 @@ from headrace.wire.sbp.messages import SegmentInfo
 STREAMS_PER_REQUEST = 500
 
 
-class Figures(Protocol):
+class PartitionFigures(Protocol):
     """What is stored in one partition, open or not."""
 
     @property

@@ -22,6 +22,7 @@ from headrace.wire.iggy.messages.users import LoginRegister, LoginUser, Permissi
 log = get_logger("headrace.audit")
 
 _ADMINISTRATION = (
+    Permission.MANAGE_SERVERS,
     Permission.MANAGE_USERS,
     Permission.CREATE_STREAM,
     Permission.MANAGE_STREAM,
@@ -51,13 +52,13 @@ AUDITED = frozenset(
 
 _TARGET = ("stream", "topic", "partition", "group", "user", "name", "username", "status",
            "partitions_count", "segments_count", "message_expiry_us", "max_size_bytes",
-           "types")  # fmt: skip
+           "types", "shard", "worker")  # fmt: skip
 _TEXT_MAX = 255
 _STREAMS_MAX = 20
 
 
-class Entry:
-    """Made before the command runs: it may end the session or the user."""
+class AuditEntry:
+    """One line of the audit log, made before the command runs: that may end the session or user."""
 
     def __init__(
         self, broker: Broker, session: Session, command: c.AnyCommand, request: object

@@ -54,6 +54,7 @@ class Rule:
 
 RULES: dict[Permission, Rule] = {
     Permission.READ_SERVERS: Rule(G.MANAGE_SERVERS | G.READ_SERVERS),
+    Permission.MANAGE_SERVERS: Rule(G.MANAGE_SERVERS),
     Permission.READ_USERS: Rule(G.MANAGE_USERS | G.READ_USERS),
     Permission.MANAGE_USERS: Rule(G.MANAGE_USERS),
     Permission.CREATE_STREAM: Rule(G.MANAGE_STREAMS),

@@ -55,8 +55,8 @@ def session_number(secret: bytes, client: bytes, user_uid: int) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Applying:
-    """One request, from its begin on."""
+class RequestOutcome:
+    """What became of one numbered request, from its begin on."""
 
     fingerprint: bytes
     answer: bytes | None = None
@@ -68,7 +68,7 @@ class Applying:
     waiting: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
-        """Until it was applied or failed."""
+        """Wait until the request was applied or failed."""
         if self.waiting is None:
             self.waiting = asyncio.get_running_loop().create_future()
         await asyncio.shield(self.waiting)
@@ -81,8 +81,8 @@ class Answers:
         self._sessions_max = sessions_max
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._sessions: OrderedDict[int, OrderedDict[int, Applying]] = OrderedDict()
-        self._left: OrderedDict[tuple[int, bytes], Applying] = OrderedDict()
+        self._sessions: OrderedDict[int, OrderedDict[int, RequestOutcome]] = OrderedDict()
+        self._left: OrderedDict[tuple[int, bytes], RequestOutcome] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -91,16 +91,16 @@ class Answers:
     def held_bytes(self) -> int:
         return self._bytes
 
-    def find(self, session: int, number: int) -> Applying | None:
+    def find(self, session: int, number: int) -> RequestOutcome | None:
         numbers = self._sessions.get(session)
         return None if numbers is None else numbers.get(number)
 
-    def enter(self, session: int, number: int, fingerprint: bytes) -> tuple[Applying, bool]:
+    def enter(self, session: int, number: int, fingerprint: bytes) -> tuple[RequestOutcome, bool]:
         """What is known of the request, and whether it begins now."""
         begun = self.begin(session, number, fingerprint)
         return (self._sessions[session][number], False) if begun is None else (begun, True)
 
-    def begin(self, session: int, number: int, fingerprint: bytes) -> Applying | None:
+    def begin(self, session: int, number: int, fingerprint: bytes) -> RequestOutcome | None:
         """A request that nothing is known of; None if something is."""
         numbers = self._sessions.get(session)
         if numbers is None:
@@ -113,54 +113,58 @@ class Answers:
             self._sessions.move_to_end(session)
             if len(numbers) >= NUMBERS_MAX:
                 self._let_go(numbers.popitem(last=False)[1])
-        applying = numbers[number] = Applying(fingerprint)
-        return applying
+        outcome = numbers[number] = RequestOutcome(fingerprint)
+        return outcome
 
-    def finish(self, applying: Applying, pieces: Sequence[Buffer]) -> None:
+    def finish(self, outcome: RequestOutcome, pieces: Sequence[Buffer]) -> None:
         answer = b"".join(pieces)
         if len(answer) <= ANSWER_BYTES_MAX:
-            applying.answer = answer
-            if not applying.forgotten:
+            outcome.answer = answer
+            if not outcome.forgotten:
                 self._bytes += len(answer)
-        applying.done = True
-        if applying.waiting is not None:
-            _end(applying)
+        outcome.done = True
+        if outcome.waiting is not None:
+            _end(outcome)
         while self._bytes > self._bytes_max and len(self._sessions) > 1:
             self.forget_session(next(iter(self._sessions)))
 
-    def fail(self, session: int, number: int, applying: Applying) -> None:
-        """It was not applied, or nobody knows: whoever sends it again finds nothing here."""
+    def fail(self, session: int, number: int, outcome: RequestOutcome) -> None:
+        """Forget a request that was not applied, as far as known: sent again, it is a new one."""
         numbers = self._sessions.get(session)
-        if numbers is not None and numbers.get(number) is applying:
+        if numbers is not None and numbers.get(number) is outcome:
             del numbers[number]
-        applying.failed = True
-        _end(applying)
+        outcome.failed = True
+        _end(outcome)
 
-    def leave(self, user_uid: int, applying: Applying) -> None:
+    def leave(self, user_uid: int, outcome: RequestOutcome) -> None:
         """The user's connection ended with this SEND: its answer may not have arrived."""
-        self._left[user_uid, applying.fingerprint] = applying
+        self._left[user_uid, outcome.fingerprint] = outcome
         if len(self._left) > LEFT_MAX:
             self._left.popitem(last=False)
 
-    def take_left(self, user_uid: int | None, fingerprint: bytes) -> Applying | None:
+    @property
+    def has_left(self) -> bool:
+        return bool(self._left)
+
+    def take_left(self, user_uid: int | None, fingerprint: bytes) -> RequestOutcome | None:
         if not self._left or user_uid is None:
             return None
         return self._left.pop((user_uid, fingerprint), None)
 
     def forget_session(self, session: int) -> None:
-        for applying in self._sessions.pop(session, {}).values():
-            self._let_go(applying)
+        for outcome in self._sessions.pop(session, {}).values():
+            self._let_go(outcome)
 
-    def _let_go(self, applying: Applying) -> None:
-        applying.forgotten = True
-        if applying.answer is not None:
-            self._bytes -= len(applying.answer)
+    def _let_go(self, outcome: RequestOutcome) -> None:
+        outcome.forgotten = True
+        if outcome.answer is not None:
+            self._bytes -= len(outcome.answer)
 
 
-def _end(applying: Applying) -> None:
-    applying.done = True
-    if applying.waiting is not None and not applying.waiting.done():
-        applying.waiting.set_result(None)
+def _end(outcome: RequestOutcome) -> None:
+    outcome.done = True
+    if outcome.waiting is not None and not outcome.waiting.done():
+        outcome.waiting.set_result(None)
 
 
 # --- in the catalogue's log -----------------------------------------------------------------------

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from headrace.broker.errors import FeatureUnavailableError
 from headrace.errors import HeadraceError, InvalidArgumentError
 from headrace.observability.logging import hide_secrets
 from headrace.runtime.interfaces import Disk, Runtime
 from headrace.wire.iggy.messages.system import SnapshotCompression as Compression
 from headrace.wire.iggy.messages.system import SnapshotType as Type
+from headrace.wire.iggy.refusals import FeatureUnavailableError
 
 PART_BYTES_MAX = 2 << 20
 FILES_MAX = 10_000

@@ -8,22 +8,20 @@ once and nothing is answered any more.
 from __future__ import annotations
 
 import asyncio
-from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.broker.catalogue import decisions
-from headrace.broker.catalogue.passwords import check_password
 from headrace.broker.core import Broker, Identity, ProcessFigures
 from headrace.broker.dispatch import Dispatcher
 from headrace.broker.partitions import retention
 from headrace.broker.sessions.sessions import Session
 from headrace.broker.term.broker_registry import LEADER_LEASE
+from headrace.broker.term.root_user import RootCredentials, make_root
 from headrace.broker.term.snapshot import Diagnostics
 from headrace.broker.term.transports import Encryption, Transports
 from headrace.concurrency.tasks import TaskSet
 from headrace.config.broker import BrokerSettings
-from headrace.errors import ConfigError, HeadraceError, RequestError
+from headrace.errors import HeadraceError
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Runtime
 from headrace.sbp_client.client import SbpClient
@@ -33,18 +31,6 @@ from headrace.wire.iggy.messages.system import TransportKind
 from headrace.wire.sbp.messages import LeaseResponse
 
 log = get_logger(__name__)
-
-ROOT_USERNAME = "iggy"
-_PASSWORD_BYTES = 18
-
-
-@dataclass(frozen=True, slots=True)
-class RootCredentials:
-    """Made at the first start; `generated` ones are shown once and stored nowhere."""
-
-    username: str
-    password: str
-    generated: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +73,7 @@ class Term:
             figures=setup.figures,
             diagnostics=setup.diagnostics,
         )
+        self.broker.name = holder
         self.leadership = Leadership(
             setup.runtime,
             setup.client,
@@ -106,7 +93,7 @@ class Term:
     async def open(self, *, clean: bool) -> Transports:
         """Replay; returns the transports, which do not listen yet."""
         await self.broker.open(epoch=self.leadership.epoch, clean=clean, on_fenced=self.end)
-        await self._make_root()
+        await make_root(self.broker, self._setup.on_root)
         self.transports = Transports(
             self._runtime,
             self._settings,
@@ -140,31 +127,6 @@ class Term:
     async def leave(self) -> None:
         """Give the lease back; after `close`, when its outcome is on disk."""
         await self.leadership.close()
-
-    async def _make_root(self) -> None:
-        if self.broker.catalogue.users:
-            return
-        name = self._settings.root_username or ROOT_USERNAME
-        password = self._settings.root_password
-        generated = not password
-        if generated:
-            random = self._runtime.random.bytes(_PASSWORD_BYTES)
-            password = urlsafe_b64encode(random).decode()
-        try:
-            check_password(password)
-            password_hash = await self.broker.passwords.hash(password)
-            await self.broker.commit(
-                lambda: decisions.create_root(
-                    self.broker.catalogue,
-                    name=name,
-                    password_hash=password_hash,
-                    now_us=self._runtime.clock.now_us(),
-                )
-            )
-        except RequestError as error:
-            raise ConfigError(f"root user: {error}") from error
-        if self._setup.on_root is not None:
-            self._setup.on_root(RootCredentials(name, password, generated))
 
     # -- sessions
 

@@ -11,6 +11,7 @@ from headrace.broker.sessions.authorization import is_logged_in
 from headrace.broker.sessions.sessions import Session
 from headrace.config.broker import BrokerSettings, QuicSettings
 from headrace.errors import ConfigError
+from headrace.net.iggy_moving import Mover
 from headrace.net.iggy_quic import IggyQuicLimits, IggyQuicServer
 from headrace.net.iggy_server import IggyLimits, IggyServer
 from headrace.net.quic import QuicLimits
@@ -44,6 +45,7 @@ class Transports:
         open_session: Callable[[str, TransportKind], Session],
         close_session: Callable[[Session], None],
         encryption: Encryption | None = None,
+        mover: Mover[Session] | None = None,
     ) -> None:
         self._runtime = runtime
         self._dispatcher = dispatcher
@@ -55,6 +57,8 @@ class Transports:
             runtime,
             open_session=lambda connection: open_session(connection.peer, TransportKind.TCP),
             answer_at_once=dispatcher.answer_at_once,
+            on_behind=dispatcher.on_behind,
+            is_writing=dispatcher.is_writing,
             on_request=dispatcher.on_request,
             close_session=close_session,
             is_trusted=is_logged_in,
@@ -62,14 +66,18 @@ class Transports:
             frame_pool=dispatcher.poll_caches.frame_pool,
             tls=None if encryption is None else encryption.tls,
             limits=self._limits,
+            mover=mover,
         )
         self.quic: IggyQuicServer[Session] | None = None
 
-    async def start(self, host: str, port: int, quic_port: int | None) -> None:
-        """`quic_port` None = no QUIC; 0 = any free port, as for `port`."""
+    async def start(
+        self, host: str, port: int, quic_port: int | None, *, reuse_port: bool = False
+    ) -> None:
+        """`quic_port` None = no QUIC; 0 = any free port, as for `port`. `reuse_port`: other
+        processes listen on the same port."""
         if quic_port is not None:
             await self.start_quic(host, quic_port)
-        await self.tcp.start(host, port)
+        await self.tcp.start(host, port, reuse_port=reuse_port)
 
     async def start_quic(self, host: str, port: int) -> None:
         self.quic = self._make_quic()
@@ -88,6 +96,7 @@ class Transports:
             on_request=self._dispatcher.on_request,
             close_session=self._close_session,
             is_trusted=is_logged_in,
+            on_behind=self._dispatcher.on_behind,
             limits=IggyQuicLimits(
                 frames=self._limits,
                 requests_max=quic.requests_max,

@@ -26,7 +26,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from headrace.broker.errors import (
+from headrace.broker.partitions.offsets import Place
+from headrace.broker.windows import window_topics as w
+from headrace.errors import FormatError, InvalidArgumentError, UnauthorizedError
+from headrace.wire.iggy.refusals import (
     NotWindowTopicError,
     PublisherFencedError,
     PublisherNotFoundError,
@@ -34,9 +37,6 @@ from headrace.broker.errors import (
     TooManyWindowsError,
     WindowOrderError,
 )
-from headrace.broker.partitions.offsets import Place
-from headrace.broker.windows import window_topics as w
-from headrace.errors import FormatError, InvalidArgumentError, UnauthorizedError
 
 VERSION = 1
 NO_WINDOW = w.NO_WINDOW
@@ -46,11 +46,11 @@ ENDED_REMEMBERED_MAX = 1000
 INDEX_BYTES_MAX = 1024
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True):
+class StagedBatch(msgspec.Struct, frozen=True, array_like=True):
     """A staged batch and the partition it is for."""
 
     staged: int
-    """Its offset in the publisher's staging stream."""
+    """The batch's offset in the publisher's staging stream."""
     count: int
     place: Place
 
@@ -61,7 +61,7 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
     """Where the partition ended before anything of the window was written to it."""
 
 
-class Run(msgspec.Struct, frozen=True, array_like=True):
+class OffsetRun(msgspec.Struct, frozen=True, array_like=True):
     """Consecutive offsets that a window took in a partition."""
 
     place: Place
@@ -73,7 +73,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
 class Intent(msgspec.Struct, frozen=True, array_like=True):
     window: int
     digest: bytes
-    manifest: tuple[Span, ...]
+    manifest: tuple[StagedBatch, ...]
     targets: tuple[Target, ...]
     last: bool = False
     """The publisher ends with this window."""
@@ -86,7 +86,7 @@ class Intent(msgspec.Struct, frozen=True, array_like=True):
 class Closed(msgspec.Struct, frozen=True, array_like=True):
     window: int
     digest: bytes
-    runs: tuple[Run, ...]
+    runs: tuple[OffsetRun, ...]
     rows: int = 0
     index: bytes = b""
 
@@ -150,7 +150,8 @@ class Publisher(msgspec.Struct):
     closed: list[Closed] = []
     intent: Intent | None = None
     ended: bool = False
-    """It closed its last window; remembered for a while, for whoever did not hear the answer."""
+    """Whether the publisher closed its last window; remembered for a while, for whoever did not
+    hear the answer."""
     opened_ms: int = 0
     """When its run came; 0 in the state of an earlier version."""
 
@@ -233,7 +234,7 @@ class Publishers:
         return NO_WINDOW if publisher is None else publisher.last
 
     def members(self, topic_uid: int) -> list[Publisher]:
-        """Those of the topic's publishers that were ever opened."""
+        """The topic's publishers that were ever opened."""
         named = (self._by_name.get(name) for name in self.topics.get(topic_uid).names())
         return [publisher for publisher in named if publisher is not None]
 
@@ -250,7 +251,7 @@ class Publishers:
 
     @property
     def open_count(self) -> int:
-        """Those that did not end; `publishers_max` is of them."""
+        """How many publishers did not end; `publishers_max` bounds this number."""
         return len(self._by_uid) - len(self._ended)
 
     def pending(self) -> list[Publisher]:
@@ -272,8 +273,8 @@ class Publishers:
     # -- deciding
 
     def check_owner(self, uid: int, users: Container[int]) -> None:
-        """That it belongs to one of these. A window topic's belongs to whoever may write to that
-        topic, which the caller has asked."""
+        """Check that the publisher belongs to one of these users. One of a window topic belongs to
+        whoever may write to the topic, which the caller has asked."""
         publisher = self.get(uid)
         if publisher.owner not in users and self.topics.of(publisher.name) is None:
             raise UnauthorizedError("the publisher belongs to another user", publisher=uid)
@@ -391,9 +392,11 @@ class Publishers:
         topic = self.topics.of(publisher.name)
         if topic is not None:
             topic.partition_of(publisher.name, window)
-            if window <= topic.settled:
+            if window <= topic.final_window:
                 raise WindowOrderError(
-                    "readers have passed this window", window=window, settled=topic.settled
+                    "readers have passed this window",
+                    window=window,
+                    final_window=topic.final_window,
                 )
             idle = publisher.closed[-1:] and not publisher.closed[-1].runs
             if places and len(publisher.closed) - bool(idle) >= self._topic_windows_max:
@@ -428,7 +431,7 @@ class Publishers:
                 if event.topic in self.topics:
                     # Where all had ended, more is closed than each of them closed by itself.
                     topic = self.topics.get(event.topic)
-                    topic.settled = max(topic.settled, self.closed(event.topic))
+                    topic.final_window = max(topic.final_window, self.closed(event.topic))
                 self._dismiss(self.topics.on_set(event))
                 for member in self.members(event.topic):
                     self._ended.pop(member.uid, None)
@@ -469,7 +472,7 @@ class Publishers:
             return
         topic = self.topics.of(known.name)
         if topic is not None and known.ended:  # such a one may go on after its end
-            topic.settled = self.closed(topic.uid)
+            topic.final_window = self.closed(topic.uid)
             known.ended = False
         _supersede(known)
         known.run, known.epoch, known.owner = event.run, event.epoch, event.owner
@@ -503,7 +506,7 @@ class Publishers:
         self._dismiss(self.topics.on_reset(event, closed))
 
     def _dismiss(self, names: Iterable[str]) -> None:
-        """They publish no window topic any more: as if they had never been."""
+        """Forget publishers that publish no window topic any more, as if they had never been."""
         for name in names:
             publisher = self._by_name.pop(name, None)
             if publisher is not None:
@@ -580,7 +583,7 @@ def _supersede(publisher: Publisher) -> None:
 
 
 def _fence(publisher: Publisher, epoch: int) -> None:
-    """Its next run is one of this epoch, whoever that will be."""
+    """End the publisher's run: the next one has this epoch, whoever that will be."""
     _supersede(publisher)
     publisher.run, publisher.epoch = "", epoch
 

@@ -16,30 +16,33 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 
 import msgspec
 
-from headrace.broker.errors import PublisherNotFoundError, StagedDataGoneError
 from headrace.broker.partitions.offsets import Place
-from headrace.broker.partitions.partition import PartitionLog
 from headrace.broker.partitions.stored_sizes import describe
+from headrace.broker.shards.others import OpenPartition
 from headrace.broker.windows import publishers as p
 from headrace.broker.windows.staging import Ownership, Staging, StagingFigures, newest
 from headrace.broker.windows.window_topics import TopicForgotten
 from headrace.concurrency.locks import KeyedLock
 from headrace.concurrency.tasks import TaskSet
-from headrace.errors import FencedError, HeadraceError, NotLeaderError
+from headrace.errors import FencedError, HeadraceError, NotLeaderError, OutcomeUnknownError
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Runtime
 from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.state_log import StateLog
 from headrace.wire.iggy import batch
+from headrace.wire.iggy.refusals import PublisherNotFoundError, StagedDataGoneError
 from headrace.wire.sbp import records
 
 log = get_logger(__name__)
 
+PUBLISHERS = "s/publishers"
 _SCAN_BYTES = 1 << 20
 _RETRY_SECONDS = 1.0
+_MOVE_SECONDS = 10.0
+_MOVE_RETRY_SECONDS = 0.1
 _TARGETS_MAX = 4  # filled at a time: one is written while another is read, stamped and summed
 
-OpenPlace = Callable[[Place], Awaitable[PartitionLog | None]]
+OpenPlace = Callable[[Place], Awaitable[OpenPartition | None]]
 """The open partition, None when it was deleted or purged."""
 
 
@@ -71,10 +74,11 @@ class Publishing:
         self._synced = synced
         self._log: StateLog
         self._ownership: Ownership
-        self._turns = KeyedLock()
+        self._publisher_locks = KeyedLock()
         """By publisher: one window at a time, and no new run in the middle of it."""
         self._deciding = asyncio.Lock()
         self._staging = Staging(runtime, client)
+        self._attempts = 0
         self._rolling: set[int] = set()
         self._forgetting: set[int] = set()
         self._tasks = TaskSet("publishing")
@@ -87,10 +91,10 @@ class Publishing:
         self._ownership = ownership
         self._log = await StateLog.open(
             self._client,
-            name="s/publishers",
+            name=PUBLISHERS,
             epoch=ownership.epoch,
             clean=ownership.clean,
-            apply=self._apply,
+            apply=self.apply,
             snapshot=self.state.snapshot,
             restore=self.state.restore,
             runtime=self._runtime,
@@ -106,13 +110,13 @@ class Publishing:
         await self._tasks.close()
         await self._staging.close()
 
-    def _apply(self, version: int, kind: str, body: object) -> None:
+    def apply(self, version: int, kind: str, body: object) -> None:
         self.state.apply(version, kind, body)
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def wait_changed(self) -> None:
-        """Until the next event of any publisher."""
+        """Wait for the next event of any publisher."""
         await self._changed.wait()
 
     def statistics(self) -> dict[str, int]:
@@ -132,10 +136,10 @@ class Publishing:
         published. Names are taken in one order everywhere, so that nobody waits in a circle."""
         async with AsyncExitStack() as held:
             for name in sorted(set(names)):
-                await held.enter_async_context(self._turns.hold(name))
+                await held.enter_async_context(self._publisher_locks.hold(name))
                 known = self.state.named(name)
                 await held.enter_async_context(
-                    self._turns.hold(known.uid if known else name.encode())
+                    self._publisher_locks.hold(known.uid if known else name.encode())
                 )
                 if known is not None and known.intent is not None:
                     await self._finish(known, known.intent, fresh=False)
@@ -210,7 +214,7 @@ class Publishing:
         place: Place,
         area: memoryview,
         starts: batch.Positions,
-    ) -> p.Span:
+    ) -> p.StagedBatch:
         """Keep messages for a window of this publisher; durable on return."""
         publisher = self.state.get(uid)
         publisher.check_open(epoch)
@@ -218,7 +222,7 @@ class Publishing:
             self.state.check_place(publisher, window, place)
         staged = await self._staging.append(publisher, window, area, starts)
         publisher.check_open(epoch)
-        return p.Span(staged, len(starts), place)
+        return p.StagedBatch(staged, len(starts), place)
 
     async def close_window(
         self,
@@ -227,7 +231,7 @@ class Publishing:
         epoch: int,
         previous: int,
         window: int,
-        manifest: Sequence[p.Span],
+        manifest: Sequence[p.StagedBatch],
         digest: bytes,
         last: bool = False,
         rows: int = 0,
@@ -246,7 +250,7 @@ class Publishing:
         wanted: p.Intent,
     ) -> tuple[p.Closed, bool]:
         window, digest = wanted.window, wanted.digest
-        async with self._turns.hold(uid):
+        async with self._publisher_locks.hold(uid):
             publisher = self.state.get(uid)
             publisher.check_epoch(epoch)
             if publisher.intent is not None:  # of a close whose answer nobody got
@@ -289,7 +293,7 @@ class Publishing:
         return intent
 
     async def _check_manifest(
-        self, publisher: p.Publisher, window: int, manifest: tuple[p.Span, ...]
+        self, publisher: p.Publisher, window: int, manifest: tuple[p.StagedBatch, ...]
     ) -> None:
         if len({span.staged for span in manifest}) < len(manifest):
             raise StagedDataGoneError("a staged batch is named twice")
@@ -306,26 +310,32 @@ class Publishing:
         """Append what is missing, sync, done. `fresh`: nothing of it can be there yet."""
         if not fresh:
             intent = await self._lowered(publisher, intent)
+        attempt = self._next_attempt()
         room = asyncio.Semaphore(_TARGETS_MAX)
 
-        async def fill(target: p.Target) -> list[p.Run]:
+        async def fill(target: p.Target) -> list[p.OffsetRun]:
             async with room:
                 partition = await self._open_place(target.place)
                 if partition is None:
                     return []  # nobody will ever read it: done
-                return await self._fill(publisher, intent, target, partition, fresh)
+                return await self._fill(publisher, intent, target, partition, attempt, fresh)
 
         # All of them end before the first failure is told: the next attempt looks at what is there.
         filled = await asyncio.gather(*map(fill, intent.targets), return_exceptions=True)
-        runs: list[p.Run] = []
+        runs: list[p.OffsetRun] = []
         for found in filled:
             if isinstance(found, BaseException):
                 raise found
             runs += found
         return await self._done(publisher, intent, tuple(runs))
 
+    def _next_attempt(self) -> int:
+        """A number above those of all attempts before, also of whoever led before."""
+        self._attempts += 1
+        return self._ownership.epoch << 32 | self._attempts
+
     async def _done(
-        self, publisher: p.Publisher, intent: p.Intent, runs: tuple[p.Run, ...]
+        self, publisher: p.Publisher, intent: p.Intent, runs: tuple[p.OffsetRun, ...]
     ) -> p.Closed:
         closed = p.Closed(intent.window, intent.digest, runs, intent.rows, intent.index)
         await self._record(p.Done(publisher.uid, closed, intent.last))
@@ -431,16 +441,19 @@ class Publishing:
         publisher: p.Publisher,
         intent: p.Intent,
         target: p.Target,
-        partition: PartitionLog,
+        partition: OpenPartition,
+        attempt: int,
         fresh: bool,
-    ) -> list[p.Run]:
-        place = target.place
-        found = [] if fresh else await self._find(publisher.uid, intent.window, target, partition)
+    ) -> list[p.OffsetRun]:
+        place, found = target.place, []
+        if not fresh:
+            await partition.begin(publisher.uid, attempt)
+            found = await self._find(publisher.uid, intent.window, target, partition)
         skip = sum(run.count for run in found)
         spans = [span for span in intent.manifest if span.place == place]
         while spans and skip >= spans[0].count:
             skip -= spans.pop(0).count
-        waiting = []
+        waiting: list[asyncio.Future[int]] = []
         async with aclosing(self._staging.read_all(publisher, spans)) as staged:
             async for header, view in staged:
                 body = bytearray(view[records.HEADER_BYTES :])  # it is stamped in place
@@ -449,9 +462,13 @@ class Publishing:
                     area, starts = batch.subset(area, starts, skip, len(starts) - skip)
                     skip = 0
                 first, stored = await partition.publish(
-                    area, starts, publisher=publisher.uid, window=intent.window
+                    area,
+                    starts,
+                    publisher=publisher.uid,
+                    window=intent.window,
+                    attempt=attempt,
                 )
-                found.append(p.Run(place, first, len(starts), len(area)))
+                found.append(p.OffsetRun(place, first, len(starts), len(area)))
                 waiting += stored
         for answer in waiting:
             await answer
@@ -460,10 +477,9 @@ class Publishing:
         return _merged(found)
 
     async def _find(
-        self, uid: int, window: int, target: p.Target, partition: PartitionLog
-    ) -> list[p.Run]:
+        self, uid: int, window: int, target: p.Target, partition: OpenPartition
+    ) -> list[p.OffsetRun]:
         """What the partition holds of the window."""
-        await partition.flush()
         found = []
         offset = max(target.next_offset, partition.start_offset)
         while offset < partition.committed:
@@ -476,7 +492,7 @@ class Publishing:
                     if ours and header.sequence == window:
                         size = len(view) - records.HEADER_BYTES
                         found.append(
-                            p.Run(target.place, header.base_offset, header.record_count, size)
+                            p.OffsetRun(target.place, header.base_offset, header.record_count, size)
                         )
             offset = fetched.next_offset
         return found
@@ -484,7 +500,7 @@ class Publishing:
     async def _finish(self, publisher: p.Publisher, intent: p.Intent, *, fresh: bool) -> p.Closed:
         """Carry it out; what cannot be done now is done later, whoever asked for it."""
         try:
-            return await self._carry_out(publisher, intent, fresh=fresh)
+            return await self._carry_out_patiently(publisher, intent, fresh=fresh)
         except HeadraceError as error:
             log.warning(
                 "a window is not published yet",
@@ -496,17 +512,33 @@ class Publishing:
                 self._tasks.start(self._roll_forward(publisher), name="roll forward")
             raise
 
+    async def _carry_out_patiently(
+        self, publisher: p.Publisher, intent: p.Intent, *, fresh: bool
+    ) -> p.Closed:
+        """A partition that moves to another worker meanwhile is looked at again there."""
+        monotonic = self._runtime.clock.monotonic
+        deadline = monotonic() + _MOVE_SECONDS
+        while True:
+            try:
+                return await self._carry_out(publisher, intent, fresh=fresh)
+            except (NotLeaderError, OutcomeUnknownError):
+                if monotonic() > deadline or self._log.failure is not None:
+                    raise
+            intent, fresh = publisher.intent or intent, False
+            await self._runtime.clock.sleep(_MOVE_RETRY_SECONDS)
+
     async def _roll_forward(self, publisher: p.Publisher) -> None:
-        """Until it is done, or another broker leads."""
+        """Try to finish the publisher's window until it is done, or another broker writes the log
+        of publishers. A partition that another worker leads by now is asked for there."""
         self._rolling.add(publisher.uid)
         try:
             while publisher.intent is not None:
-                async with self._turns.hold(publisher.uid):
+                async with self._publisher_locks.hold(publisher.uid):
                     try:
                         if publisher.intent is not None:
                             await self._carry_out(publisher, publisher.intent, fresh=False)
                             log.info("an interrupted window is published", name=publisher.name)
-                    except (FencedError, NotLeaderError):
+                    except FencedError:
                         return
                     except HeadraceError as error:
                         log.info("a window is not published yet", reason=str(error))
@@ -525,12 +557,12 @@ class Publishing:
             raise
 
 
-def _merged(runs: list[p.Run]) -> list[p.Run]:
-    merged: list[p.Run] = []
+def _merged(runs: list[p.OffsetRun]) -> list[p.OffsetRun]:
+    merged: list[p.OffsetRun] = []
     for run in runs:
         last = merged[-1] if merged else None
         if last is not None and last.first + last.count == run.first:
-            merged[-1] = p.Run(
+            merged[-1] = p.OffsetRun(
                 last.place, last.first, last.count + run.count, last.bytes + run.bytes
             )
         else:

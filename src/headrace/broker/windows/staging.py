@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from headrace.broker.errors import StagedDataGoneError
 from headrace.broker.partitions.stored_sizes import StoredPartition
 from headrace.broker.windows import publishers as p
 from headrace.concurrency.locks import KeyedLock
@@ -21,6 +20,7 @@ from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.sbp_client.client import SbpClient
 from headrace.sbp_client.owned_stream import OwnedStream
 from headrace.wire.iggy import batch
+from headrace.wire.iggy.refusals import StagedDataGoneError
 from headrace.wire.sbp import records
 from headrace.wire.sbp.messages import Durability
 
@@ -40,7 +40,7 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True)
 class StagingFigures:
-    """Of what is staged and belongs to no closed window, when it was last looked at."""
+    """How much is staged and belongs to no closed window, when that was last looked at."""
 
     messages: int = 0
     bytes: int = 0
@@ -114,7 +114,7 @@ class Staging:
             self._known.setdefault(publisher.uid, {})[offset] = (len(starts), window)
             return offset
 
-    async def window_of(self, publisher: p.Publisher, span: p.Span) -> int:
+    async def window_of(self, publisher: p.Publisher, span: p.StagedBatch) -> int:
         """For which of the publisher's windows it was staged; StagedDataGoneError."""
         count, window = self._known.get(publisher.uid, {}).get(span.staged, (-1, -1))
         if count == span.count:
@@ -125,7 +125,7 @@ class Staging:
         return header.sequence
 
     async def read_all(
-        self, publisher: p.Publisher, spans: Sequence[p.Span]
+        self, publisher: p.Publisher, spans: Sequence[p.StagedBatch]
     ) -> AsyncGenerator[tuple[records.BatchHeader, memoryview], None]:
         """One after the other, the next one read while the last is in use."""
         loop = asyncio.get_running_loop()
@@ -143,7 +143,7 @@ class Staging:
                 await asyncio.gather(ahead, return_exceptions=True)
 
     async def read(
-        self, publisher: p.Publisher, span: p.Span
+        self, publisher: p.Publisher, span: p.StagedBatch
     ) -> tuple[records.BatchHeader, memoryview]:
         try:
             fetched = await self._client.fetch(publisher.stream_id, span.staged, max_bytes=1)

@@ -17,13 +17,13 @@ from typing import TypeAlias
 
 import msgspec
 
-from headrace.broker.errors import (
+from headrace.errors import InvalidArgumentError
+from headrace.wire.iggy.refusals import (
     NotWindowTopicError,
     PublisherFencedError,
     PublisherTakenError,
     WindowOrderError,
 )
-from headrace.errors import InvalidArgumentError
 
 NO_WINDOW = -1
 NAME_CHARACTERS_MAX = 255
@@ -50,7 +50,7 @@ class WindowTopic(msgspec.Struct):
     """Runs below it are refused."""
     purged: int = NO_WINDOW
     """Windows up to it are not kept any more."""
-    settled: int = NO_WINDOW
+    final_window: int = msgspec.field(default=NO_WINDOW, name="settled")  # as snapshots have it
     """Up to here nobody publishes any more, whatever the publishers' last windows are: readers were
     told so before one of them was reset or went on after its end."""
     resets: int = 0
@@ -63,7 +63,7 @@ class WindowTopic(msgspec.Struct):
 
     def closed(self, last: Last) -> int:
         """Everyone has closed the windows up to it."""
-        reached = max(self.eras[0].after, self.purged, self.settled)
+        reached = max(self.eras[0].after, self.purged, self.final_window)
         for number, era in enumerate(self.eras):
             following = self.eras[number + 1 : number + 2]
             if following and following[0].after <= reached:
@@ -236,7 +236,7 @@ class WindowTopics:
         before = topic.names()
         topic.epoch = topic.reset_epoch = event.epoch
         topic.reset_window = event.window
-        topic.settled = min(event.window, closed)
+        topic.final_window = min(event.window, closed)
         topic.resets += 1
         while len(topic.eras) > 1 and topic.eras[-1].after > event.window:
             topic.eras.pop()

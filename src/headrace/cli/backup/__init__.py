@@ -1,8 +1,8 @@
 """headrace backup, restore, verify, upgrade: what to do with a data directory as a whole.
 
 A data directory comes in, running or stopped; a folder with a copy of one moment and its
-`backup.json` goes out, and the way back. Begin to read in `taking.py`; `verifying.py` changes
-nothing, `upgrading.py` knows the formats and their migrations.
+`backup.json` goes out, and the way back. `taking.py` makes the copy and
+brings it back, `data_directory.py` verifies and migrates. Begin to read in `taking.py`.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def verify(path: Path, as_json: bool) -> None:
 
     Every checksum, the end of every range, and metadata against data. Exit 0 only if all is well.
     """
+    from headrace.cli.backup.data_directory import examine
     from headrace.cli.backup.taking import bytes_in
-    from headrace.cli.backup.verifying import examine
 
     with byte_progress("verify", bytes_in(path)) as progress:
         report = examine(path, progress)
     if as_json:
-        print_json(report.told())
+        print_json(report.to_json())
     else:
         print_fields(report.counts(), as_json=False)
         for text in report.notes:
@@ -108,7 +108,7 @@ def upgrade(data_dir: str, check: bool, as_json: bool) -> None:
 
     Take a backup first: a directory that was migrated cannot be opened by the release before.
     """
-    from headrace.cli.backup.upgrading import bring_up_to_date
+    from headrace.cli.backup.data_directory import bring_up_to_date
     from headrace.cli.output import print_rows
 
     parts = bring_up_to_date(Path(data_dir), check=check)

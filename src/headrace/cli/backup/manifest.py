@@ -19,7 +19,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 Progress: TypeAlias = Callable[[int], None]
 
 
-class Kept(msgspec.Struct, frozen=True):
+class BackupFile(msgspec.Struct, frozen=True):
     bytes: int
     crc32c: int
     mode: int = 0o600
@@ -29,7 +29,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     version: int = VERSION
     headrace: str
     created: str
-    files: dict[str, Kept]
+    files: dict[str, BackupFile]
     """By their path in the data directory."""
 
     @property
@@ -67,7 +67,9 @@ def save(folder: Path, manifest: Manifest) -> None:
     sync_folder(folder)
 
 
-def copy(source: Path, target: Path, *, bytes_max: int, mode: int, progress: Progress) -> Kept:
+def copy(
+    source: Path, target: Path, *, bytes_max: int, mode: int, progress: Progress
+) -> BackupFile:
     """The first `bytes_max` bytes of a file, durable; what they are, by checksum."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     crc = done = 0
@@ -79,7 +81,7 @@ def copy(source: Path, target: Path, *, bytes_max: int, mode: int, progress: Pro
             writing.write(data)
             progress(len(data))
         synced(writing)
-    return Kept(done, crc, mode)
+    return BackupFile(done, crc, mode)
 
 
 def checked(path: Path, progress: Progress) -> tuple[int, int]:

@@ -82,7 +82,7 @@ def _upper(index: int) -> int:
 
 
 @dataclass(slots=True)
-class Side:
+class TrafficFigures:
     """Producers or consumers, all together."""
 
     started: float = 0.0

@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.bench.figures import Latencies, Side
+from headrace.cli.bench.figures import Latencies, TrafficFigures
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
@@ -56,9 +56,9 @@ class Load:
 
 
 @dataclass(slots=True)
-class Outcome:
-    produce: Side | None = None
-    consume: Side | None = None
+class LoadOutcome:
+    produce: TrafficFigures | None = None
+    consume: TrafficFigures | None = None
     end_to_end: Latencies = field(default_factory=Latencies)
     errors: list[str] = field(default_factory=list)
 
@@ -68,18 +68,18 @@ OnProgress = Callable[[float, int], None]
 """Share of the run that is over, messages so far."""
 
 
-class Run:
+class LoadRun:
     def __init__(self, load: Load, connect: Connect, on_progress: OnProgress) -> None:
         self._load = load
         self._connect = connect
         self._on_progress = on_progress
-        self.outcome = Outcome()
+        self.outcome = LoadOutcome()
         self._begin = 0.0
         self._end = 0.0
         self._sending = 0
         self._positions: dict[int, int] = {}
 
-    async def run(self) -> Outcome:
+    async def run(self) -> LoadOutcome:
         load, outcome = self._load, self.outcome
         async with AsyncExitStack() as stack:
             clients = [
@@ -90,9 +90,9 @@ class Run:
             self._begin = time.monotonic() + load.warmup_seconds
             self._end = self._begin + load.seconds
             if load.produces:
-                outcome.produce = Side(started=self._begin, ended=self._begin)
+                outcome.produce = TrafficFigures(started=self._begin, ended=self._begin)
             if load.consumes:
-                outcome.consume = Side(started=self._begin, ended=self._begin)
+                outcome.consume = TrafficFigures(started=self._begin, ended=self._begin)
             watching = asyncio.create_task(self._watch())
             try:
                 await asyncio.gather(*self._workers(clients))
@@ -205,7 +205,7 @@ class Run:
         return {one.id: one.next_offset for one in details.partitions}
 
     async def _poll(
-        self, client: IggyClient, side: Side, positions: dict[int, int], partition: int
+        self, client: IggyClient, side: TrafficFigures, positions: dict[int, int], partition: int
     ) -> int:
         from headrace.wire.iggy.primitives import Strategy
 

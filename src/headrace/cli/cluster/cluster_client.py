@@ -36,19 +36,19 @@ OPTIONS: dict[str, Decorator] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _ClusterChoice:
     data_dir: str = DATA_DIR
     placement_managers: str | None = None
     secret: str | None = None
 
 
-_GIVEN: ContextVar[_Given] = ContextVar("cluster", default=_Given())  # noqa: B039  # frozen
+_GIVEN: ContextVar[_ClusterChoice] = ContextVar("cluster", default=_ClusterChoice())  # noqa: B039  # frozen
 
 
 @contextmanager
 def _chosen(given: dict[str, Any]) -> Iterator[None]:
     tls = {name: given.pop(name) for name in TLS_OPTIONS}
-    token = _GIVEN.set(_Given(**given))
+    token = _GIVEN.set(_ClusterChoice(**given))
     try:
         with chosen_tls(tls):
             yield
@@ -62,15 +62,15 @@ sees_cluster = shared_options(OPTIONS, _chosen)
 
 def find_cluster(data_dir: str, managers: str | None, secret: str) -> tuple[list[str], bytes]:
     """Addresses and key. ConfigError when nothing says where the cluster is."""
-    from headrace.cli.cluster.local_cluster import State
+    from headrace.cli.cluster.local_cluster import LocalClusterState
     from headrace.errors import ConfigError
-    from headrace.process.links import check_addresses
-    from headrace.process.startup.secret_references import read_secret
+    from headrace.process.cluster_connections import check_addresses
     from headrace.process.startup.server_note import read_note
+    from headrace.process.startup.settings import read_secret
 
     listed = list(o.split_addresses(managers) or ())
     if not listed:
-        state = State.load(data_dir)
+        state = LocalClusterState.load(data_dir)
         listed, secret = list(state.placement_managers), secret or state.secret
         if not listed and Path(data_dir, "secrets", "cluster").exists():
             there = read_note(data_dir)
@@ -85,7 +85,7 @@ def find_cluster(data_dir: str, managers: str | None, secret: str) -> tuple[list
 
 def with_cluster(work: Callable[[SbpClient], Awaitable[T]]) -> T:
     from headrace.errors import UnavailableError
-    from headrace.process.links import node_connect, placement_links
+    from headrace.process.cluster_connections import node_connect, placement_links
     from headrace.runtime.system import run, system_runtime
     from headrace.sbp_client.client import SbpClient
 

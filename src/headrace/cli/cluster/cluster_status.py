@@ -17,8 +17,8 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.observability.escaping import escape
+from headrace.process.cluster_connections import node_connect, placement_links
 from headrace.process.cluster_state import ClusterState, cluster_info
-from headrace.process.links import node_connect, placement_links
 from headrace.runtime.system import run, system_runtime
 from headrace.sbp_client.client import SbpClient
 from headrace.web.broker_api.types import ClusterInfo
@@ -71,6 +71,11 @@ def show(status: ClusterInfo, *, as_json: bool) -> None:
     print_rows(listed["data_nodes"], columns, as_json=False)
     print("\nBrokers")
     print_rows(listed["brokers"], ("address", "role"), as_json=False)
+    if listed["workers"]:
+        print("\nWorkers")
+        for one in listed["workers"]:
+            one["role"] = "coordinator" if one["coordinates"] else "worker"
+        print_rows(listed["workers"], ("name", "role", "shards", "address"), as_json=False)
     print(f"\n{status.streams} streams, {status.ranges} ranges: {_replication(status)}")
     for told in status.notes:
         print(f"  {told}")

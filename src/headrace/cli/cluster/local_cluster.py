@@ -30,8 +30,8 @@ from headrace.errors import ConfigError, LockedError, StateError, UnavailableErr
 from headrace.observability.escaping import note
 from headrace.observability.logging import configure_logging
 from headrace.process.certificates import load_certificate
-from headrace.process.startup.announcing import write_ready_file
 from headrace.process.startup.server_note import started
+from headrace.process.startup.serving import write_ready_file
 from headrace.runtime.interfaces import Process
 from headrace.runtime.system import run, system_runtime
 
@@ -43,7 +43,7 @@ _LINES_SHOWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LocalClusterPlan:
     nodes: int
     brokers: int
     managers: int
@@ -55,7 +55,7 @@ class Plan:
     config: str
 
     def roles(self) -> list[str]:
-        """In the order in which they start."""
+        """Name the roles in the order in which they start."""
         numbers = {
             "placement-manager": self.managers, "data-node": self.nodes, "broker": self.brokers,
         }  # fmt: skip
@@ -66,7 +66,7 @@ class Plan:
 
 
 @dataclass
-class State:
+class LocalClusterState:
     """What `cluster.json` holds."""
 
     pid: int = 0
@@ -79,7 +79,7 @@ class State:
     """By name: its pid, its addresses, the command that starts it."""
 
     @classmethod
-    def load(cls, data_dir: str) -> State:
+    def load(cls, data_dir: str) -> LocalClusterState:
         try:
             return cls(**json.loads(Path(data_dir, STATE).read_text()))
         except FileNotFoundError:
@@ -98,10 +98,10 @@ class State:
 
 
 class LocalCluster:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LocalClusterPlan) -> None:
         self.plan = plan
         self.folder = Path(plan.data_dir).absolute()
-        self.state = State()
+        self.state = LocalClusterState()
         self._processes: dict[str, Process] = {}
         self._watches: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -131,7 +131,7 @@ class LocalCluster:
 
     def _prepare(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.state = State.load(str(self.folder))
+        self.state = LocalClusterState.load(str(self.folder))
         if self.state.is_running():
             raise LockedError(f"a cluster runs on {self.folder} (process {self.state.pid})")
         self.state.pid, self.state.started = os.getpid(), started(os.getpid())
@@ -294,7 +294,7 @@ class LocalCluster:
 
     @property
     def addresses(self) -> dict[str, object]:
-        """For the ready file."""
+        """List the addresses of the roles for the ready file."""
         brokers = []
         for name, role in self.state.roles.items():
             addresses = role.get("addresses")
@@ -336,7 +336,7 @@ def _accepts(port: int) -> bool:
     return False
 
 
-async def _serve(plan: Plan, ready_file: str) -> None:
+async def _serve(plan: LocalClusterPlan, ready_file: str) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -376,12 +376,12 @@ def _say_ready(cluster: LocalCluster) -> None:
     )
 
 
-def run_attached(plan: Plan, ready_file: str) -> None:
+def run_attached(plan: LocalClusterPlan, ready_file: str) -> None:
     configure_logging()
     run(_serve(plan, ready_file))
 
 
-def run_detached(plan: Plan, ready_file: str) -> None:
+def run_detached(plan: LocalClusterPlan, ready_file: str) -> None:
     folder = Path(plan.data_dir)
     folder.mkdir(parents=True, exist_ok=True)
     ready = Path(ready_file) if ready_file else folder / "ready.json"
@@ -418,7 +418,7 @@ def run_detached(plan: Plan, ready_file: str) -> None:
 
 
 def stop_cluster(data_dir: str) -> None:
-    state = State.load(data_dir)
+    state = LocalClusterState.load(data_dir)
     if not state.is_running():
         raise UnavailableError(f"no cluster runs on {data_dir}; choose its --data-dir")
     os.kill(state.pid, signal.SIGTERM)

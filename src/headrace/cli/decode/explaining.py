@@ -1,8 +1,8 @@
-"""Bytes of the three protocols as entries that people can read.
+"""Bytes of the three protocols as frames that people can read.
 
 A conversation is told in the order its bytes are fed, each side's as they come, whole frames or
 not. Replies of Iggy's classic framing say nothing of their request, so they are matched in order.
-What cannot be decoded becomes an entry that says why; later frames are told all the same.
+What cannot be decoded becomes a frame that says why; later frames are told all the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Side(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ExplainedFrame:
     protocol: Protocol
     sender: Side
     name: str
@@ -45,7 +45,7 @@ class Entry:
 
 
 def detect(first: bytes) -> Protocol:
-    """From the first bytes of the side that connected."""
+    """Tell the protocol from the first bytes of the side that connected."""
     if first[:4] == b"hrpc":
         return Protocol.UMBILICAL
     if len(first) >= 12 and first[4] == 23 and first[0] == 0:
@@ -101,9 +101,9 @@ class Conversation:
 
     def __init__(self, protocol: Protocol = Protocol.AUTO) -> None:
         self._protocol = protocol
-        self._told: Callable[[Side, bytes], Iterator[Entry]] | None = None
+        self._told: Callable[[Side, bytes], Iterator[ExplainedFrame]] | None = None
 
-    def feed(self, sender: Side, data: bytes) -> Iterator[Entry]:
+    def feed(self, sender: Side, data: bytes) -> Iterator[ExplainedFrame]:
         if self._told is None:
             if self._protocol is Protocol.AUTO:
                 self._protocol = detect(data)
@@ -114,7 +114,7 @@ class Conversation:
         try:
             yield from self._told(sender, data)
         except HeadraceError as error:
-            yield Entry(self._protocol, sender, "?", error=str(error))
+            yield ExplainedFrame(self._protocol, sender, "?", error=str(error))
 
 
 class _Sbp:
@@ -123,16 +123,16 @@ class _Sbp:
 
         self._decoders = {side: FrameDecoder() for side in Side}
 
-    def feed(self, sender: Side, data: bytes) -> Iterator[Entry]:
+    def feed(self, sender: Side, data: bytes) -> Iterator[ExplainedFrame]:
         from headrace.wire.sbp.frames import Frame
 
         for event in self._decoders[sender].feed(data):
             if isinstance(event, Frame):
-                yield self._entry(sender, event)
+                yield self._explain(sender, event)
             else:
-                yield Entry(Protocol.SBP, sender, type(event).__name__, plain(event))
+                yield ExplainedFrame(Protocol.SBP, sender, type(event).__name__, plain(event))
 
-    def _entry(self, sender: Side, frame: Any) -> Entry:
+    def _explain(self, sender: Side, frame: Any) -> ExplainedFrame:
         from headrace.wire.sbp.flat import decode
         from headrace.wire.sbp.frames import SYSTEM_ERROR
         from headrace.wire.sbp.messages import SystemErrorResponse
@@ -155,7 +155,7 @@ class _Sbp:
         if len(frame.payload):
             told["payload"] = _batches(frame.payload)
         what = "error" if frame.flags & SYSTEM_ERROR else "answer" if frame.is_response else ""
-        return Entry(Protocol.SBP, sender, f"{name} {what}".strip(), told, error)
+        return ExplainedFrame(Protocol.SBP, sender, f"{name} {what}".strip(), told, error)
 
 
 def _batches(payload: Any) -> Any:
@@ -170,17 +170,17 @@ def _batches(payload: Any) -> Any:
 
 class _Iggy:
     def __init__(self) -> None:
-        from headrace.wire.iggy.detection import Spoken
+        from headrace.wire.iggy.detection import SpokenDialect
         from headrace.wire.iggy.dialects import Dialect
         from headrace.wire.iggy.request_stream import RequestStream
 
         self._requests = RequestStream()
         self._replies: Any = None
-        self._spoken = Spoken(Dialect.B2)
+        self._spoken = SpokenDialect(Dialect.B2)
         self._asked: deque[int] = deque()
         self._requests_seen = 0
 
-    def feed(self, sender: Side, data: bytes) -> Iterator[Entry]:
+    def feed(self, sender: Side, data: bytes) -> Iterator[ExplainedFrame]:
         if sender is Side.CLIENT:
             for event in self._requests.feed(data):
                 yield self._request(event)
@@ -188,14 +188,14 @@ class _Iggy:
             for frame in self._reply_decoder().feed(data):
                 yield self._reply(frame)
 
-    def _request(self, event: Any) -> Entry:
+    def _request(self, event: Any) -> ExplainedFrame:
         from headrace.wire.iggy.classic_frames import RequestFrame
         from headrace.wire.iggy.commands import TABLE
-        from headrace.wire.iggy.detection import TELLING, candidates, hint
+        from headrace.wire.iggy.detection import DIALECT_SPECIFIC, candidates, hint
         from headrace.wire.iggy.dialects import of_version
 
         if not isinstance(event, RequestFrame):
-            return Entry(Protocol.IGGY, Side.CLIENT, type(event).__name__, plain(event))
+            return ExplainedFrame(Protocol.IGGY, Side.CLIENT, type(event).__name__, plain(event))
         self._asked.append(event.code)
         self._requests_seen += 1
         if event.head is not None:
@@ -203,7 +203,7 @@ class _Iggy:
         elif event.code == _PING:
             # There is no clock here: what stands among the first ones came soon.
             self._spoken.on_ping(early=self._requests_seen <= _FIRST_REQUESTS)
-        elif event.code in TELLING:
+        elif event.code in DIALECT_SPECIFIC:
             self._spoken.on_shape(candidates(event.code, event.payload))
             if event.code == _POLL:
                 self._spoken.on_poll(nobody=False)
@@ -214,7 +214,7 @@ class _Iggy:
         if event.head is not None:
             told |= {"number": event.head.number, "session": event.head.session}
         if command is None:
-            return Entry(Protocol.IGGY, Side.CLIENT, "unknown command", told)
+            return ExplainedFrame(Protocol.IGGY, Side.CLIENT, "unknown command", told)
         try:
             request = command.decode_request(event.payload, self._spoken.dialect)
             told |= plain(request)
@@ -222,8 +222,8 @@ class _Iggy:
                 self._spoken.on_version(stated)
                 told["dialect"] = self._spoken.dialect.name
         except HeadraceError as error:
-            return Entry(Protocol.IGGY, Side.CLIENT, command.name, told, str(error))
-        return Entry(Protocol.IGGY, Side.CLIENT, command.name, told)
+            return ExplainedFrame(Protocol.IGGY, Side.CLIENT, command.name, told, str(error))
+        return ExplainedFrame(Protocol.IGGY, Side.CLIENT, command.name, told)
 
     def _reply_decoder(self) -> Any:
         if self._replies is None:
@@ -233,7 +233,7 @@ class _Iggy:
             self._replies = VsrReplyDecoder() if self._requests.has_heads else ResponseDecoder()
         return self._replies
 
-    def _reply(self, frame: Any) -> Entry:
+    def _reply(self, frame: Any) -> ExplainedFrame:
         from headrace.wire.iggy.commands import TABLE
         from headrace.wire.iggy.errors import Status
 
@@ -243,15 +243,15 @@ class _Iggy:
         if frame.status:
             known = frame.status in Status.__members__.values()
             told["refused"] = Status(frame.status).name if known else frame.status
-            return Entry(Protocol.IGGY, Side.SERVER, name, told)
+            return ExplainedFrame(Protocol.IGGY, Side.SERVER, name, told)
         if command is None or not len(frame.payload):
             told["bytes"] = len(frame.payload)
-            return Entry(Protocol.IGGY, Side.SERVER, name, told)
+            return ExplainedFrame(Protocol.IGGY, Side.SERVER, name, told)
         try:
             told |= plain(command.decode_response(frame.payload, self._spoken.dialect)) or {}
         except HeadraceError as error:
-            return Entry(Protocol.IGGY, Side.SERVER, name, told, str(error))
-        return Entry(Protocol.IGGY, Side.SERVER, name, told)
+            return ExplainedFrame(Protocol.IGGY, Side.SERVER, name, told, str(error))
+        return ExplainedFrame(Protocol.IGGY, Side.SERVER, name, told)
 
 
 class _Umbilical:
@@ -262,7 +262,7 @@ class _Umbilical:
         self._greeted = False
         self._methods: dict[int, str] = {}
 
-    def feed(self, sender: Side, data: bytes) -> Iterator[Entry]:
+    def feed(self, sender: Side, data: bytes) -> Iterator[ExplainedFrame]:
         from headrace.wire.umbilical.rpc import PREAMBLE
 
         decoder = self._decoders[sender]
@@ -273,11 +273,11 @@ class _Umbilical:
                 return
             self._greeted = True
             told = {"version": preamble[4], "login": preamble[6] != 0}
-            yield Entry(Protocol.UMBILICAL, sender, "hello", told)
+            yield ExplainedFrame(Protocol.UMBILICAL, sender, "hello", told)
         while (body := decoder.take_frame()) is not None:
             yield self._request(body) if sender is Side.CLIENT else self._response(body)
 
-    def _request(self, body: bytes) -> Entry:
+    def _request(self, body: bytes) -> ExplainedFrame:
         from headrace.wire.umbilical import rpc
         from headrace.wire.umbilical._generated import hadoop_rpc_pb2 as pb
         from headrace.wire.umbilical.frames import take_delimited, take_message
@@ -288,7 +288,7 @@ class _Umbilical:
             rpc.CALL_ID_CONTEXT: "context", rpc.CALL_ID_PING: "ping", rpc.CALL_ID_SASL: "login",
         }  # fmt: skip
         if header.callId in names:
-            return Entry(Protocol.UMBILICAL, Side.CLIENT, names[header.callId], told)
+            return ExplainedFrame(Protocol.UMBILICAL, Side.CLIENT, names[header.callId], told)
         method, at = take_message(pb.RequestHeaderProto, body, at)
         message, _ = take_delimited(body, at)
         self._methods[header.callId] = method.methodName
@@ -296,7 +296,7 @@ class _Umbilical:
             told["retry"] = header.retryCount
         return self._message(Side.CLIENT, method.methodName, message, told)
 
-    def _response(self, body: bytes) -> Entry:
+    def _response(self, body: bytes) -> ExplainedFrame:
         from headrace.wire.umbilical._generated import hadoop_rpc_pb2 as pb
         from headrace.wire.umbilical.frames import take_delimited, take_message
 
@@ -306,21 +306,29 @@ class _Umbilical:
         method = self._methods.pop(call, "")
         if header.status != pb.RpcResponseHeaderProto.RpcStatusProto.SUCCESS:
             told |= {"exception": header.exceptionClassName, "text": header.errorMsg}
-            return Entry(Protocol.UMBILICAL, Side.SERVER, f"{method} refused".strip(), told)
+            return ExplainedFrame(
+                Protocol.UMBILICAL, Side.SERVER, f"{method} refused".strip(), told
+            )
         if not method:
-            return Entry(Protocol.UMBILICAL, Side.SERVER, "login answer", told)
+            return ExplainedFrame(Protocol.UMBILICAL, Side.SERVER, "login answer", told)
         message, _ = take_delimited(body, at)
         return self._message(Side.SERVER, method, message, told)
 
-    def _message(self, sender: Side, method: str, message: bytes, told: dict[str, Any]) -> Entry:
+    def _message(
+        self, sender: Side, method: str, message: bytes, told: dict[str, Any]
+    ) -> ExplainedFrame:
         from headrace.wire.umbilical.codec import TABLE, decode
 
         name = method if sender is Side.CLIENT else f"{method} answer"
         call = TABLE.get(method)
         if call is None:
-            return Entry(Protocol.UMBILICAL, sender, name, told, "not a call of the umbilical")
+            return ExplainedFrame(
+                Protocol.UMBILICAL, sender, name, told, "not a call of the umbilical"
+            )
         kind = call.request if sender is Side.CLIENT else call.response
         try:
-            return Entry(Protocol.UMBILICAL, sender, name, told | plain(decode(kind, message)))
+            return ExplainedFrame(
+                Protocol.UMBILICAL, sender, name, told | plain(decode(kind, message))
+            )
         except HeadraceError as error:
-            return Entry(Protocol.UMBILICAL, sender, name, told, str(error))
+            return ExplainedFrame(Protocol.UMBILICAL, sender, name, told, str(error))

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from headrace.cli.control_api import Api
 from headrace.cli.demo.check import Verdict, check, expected
-from headrace.cli.pipeline.pipeline_runs import read_package
+from headrace.cli.pipeline.submission import read_package
 from headrace.client.sync import SyncIggyClient
 from headrace.errors import ConfigError, HeadraceError, UnavailableError
 from headrace.net.addresses import parse_address

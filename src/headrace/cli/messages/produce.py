@@ -1,20 +1,28 @@
-"""headrace produce: messages from a file or a pipe, one per line."""
+"""headrace produce: messages from a file or a pipe, one per line.
+
+Lines are read by a thread as they come, so that what was sent is acknowledged meanwhile.
+"""
 
 from __future__ import annotations
 
+import io
+import os
+import queue
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from headrace.cli.connection import connects, with_link
+from headrace.cli.connection import connects, with_broker_connection
 from headrace.cli.declare import command, json_option, option, split_topic
 from headrace.cli.output import counted, print_json
 from headrace.cli.server_names import topic_argument
+from headrace.errors import ConfigError
 from headrace.observability.escaping import note
 
 if TYPE_CHECKING:
@@ -22,6 +30,77 @@ if TYPE_CHECKING:
     from headrace.client.sending import Sender
     from headrace.wire.iggy.messages.messages import Message
     from headrace.wire.iggy.primitives import Partitioning
+
+LINES_WAITING_MAX = 10_000
+
+
+def open_source(file: str) -> BinaryIO:
+    """A file, or `-` for standard input. ConfigError when it cannot be opened."""
+    try:
+        if file != "-":
+            return open(file, "rb")
+        # Not sys.stdin itself, whose lock a thread that still reads would keep when we end.
+        return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    except io.UnsupportedOperation:
+        return sys.stdin.buffer  # it is no file of the system
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+
+
+class Lines:
+    """Read by a thread of its own, which waits while too many are not yet taken. It does not keep
+    the process from ending: nobody can call it back from a pipe."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        import asyncio
+
+        self._source = source
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(LINES_WAITING_MAX)
+        self._there = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._ended = False
+        self._error: OSError | None = None
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for line in self._source:
+                self._put(line.rstrip(b"\r\n"))
+        except OSError as error:
+            self._error = error
+        if self._source is not sys.stdin.buffer:
+            self._source.close()
+        self._put(None)
+
+    def _put(self, line: bytes | None) -> None:
+        self._waiting.put(line)
+        if not self._there.is_set():
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._there.set)
+
+    async def take(self, count_max: int, bytes_max: int) -> list[bytes]:
+        """What is there by now, at least one line; none at the end."""
+        taken: list[bytes] = []
+        size = 0
+        while not taken and not self._ended:
+            await self._there.wait()
+            self._there.clear()  # first: what is put from now on sets it again
+            while len(taken) < count_max and size < bytes_max:
+                try:
+                    line = self._waiting.get_nowait()
+                except queue.Empty:
+                    break
+                if line is None:
+                    self._ended = True
+                    break
+                taken.append(line)
+                size += len(line)
+            else:
+                self._there.set()
+        if self._error is not None and not taken:
+            raise ConfigError(f"cannot read on: {self._error.strerror}") from self._error
+        return taken
+
 
 BATCH_MESSAGES_MAX = 1000
 BATCH_BYTES_MAX = 4 << 20
@@ -74,11 +153,11 @@ def produce(
     batch_max = max(1, min(BATCH_MESSAGES_MAX, int(rate / 10))) if rate else BATCH_MESSAGES_MAX
     tally = _Tally()
 
-    async def work(link: BrokerConnection) -> None:
+    async def work(connection: BrokerConnection) -> None:
         from headrace.client.sending import Sender
 
-        await _check_topic(link, stream, topic)
-        sender = Sender(link)
+        await _check_topic(connection, stream, topic)
+        sender = Sender(connection)
         try:
             with _progress(file) as progress:
                 async for lines in _batches(file, batch_max, tally):
@@ -91,7 +170,7 @@ def produce(
             await sender.close()
 
     try:
-        with_link(work, retry_seconds=RETRY_SECONDS)
+        with_broker_connection(work, retry_seconds=RETRY_SECONDS)
     except (HeadraceError, KeyboardInterrupt):
         if tally.stored:
             note(f"stored {counted(tally.stored, 'message')} in {name} before it ended")
@@ -123,12 +202,12 @@ class _Tally:
         await asyncio.sleep(max(0.0, self._started + self.stored / rate - now))
 
 
-async def _check_topic(link: BrokerConnection, stream: str, topic: str) -> None:
+async def _check_topic(connection: BrokerConnection, stream: str, topic: str) -> None:
     """Before the first line is typed. Who may only send cannot ask."""
     from headrace.errors import NotFoundError, UnauthorizedError
 
     try:
-        found = await link.call(lambda client: client.get_topic(stream, topic))
+        found = await connection.call(lambda client: client.get_topic(stream, topic))
     except UnauthorizedError:
         return
     if found is None:
@@ -189,8 +268,6 @@ def _progress(file: str) -> Any:
 
 async def _batches(file: str, count_max: int, tally: _Tally) -> AsyncIterator[list[bytes]]:
     """Lines as they come: what is there is sent at once, in as few batches as possible."""
-    from headrace.cli.messages.lines import Lines, open_source
-
     if file == "-" and sys.stdin.isatty():
         note("each line is a message; Ctrl-D ends it")
     lines = Lines(open_source(file))

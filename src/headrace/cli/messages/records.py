@@ -69,7 +69,7 @@ def _payload(found: Mapping[str, Any], number: int | str) -> bytes:
 
 
 def parse_headers(given: Iterable[str]) -> dict[str, str]:
-    """From `NAME=VALUE`s."""
+    """Make headers from texts like `NAME=VALUE`."""
     headers = {}
     for each in given:
         name, equals, value = each.partition("=")
@@ -106,7 +106,8 @@ def as_json(partition: int, message: Message) -> dict[str, Any]:
 
 
 def to_line(partition: int, message: Message) -> dict[str, Any]:
-    """As `as_json`, and so that `from_line` gives the same message: what is not text is base64."""
+    """Write a message as `as_json` does, so that `from_line` gives the same message: what is
+    not text is base64."""
     from headrace.wire.iggy.user_headers import HeaderKind, split_key
 
     key, headers = split_key(message.headers)

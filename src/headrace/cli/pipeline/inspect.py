@@ -1,22 +1,29 @@
-"""headrace container, operator, window, event: what a pipeline is made of and what it does.
+"""What a pipeline is made of and what it does: headrace container, operator, window and event.
 
-Over `/api/v1/pipelines/<name>`, which anyone may call: see /openapi.json.
+`headrace pipeline show` prints from here too: what one asks first, within 80 columns; `--json` has
+everything, `operator show` and `container show` have the rest of one of them. The commands call
+`/api/v1/pipelines/<name>` of the control plane, as anyone may: see /openapi.json.
 """
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 from headrace.cli.connection import controls
-from headrace.cli.control_api import control_api, pipeline_api
+from headrace.cli.control_api import control_api, null_unknown_windows, pipeline_api
 from headrace.cli.declare import Group, argument, json_option, option
-from headrace.cli.output import print_fields, print_json, print_rows
-from headrace.cli.pipeline.pipeline_view import event_row
+from headrace.cli.output import print_fields, print_json, print_rows, printable
 from headrace.cli.server_names import pipeline_argument
 from headrace.observability.escaping import escape, note
+from headrace.pipeline.controller.views import (
+    ApplicationView,
+    ContainerView,
+    OperatorView,
+)
 
 containers = Group(
     "container", help="Containers: the processes of a pipeline, one Spark driver each."
@@ -167,3 +174,94 @@ def _print(rows: list[dict[str, Any]], columns: tuple[str, ...], *, as_json: boo
         print_json(rows)  # whole: a program chooses for itself
     else:
         print_rows(rows, columns, as_json=False)
+
+
+SHOWN_CONTAINERS = ("id", "state", "pid", "restarts", "heartbeat", "memory_free")
+SHOWN_OPERATORS = ("name", "state", "rows_in", "rows_out", "per_second", "lag", "window")
+SHOWN_EVENTS = ("time", "event", "of", "reason")
+EVENTS_MAX = 20
+PACKAGE_DIGITS = 12
+
+
+def show_pipeline(view: ApplicationView, events: list[dict[str, Any]]) -> None:
+    """Print what the controller tells of a pipeline. A newer server has more kinds of events, so
+    they come as they are."""
+    print_fields(_application(view), as_json=False)
+    parts = (
+        ("containers", SHOWN_CONTAINERS, map(_container, view.containers)),
+        ("operators", SHOWN_OPERATORS, map(_operator, view.operators)),
+        ("events", SHOWN_EVENTS, map(event_row, events[-EVENTS_MAX:])),
+    )
+    for title, columns, rows in parts:
+        print(f"\n{title}")
+        print_rows(map(null_unknown_windows, rows), columns, as_json=False)
+    for names, text in _errors(view.operators):
+        print(f"\nlast error of {', '.join(names)}\n{printable(text)}")
+
+
+def _errors(operators: list[OperatorView]) -> list[tuple[list[str], str]]:
+    """Operators of one query fail together, each with the same story."""
+    found: dict[str, tuple[list[str], str]] = {}
+    for one in operators:
+        if one.last_error:
+            names, _ = found.setdefault(_first_line(one.last_error), ([], one.last_error))
+            names.append(one.name)
+    return list(found.values())
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def _application(view: ApplicationView) -> dict[str, Any]:
+    shown: dict[str, Any] = {"name": view.name, "state": view.state}
+    shown |= {"submitted": _time(view.submitted_ms), "finished": _time(view.finished_ms)}
+    shown |= {"entry": view.entry, "package": view.package[:PACKAGE_DIGITS]}
+    for name in (
+        "window", "committed_window", "rows", "rows_per_second", "rows_late", "rows_bad", "lag",
+        "restarts", "last_error", "path",
+    ):  # fmt: skip
+        shown[name] = getattr(view, name)
+    shown["last_error"] = _first_line(view.last_error or "") or None
+    return {name: value for name, value in null_unknown_windows(shown).items() if value is not None}
+
+
+def _container(one: ContainerView) -> dict[str, Any]:
+    age_ms = one.heartbeat_age_ms
+    return {
+        "id": one.id,
+        "state": one.state,
+        "pid": one.pid,
+        "restarts": one.restarts,
+        "heartbeat": None if age_ms is None else f"{age_ms / 1000:.1f} s ago",
+        "memory_free": f"{one.memory_mb_free} MB" if one.memory_mb_free else None,
+    }
+
+
+def _operator(one: OperatorView) -> dict[str, Any]:
+    instance = f" #{one.instance}" if one.instance else ""
+    return {
+        "name": f"{one.name}{instance}",
+        "state": one.state,
+        "rows_in": one.rows_in,
+        "rows_out": one.rows_out,
+        "per_second": max(one.rows_in_per_second, one.rows_out_per_second),
+        "lag": one.lag,
+        "window": one.window,
+    }
+
+
+def event_row(one: dict[str, Any]) -> dict[str, Any]:
+    """Make the row of an event as it stands in a view, or in the answer of Apex's path."""
+    return {
+        "time": _time(int(one["time_ms"] if "time_ms" in one else one["timestamp"])),
+        "event": one["type"],
+        "of": one.get("operator") or one.get("container"),
+        "reason": _first_line(one["reason"]) or None,
+    }
+
+
+def _time(at_ms: int | None) -> str | None:
+    if at_ms is None:
+        return None
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""headrace pipeline dry-run|plan|validate: what a pipeline would be, without starting it.
+"""headrace pipeline dry-run|plan|validate and headrace spark-conf: what a pipeline would run as.
 
 The file's code runs in a process of its own, as it would when it is submitted; no server is asked.
 """
@@ -16,10 +16,10 @@ from typing import Any
 
 import click
 
-from headrace.cli.declare import argument, json_option, option
+from headrace.cli.declare import argument, command, json_option, option
 from headrace.cli.output import print_fields, print_json, print_rows, working
-from headrace.cli.pipeline import pipeline_runs
-from headrace.cli.pipeline.pipeline_runs import check_script
+from headrace.cli.pipeline import submission
+from headrace.cli.pipeline.submission import check_script
 from headrace.observability.escaping import note
 
 DESCRIBE = "headrace.pipeline.plan.describe"
@@ -32,10 +32,10 @@ master_option = option(
 
 
 @script_argument
-@pipeline_runs.from_option
-@pipeline_runs.to_option
-@pipeline_runs.backfill_name_option
-@pipeline_runs.set_option
+@submission.from_option
+@submission.to_option
+@submission.backfill_name_option
+@submission.set_option
 @json_option
 def dry_run(
     script: Path,
@@ -51,7 +51,7 @@ def dry_run(
     from headrace.pipeline.plan.physical import make_physical_plan
     from headrace.pipeline.plan.resources import physical_view
 
-    run = pipeline_runs.make_run(starting, ending, backfill_name, settings)
+    run = submission.make_run(starting, ending, backfill_name, settings)
     plan = _describe(script, run)
     view = physical_view(make_physical_plan(LogicalPlan.from_json(plan)), ControllerSettings())
     view["outputs"] = [
@@ -84,7 +84,7 @@ def dry_run(
 @script_argument
 def plan(script: Path) -> None:
     """Print the logical plan as JSON; `run` takes it as a file (.json) beside its code."""
-    print_json(_describe(script, pipeline_runs.make_run(None, None, "", None)))
+    print_json(_describe(script, submission.make_run(None, None, "", None)))
 
 
 @script_argument
@@ -97,7 +97,7 @@ def validate(script: Path, master: str, application_path: str | None, as_json: b
     if application_path is not None:
         environment["HEADRACE_APPLICATION_PATH"] = application_path
     check_script(script)
-    run = pipeline_runs.make_run(None, None, "", None)
+    run = submission.make_run(None, None, "", None)
     with working(f"building every operator of {script} on Spark"):
         found = _describe(script, run, "--validate", environment=environment)
     rows = [{"stream": name, "schema": schema} for name, schema in found["schemas"].items()]
@@ -122,7 +122,7 @@ def _describe(
     """What the package of a script says about itself. ConfigError in its own words."""
     from headrace.errors import ConfigError
 
-    package = pipeline_runs.add_run(pipeline_runs.read_package(script), run)
+    package = submission.add_run(submission.read_package(script), run)
     with tempfile.TemporaryDirectory(prefix="headrace-plan-") as folder:
         code = Path(folder, "package")
         for name, data in package["files"].items():
@@ -158,3 +158,24 @@ def _describe(
     if "error" in found:
         raise ConfigError(found["error"])
     return found
+
+
+@command("spark-conf")
+@option("--arguments", is_flag=True, help="Print --conf arguments of spark-submit.")
+@option("--environment", is_flag=True, help="Print exports for a shell: which Java and Python.")
+@json_option
+def spark_conf(arguments: bool, environment: bool, as_json: bool) -> None:
+    """Print the Spark settings that pipelines run with, as lines of a spark-defaults.conf."""
+    from headrace.errors import ConfigError
+    from headrace.spark.session import session
+
+    if arguments and environment:
+        raise ConfigError("--arguments and --environment are two ways to print; choose one")
+    if as_json:
+        print_json(session.environment() if environment else dict(session.RECOMMENDED))
+    elif environment:
+        print(session.format_environment())
+    elif arguments:
+        print(session.format_arguments())
+    else:
+        print(session.format_properties())

@@ -55,10 +55,11 @@ def salvage(data_dir: str, dry_run: bool, as_json: bool) -> None:
 def _look(data_dir: str, *, accept: bool) -> Sequence[Condition]:
     from headrace.errors import ConfigError
     from headrace.process.data_plane import open_control_logs
+    from headrace.process.node_folders import NODE
     from headrace.process.startup.settings import load_settings
     from headrace.runtime.system import run, system_runtime
 
-    if not (Path(data_dir) / "placement").is_dir() or not (Path(data_dir) / "node").is_dir():
+    if not (Path(data_dir) / "placement").is_dir() or not (Path(data_dir) / NODE).is_dir():
         raise ConfigError(f"{data_dir} is not a data directory of `headrace up`; say --data-dir")
 
     async def look() -> Sequence[Condition]:
@@ -104,7 +105,7 @@ def _row(condition: Condition) -> dict[str, Any]:
         "log": condition.name,
         "holds": CONTENTS[condition.name],
         "records": condition.end - examined.start,
-        "mended": sum(span.end - span.start for span in examined.mended),
+        "mended": sum(span.end - span.start for span in examined.held_by_copy),
         "lost": sum(span.end - span.start for span in examined.missing),
     }
 

@@ -31,6 +31,12 @@ log_format_option = option(
     default="text",
     help="Log lines as text or JSON.",
 )
+workers_option = option(
+    "--workers",
+    type=int,
+    envvar="HEADRACE_WORKERS",
+    help="Processes that serve clients; 0 = cores - 1, 16 at most.",
+)
 detach_option = option(
     "--detach", is_flag=True, help="Return once it accepts clients; `headrace down` stops it."
 )

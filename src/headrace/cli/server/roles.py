@@ -194,8 +194,8 @@ def _run(
     configure_logging(format=log_format, role=name)
     from headrace.process.startup.observing import observing
     from headrace.process.startup.role_process import serve_role
-    from headrace.process.startup.secret_references import read_secret
-    from headrace.process.startup.start_errors import explaining_start
+    from headrace.process.startup.server_note import explaining_start
+    from headrace.process.startup.settings import read_secret
     from headrace.runtime.system import run
 
     secret = read_secret(settings.secret, settings.data_dir)

@@ -1,4 +1,5 @@
-"""headrace up and down: the data plane in this process, the control plane in a child of it.
+"""headrace up and down: the data plane in this process, the control plane in a child of it. With
+--workers the data plane is in several children, and this process watches over them.
 
 With --detach the command returns when the server accepts clients. The server is then a process of
 its own session. Until it is ready it has the terminal of whoever started it, so that a first
@@ -44,6 +45,7 @@ _ASK_SECONDS = 0.05
 @o.ready_file_option
 @o.config_option
 @o.metrics_port_option
+@o.workers_option
 @o.log_format_option
 @o.detach_option
 @o.background_log_option
@@ -61,6 +63,7 @@ def up(
     ready_file: str,
     config: str,
     metrics_port: int | None,
+    workers: int | None,
     log_format: Literal["text", "json"],
     detach: bool,
     background_log: str,
@@ -82,6 +85,7 @@ def up(
         "dev": dev or None,
         "insecure": insecure or None,
         "metrics_port": metrics_port,
+        "workers": workers,
     }
     settings = load_settings(config, overrides)
     if detach:
@@ -90,7 +94,7 @@ def up(
         return
     from headrace.process.startup.data_plane_process import Background, serve
     from headrace.process.startup.observing import observing
-    from headrace.process.startup.start_errors import explaining_start
+    from headrace.process.startup.server_note import explaining_start
 
     background = Background(background_log) if background_log else None
     output = background.log if background is not None else None
@@ -114,12 +118,12 @@ def _run_detached(settings: Settings, arguments: list[str]) -> None:
     """Start `headrace up` with these arguments and wait until it is ready or has failed."""
     from headrace.errors import ConfigError, LockedError, StateError
     from headrace.process.startup.data_plane_process import READY_LINE, open_log
-    from headrace.process.startup.server_note import LOG, read_note, told_running
+    from headrace.process.startup.server_note import LOG, describe_running, read_note
 
     data_dir = settings.data_dir
     there = read_note(data_dir)
     if there is not None:
-        raise LockedError(told_running(data_dir, there))
+        raise LockedError(describe_running(data_dir, there))
     try:
         os.makedirs(data_dir, exist_ok=True)
     except OSError as error:

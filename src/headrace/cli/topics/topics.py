@@ -1,4 +1,4 @@
-"""headrace topic create|list|show|update|purge|delete"""
+"""headrace stream and headrace topic: messages are sent to topics, and streams hold topics."""
 
 from __future__ import annotations
 
@@ -19,12 +19,109 @@ from headrace.cli.declare import (
 )
 from headrace.cli.output import NEVER, print_fields, print_json, print_rows, size
 from headrace.cli.server_names import topic_argument
-from headrace.cli.topics.streams import details_of as stream_details
 from headrace.observability.escaping import note
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
-    from headrace.wire.iggy.messages.topics import Topic, TopicDetails
+    from headrace.wire.iggy.messages.topics import Stream, StreamDetails, Topic, TopicDetails
+
+streams = Group("stream", help="Streams: folders of topics.")
+
+stream_argument = argument("name", metavar="STREAM", shell_complete=server_names.streams)
+STREAM_COLUMNS = ("name", "id", "topics", "messages", "bytes", "created_at_us")
+
+
+def _stream_row(stream: Stream) -> dict[str, Any]:
+    return {
+        "name": stream.name,
+        "id": stream.id,
+        "topics": stream.topics_count,
+        "messages": stream.messages_count,
+        "bytes": stream.size_bytes,
+        "created_at_us": stream.created_at_us,
+    }
+
+
+@streams.command("create")
+@stream_argument
+@json_option
+@connects
+def create_stream(name: str, as_json: bool) -> None:
+    """Make a stream."""
+    details = with_broker(lambda c: c.create_stream(name))
+    print_fields(_stream_row(details.stream), as_json=as_json)
+
+
+@streams.command("list")
+@json_option
+@connects
+def list_streams(as_json: bool) -> None:
+    """List the streams."""
+    print_rows(
+        map(_stream_row, with_broker(lambda c: c.get_streams())), STREAM_COLUMNS, as_json=as_json
+    )
+
+
+@streams.command("show")
+@stream_argument
+@json_option
+@connects
+def show_stream(name: str, as_json: bool) -> None:
+    """Show a stream and its topics."""
+    details = with_broker(lambda c: stream_details(c, name))
+    names = [topic.name for topic in details.topics]
+    print_fields({**_stream_row(details.stream), "topic_names": names}, as_json=as_json)
+
+
+async def stream_details(client: IggyClient, name: str) -> StreamDetails:
+    from headrace.errors import NotFoundError
+
+    details = await client.get_stream(name)
+    if details is None:
+        raise NotFoundError(f"there is no stream {name!r}")
+    return details
+
+
+def _stream_contents(name: str) -> str:
+    """What would be lost, for a question."""
+    stream = with_broker(lambda c: stream_details(c, name)).stream
+    return (
+        f"{name}: {stream.topics_count} topics with {stream.messages_count:,} messages, "
+        f"{size(stream.size_bytes)}"
+    )
+
+
+@streams.command("rename")
+@stream_argument
+@argument("new", metavar="NEW_NAME")
+@connects
+def rename_stream(name: str, new: str) -> None:
+    """Give a stream another name; its topics and their messages stay."""
+    with_broker(lambda c: c.update_stream(name, new))
+    note(f"renamed {name} to {new}")
+
+
+@streams.command("purge")
+@stream_argument
+@yes_option
+@connects
+def purge_stream(name: str, yes: bool) -> None:
+    """Remove all messages of a stream; its topics stay."""
+    confirm(lambda: f"Remove all messages of {_stream_contents(name)}?", yes=yes)
+    with_broker(lambda c: c.purge_stream(name))
+    note(f"purged {name}")
+
+
+@streams.command("delete")
+@stream_argument
+@yes_option
+@connects
+def delete_stream(name: str, yes: bool) -> None:
+    """Delete a stream with its topics and their messages."""
+    confirm(lambda: f"Delete {_stream_contents(name)}?", yes=yes)
+    with_broker(lambda c: c.delete_stream(name))
+    note(f"deleted {name}")
+
 
 app = Group("topic", help="Topics: what messages are sent to.")
 

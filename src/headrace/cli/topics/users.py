@@ -1,7 +1,12 @@
-"""headrace user, permission and token: who may log in, and what they may do."""
+"""headrace user, permission and token: who may log in, and what they may do.
+
+Permissions are written as text: `poll_messages`, `shop:read_stream`, `shop/orders:send_messages`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,10 +16,122 @@ from headrace.cli.connection import connects, with_broker
 from headrace.cli.declare import Group, argument, confirm, json_option, option, yes_option
 from headrace.cli.output import print_fields, print_json, print_rows
 from headrace.observability.escaping import note
+from headrace.wire.iggy.messages.users import (
+    GlobalPermissions,
+    Permissions,
+    StreamPermissions,
+    TopicPermissions,
+)
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
     from headrace.wire.iggy.messages.users import Permissions, PersonalAccessToken, User
+
+EVERYTHING = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownIds:
+    """Ids of what the rules may name."""
+
+    streams: Mapping[str, int]
+    topics: Mapping[tuple[str, str], int]
+
+
+def permission_flags(kind: type[Any]) -> list[str]:
+    return [field.name for field in fields(kind) if not field.name.endswith("_id")]
+
+
+def build_permissions(rules: Sequence[str], names: KnownIds) -> Permissions | None:
+    """BadParameter for a rule that means nothing."""
+    everywhere: set[str] = set()
+    streams: dict[str, set[str]] = {}
+    topics: dict[tuple[str, str], set[str]] = {}
+    for rule in rules:
+        where, colon, flag = rule.rpartition(":")
+        stream, slash, topic = where.partition("/")
+        if not colon:
+            everywhere |= _known(rule, flag, GlobalPermissions)
+        elif slash:
+            topics.setdefault((stream, topic), set()).update(_known(rule, flag, TopicPermissions))
+        else:
+            streams.setdefault(stream, set()).update(_known(rule, flag, StreamPermissions))
+    if not rules:
+        return None
+    for stream, _ in topics:
+        streams.setdefault(stream, set())
+    return Permissions(
+        GlobalPermissions(**dict.fromkeys(everywhere, True)),
+        tuple(_stream(name, flags, topics, names) for name, flags in streams.items()),
+    )
+
+
+def _known(rule: str, flag: str, kind: type[Any]) -> set[str]:
+    known = [name for name in permission_flags(kind) if name != "topics"]
+    if flag == EVERYTHING:
+        return set(known)
+    if flag not in known:
+        raise click.BadParameter(f"{rule!r}: no such permission; known here: {', '.join(known)}")
+    return {flag}
+
+
+def _stream(
+    name: str, flags: set[str], topics: Mapping[tuple[str, str], set[str]], names: KnownIds
+) -> StreamPermissions:
+    if name not in names.streams:
+        raise click.BadParameter(f"there is no stream {name!r}")
+    inside = []
+    for (stream, topic), allowed in topics.items():
+        if stream != name:
+            continue
+        if (stream, topic) not in names.topics:
+            raise click.BadParameter(f"there is no topic {stream}/{topic}")
+        inside.append(TopicPermissions(names.topics[stream, topic], **dict.fromkeys(allowed, True)))
+    return StreamPermissions(
+        names.streams[name], **dict.fromkeys(flags, True), topics=tuple(inside)
+    )
+
+
+def list_permission_forms() -> list[dict[str, str]]:
+    """Every permission, with the forms in which it can be given."""
+    kinds = (
+        ("NAME", GlobalPermissions),
+        ("STREAM:NAME", StreamPermissions),
+        ("STREAM/TOPIC:NAME", TopicPermissions),
+    )
+    found: dict[str, list[str]] = {}
+    for form, kind in kinds:
+        for flag in permission_flags(kind):
+            if flag != "topics":
+                found.setdefault(flag, []).append(form.replace("NAME", flag))
+    return [{"name": name, "given": ", ".join(forms)} for name, forms in found.items()]
+
+
+def format_permissions(
+    permissions: Permissions | None,
+    streams: Mapping[int, str],
+    topics: Mapping[tuple[int, int], str],
+) -> list[str]:
+    """The rules that would build them; what has no name any more by its number."""
+    if permissions is None:
+        return []
+    rules = [
+        flag
+        for flag in permission_flags(GlobalPermissions)
+        if getattr(permissions.everywhere, flag)
+    ]
+    for stream in permissions.streams:
+        name = streams.get(stream.stream_id, str(stream.stream_id))
+        kept = [flag for flag in permission_flags(StreamPermissions) if flag != "topics"]
+        rules += [f"{name}:{flag}" for flag in kept if getattr(stream, flag)]
+        for topic in stream.topics:
+            rules += [
+                f"{name}/{topics.get((stream.stream_id, topic.topic_id), topic.topic_id)}:{flag}"
+                for flag in permission_flags(TopicPermissions)
+                if getattr(topic, flag)
+            ]
+    return rules
+
 
 app = Group("user", help="Users and what they may do.")
 permissions = Group("permission", help="What users may do, and where.")
@@ -61,7 +178,6 @@ def show(name: str, as_json: bool) -> None:
 
 
 async def _user(client: IggyClient, name: str) -> dict[str, Any]:
-    from headrace.cli.topics.permissions import told
     from headrace.errors import NotFoundError
 
     found = await client.get_user(name)
@@ -73,7 +189,10 @@ async def _user(client: IggyClient, name: str) -> dict[str, Any]:
         if one.topics and one.stream_id in streams:
             for topic in await client.get_topics(one.stream_id):
                 topics[one.stream_id, topic.id] = topic.name
-    return {**_row(found.user), "permissions": told(found.permissions, streams, topics)}
+    return {
+        **_row(found.user),
+        "permissions": format_permissions(found.permissions, streams, topics),
+    }
 
 
 @app.command("create")
@@ -97,9 +216,7 @@ def create(name: str, new_password: str, allow: tuple[str, ...], as_json: bool) 
 @json_option
 def list_permissions(as_json: bool) -> None:
     """List the permissions there are, and where each can be given."""
-    from headrace.cli.topics.permissions import places
-
-    print_rows(places(), ("name", "given"), as_json=as_json)
+    print_rows(list_permission_forms(), ("name", "given"), as_json=as_json)
 
 
 @permissions.command("show")
@@ -131,14 +248,12 @@ def set_permissions(name: str, allow: tuple[str, ...]) -> None:
 
 
 async def _permissions(client: IggyClient, allowed: tuple[str, ...]) -> Permissions | None:
-    from headrace.cli.topics.permissions import Names, build
-
     streams = {stream.name: stream.id for stream in await client.get_streams()}
     wanted = {rule.partition("/")[0] for rule in allowed if "/" in rule.partition(":")[0]}
     topics: dict[tuple[str, str], int] = {}
     for stream in wanted & streams.keys():
         topics |= {(stream, topic.name): topic.id for topic in await client.get_topics(stream)}
-    return build(allowed, Names(streams, topics))
+    return build_permissions(allowed, KnownIds(streams, topics))
 
 
 @app.command("rename")

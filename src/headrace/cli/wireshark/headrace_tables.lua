@@ -97,6 +97,7 @@ return {
           [1] = {name = "range_index", kind = "i32"},
           [2] = {name = "writer_epoch", kind = "i64"},
           [3] = {name = "accept_loss", kind = "i64"},
+          [4] = {name = "preferred_node", kind = "i32"},
         },
       },
       ProducerState = {
@@ -136,6 +137,7 @@ return {
           [2] = {name = "retention_period_ms", kind = "i64"},
           [3] = {name = "name", kind = "string"},
           [4] = {name = "durability", kind = "i8"},
+          [5] = {name = "preferred_node", kind = "i32"},
         },
       },
       HeartbeatRequest = {
@@ -147,6 +149,7 @@ return {
           [3] = {name = "credential", kind = "octets"},
           [4] = {name = "metadata_version", kind = "i64"},
           [5] = {name = "host", kind = "string"},
+          [6] = {name = "host_id", kind = "string"},
         },
       },
       HeartbeatResponse = {
@@ -520,6 +523,14 @@ return {
           [1] = {name = "status", kind = "table", table = "Status"},
         },
       },
+      LeaseChange = {
+        filter = "lease_change",
+        fields = {
+          [0] = {name = "name", kind = "string"},
+          [1] = {name = "action", kind = "i8"},
+          [2] = {name = "epoch", kind = "i64"},
+        },
+      },
       LeaseRequest = {
         filter = "lease_request",
         fields = {
@@ -530,6 +541,21 @@ return {
           [4] = {name = "duration_ms", kind = "i32"},
           [5] = {name = "address", kind = "string"},
           [6] = {name = "epoch", kind = "i64"},
+          [7] = {name = "leases", kind = "tables", table = "LeaseChange"},
+          [8] = {name = "version", kind = "i64"},
+          [9] = {name = "wait_ms", kind = "i32"},
+        },
+      },
+      LeaseResult = {
+        filter = "lease_result",
+        fields = {
+          [0] = {name = "name", kind = "string"},
+          [1] = {name = "granted", kind = "bool"},
+          [2] = {name = "epoch", kind = "i64"},
+          [3] = {name = "holder", kind = "string"},
+          [4] = {name = "remaining_ms", kind = "i32"},
+          [5] = {name = "address", kind = "string"},
+          [6] = {name = "status", kind = "table", table = "Status"},
         },
       },
       LeaseResponse = {
@@ -541,6 +567,8 @@ return {
           [3] = {name = "remaining_ms", kind = "i32"},
           [4] = {name = "address", kind = "string"},
           [5] = {name = "status", kind = "table", table = "Status"},
+          [6] = {name = "leases", kind = "tables", table = "LeaseResult"},
+          [7] = {name = "version", kind = "i64"},
         },
       },
       LeaseInfo = {
@@ -564,6 +592,7 @@ return {
           [5] = {name = "is_draining", kind = "bool"},
           [6] = {name = "ranges_quarantined", kind = "i32"},
           [7] = {name = "host", kind = "string"},
+          [8] = {name = "host_id", kind = "string"},
         },
       },
       DescribeClusterRequest = {
@@ -766,6 +795,8 @@ return {
       [9009] = {name = "PRESENT_GRANT", request = {}, response = {}},
       [9010] = {name = "SPEAK_FOR", request = {}, response = {}},
       [9011] = {name = "GET_PUBLISHING", request = {}, response = {}},
+      [9012] = {name = "GET_SHARDS", request = {}, response = {}},
+      [9013] = {name = "MOVE_SHARD", request = {}, response = {}},
       [9008] = {name = "READ_TICKET", request = {}, response = {}},
     },
     status = {
@@ -894,6 +925,8 @@ return {
       [9105] = "NOT_A_WINDOW_TOPIC",
       [9106] = "PUBLISHER_TAKEN",
       [9107] = "WINDOWS_LIMIT_REACHED",
+      [9108] = "FIRST_SHARD_STAYS",
+      [9109] = "WORKER_NOT_FOUND",
       [11000] = "SHARD_NOT_FOUND",
       [11001] = "SHARD_COMMUNICATION_ERROR",
       [12000] = "CANNOT_BIND_TO_SOCKET",

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from itertools import chain
 
-from headrace.datanode.node import DataNode
+from headrace.datanode.append.requests import DataNode
 from headrace.errors import HeadraceError, InvalidArgumentError, UnavailableError
 from headrace.observability import tracing
 from headrace.runtime.interfaces import Buffer

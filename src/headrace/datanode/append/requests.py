@@ -12,12 +12,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
-from headrace.datanode.append.producers import Producers
-from headrace.datanode.node import DataNode
-from headrace.datanode.replication.leader import LedRange
+from headrace.config.datanode import DataNodeSettings
+from headrace.datanode.append.disk_share import PlainShare
+from headrace.datanode.append.producers import EarlierRanges, Producers, ProducerTables
+from headrace.datanode.control.node_files import MetadataSeen, Quarantine
+from headrace.datanode.control.placement_contact import PlacementContact
+from headrace.datanode.control.ranges import Ranges
+from headrace.datanode.metrics import Counters
+from headrace.datanode.replication.copying import Repairer
+from headrace.datanode.replication.leader import LedRange, LedRanges
 from headrace.datanode.state import NodeState
 from headrace.errors import (
     CorruptionError,
@@ -29,18 +36,54 @@ from headrace.errors import (
     TooLargeError,
     UnavailableError,
 )
+from headrace.net.sbp_routes import Access
 from headrace.net.sbp_server import Payload, Peer, Reply
 from headrace.observability import tracing
-from headrace.runtime.interfaces import Buffer
+from headrace.runtime.interfaces import Buffer, Runtime
 from headrace.sbp_client.channels import PieceReader
 from headrace.sbp_client.client import BATCH_BYTES_MAX
 from headrace.storage.layout import RangeKey
 from headrace.storage.range.log import RangeLog
+from headrace.storage.store import LogStore
 from headrace.wire.sbp import messages as m
 from headrace.wire.sbp.errors import AlreadyDurableError, AppendGapError, status_of
 from headrace.wire.sbp.frames import payload_bytes
 from headrace.wire.sbp.messages import OK
 from headrace.wire.sbp.records import HEADER_BYTES, PRODUCER, BatchHeader, patch_base_offset, verify
+
+
+class DataNode(Protocol):
+    """The data node as its request handlers see it; `DataNodeService` is the one that there is."""
+
+    runtime: Runtime
+    settings: DataNodeSettings
+    access: Access
+    plain_share: PlainShare
+    state: NodeState[RangeLog]
+    quarantine: Quarantine
+    metadata: MetadataSeen
+    tables: ProducerTables
+    counters: Counters
+    contact: PlacementContact
+    ranges: Ranges
+    earlier: EarlierRanges
+    leading: LedRanges
+    repairer: Repairer
+
+    @property
+    def store(self) -> LogStore: ...
+
+    def logs(self) -> list[RangeLog]:
+        """The ranges that are served, without those in quarantine."""
+        ...
+
+    def reads_locally(self, machine: str) -> bool:
+        """Whether a reader that runs there may be told where batches are, to read them itself."""
+        ...
+
+    def on_append_failed(self, error: HeadraceError) -> None:
+        """Count the failure, and tell placement of a full disk."""
+        ...
 
 
 class SentBatch(msgspec.Struct, frozen=True):
@@ -229,7 +272,7 @@ def _take_replica(
             raise InvalidArgumentError("append without a range")
         log = node.state.find(RangeKey(info.range.stream_id, info.range.range_index))
         if log is None:
-            node.contact.settle_soon(certainly=True)  # its SYNC_RANGES may be lost
+            node.contact.reconcile_soon(certainly=True)  # its SYNC_RANGES may be lost
             raise RangeNotFoundError(stream_id=info.range.stream_id)
         committed = info.range.next_offset
         if batch is None:

@@ -17,7 +17,6 @@ from headrace.concurrency.tasks import TaskSet
 from headrace.config.datanode import DataNodeSettings
 from headrace.datanode.control.node_files import Streams
 from headrace.datanode.metrics import Load, Reporter
-from headrace.datanode.replication.commitment import ack_quorum_of
 from headrace.datanode.state import Differences, NodeState, reconcile
 from headrace.errors import (
     DeadlineError,
@@ -29,7 +28,7 @@ from headrace.errors import (
 )
 from headrace.net.sbp_server import Reply
 from headrace.runtime.interfaces import Runtime
-from headrace.sbp_client.channels import PlacementLinks
+from headrace.sbp_client.channels import PlacementChannel
 from headrace.storage.layout import RangeKey
 from headrace.storage.range.log import RangeLog
 from headrace.wire.sbp import messages as m
@@ -77,7 +76,7 @@ class ReportingNode(Protocol):
         """Keep the versions that leaders say; OutdatedMetadataError when the node knows better."""
         ...
 
-    async def settle(
+    async def apply_list(
         self, differences: Differences, listed: Iterable[m.Range], streams: Streams
     ) -> None:
         """Become what the placement manager's list says."""
@@ -85,7 +84,7 @@ class ReportingNode(Protocol):
 
 
 class PlacementContact:
-    def __init__(self, node: ReportingNode, links: PlacementLinks) -> None:
+    def __init__(self, node: ReportingNode, links: PlacementChannel) -> None:
         self._node = node
         self._links = links
         self._clock = node.runtime.clock
@@ -168,11 +167,11 @@ class PlacementContact:
                 if not self._outdated:
                     _log.error("placement manager refused: %s", error)
                 self._in_touch, self._outdated = False, True
-                self.settle_soon(certainly=True)
+                self.reconcile_soon(certainly=True)
             except HeadraceError as error:
                 _log.info("placement manager: %s", error)
                 self._in_touch = False
-                self.settle_soon(certainly=True)  # it may have told us things we did not hear
+                self.reconcile_soon(certainly=True)  # it may have told us things we did not hear
                 pause = min(pause, _RETRY_SECONDS)
             except Exception:
                 # A node that goes on serving must not pass for a lost one, whatever broke here.
@@ -213,7 +212,7 @@ class PlacementContact:
             return
         found = (self._links.leader, self._links.connections)
         if self._known not in (None, found):
-            self.settle_soon(certainly=True)
+            self.reconcile_soon(certainly=True)
         self._known = found
 
     def report_soon(self) -> None:
@@ -226,7 +225,7 @@ class PlacementContact:
 
     # Reconciliation
 
-    def settle_soon(self, *, certainly: bool = False) -> None:
+    def reconcile_soon(self, *, certainly: bool = False) -> None:
         """Some range waits for the placement manager's word; it is asked for unless it comes.
         `certainly`: what we miss does not show in our ranges."""
         self._missed = self._missed or certainly
@@ -239,12 +238,12 @@ class PlacementContact:
         while True:
             await self._clock.sleep(pause)
             self._wake.clear()
-            if self._missed or not self._registered.is_set() or self._node.state.unsettled():
-                settled = await self._try_to_reconcile()
-                if not settled:
+            if self._missed or not self._registered.is_set() or self._node.state.awaits_word():
+                reconciled = await self._try_to_reconcile()
+                if not reconciled:
                     pause = _RETRY_SECONDS
                     continue
-            if self._node.state.unsettled():
+            if self._node.state.awaits_word():
                 # The list of all our ranges is long, and we are told most things anyway.
                 least = settings.unsettled_interval_ms / 1000
                 pause = min(max(2 * pause, least), settings.reconcile_interval_ms / 1000)
@@ -285,7 +284,7 @@ class PlacementContact:
             streams = await self._ask_about({key.stream_id for key in differences.retire})
         # Whoever told us that may have been put back to an earlier day since the last heartbeat.
         await self._heartbeat()
-        await self._node.settle(differences, listed, streams)
+        await self._node.apply_list(differences, listed, streams)
 
     async def _ask_about(self, stream_ids: Iterable[int]) -> Streams:
         """Why ranges of ours are not listed; a stream that nobody knows is left out."""
@@ -348,7 +347,7 @@ class PlacementContact:
                     return  # deleted: reconciliation takes care of it
                 except HeadraceError as error:
                     _log.info("seal of %s not done: %s", key, error)
-                self.settle_soon()
+                self.reconcile_soon()
                 pause = min(2 * pause, _SEAL_PAUSE_MAX)
         finally:
             del self._asked[key]
@@ -397,7 +396,7 @@ class PlacementContact:
             _log.warning("stopping with %d open ranges that did not move in time", len(movable))
 
     async def _movable(self) -> list[RangeLog]:
-        """Open ranges that enough other nodes live for."""
+        """Open ranges that enough other nodes live for, each on a host of its own."""
         open_ = [log for log in self._node.logs() if not log.sealed]
         if not open_:
             return []
@@ -409,14 +408,15 @@ class PlacementContact:
             _log.info("not drained: %s", error)
             return []
         own = self._node.node_id
-        others = sum(
-            info.is_alive
+        others = {
+            info.host or info.data_node.advertise_addr
+            for info in answer.nodes
+            if info.is_alive
             and not info.is_draining
             and info.data_node is not None
             and info.data_node.node_id != own
-            for info in answer.nodes
-        )
-        return [log for log in open_ if ack_quorum_of(max(1, len(log.replicas))) <= others]
+        }
+        return [log for log in open_ if m.ack_quorum(max(1, len(log.replicas))) <= len(others)]
 
 
 def _versions(outcomes: list[Reply | HeadraceError]) -> list[int]:

@@ -20,7 +20,6 @@ from headrace.datanode.control.node_files import (
     is_the_same,
 )
 from headrace.datanode.control.placement_contact import PlacementContact
-from headrace.datanode.replication.commitment import ack_quorum_of
 from headrace.datanode.replication.copying import Copier, Repairer
 from headrace.datanode.replication.leader import LedRanges
 from headrace.datanode.state import Differences, NodeState, SyncAction
@@ -82,7 +81,7 @@ class Ranges:
         await log.seal(writer_epoch=writer_epoch)
         self._state.on_sealed(key)
         if not log.final:
-            node.contact.settle_soon()
+            node.contact.reconcile_soon()
         return log
 
     async def sync(
@@ -118,7 +117,7 @@ class Ranges:
     ) -> RangeLog:
         node = self._node
         replicas = replicas_of(wanted)
-        quorum = wanted.ack_quorum if wanted.ack_quorum > 0 else ack_quorum_of(len(replicas))
+        quorum = wanted.ack_quorum if wanted.ack_quorum > 0 else m.ack_quorum(len(replicas))
         log = await node.store.create_range(
             key,
             start_offset=wanted.start_offset,
@@ -296,7 +295,7 @@ class Ranges:
 
     # Reconciliation
 
-    async def settle(
+    async def apply_list(
         self, differences: Differences, listed: Iterable[m.Range], streams: Streams
     ) -> None:
         """Become what the placement manager's list says; `streams` is what it says of those that

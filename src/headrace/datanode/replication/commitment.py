@@ -21,11 +21,6 @@ from headrace.wire.sbp.records import HEADER_BYTES, split
 _MARKS_MAX = 256
 
 
-def ack_quorum_of(replicas: int) -> int:
-    """A majority, and both of two: the replicas that hold an offset before it is acknowledged."""
-    return replicas // 2 + 1
-
-
 @dataclass(slots=True)
 class Commitment:
     """How far a range is on disk, here and there, and how far it is therefore committed."""

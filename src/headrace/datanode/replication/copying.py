@@ -22,7 +22,7 @@ from headrace.concurrency.tasks import TaskSet
 from headrace.config.datanode import DataNodeSettings
 from headrace.errors import CorruptionError, HeadraceError, RemoteProtocolError, UnavailableError
 from headrace.runtime.interfaces import Clock
-from headrace.sbp_client.channels import Connect, Links, PieceReader
+from headrace.sbp_client.channels import ChannelPool, Connect, PieceReader
 from headrace.sbp_client.ranges import end_of
 from headrace.storage.layout import CorruptSpan, RangeKey
 from headrace.storage.range.log import RangeLog
@@ -54,7 +54,7 @@ class Peers:
         self, clock: Clock, connect_to: Callable[[str], Connect], find_sources: FindSources
     ) -> None:
         self._clock = clock
-        self._links = Links(connect_to)
+        self._links = ChannelPool(connect_to)
         self._find_sources = find_sources
         self._known: dict[RangeKey, tuple[float, Sequence[str]]] = {}
 

@@ -45,16 +45,16 @@ from headrace.pipeline.declare.queries import is_stateful, streaming_nodes
 from headrace.pipeline.declare.stages import Builder
 from headrace.spark.options import parse_sink
 from headrace.spark.server import connect
-from headrace.spark.source.offsets import Offsets, resolve
-from headrace.spark.source.positions import AtOffsets, Topics, parse_position
+from headrace.spark.source.batch_plan import Offsets
+from headrace.spark.source.positions import AtOffsets, Topics, parse_position, resolve
 from headrace.wire.umbilical.windows import format_window
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from headrace.client.positions import SourceState
+    from headrace.client.partition_reader import SourceState
     from headrace.pipeline.declare.application import Application
-    from headrace.pipeline.declare.properties import PropertyValues
+    from headrace.pipeline.declare.graph import PropertyValues
     from headrace.pipeline.declare.queries import Query
     from headrace.runtime.interfaces import Disk
     from headrace.spark.options import SinkOptions

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from headrace.errors import CorruptionError
-from headrace.spark.source.offsets import Offsets
+from headrace.spark.source.batch_plan import Offsets
 
 RECORDS_MAX = 100  # bad ones of a batch: with more it is not the records
 PROBES_MAX = 2_000

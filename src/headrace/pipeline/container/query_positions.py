@@ -19,10 +19,10 @@ from headrace.observability.logging import get_logger
 
 if TYPE_CHECKING:
     from headrace.client.iggy import IggyClient
-    from headrace.client.positions import Key
+    from headrace.client.partition_reader import Key
     from headrace.spark.options import SourceOptions
     from headrace.spark.server import Remote
-    from headrace.spark.source.offsets import Offsets
+    from headrace.spark.source.batch_plan import Offsets
 
 STORE_SECONDS = 5.0  # for the broker to take positions; they are stored again with the next batch
 LETTERS = "_dead_letter"  # ends the name of a query that publishes dead letters
@@ -105,7 +105,7 @@ async def _remove(client: IggyClient, place: tuple[str, str, str]) -> None:
 
 def read_ends(ends: Sequence[Any]) -> Offsets | None:
     """One position out of those of a query's sources; None where they are not the connector's."""
-    from headrace.spark.source.offsets import Offsets
+    from headrace.spark.source.batch_plan import Offsets
 
     found = []
     for end in ends:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from headrace.pipeline.container.bad_batch import BadBatches
     from headrace.pipeline.container.query_positions import QueryPositions
-    from headrace.pipeline.declare.properties import PropertyValues
+    from headrace.pipeline.declare.graph import PropertyValues
     from headrace.pipeline.declare.queries import Query
     from headrace.spark.options import SinkOptions
     from headrace.spark.session.queries import QueryIdentity, RunningQuery

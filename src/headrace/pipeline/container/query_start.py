@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.pipeline.container.bad_batch import FoundRecord
-    from headrace.pipeline.declare.properties import PropertyValues
+    from headrace.pipeline.declare.graph import PropertyValues
     from headrace.pipeline.declare.queries import Query
     from headrace.spark.edges.sink import EdgeSink
     from headrace.spark.options import Target

@@ -16,8 +16,13 @@ from headrace.errors import ConfigError
 from headrace.ids import WindowId
 from headrace.observability import tracing
 from headrace.pipeline import traces
-from headrace.pipeline.container.heartbeat import stack_traces
-from headrace.pipeline.container.reports import BatchReport, Place, operator_stats, read_progress
+from headrace.pipeline.container.heartbeat import (
+    BatchReport,
+    Place,
+    operator_stats,
+    read_progress,
+    stack_traces,
+)
 from headrace.pipeline.container.window_log import BatchWindow
 from headrace.pipeline.failures import readable
 from headrace.pipeline.plan.scripts import RUN_SCRIPT, operator_name

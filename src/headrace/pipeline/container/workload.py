@@ -26,15 +26,15 @@ from headrace.pipeline.container.container_plan import (
     properties_of,
 )
 from headrace.pipeline.container.container_session import ContainerSession, WorkloadSettings
-from headrace.pipeline.container.query_run import QueryRun, Recording
-from headrace.pipeline.container.query_start import QueryStarter
-from headrace.pipeline.container.reports import (
+from headrace.pipeline.container.heartbeat import (
     BatchReport,
     Place,
     operator_stats,
     read_progress,
     with_bad_rows,
 )
+from headrace.pipeline.container.query_run import QueryRun, Recording
+from headrace.pipeline.container.query_start import QueryStarter
 from headrace.pipeline.controller.application.operator_requests import SET_PROPERTY
 from headrace.pipeline.controller.application.statistics import TASKS_FINISHED
 from headrace.pipeline.declare.declarations import OUTPUT_PORT, SPARK, Hook
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.pipeline.container.bad_batch import FoundRecord
-    from headrace.pipeline.declare.properties import PropertyValues
+    from headrace.pipeline.declare.graph import PropertyValues
     from headrace.pipeline.declare.queries import Query
     from headrace.spark.session.queries import RunningQuery
 
@@ -112,7 +112,7 @@ class Workload:
         """Start every query whose terminal stage is among these operators."""
         known = {**self._operators, **{info.id: info for info in infos}}
         self._end_queries_of({info.name for info in infos})  # nobody reported what is left of them
-        from headrace.pipeline.declare.properties import PropertyValues
+        from headrace.pipeline.declare.graph import PropertyValues
 
         plan = make_container_plan(self._session.application(), known)
         values = PropertyValues(plan.app, properties_of(plan.app, known))
@@ -299,7 +299,7 @@ class Workload:
             return []
         if run.state is DeployState.ACTIVE:
             self._look_after(run, run.running)
-        from headrace.spark.source.batch_plan import skipped
+        from headrace.pipeline.failures import skipped
 
         reports = []
         for progress in run.running.take_progress():

@@ -244,7 +244,7 @@ class Controller:
 
     async def _on_exit(self, running: RunningApplication, container_id: str, status: int) -> None:
         application = running.application
-        running.observations.on_end(container_id)
+        running.heartbeat_details.on_end(container_id)
         await self._launches.take_back(application.path, container_id)
         if self._closing:
             return  # it ends because we do; the application stays wanted

@@ -22,14 +22,19 @@ from headrace.errors import (
     TooLargeError,
 )
 from headrace.observability.logging import get_logger
-from headrace.pipeline.controller import container_files
 from headrace.pipeline.controller.action_performer import ActionPerformer
 from headrace.pipeline.controller.application.events import Event, EventType
 from headrace.pipeline.controller.application.model import plan_of
 from headrace.pipeline.controller.application_views import details, summary
 from headrace.pipeline.controller.backlog import topics_read
 from headrace.pipeline.controller.broker_edges import Edges
-from headrace.pipeline.controller.container_launches import ContainerLaunches
+from headrace.pipeline.controller.container_launches import (
+    ContainerLaunches,
+    last_lines,
+    last_lines_of,
+    lines_before,
+    read_recording,
+)
 from headrace.pipeline.controller.journal import ApplicationRecord, JournalWriter
 from headrace.pipeline.controller.running import RunningApplication, RunningApplications
 from headrace.pipeline.controller.submission import Submission, check_storage, make_record
@@ -287,9 +292,7 @@ class Operations:
     async def recorded(self, name: str, recording: str) -> Recorded:
         """The rows that a recording has so far, window by window."""
         path = f"{self._applications.get(name).application.path}/recordings"
-        return await self._disk.run(
-            container_files.read_recording, self._runtime.disk, path, recording
-        )
+        return await self._disk.run(read_recording, self._runtime.disk, path, recording)
 
     async def send_request(self, name: str, request: m.StramToNodeRequest) -> None:
         """Queue an operator request; it goes out with the next heartbeat's answer."""
@@ -309,13 +312,13 @@ class Operations:
 
     async def set_log_levels(self, name: str, levels: Mapping[str, str]) -> None:
         """By logger name, in every container of the application, later ones included."""
-        observations = self._applications.get(name).observations
-        observations.on_log_levels(check_levels(levels, observations.log_levels))
+        heartbeat_details = self._applications.get(name).heartbeat_details
+        heartbeat_details.on_log_levels(check_levels(levels, heartbeat_details.log_levels))
 
     # looking
 
     def log_levels(self, name: str) -> dict[str, str]:
-        return dict(self._applications.get(name).observations.log_levels)
+        return dict(self._applications.get(name).heartbeat_details.log_levels)
 
     def list(self) -> list[ApplicationRow]:
         now_ms = self._now_ms()
@@ -357,7 +360,7 @@ class Operations:
 
     def history(self, name: str) -> dict[int, tuple[WindowPoint, ...]]:
         """The last windows of every operator, by its id, oldest first."""
-        return self._applications.get(name).observations.history()
+        return self._applications.get(name).heartbeat_details.history()
 
     async def wait(self, name: str) -> ApplicationView:
         """Until the application has ended and its processes with it; then what `show` says."""
@@ -375,7 +378,7 @@ class Operations:
         """The last lines of the application's containers, the newest container last."""
         folder = f"{self._applications.get(name).application.path}/logs"
         return await self._disk.run(
-            container_files.last_lines,
+            last_lines,
             self._runtime.disk,
             folder,
             lines,
@@ -386,7 +389,7 @@ class Operations:
         """The last lines of one container, also of one that ended; NotFoundError without any."""
         folder = f"{self._applications.get(name).application.path}/logs"
         return await self._disk.run(
-            container_files.last_lines_of,
+            last_lines_of,
             self._runtime.disk,
             folder,
             container_id,
@@ -397,9 +400,7 @@ class Operations:
     async def log_before(self, name: str, container_id: str, offset: int) -> str:
         """The lines of a container's log that end at a place in it, as an error reports it."""
         folder = f"{self._applications.get(name).application.path}/logs"
-        return await self._disk.run(
-            container_files.lines_before, self._runtime.disk, folder, container_id, offset
-        )
+        return await self._disk.run(lines_before, self._runtime.disk, folder, container_id, offset)
 
     def statistics(self) -> ControllerStatistics:
         running = list(self._applications)

@@ -75,7 +75,7 @@ class UmbilicalCalls:
             return m.ContainerHeartbeatResponse(shutdown=m.ShutdownType.ABORT)
         async with running.lock:
             now_ms, known = self._now_ms(), running.application.operators
-            if running.observations.on_heartbeat(request, now_ms, known):
+            if running.heartbeat_details.on_heartbeat(request, now_ms, known):
                 log.warning("container_clock_ahead", container=request.stats.id)
             before = running.application.checkpoints.committed
             outcome = running.application.deployment.on_heartbeat(request, now_ms)
@@ -85,7 +85,9 @@ class UmbilicalCalls:
         running.beat.set()
         running.beat = asyncio.Event()
         response = await self._with_grant(running, request.stats.id, outcome.response)
-        if response.shutdown is None and (more := running.observations.requests(request.stats.id)):
+        if response.shutdown is None and (
+            more := running.heartbeat_details.requests(request.stats.id)
+        ):
             response = replace(response, node_requests=(*response.node_requests, *more))
         return response
 

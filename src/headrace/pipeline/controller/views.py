@@ -1,7 +1,7 @@
 """What the controller tells of its applications: the structures that the pages, the JSON API and
 the command line read.
 
-`application_views` makes them from an application's state, `observations` and `backlog` add what
+`application_views` makes them from an application's state, `running` and `backlog` add what
 they measure. A field whose value may be UNSET is absent from the JSON until a heartbeat has told
 it. In JSON an event's data stand beside its other fields (`to_json`).
 """

@@ -19,8 +19,7 @@ from headrace.pipeline.declare.declarations import (
     TopicInput,
     make_stage,
 )
-from headrace.pipeline.declare.graph import ApplicationGraph
-from headrace.pipeline.declare.properties import Properties
+from headrace.pipeline.declare.graph import ApplicationGraph, Properties
 from headrace.pipeline.declare.stores import ROWS, Batch, Store, check_store
 
 if TYPE_CHECKING:

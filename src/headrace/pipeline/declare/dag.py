@@ -20,7 +20,7 @@ from typing import Any
 from headrace.errors import ConfigError
 from headrace.pipeline.declare.application import Application
 from headrace.pipeline.declare.declarations import read_signature
-from headrace.pipeline.declare.properties import check_property
+from headrace.pipeline.declare.graph import check_property
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from headrace.pipeline.plan.spark_conf import PROVIDER, store_of
 
 if TYPE_CHECKING:
     from headrace.pipeline.declare.declarations import Stage
-    from headrace.pipeline.declare.properties import PropertyValues
+    from headrace.pipeline.declare.graph import PropertyValues
 
     Tail = Callable[[DataFrame], DataFrame]
 

@@ -36,9 +36,8 @@ from headrace.pipeline.declare.declarations import (
     TopicInput,
     feed_of,
 )
-from headrace.pipeline.declare.graph import ApplicationGraph
+from headrace.pipeline.declare.graph import ApplicationGraph, Properties, PropertyValues
 from headrace.pipeline.declare.inputs import MESSAGE_TYPES, message_columns
-from headrace.pipeline.declare.properties import Properties, PropertyValues
 from headrace.pipeline.declare.queries import (
     Query,
     check_query,

@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.pipeline.declare.declarations import TopicInput
-from headrace.pipeline.declare.graph import ApplicationGraph
+from headrace.pipeline.declare.graph import ApplicationGraph, Properties
 from headrace.pipeline.declare.inputs import (
     decode,
     payload_of,
@@ -39,7 +39,6 @@ from headrace.pipeline.declare.inputs import (
     windows_of,
     write_window,
 )
-from headrace.pipeline.declare.properties import Properties
 from headrace.pipeline.declare.queries import check_query, plan_query, store_settings
 from headrace.pipeline.declare.stages import Builder, Query, build_queries, give
 from headrace.pipeline.declare.stores import Batch, Store

@@ -34,7 +34,7 @@ from headrace.errors import ConfigError, HeadraceError, NotFoundError
 from headrace.pipeline.declare.application import Application
 from headrace.pipeline.declare.dag import Dag
 from headrace.pipeline.declare.declarations import check_position
-from headrace.pipeline.declare.properties import check_property
+from headrace.pipeline.declare.graph import check_property
 from headrace.pipeline.plan.logical_json import from_plan, import_function
 from headrace.runtime.system import system_runtime
 

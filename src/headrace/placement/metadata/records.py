@@ -71,6 +71,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     store_id: str = ""
     host: str = ""  # the machine it says it is on
+    host_id: str = ""  # the same for all nodes that run as one; empty: a node by itself
     replaced: bool = False  # another node has its address: its disk, or the machine, is gone
 
     @property

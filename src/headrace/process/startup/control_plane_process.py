@@ -29,15 +29,18 @@ ALIVE_SECONDS = 5.0
 CLOSE_SECONDS = 25.0  # less than the parent waits before it kills us
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What `headrace up` gives the process of its control plane, as a line of JSON."""
+
     settings: Settings
     addresses: dict[str, str]
+    """Where the parts of the data plane listen."""
     log_format: Literal["text", "json"] = "text"
     before: dict[str, str] = {}
     """Where the last control plane was, when this one follows it."""
 
 
-async def serve(told: Told) -> int:
+async def serve(order: StartOrder) -> int:
     loop = asyncio.get_running_loop()
     orphaned = asyncio.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and closes the pipe
@@ -52,13 +55,13 @@ async def serve(told: Told) -> int:
     threading.Thread(target=watch_parent, daemon=True).start()
     plane = ControlPlane(
         system_runtime(),
-        told.settings,
-        told.addresses,
+        order.settings,
+        order.addresses,
         environment=dict(os.environ),
-        before=told.before,
+        before=order.before,
         alone=True,
     )
-    endpoint = make_endpoint(told.settings, plane.observed())
+    endpoint = make_endpoint(order.settings, plane.observed())
     await endpoint.start()
     try:
         await plane.start()
@@ -95,11 +98,11 @@ async def _tell_alive() -> None:
 
 
 def main() -> int:
-    told = msgspec.json.decode(sys.stdin.buffer.readline(), type=Told)
-    configure_logging(format=told.log_format, role="control-plane")
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=StartOrder)
+    configure_logging(format=order.log_format, role="control-plane")
     try:
-        with observing(told.settings, "control-plane", told.log_format):
-            return run(serve(told))
+        with observing(order.settings, "control-plane", order.log_format):
+            return run(serve(order))
     except HeadraceError as error:
         get_logger(__name__).error("control plane failed", reason=str(error))
         failed = {"error": str(error), "config": isinstance(error, ConfigError)}

@@ -15,12 +15,16 @@ from headrace.errors import UnavailableError
 from headrace.observability.escaping import note
 from headrace.observability.logging import RecentLines
 from headrace.process.certificates import Tls, load_tls
-from headrace.process.links import check_addresses, check_advertised, node_connect, placement_links
+from headrace.process.cluster_connections import (
+    check_addresses,
+    check_advertised,
+    node_connect,
+    placement_links,
+)
 from headrace.process.roles import Role
-from headrace.process.startup.announcing import report_role, tell_root
 from headrace.process.startup.observing import make_endpoint
-from headrace.process.startup.secret_references import read_reference
-from headrace.process.startup.serving_loop import stop_on_signals, unless_stopped
+from headrace.process.startup.serving import report_role, stop_on_signals, tell_root, unless_stopped
+from headrace.process.startup.settings import read_reference
 from headrace.runtime.system import system_runtime
 from headrace.wire.sbp.messages import ClientRole
 
@@ -72,7 +76,7 @@ async def make_role(name: str, settings: Settings, secret: bytes) -> Role:
 def _make_broker(settings: Settings, secret: bytes, tls: Tls) -> Role:
     from headrace.broker.term.snapshot import Diagnostics
     from headrace.process.roles import BrokerRole
-    from headrace.process.startup.machine_figures import Figures, list_processes
+    from headrace.process.startup.observing import MachineFigures, list_processes
 
     runtime = system_runtime()
     recent = RecentLines()
@@ -88,7 +92,7 @@ def _make_broker(settings: Settings, secret: bytes, tls: Tls) -> Role:
         tls=tls,
         stands_by=True,
         on_root=tell_root,
-        figures=Figures(settings.data_dir),
+        figures=MachineFigures(settings.data_dir),
         diagnostics=Diagnostics(
             data_dir=settings.data_dir,
             settings=shown_settings(settings),

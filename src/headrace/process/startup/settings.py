@@ -1,4 +1,8 @@
-"""The settings of a process that serves: from its file, its environment and its command line."""
+"""What a process is given from outside: its settings, and secrets where references say they are.
+
+Settings come from a file, the environment and the command line. A reference to a secret is
+`env:NAME` or `file:PATH`, so that no secret stands among the settings themselves.
+"""
 
 from __future__ import annotations
 
@@ -49,3 +53,44 @@ def with_root(settings: Settings, environment: os._Environ[str] | dict[str, str]
         settings.broker, root_username=username, root_password=password
     )
     return msgspec.structs.replace(settings, broker=broker)
+
+
+_MAKE_ONE = "make one with `openssl rand -hex 32`, and give the same to every role"
+_BYTES = 32
+
+
+def read_secret(reference: str, data_dir: str) -> bytes:
+    """`env:NAME`, `file:PATH`, or what an earlier start left in the data directory."""
+    path = Path(data_dir, "secrets", "cluster")
+    if not reference and not path.exists():
+        raise ConfigError(
+            "a role of a cluster needs the cluster's secret: --secret env:NAME or --secret "
+            f"file:PATH; {_MAKE_ONE}"
+        )
+    text = read_reference(reference or f"file:{path}", "secret", hint=_MAKE_ONE)
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        secret = b""
+    if len(secret) != _BYTES:
+        raise ConfigError(f"secret: {reference or path} is not 64 hex digits; {_MAKE_ONE}")
+    return secret
+
+
+def read_reference(reference: str, what: str, *, hint: str = "") -> str:
+    """What `env:NAME` or `file:PATH` stands for; nothing for nothing."""
+    hint = f"; {hint}" if hint else ""
+    kind, _, where = reference.partition(":")
+    if not reference:
+        return ""
+    if kind == "env" and where:
+        text = os.environ.get(where, "")
+        if not text:
+            raise ConfigError(f"{what}: the environment has no {where}{hint}")
+        return text.strip()
+    if kind != "file" or not where:
+        raise ConfigError(f"{what}: say where it is, as env:NAME or file:PATH, not what it is")
+    try:
+        return Path(where).read_text("utf-8", "replace").strip()
+    except OSError as error:
+        raise ConfigError(f"{what}: cannot read {where}: {error.strerror}{hint}") from error

@@ -1,4 +1,5 @@
-"""TCP and UDP on asyncio's transports (uvloop's in production): the system runtime's Transport.
+"""TCP, unix sockets and UDP on asyncio's transports (uvloop's in production): the system runtime's
+Transport.
 
 A connection holds at most RECEIVE_BYTES_MAX received bytes (plus one read of the transport) before
 it stops reading from the socket, and `drain` waits while more than WRITE_BYTES_HIGH are queued.
@@ -22,8 +23,18 @@ from headrace.runtime.interfaces import (
     Address,
     Buffer,
     Connection,
+    Detached,
     OnConnection,
     OnDatagram,
+)
+from headrace.runtime.system.descriptors import (
+    SystemDetached,
+    SystemInbox,
+    bind_unix,
+    identity_of,
+    post,
+    remove_own,
+    short_address,
 )
 
 log = get_logger(__name__)
@@ -34,6 +45,7 @@ RECEIVE_BYTES_MAX = 1 << 20  # received and not yet taken: above it the socket i
 WRITE_BYTES_HIGH = 1 << 20  # queued and not yet sent: above it `drain` waits,
 WRITE_BYTES_LOW = 1 << 18  # until it falls below this
 CLOSE_SECONDS_MAX = 10.0  # a closed connection that cannot send what is queued is aborted after it
+UNIX_KERNEL_BYTES = 1 << 20  # asked of the kernel for each direction of a unix socket
 BACKLOG = 1024
 DATAGRAM_BYTES_MAX = 1 << 20  # queued and not yet taken by the kernel: above it datagrams drop
 DATAGRAM_KERNEL_BYTES = 4 << 20  # asked of the kernel, which may grant less
@@ -58,14 +70,16 @@ class SystemConnection(asyncio.BufferedProtocol):
     nothing more until it has said where the rest shall go.
     """
 
-    def __init__(self, on_made: Callable[[SystemConnection], None] | None = None) -> None:
+    def __init__(
+        self, on_made: Callable[[SystemConnection], None] | None = None, first_bytes: bytes = b""
+    ) -> None:
         self.peer = ""
         self.local = ""
         self._loop = asyncio.get_running_loop()
         self._on_made = on_made
         self._transport: asyncio.Transport
-        self._chunks: deque[bytes] = deque()
-        self._chunk_bytes = 0
+        self._chunks: deque[bytes] = deque([first_bytes] if first_bytes else ())
+        self._chunk_bytes = len(first_bytes)
         self._direct = False
         self._made = False
         self._target: memoryview | None = None
@@ -76,6 +90,7 @@ class SystemConnection(asyncio.BufferedProtocol):
         self._error: Exception | None = None
         self._receiver: asyncio.Future[None] | None = None
         self._look: Callable[[memoryview], bool] | None = None
+        self._on_arrival: Callable[[], None] | None = None
         self._drainers: deque[asyncio.Future[None]] = deque()
         self._closed = asyncio.Event()
         self._close_timer: asyncio.TimerHandle | None = None
@@ -86,10 +101,16 @@ class SystemConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._made = True
         self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH, low=WRITE_BYTES_LOW)
-        # Both loops set it by default today; a latency of 40 ms is not worth relying on that.
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.local = format_address(transport.get_extra_info("sockname"))
-        self.peer = format_address(transport.get_extra_info("peername"))
+        kernel = transport.get_extra_info("socket")
+        sockname = transport.get_extra_info("sockname")
+        if kernel.family == socket.AF_UNIX:
+            kernel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_KERNEL_BYTES)
+            self.local = self.peer = "unix:"  # the path stands in for both, see whoever made it
+        else:
+            # Both loops set it by default today; a latency of 40 ms is not worth relying on that.
+            kernel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.local = format_address(sockname)
+            self.peer = format_address(transport.get_extra_info("peername"))
         if self._on_made is not None:
             self._on_made(self)
 
@@ -153,6 +174,17 @@ class SystemConnection(asyncio.BufferedProtocol):
 
     def look_first(self, look: Callable[[memoryview], bool]) -> None:
         self._look = look
+
+    def put_back(self, data: bytes) -> None:
+        self._chunks.appendleft(data)
+        self._chunk_bytes += len(data)
+        self._wake_receiver()
+
+    def has_arrived(self) -> bool:
+        return bool(self._chunks) or self._ended
+
+    def call_on_arrival(self, on_arrival: Callable[[], None]) -> None:
+        self._on_arrival = on_arrival
 
     async def receive_into(self, target: memoryview) -> int:
         self._direct = True
@@ -225,6 +257,28 @@ class SystemConnection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         self._transport.abort()
 
+    async def detach(self) -> SystemDetached:
+        assert self._receiver is None, "somebody is receiving"
+        transport = self._transport
+        if not transport.is_closing() and not self._reading_paused:
+            self._reading_paused = True
+            transport.pause_reading()
+        if transport.get_write_buffer_size() and not transport.is_closing():
+            transport.set_write_buffer_limits(high=0)
+            try:
+                await self.drain()
+            finally:
+                if not transport.is_closing():
+                    transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH, low=WRITE_BYTES_LOW)
+        if transport.is_closing():
+            raise UnavailableError("connection is closed", peer=self.peer) from self._error
+        descriptor = os.dup(transport.get_extra_info("socket").fileno())
+        detached = SystemDetached(descriptor, b"".join(self._chunks))
+        self._chunks.clear()
+        self._chunk_bytes = 0
+        transport.abort()  # which closes one of two descriptors, and says nothing to the peer
+        return detached
+
     def give_up(self) -> None:
         """Nobody waits for this connection any more, whether it was made or not."""
         if self._made:
@@ -234,7 +288,10 @@ class SystemConnection(asyncio.BufferedProtocol):
         await self._closed.wait()
 
     def _wake_receiver(self) -> None:
-        if self._receiver is not None and not self._receiver.done():
+        if self._receiver is None:
+            if self._on_arrival is not None:
+                self._on_arrival()
+        elif not self._receiver.done():
             self._receiver.set_result(None)
 
     def _wake_drainers(self) -> None:
@@ -286,22 +343,39 @@ class SystemListener:
     def __init__(self, on_connection: OnConnection) -> None:
         self._accepted = AcceptedConnections(on_connection)
         self._server: asyncio.Server
+        self._path: tuple[str, tuple[int, int]] | None = None
         self._closing = False
         self._closed = asyncio.Event()
         self.host = ""
         self.port = 0
 
-    async def start(self, family: socket.AddressFamily, address: tuple[str, int]) -> None:
+    async def start(
+        self, family: socket.AddressFamily, address: tuple[str, int], *, reuse_port: bool
+    ) -> None:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: SystemConnection(self._accept), *address, family=family, backlog=BACKLOG
+            lambda: SystemConnection(self._accept),
+            *address,
+            family=family,
+            backlog=BACKLOG,
+            reuse_port=reuse_port or None,
         )
         self.host, self.port = self._server.sockets[0].getsockname()[:2]
+
+    async def start_unix(self, path: str) -> None:
+        bound = bind_unix(path, socket.SOCK_STREAM)
+        self._path = path, identity_of(path)
+        self.host = path
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: SystemConnection(self._accept), sock=bound, backlog=BACKLOG
+        )
 
     def _accept(self, connection: SystemConnection) -> None:
         if self._closing:
             connection.abort()
         else:
+            if self._path is not None:
+                connection.local = connection.peer = f"unix:{self.host}"
             self._accepted.start(connection)
 
     def close(self) -> None:
@@ -313,6 +387,8 @@ class SystemListener:
 
     def _close(self) -> None:
         self._server.close()
+        if self._path is not None:
+            remove_own(*self._path)
         self._closed.set()
 
     async def wait_closed(self) -> None:
@@ -382,25 +458,70 @@ class SystemTransport:
             ) from error
         return connection
 
-    async def listen(self, host: str, port: int, on_connection: OnConnection) -> SystemListener:
+    async def listen(
+        self, host: str, port: int, on_connection: OnConnection, *, reuse_port: bool = False
+    ) -> SystemListener:
         """Listens on the first address of `host`, IPv4 before IPv6: one listener has one port."""
         listener = SystemListener(on_connection)
         try:
             family, address = await _resolve(host, port, socket.SOCK_STREAM)
-            await listener.start(family, address)
+            await listener.start(family, address, reuse_port=reuse_port)
         except OSError as error:
             raise _cannot_listen(error, host, port) from error
         return listener
 
+    async def connect_unix(self, path: str, *, timeout: float = 1.0) -> Connection:
+        loop = asyncio.get_running_loop()
+        connection = SystemConnection()
+        try:
+            async with asyncio.timeout(timeout):
+                with short_address(path) as address:
+                    await loop.create_unix_connection(lambda: connection, address)
+        except asyncio.CancelledError:
+            connection.give_up()
+            raise
+        except TimeoutError as error:
+            connection.give_up()
+            raise UnavailableError(
+                f"cannot connect to unix:{path}: no answer within {timeout:g} s"
+            ) from error
+        except OSError as error:
+            raise UnavailableError(f"cannot connect to unix:{path}: {_reason(error)}") from error
+        connection.local = connection.peer = f"unix:{path}"
+        return connection
+
+    async def listen_unix(self, path: str, on_connection: OnConnection) -> SystemListener:
+        listener = SystemListener(on_connection)
+        await listener.start_unix(path)
+        return listener
+
+    def open_inbox(self, path: str) -> SystemInbox:
+        return SystemInbox(path)
+
+    def post(self, path: str, token: bytes, detached: Detached) -> bool:
+        assert isinstance(detached, SystemDetached)
+        return post(path, token, detached)
+
+    async def adopt(self, detached: Detached, first_bytes: bytes = b"") -> SystemConnection:
+        assert isinstance(detached, SystemDetached)
+        connection = SystemConnection(first_bytes=first_bytes)
+        adopted = detached.take()
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, adopted)
+        except OSError as error:
+            adopted.close()
+            raise UnavailableError(f"cannot adopt a connection: {_reason(error)}") from error
+        return connection
+
     async def listen_datagrams(
-        self, host: str, port: int, on_datagram: OnDatagram
+        self, host: str, port: int, on_datagram: OnDatagram, *, reuse_port: bool = False
     ) -> SystemDatagramListener:
         """On the first address of `host`, as `listen` does."""
         loop = asyncio.get_running_loop()
         try:
             family, address = await _resolve(host, port, socket.SOCK_DGRAM)
             # Bound here, not by the loop: uvloop leaks its handle when that fails.
-            bound = _bind_datagrams(family, address)
+            bound = _bind_datagrams(family, address, reuse_port=reuse_port)
         except OSError as error:
             raise _cannot_listen(error, host, port) from error
         _, listener = await loop.create_datagram_endpoint(
@@ -421,10 +542,14 @@ async def _resolve(
     return family, (str(address[0]), port)
 
 
-def _bind_datagrams(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
+def _bind_datagrams(
+    family: socket.AddressFamily, address: tuple[str, int], *, reuse_port: bool
+) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_DGRAM)
     try:
         bound.setblocking(False)
+        if reuse_port:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         # A burst of one congestion window must fit while the loop is busy elsewhere.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, DATAGRAM_KERNEL_BYTES)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, DATAGRAM_KERNEL_BYTES)

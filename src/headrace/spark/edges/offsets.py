@@ -20,7 +20,7 @@ import msgspec
 
 from headrace.errors import CorruptionError, OffsetOutOfRangeError
 from headrace.ids import WindowId
-from headrace.spark.source.batch_plan import OtherTopicError, Span
+from headrace.spark.source.batch_plan import OffsetRange, OtherTopicError
 from headrace.wire.iggy.messages.extensions import ListedWindow, WindowsListed, WindowSpan
 from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 
@@ -208,7 +208,7 @@ def spans_between(
     end: int,
     skip_until: int = NO_WINDOW,
     share: Share | None = None,
-) -> list[Span]:
+) -> list[OffsetRange]:
     """Where the rows of windows (start, end] are; runs that touch are one.
 
     Rows up to `skip_until` are left out, for who would rather lose than repeat them, and where the
@@ -230,7 +230,7 @@ def spans_between(
         if first < window.window <= end
         for span in _wanted(window, share)
     )
-    spans: list[Span] = []
+    spans: list[OffsetRange] = []
     for cluster, uid, partition, generation, begin, finish in runs:
         last = spans[-1] if spans else None
         if last is not None and (last.key, last.generation, last.end) == (
@@ -240,7 +240,9 @@ def spans_between(
         ):
             spans[-1] = replace(last, end=finish)
         else:
-            spans.append(Span(topic, (uid, partition), generation, begin, finish, cluster=cluster))
+            spans.append(
+                OffsetRange(topic, (uid, partition), generation, begin, finish, cluster=cluster)
+            )
     return spans
 
 

@@ -29,7 +29,7 @@ from headrace.spark.edges.options import EdgeOptions, parse_edge
 from headrace.spark.edges.sink import HASH_COLUMN
 from headrace.spark.options import PARTITION_BYTES, Credentials, Target
 from headrace.spark.server import Remote, connect, lend, topic_of
-from headrace.spark.source.batch_plan import Span, split
+from headrace.spark.source.batch_plan import OffsetRange, split
 from headrace.spark.source.following import IdlePace
 from headrace.spark.source.positions import Topics
 from headrace.wire.iggy.messages.extensions import WindowsListed
@@ -38,7 +38,7 @@ from headrace.wire.umbilical.windows import NO_WINDOW
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headrace.client.raw_messages import Area
+    from headrace.wire.iggy.columns import MessageBuffer
 
 _LAST = (1 << 63) - 1  # no window is later
 END_SECONDS = 20.0  # of one question while a run waits for its publishers' end
@@ -103,7 +103,9 @@ class EdgeFollowing:
             return None
         return EdgeOffset(listed.cluster, str(listed.uid), listed.closed).to_json()
 
-    async def plan(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[Span, Access]]:
+    async def plan(
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> list[tuple[OffsetRange, Access]]:
         """What the tasks of a batch read."""
         begin, finish = EdgeOffset.from_json(start), EdgeOffset.from_json(end)
         finish.check_topic(begin.cluster, begin.uid)  # a first batch's start is asked for anew
@@ -189,7 +191,7 @@ T = TypeVar("T")
 class EdgePartition(InputPartition):  # type: ignore[misc]  # pyspark's classes are untyped
     """What one task reads. The access holds a ticket, so it stays out of every representation."""
 
-    span: Span
+    span: OffsetRange
     access: Access = field(repr=False)
     credentials: Credentials = field(repr=False)
 
@@ -258,7 +260,7 @@ def edge_schema(options: Mapping[str, str]) -> str:
 
 
 def edge_rows(
-    schema: pa.Schema, share: Share | None, span: Span, runs: Iterable[list[Area]]
+    schema: pa.Schema, share: Share | None, span: OffsetRange, runs: Iterable[list[MessageBuffer]]
 ) -> Iterator[pa.RecordBatch]:
     """The rows that the messages of a span hold; the whole of them is checked."""
     from headrace.client.arrow import to_record_batch

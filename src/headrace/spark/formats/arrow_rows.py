@@ -28,8 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.spark.formats.decoding import Bad, Decoded, UnreadableError, reason_of
-from headrace.spark.formats.values import check_decimals
+from headrace.spark.formats.decoding import Bad, Decoded, UnreadableError, check_decimals, reason_of
 
 ROWS_FREE = 10_000
 ROWS_PER_BYTE = 64

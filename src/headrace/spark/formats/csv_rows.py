@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from headrace.errors import ConfigError
-from headrace.spark.formats.decoding import Decoded, UnreadableError, halve
-from headrace.spark.formats.values import check_decimals
+from headrace.spark.formats.decoding import Decoded, UnreadableError, check_decimals, halve
 
 _FRAME = "\0"  # a column of ours beside those of the schema
 _BLOCK_BYTES_MIN = 1 << 16

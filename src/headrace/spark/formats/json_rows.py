@@ -27,8 +27,17 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from headrace.errors import ConfigError
-from headrace.spark.formats.decoding import REST, Decoded, UnreadableError, halve
-from headrace.spark.formats.values import DIGITS_MAX, Converter, converter, parse_decimal, to_array
+from headrace.spark.formats.decoding import (
+    DIGITS_MAX,
+    REST,
+    Converter,
+    Decoded,
+    UnreadableError,
+    converter,
+    halve,
+    parse_decimal,
+    to_array,
+)
 
 _BRACE, _CLOSING_BRACE = b"{}"
 

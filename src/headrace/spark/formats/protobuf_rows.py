@@ -16,8 +16,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from headrace.errors import ConfigError
-from headrace.spark.formats.decoding import Decoded, UnreadableError, halve
-from headrace.spark.formats.values import to_array
+from headrace.spark.formats.decoding import Decoded, UnreadableError, halve, to_array
 
 Getter: TypeAlias = Callable[[Any], Any]
 

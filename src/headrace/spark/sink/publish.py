@@ -32,7 +32,7 @@ _SPECIAL = frozenset(".`")  # in a column's name
 def check_messages(schema: StructType, key: str | None = None) -> None:
     """ConfigError for a frame that cannot be published."""
     if "payload" not in schema.names:
-        from headrace.spark.formats.json_text import check_json
+        from headrace.spark.formats.encoding import check_json
 
         if not schema.names:
             raise ConfigError("the frame has no column to publish")
@@ -101,7 +101,7 @@ def _key(frame: DataFrame, key: str | None, name: str) -> list[Column]:
 def _encoded(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
     import pyarrow
 
-    from headrace.spark.formats.json_text import json_objects
+    from headrace.spark.formats.encoding import json_objects
 
     rows = batch.select(range(len(names))).rename_columns(names)
     keys = batch.columns[len(names) :]

@@ -33,14 +33,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from headrace.client.arrow import Homes, by_partition, to_area
+from headrace.client.arrow import KeyPartitions, by_partition, to_area
 from headrace.errors import ConfigError, HeadraceError, UnavailableError
 from headrace.net.credentials import exactly
 from headrace.spark.formats.encoding import RowEncoder
 from headrace.spark.kafka_style import SINK_TYPES, from_kafka, is_message
+from headrace.spark.limited_daemon import freeze_long_lived
 from headrace.spark.options import SinkOptions, Target, parse_sink
 from headrace.spark.server import Remote, Window, connect, lend_writing, topic_of
-from headrace.spark.worker_gc import freeze_long_lived
 from headrace.wire.iggy.batch import split
 from headrace.wire.iggy.messages.extensions import StagedSpan
 
@@ -332,7 +332,7 @@ def pieces(
 ) -> Iterator[Piece]:
     """The messages of a task; `count` says how many partitions there are, where that matters."""
     encoder = None
-    homes = Homes(count)
+    homes = KeyPartitions(count)
     for batch in batches:
         if not batch.num_rows:
             continue

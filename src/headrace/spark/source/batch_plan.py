@@ -1,4 +1,19 @@
-"""What the tasks of a batch read, and what is done about messages that are gone.
+"""A micro-batch: the offsets where it begins and ends, and what its tasks read of them.
+
+Spark's offset of the topics that are read, as its checkpoint holds it:
+
+    {"v":1,"c":"<cluster uuid>","p":{"<topic uid>/<partition>":[generation, next]},
+     "b":{"<topic uid>/<partition>": begin}}
+
+`next` is the first offset not read yet. Uids are never used again and a purge starts a new
+generation, so a deleted and recreated topic, a purged one or another cluster is told apart from the
+one that was read before. `b` is there only for partitions whose part of the batch that ends here
+does not begin where the batch before ended, because messages were lost or because a partition is
+new and no longer holds its first ones; and for all partitions of a query's first batch, which
+begins where nothing ended: Spark stores no initial offset, it asks for one again, also when it
+repeats the batch after a crash. So the same two offsets always mean the same messages. Spark
+compares offsets as text, so the same position always gives the same text: keys are sorted, and
+nothing else is stored.
 
 The ranges of tasks are half-open and never overlap; together they are exactly what the batch's two
 offsets say. A loss is what a checkpoint counts on and the topics no longer have. With
@@ -9,27 +24,176 @@ deleted topic is an error either way: there is nothing to go on with.
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from headrace.client.positions import Key, PartitionState, SourceState, TopicState
+from headrace.client.partition_reader import Key, PartitionState, SourceState, TopicState
 from headrace.errors import CorruptionError, HeadraceError, RequestError, StorageError
-from headrace.spark.source.offsets import Offsets
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """A position in every partition."""
+
+    cluster: str
+    positions: Mapping[Key, tuple[int, int]]  # (generation, next)
+    begins: Mapping[Key, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        value: dict[str, Any] = {
+            "v": FORMAT_VERSION,
+            "c": self.cluster,
+            "p": _sorted({key: list(at) for key, at in self.positions.items()}),
+        }
+        if self.begins:
+            value["b"] = _sorted(self.begins)
+        return value
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Offsets:
+        """CorruptionError unless it is exactly what `to_json` writes."""
+        if value.get("v") != FORMAT_VERSION:
+            raise CorruptionError(
+                f"this checkpoint's offsets have format {value.get('v')!r}, "
+                f"this version reads format {FORMAT_VERSION}"
+            )
+        try:
+            positions = {
+                _parse_key(key): (int(generation), int(next_offset))
+                for key, (generation, next_offset) in value["p"].items()
+            }
+            begins = {_parse_key(key): int(begin) for key, begin in value.get("b", {}).items()}
+            return cls(str(value["c"]), positions, begins)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise CorruptionError(f"offsets in the checkpoint are damaged: {value!r}") from error
+
+
+def _sorted(values: Mapping[Key, Any]) -> dict[str, Any]:
+    return dict(sorted((f"{uid}/{partition}", value) for (uid, partition), value in values.items()))
+
+
+def _parse_key(text: str) -> Key:
+    uid, slash, partition = text.rpartition("/")
+    if not slash or not uid:
+        raise ValueError(text)
+    return uid, int(partition)
+
+
+def admit(
+    start: Offsets,
+    state: SourceState,
+    *,
+    resumed: Mapping[Key, int] | None = None,
+    messages_max: int | None = None,
+    bytes_max: int | None = None,
+) -> Offsets:
+    """The end of the next micro-batch: at most the limits, shared by how far partitions lag.
+
+    `resumed` says where reading goes on in partitions that lost messages. What is new since
+    `start` is read from its first offset on. Bytes are estimated from the mean message size of the
+    topics. At least one message is admitted when there is one, so a limit below a message's size
+    slows a query down and never stops it. `start` itself comes back when there is nothing to do.
+    """
+    resumed = resumed or {}
+    at = {key: _position(start, resumed, key, each) for key, _, each in state.partitions()}
+    backlog = {key: max(0, each.end - at[key]) for key, _, each in state.partitions()}
+    limit = sum(backlog.values())
+    if messages_max is not None:
+        limit = min(limit, messages_max)
+    if bytes_max is not None:
+        limit = min(limit, max(1, int(bytes_max / mean_bytes(state))))
+    shares = _share(limit, backlog)
+    positions: dict[Key, tuple[int, int]] = {}
+    begins: dict[Key, int] = {}
+    for key, _, each in state.partitions():
+        known = key in start.positions or key in resumed
+        if not known and not shares[key]:
+            continue  # an empty partition that appeared is no reason to run a batch
+        positions[key] = (each.generation, at[key] + shares[key])
+        if key in resumed or (not known and at[key]):
+            begins[key] = at[key]
+    end = Offsets(state.cluster, positions, begins)
+    unchanged = not begins and positions == start.positions and state.cluster == start.cluster
+    return start if unchanged else end
+
+
+def begun(first: Offsets, end: Offsets) -> Offsets:
+    """`end` of a query's first batch, which itself says where that begins."""
+    begins = {key: first.positions.get(key, (0, 0))[1] for key in end.positions}
+    return replace(end, begins={**begins, **end.begins})
+
+
+def _position(
+    start: Offsets, resumed: Mapping[Key, int], key: Key, partition: PartitionState
+) -> int:
+    if key in resumed:
+        return resumed[key]
+    return start.positions.get(key, (partition.generation, partition.start))[1]
+
+
+def limited(state: SourceState, last: SourceState) -> SourceState:
+    """The topics as they are now, without what came after `last`."""
+    ends = {key: each for key, _, each in last.partitions()}
+    topics = []
+    for topic in state.topics:
+        kept = []
+        for each in topic.partitions:
+            bound = ends.get((topic.uid, each.partition))
+            if bound is not None:
+                same = bound.generation == each.generation
+                end = max(min(each.end, bound.end), each.start) if same else each.start
+                kept.append(replace(each, end=end))
+        topics.append(replace(topic, partitions=tuple(kept)))
+    known = {topic.uid for topic in last.topics}
+    return replace(state, topics=tuple(topic for topic in topics if topic.uid in known))
+
+
+def ended(state: SourceState, end: Offsets) -> SourceState:
+    """The topics as they are now, without what comes after `end`."""
+    return replace(
+        state,
+        topics=tuple(
+            replace(
+                topic,
+                partitions=tuple(
+                    replace(each, end=end.positions[topic.uid, each.partition][1])
+                    for each in topic.partitions
+                ),
+            )
+            for topic in state.topics
+        ),
+    )
+
+
+def mean_bytes(state: SourceState) -> float:
+    """Of a message, over everything that is kept; 1 when nothing is known."""
+    messages = sum(each.end - each.start for _, _, each in state.partitions())
+    total = sum(each.bytes for _, _, each in state.partitions())
+    return max(1.0, total / messages) if messages else 1.0
+
+
+def _share(limit: int, backlog: Mapping[Key, int]) -> dict[Key, int]:
+    """Divide `limit` in proportion to `backlog`; what rounding leaves goes to the largest rests."""
+    total = sum(backlog.values())
+    if limit >= total:
+        return dict(backlog)
+    shares = {key: limit * size // total for key, size in backlog.items()}
+    rests = sorted(backlog, key=lambda key: (-(limit * backlog[key] % total), key))
+    for key in rests[: limit - sum(shares.values())]:
+        shares[key] += 1
+    return shares
+
 
 OnDataLoss = Literal["fail", "skip"]
 Kind = Literal[
     "trimmed", "truncated", "purged", "partition deleted", "topic recreated", "cluster replaced"
 ]
 
-_GAP = re.compile(
-    r"messages lost: partition (?P<partition>\d+) of the topic with uid (?P<uid>\S+) "
-    r"(?:is gone|was read up to (?P<position>\d+) and went on at (?P<resumed>\d+))"
-)
 
 log = logging.getLogger(__name__)
 
@@ -167,59 +331,11 @@ def surviving(start: Offsets, losses: Iterable[Loss], state: SourceState) -> Off
     return Offsets(state.cluster, kept)
 
 
-def skipped(progress: Mapping[str, Any]) -> list[str]:
-    """What a batch skipped, from the offsets in Spark's progress record."""
-    found = []
-    for source in progress.get("sources", []):
-        start, end = (_offsets(source.get(name)) for name in ("startOffset", "endOffset"))
-        # A batch without data ends where it starts, with the beginnings of the one before it.
-        if start is not None and end is not None and start != end:
-            found += _between(start, end)
-    return found
-
-
-def _offsets(value: Any) -> Offsets | None:
-    """None for a batch that was the first, and for other sources."""
-    try:
-        return Offsets.from_json(json.loads(value) if isinstance(value, str) else value)
-    except (CorruptionError, ValueError, AttributeError):
-        return None
-
-
-def read_gap(text: str) -> dict[str, Any] | None:
-    """What a text of `skipped` says, as numbers; None for any other text."""
-    found = _GAP.match(text)
-    if found is None:
-        return None
-    told = {name: value for name, value in found.groupdict().items() if value is not None}
-    gap: dict[str, Any] = {"topic_uid": told.pop("uid")}
-    gap |= {name: int(value) for name, value in told.items()}
-    if "position" in gap:
-        gap["lost"] = max(0, gap["resumed"] - gap["position"])
-    return gap
-
-
-def _between(start: Offsets, end: Offsets) -> list[str]:
-    found = []
-    for (uid, partition), at in sorted(end.begins.items()):
-        generation, _ = end.positions[uid, partition]
-        before = start.positions.get((uid, partition), (generation, at))
-        if before != (generation, at):
-            position = before[1]
-            found.append(
-                f"messages lost: partition {partition} of the topic with uid {uid} "
-                f"was read up to {position} and went on at {at}"
-            )
-    for uid, partition in sorted(set(start.positions) - set(end.positions)):
-        found.append(f"messages lost: partition {partition} of the topic with uid {uid} is gone")
-    return found
-
-
 TASKS_PER_PARTITION_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class OffsetRange:
     """Messages [start, end) of a partition."""
 
     topic: str
@@ -237,7 +353,7 @@ class Span:
 
 def plan(
     start: Offsets, end: Offsets, state: SourceState, on_loss: OnDataLoss, *, by_name: bool
-) -> list[Span]:
+) -> list[OffsetRange]:
     """What lies between two offsets.
 
     Much may have happened since the end was written: retention, a purge, a topic that was deleted,
@@ -258,7 +374,7 @@ def plan(
             decide([missing(key, begin, end, state, by_name=by_name)], on_loss)
             continue
         topic, each = now[key]
-        span = Span(topic.topic, key, generation, begin, finish, cluster=state.cluster)
+        span = OffsetRange(topic.topic, key, generation, begin, finish, cluster=state.cluster)
         kept = _kept(span, topic, each, on_loss)
         if kept.start < kept.end:
             spans.append(kept)
@@ -274,7 +390,9 @@ def _begin(start: Offsets, end: Offsets, key: Key) -> int:
     return start.positions[key][1]
 
 
-def _kept(span: Span, topic: TopicState, now: PartitionState, on_loss: OnDataLoss) -> Span:
+def _kept(
+    span: OffsetRange, topic: TopicState, now: PartitionState, on_loss: OnDataLoss
+) -> OffsetRange:
     what = f"partition {span.partition} of {topic.name}"
     if now.generation != span.generation:
         detail = f"generation {span.generation} then, {now.generation} now"
@@ -289,7 +407,7 @@ def _kept(span: Span, topic: TopicState, now: PartitionState, on_loss: OnDataLos
     return span
 
 
-def after(spans: Iterable[Span], ends: Mapping[Key, int]) -> Iterator[Span]:
+def after(spans: Iterable[OffsetRange], ends: Mapping[Key, int]) -> Iterator[OffsetRange]:
     """What of them lies behind these ends, partition by partition."""
     for span in spans:
         start = max(span.start, ends.get(span.key, 0))
@@ -297,8 +415,8 @@ def after(spans: Iterable[Span], ends: Mapping[Key, int]) -> Iterator[Span]:
             yield replace(span, start=start)
 
 
-def split(spans: list[Span], state: SourceState, bytes_max: int) -> Iterator[Span]:
-    """Spans of about `bytes_max` at most, by the mean message size of each partition."""
+def split(spans: list[OffsetRange], state: SourceState, bytes_max: int) -> Iterator[OffsetRange]:
+    """Ranges of about `bytes_max` at most, by the mean message size of each partition."""
     now = {key: each for key, _, each in state.partitions()}
     for span in spans:
         each = now.get(span.key)

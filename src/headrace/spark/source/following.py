@@ -14,22 +14,26 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headrace.client.partition_reader import Access
-from headrace.client.positions import AtTime, Key, SourceState
+from headrace.client.partition_reader import Access, Key, SourceState
+from headrace.client.topic_reader import AtTime
 from headrace.errors import ConfigError, HeadraceError, NotFoundError
 from headrace.runtime.interfaces import Clock
 from headrace.spark.options import SourceOptions
 from headrace.spark.source.batch_plan import (
-    Span,
+    OffsetRange,
+    Offsets,
+    admit,
     after,
+    begun,
     decide,
+    ended,
     find_losses,
+    limited,
     plan,
     split,
     surviving,
 )
-from headrace.spark.source.offsets import Offsets, admit, begun, ended, limited, resolve
-from headrace.spark.source.positions import Position
+from headrace.spark.source.positions import Position, resolve
 from headrace.spark.source.reading import Reading
 
 WAIT_SECONDS_MIN = 0.05
@@ -227,7 +231,9 @@ class Following:
         """The end of every partition, as far as it is known."""
         return None if self._seen is None else resolve(self._seen, "latest").to_json()
 
-    async def plan(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[Span, Access]]:
+    async def plan(
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> list[tuple[OffsetRange, Access]]:
         """What the tasks of a batch read."""
         self._begun = True
         state = await self._describe_again(sizes=True)
@@ -294,9 +300,9 @@ async def resolve_position(
 
 
 def tasks(
-    spans: list[Span], state: SourceState, access: Access, options: SourceOptions
-) -> list[tuple[Span, Access]]:
-    """Spans of a size that one task reads, each with what it needs for that and no more."""
+    spans: list[OffsetRange], state: SourceState, access: Access, options: SourceOptions
+) -> list[tuple[OffsetRange, Access]]:
+    """Ranges of a size that one task reads, each with what it needs for that and no more."""
     if options.read_from == "broker":
         access = Access()
     return [(span, access.only(span.key)) for span in split(spans, state, options.partition_bytes)]

@@ -1,4 +1,4 @@
-"""Which topics are read and where reading starts and ends, as the options say it.
+"""Which topics are read and where reading starts and ends, as the options say it and as offsets.
 
 topic            orders | orders,returns | ["orders", "returns"] | ord*
 startingOffsets  earliest | latest | 2026-01-31T12:00:00Z | 1769860800000 (milliseconds)
@@ -14,8 +14,10 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from headrace.client.positions import AtTime, timestamp_us
-from headrace.errors import ConfigError
+from headrace.client.partition_reader import Key, SourceState
+from headrace.client.topic_reader import AtTime, resolve_point, timestamp_us
+from headrace.errors import ConfigError, InvalidArgumentError, OffsetOutOfRangeError
+from headrace.spark.source.batch_plan import Offsets
 
 _WILD = frozenset("*?[")
 
@@ -128,3 +130,48 @@ def _not_a_position(name: str, text: str) -> ConfigError:
         f"{name} is earliest, latest, a time like 2026-01-31T12:00:00Z or in milliseconds, "
         f'or JSON like {{"0": 100, "1": 0}}: {text}'
     )
+
+
+def resolve(
+    state: SourceState,
+    position: Position,
+    *,
+    rest: Literal["earliest", "latest"] = "earliest",
+    times: Mapping[Key, int] | None = None,
+    clamp: bool = False,
+) -> Offsets:
+    """Where a position stands in the topics as they are now.
+
+    `rest` holds for partitions that explicit offsets leave out, `times` says where the messages
+    of a time begin; a partition that has none is at its end. OffsetOutOfRangeError for offsets that
+    are not there, unless they may be moved to the nearest that are (`clamp`).
+    """
+    explicit: Mapping[str, Mapping[int, int]] = {}
+    if isinstance(position, AtOffsets):
+        explicit = position.topics
+        _check_named(state, explicit)
+    elif not isinstance(position, AtTime):
+        rest = position
+    positions = {}
+    for key, topic, each in state.partitions():
+        named = explicit.get(topic.topic, {}).get(each.partition, rest)
+        point = position if isinstance(position, AtTime) else named
+        at = resolve_point(point, each.start, each.end, (times or {}).get(key))
+        at = min(max(at, each.start), each.end) if clamp else at
+        if not each.start <= at <= each.end:
+            raise OffsetOutOfRangeError(
+                f"partition {each.partition} of {topic.name} holds offsets "
+                f"{each.start} to {each.end}, not {at}"
+            )
+        positions[key] = (each.generation, at)
+    return Offsets(state.cluster, positions)
+
+
+def _check_named(state: SourceState, explicit: Mapping[str, Mapping[int, int]]) -> None:
+    topics = {topic.topic: topic for topic in state.topics}
+    for name, offsets in explicit.items():
+        if name not in topics:
+            raise InvalidArgumentError(f"there is no topic {name} among those that are read")
+        unknown = sorted(set(offsets) - {each.partition for each in topics[name].partitions})
+        if unknown:
+            raise InvalidArgumentError(f"topic {topics[name].name} has no partition {unknown}")

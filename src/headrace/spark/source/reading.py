@@ -15,8 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.client.connection import BrokerConnection
-from headrace.client.partition_reader import Access, PartitionReader, Place
-from headrace.client.positions import Key, ReadFrom, SourceState
+from headrace.client.partition_reader import (
+    Access,
+    Key,
+    PartitionReader,
+    Place,
+    ReadFrom,
+    SourceState,
+)
 from headrace.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -27,12 +33,12 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.spark.options import Target
-from headrace.spark.source.batch_plan import DataLossError, OtherTopicError, Span
+from headrace.spark.source.batch_plan import DataLossError, OffsetRange, OtherTopicError
 from headrace.spark.source.positions import Topics
 from headrace.wire.iggy.primitives import Consumer
 
 if TYPE_CHECKING:
-    from headrace.client.raw_messages import Area
+    from headrace.wire.iggy.columns import MessageBuffer
 
 FETCH_SECONDS = 90.0  # for one run of messages, retries included
 TICKET_SECONDS_LEFT_MIN = 120  # a task may be queued a while before it uses its ticket
@@ -43,10 +49,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Task:
-    """One span on its way, with the ticket it holds now."""
+    """One range of offsets on its way, with the ticket it holds now."""
 
     target: Target
-    span: Span
+    span: OffsetRange
     access: Access
     read_from: ReadFrom
     local: bool = True
@@ -110,13 +116,13 @@ class Reading:
         self,
         target: Target,
         access: Access,
-        span: Span,
+        span: OffsetRange,
         read_from: ReadFrom = "auto",
         *,
         local: bool = True,
         skips_lost: bool = False,
-    ) -> AsyncGenerator[list[Area], None]:
-        """The messages of a span in runs, the next one fetched ahead of its use.
+    ) -> AsyncGenerator[list[MessageBuffer], None]:
+        """The messages of a range in runs, the next one fetched ahead of its use.
 
         `skips_lost`: reading goes on behind messages that were lost and given up by an operator,
         and is an error without.
@@ -139,7 +145,7 @@ class Reading:
         finally:
             ahead.cancel()
 
-    async def _fetch(self, task: _Task, start: int) -> tuple[list[Area], int]:
+    async def _fetch(self, task: _Task, start: int) -> tuple[list[MessageBuffer], int]:
         span = task.span
         await self._renew(task)
         try:
@@ -217,7 +223,7 @@ def _warn_out_of_reach(error: Exception) -> None:
     )
 
 
-def _check_same(state: SourceState, span: Span) -> None:
+def _check_same(state: SourceState, span: OffsetRange) -> None:
     """Whether the name still means the partition that was planned."""
     for key, _, each in state.partitions():
         found = (state.cluster, key, each.generation)

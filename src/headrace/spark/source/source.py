@@ -1,7 +1,7 @@
 """Reading topics with Spark, as a table and as a stream.
 
 Readers and partitions are small picklable values; sockets are opened where they are used and kept
-per process. A task returns exactly the messages of its span, or it fails. What is done about
+per process. A task returns exactly the messages of its range, or it fails. What is done about
 messages that are gone is decided on the driver (`following`) and recorded in the offset.
 """
 
@@ -31,18 +31,18 @@ from headrace.client.partition_reader import Access
 from headrace.errors import ConfigError, CorruptionError
 from headrace.runtime.system import system_runtime
 from headrace.spark.formats.options import RAW_FORMATS
+from headrace.spark.limited_daemon import freeze_long_lived
 from headrace.spark.options import Credentials, SourceOptions, parse_source
 from headrace.spark.server import connect, lend_reading
-from headrace.spark.source.batch_plan import Span, plan
-from headrace.spark.worker_gc import freeze_long_lived
+from headrace.spark.source.batch_plan import OffsetRange, plan
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headrace.client.raw_messages import Area
     from headrace.spark.formats.typed import TypedRows
     from headrace.spark.source.following import Following, Limits
     from headrace.spark.source.reading import Reading
+    from headrace.wire.iggy.columns import MessageBuffer
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ def raw_schema(options: Mapping[str, str]) -> str:
 class TopicPartition(InputPartition):  # type: ignore[misc]  # pyspark's classes are untyped
     """What one task reads. The access holds a ticket, so it stays out of every representation."""
 
-    span: Span
+    span: OffsetRange
     access: Access = field(repr=False)
     lent: Credentials | None = field(default=None, repr=False)
     """To be used instead of the options' own, if there are any."""
@@ -109,7 +109,7 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark's classes 
         tasks = server.run(self._plan(server.remote.reading))
         return [TopicPartition(*task, lent) for task in tasks]
 
-    async def _plan(self, reading: Reading) -> list[tuple[Span, Access]]:
+    async def _plan(self, reading: Reading) -> list[tuple[OffsetRange, Access]]:
         from headrace.spark.source.following import resolve_position, tasks
 
         options = self._options
@@ -217,12 +217,15 @@ def _read(
 
 
 def record_batches(
-    options: SourceOptions, schema: StructType, span: Span, runs: Iterable[list[Area]]
+    options: SourceOptions,
+    schema: StructType,
+    span: OffsetRange,
+    runs: Iterable[list[MessageBuffer]],
 ) -> Iterator[pa.RecordBatch]:
-    """What Spark gets for the messages of a span, which come in these runs."""
+    """What Spark gets for the messages of a range, which come in these runs."""
     from headrace.client.arrow import to_record_batch
-    from headrace.client.raw_messages import join
     from headrace.spark.kafka_style import raw_names, to_kafka
+    from headrace.wire.iggy.columns import join
 
     kafka = options.column_style == "kafka"
     typed = None
@@ -247,8 +250,7 @@ def record_batches(
 
 def typed_rows(options: SourceOptions, schema: StructType, topic: str, partition: int) -> TypedRows:
     """The decoder of one partition's payloads; ConfigError for a schema it cannot give."""
-    from headrace.spark.formats.dead_letters import DeadLetters
-    from headrace.spark.formats.typed import TypedRows
+    from headrace.spark.formats.typed import DeadLetters, TypedRows
 
     source = replace(options.target, topic=topic)
     letters = None
@@ -272,10 +274,10 @@ def _check_format(options: SourceOptions, schema: StructType) -> None:
 
 
 def _gathered(
-    options: SourceOptions, span: Span, runs: Iterable[list[Area]]
-) -> Iterator[list[Area]]:
+    options: SourceOptions, span: OffsetRange, runs: Iterable[list[MessageBuffer]]
+) -> Iterator[list[MessageBuffer]]:
     """Fetched runs, joined to what makes a good record batch; the whole of them is checked."""
-    areas: list[Area] = []
+    areas: list[MessageBuffer] = []
     rows = size = 0
     read = span.start
     for area, starts in chain.from_iterable(runs):

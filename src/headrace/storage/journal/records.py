@@ -50,7 +50,7 @@ from crc32c import crc32c
 from headrace.runtime import Buffer, File
 from headrace.storage.layout import RangeKey
 from headrace.storage.segments.formats import MARK_BYTES
-from headrace.storage.segments.scan import Window, decode_batch
+from headrace.storage.segments.scan import ScanWindow, decode_batch
 from headrace.wire.sbp.records import HEADER_BYTES
 
 NOTE_POSITIONS = (0, 4096)
@@ -170,7 +170,7 @@ class JournalLayout:
 
 
 def checksum(heads: Sequence[Buffer]) -> int:
-    """Of a payload's mark and headers: reading all of it once more costs as much as writing it."""
+    """The checksum of a payload's mark and headers; one over all of it would cost like a write."""
     crc = 0
     for head in heads:
         crc = crc32c(head, crc)
@@ -198,7 +198,7 @@ class GenerationScan:
         self._layout = layout
         self._generation = generation
         self._end = min(layout.end(generation), file.size())
-        self._window = Window(file, self._end)
+        self._window = ScanWindow(file, self._end)
 
     def __iter__(self) -> Iterator[FoundRecord]:
         at = self._layout.start(self._generation)

@@ -40,10 +40,10 @@ from headrace.storage.layout import (
     RANGE_METADATA,
     Point,
     RangeKey,
+    decode_metadata,
     format_base,
     range_folder,
 )
-from headrace.storage.range.metadata import decode_metadata
 from headrace.storage.segments.formats import MARK_BYTES, binding_of, decode_mark
 
 log = get_logger(__name__)

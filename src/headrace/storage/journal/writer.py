@@ -122,7 +122,7 @@ class Journal:
         """Whether this group goes through the journal."""
         if not self._usable or len(writes) < self._settings.journal_files_min:
             return False
-        if self._writing.locked():  # it is being settled: nobody waits for that
+        if self._writing.locked():  # it is being emptied: nobody waits for that
             return False
         size = sum(write.size for write in writes) + RECORD_BYTES * len(writes)
         if size > self._settings.journal_file_bytes_max * len(writes):
@@ -265,7 +265,7 @@ class Journal:
                     job.writer.fail(StorageError(f"not synced behind the journal: {job.error}"))
                     raise job.error
 
-    async def settle(self) -> None:
+    async def empty(self) -> None:
         """Sync everything that the journal names and leave it empty."""
         async with self._writing:
             await self._wait_retired()
@@ -277,11 +277,11 @@ class Journal:
             if await self._retire(generation, following):
                 self._position = self._layout.start(following.number)
 
-    async def settle_if_idle(self) -> None:
+    async def empty_if_idle(self) -> None:
         """Settle when nothing was written since the last call: a kill then costs no replay."""
         seen, self._seen = self._seen, self.groups_written
         if seen == self.groups_written:
-            await self.settle()
+            await self.empty()
 
     async def _wait_retired(self) -> None:
         if self._retiring is not None:
@@ -392,7 +392,7 @@ class Journal:
 
     async def close(self) -> None:
         """Settle, and let go of the file."""
-        await self.settle()
+        await self.empty()
         self.release()
 
     def release(self) -> None:

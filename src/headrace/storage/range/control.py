@@ -18,8 +18,13 @@ from headrace.errors import (
     StorageError,
 )
 from headrace.observability.logging import get_logger
-from headrace.storage.layout import ATTACHMENT, RANGE_METADATA
-from headrace.storage.range.metadata import RangeMetadata, decode_attachment, encode_metadata
+from headrace.storage.layout import (
+    ATTACHMENT,
+    RANGE_METADATA,
+    RangeMetadata,
+    decode_attachment,
+    encode_metadata,
+)
 from headrace.storage.range.progress import RangeProgress, Status, readable_limit
 from headrace.storage.range.writer import RangeWriter
 from headrace.storage.segments.files import SegmentFiles
@@ -214,7 +219,7 @@ class RangeControl:
         """Everything below the end is synced: from now on this is a sealed range like others."""
         try:
             async with self._progress.exclusive:
-                await self._writer.settle()
+                await self._writer.wait_idle()
                 if self._progress.status is Status.COPYING:
                     await self._close_copied()
         except StorageError as error:  # the next open finds it complete
@@ -264,7 +269,7 @@ class RangeControl:
         """Refuse everything from now on and let go of the files."""
         self._writer.refuse_everything()
         async with self._progress.exclusive:
-            await self._writer.settle()
+            await self._writer.wait_idle()
             self._writer.forget_tail()
             for segment in self._progress.segments:
                 self._shared.pool.discard(segment)

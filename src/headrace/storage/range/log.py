@@ -22,12 +22,11 @@ from headrace.storage.range.progress import RangeProgress, Status
 from headrace.storage.range.reader import RangeReader
 from headrace.storage.range.recovery import RecoveredRange
 from headrace.storage.range.repair import Batches, RangeRepairer
-from headrace.storage.range.tail_cache import RangeTail
 from headrace.storage.range.writer import RangeWriter
 from headrace.storage.segments.files import SegmentFiles
 from headrace.storage.segments.reader import Located
 from headrace.storage.segments.segment import Segment
-from headrace.storage.shared import Shared
+from headrace.storage.shared import RangeTail, Shared
 from headrace.wire.sbp.messages import Durability
 
 
@@ -162,7 +161,7 @@ class RangeLog:
         self._progress.set_committed(offset)
 
     async def wait_for(self, offset: int) -> None:
-        """Until `offset` can be read, or never will be here (sealed, failed, deleted, closing)."""
+        """Wait until `offset` can be read, or never will be (sealed, failed, deleted, closing)."""
         await self._progress.wait_committed(offset)
 
     async def sync(self) -> None:

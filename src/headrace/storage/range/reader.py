@@ -11,11 +11,10 @@ from headrace.errors import (
     RangeNotFoundError,
 )
 from headrace.storage.range.progress import RangeProgress, Status
-from headrace.storage.range.tail_cache import RangeTail
 from headrace.storage.segments.files import SegmentFiles
 from headrace.storage.segments.reader import FreshDamage, Located
 from headrace.storage.segments.segment import AppendedBatch, Segment
-from headrace.storage.shared import Shared
+from headrace.storage.shared import RangeTail, Shared
 from headrace.wire.sbp.records import decode_header
 
 

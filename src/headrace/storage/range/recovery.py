@@ -28,10 +28,12 @@ from headrace.storage.layout import (
     CorruptSpan,
     Point,
     RangeKey,
+    RangeMetadata,
+    decode_metadata,
+    encode_metadata,
     format_base,
     parse_base,
 )
-from headrace.storage.range.metadata import RangeMetadata, decode_metadata, encode_metadata
 from headrace.storage.segments.formats import Checkpoint, binding_of, encode_checkpoint
 from headrace.storage.segments.scan import CHUNK_BYTES, Scan, Scanner
 from headrace.storage.segments.segment import Segment, load_checkpoint
@@ -149,7 +151,7 @@ def _recover_segment(
             ).run()
             segment = _adopt(segment, scan.checkpoint)
             if upper is None:
-                _settle_tail(file, segment.path, found, scan)
+                _cut_torn_tail(file, segment.path, found, scan)
                 segment.saved_position = checkpoint.end.position if checkpoint and covered else 0
             else:
                 _save_index(disk, segment)
@@ -168,7 +170,7 @@ def _adopt(segment: Segment, checkpoint: Checkpoint) -> Segment:
     )
 
 
-def _settle_tail(file: File, path: str, found: RecoveredRange, scan: Scan) -> None:
+def _cut_torn_tail(file: File, path: str, found: RecoveredRange, scan: Scan) -> None:
     """Cut off what is torn and make what is kept durable, before anyone relies on it.
 
     The syncs of open ranges are left to the caller, who makes them side by side.

@@ -21,11 +21,10 @@ from headrace.errors import (
 from headrace.observability.logging import get_logger
 from headrace.runtime import Buffer
 from headrace.storage.range.progress import WRITABLE, RangeProgress, Status
-from headrace.storage.range.tail_cache import RangeTail
 from headrace.storage.segments.files import SegmentFiles
 from headrace.storage.segments.formats import MARK_BYTES, Mark, binding_of, encode_mark
 from headrace.storage.segments.segment import AppendedBatch, Segment, SegmentWrite
-from headrace.storage.shared import Shared
+from headrace.storage.shared import RangeTail, Shared
 from headrace.wire.sbp.messages import Durability
 from headrace.wire.sbp.records import verify
 
@@ -64,8 +63,8 @@ class RangeWriter:
         self._pending: deque[AppendedBatch] = deque()
         self._waiting: deque[asyncio.Future[None]] = deque()  # for each of the pending ones
         self._writing: SegmentWrite | None = None
-        self._settled = asyncio.Event()  # no write is under way
-        self._settled.set()
+        self._idle = asyncio.Event()  # no write is under way
+        self._idle.set()
         self._rolling = False
         self._saving = False
         self._mark_wanted = False
@@ -176,7 +175,7 @@ class RangeWriter:
         self._mark_wanted = False
         write = self._build_write(segment, group, budget, create=create)
         self._writing = write
-        self._settled.clear()
+        self._idle.clear()
         return write
 
     def _build_write(
@@ -239,7 +238,7 @@ class RangeWriter:
             self._committer.submit(self)
         elif self._mark_wanted:
             self.want_mark()
-        self._settled.set()
+        self._idle.set()
 
     def abandon(self, write: SegmentWrite) -> None:
         """The committer was cancelled in the middle of the write; its outcome is unknown."""
@@ -375,12 +374,12 @@ class RangeWriter:
         """Refuse what is queued, and await what is being written."""
         self._progress.status = Status.SEALING
         self._drop_pending()
-        await self._settled.wait()
+        await self._idle.wait()
 
-    async def settle(self) -> None:
+    async def wait_idle(self) -> None:
         """Await what is being written; a mark that is still wanted is not."""
         self._mark_wanted = False
-        await self._settled.wait()
+        await self._idle.wait()
 
     def on_sealed(self) -> None:
         """The range ends at what is durable; its last segment is closed behind this call."""

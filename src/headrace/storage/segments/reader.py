@@ -103,7 +103,7 @@ class StretchReader:
         self._file = file
         self._walk = _Walk(file, stretch, fetch_bytes=_LOOK_BYTES)
         self.bytes = 0
-        """Of the batches read so far."""
+        """The size of the batches read so far."""
 
     @property
     def next_offset(self) -> int:

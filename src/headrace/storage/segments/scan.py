@@ -63,7 +63,7 @@ class Scan:
     torn_bytes: int  # tail above the end
 
 
-class Window:
+class ScanWindow:
     """Forward access to a file through one buffer."""
 
     def __init__(self, file: File, size: int) -> None:
@@ -141,7 +141,7 @@ class Scanner:
         self._synced_position = max(start.end.position, known.position if known else 0)
         self._last_mark = -1  # position of a mark with nothing behind it
         self._indexed_bytes = self._content_bytes if len(self._index.offsets) else -self._interval
-        self._window = Window(file, size)
+        self._window = ScanWindow(file, size)
         self._later_marks: list[tuple[int, Mark]] | None = None
 
     def run(self) -> Scan:

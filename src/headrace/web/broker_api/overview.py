@@ -15,11 +15,10 @@ from headrace.errors import UnauthorizedError, UnavailableError
 from headrace.pipeline.controller.views import ApplicationRow
 from headrace.web.broker_api import types as t
 from headrace.web.broker_api.catalogue import Catalogue, may
-from headrace.web.broker_api.lag import GroupWatch
+from headrace.web.broker_api.groups import GroupWatch
 from headrace.web.broker_api.messages import TOPIC
-from headrace.web.pipeline_api.rights import PipelineRights
-from headrace.web.server.endpoints import Endpoint
-from headrace.web.server.exchange import Number, Text
+from headrace.web.pipeline_api.pipelines import PipelineRights
+from headrace.web.server.endpoints import Endpoint, NumberParameter, TextParameter
 from headrace.web.server.live import Live, Sampler, View
 from headrace.web.server.logins import Broker, Login
 from headrace.wire.iggy.commands import Permission
@@ -27,14 +26,14 @@ from headrace.wire.iggy.messages.system import Stats
 
 TOPICS_MAX = 5_000
 DURABILITIES_A_SAMPLE = 50
-_SEARCH = Text("search", "Only those with this in `stream/topic`.")
-_OFFSET = Number("offset", "How many to leave out.")
-_LIMIT = Number("limit", "At most so many.", default=TOPICS_MAX, most=TOPICS_MAX)
+_SEARCH = TextParameter("search", "Only those with this in `stream/topic`.")
+_OFFSET = NumberParameter("offset", "How many to leave out.")
+_LIMIT = NumberParameter("limit", "At most so many.", default=TOPICS_MAX, most=TOPICS_MAX)
 _RUNNING = ("RUNNING", "STARTING", "ACCEPTED")
 _FAILED = ("FAILED", "UNREADABLE")
 
 
-class Listed(Protocol):
+class ListedPipelines(Protocol):
     def list(self) -> list[ApplicationRow]: ...
 
 
@@ -44,17 +43,21 @@ class Cluster(Protocol):
     async def describe(self) -> t.ClusterInfo: ...
 
     async def ranges(self, streams: Sequence[tuple[int, int]]) -> list[t.RangeRow]:
-        """Of (partition, SBP stream) pairs."""
+        """List the ranges of (partition, SBP stream) pairs."""
 
     async def durability(self, stream: int) -> str: ...
 
 
-class Totals:
+class OverviewTotals:
     """What the overview says to a user: of the server to who may read its state, else of what they
     may see, so that the sums are those of the lists beside them."""
 
     def __init__(
-        self, catalogue: Catalogue, groups: GroupWatch, pipelines: Listed, rights: PipelineRights
+        self,
+        catalogue: Catalogue,
+        groups: GroupWatch,
+        pipelines: ListedPipelines,
+        rights: PipelineRights,
     ) -> None:
         self._catalogue = catalogue
         self._groups = groups
@@ -137,7 +140,7 @@ def sample(
     sampler: Sampler,
     live: Live,
     catalogue: Catalogue,
-    totals: Totals,
+    totals: OverviewTotals,
     cluster: Cluster,
     broker: Broker,
 ) -> None:
@@ -193,7 +196,7 @@ def changing(catalogue: Catalogue, login: Login) -> list[list[float]]:
 
 
 def endpoints(
-    catalogue: Catalogue, totals: Totals, cluster: Cluster, broker: Broker
+    catalogue: Catalogue, totals: OverviewTotals, cluster: Cluster, broker: Broker
 ) -> list[Endpoint]:
     async def fresh() -> None:
         if catalogue.stats is None:

@@ -29,7 +29,7 @@ STREAM = "/api/v1/streams/{stream}"
 def endpoints(broker: Broker, catalogue: Catalogue) -> list[Endpoint]:
     @asynccontextmanager
     async def changing(request: Request) -> AsyncIterator[IggyClient]:
-        """As the user; what was changed is in the catalogue afterwards."""
+        """Change something as the user; what was changed is in the catalogue afterwards."""
         async with broker.as_user(request.state.credentials) as client:
             yield client
         await catalogue.look_again()

@@ -328,6 +328,8 @@ class NodeRow(Info, frozen=True):
     open_ranges: int
     host: str = ""
     """What it is lost together with: its machine, or what `data_node.host` says."""
+    host_id: str = ""
+    """What all data nodes that run as one on a machine say."""
     quarantined_ranges: int = 0
     """Kept aside: no placement manager knows of them."""
 
@@ -341,6 +343,16 @@ class ManagerRow(Info, frozen=True):
 class BrokerRow(Info, frozen=True):
     address: str
     role: str
+
+
+class WorkerLease(Info, frozen=True):
+    """A worker that lives, as its leases tell."""
+
+    name: str
+    address: str
+    """Where other workers reach it."""
+    shards: int
+    coordinates: bool
 
 
 class ClusterInfo(Info, frozen=True):
@@ -361,6 +373,58 @@ class ClusterInfo(Info, frozen=True):
     """By data nodes; higher than the version: the metadata was put back to an earlier state."""
     ranges_torn: list[str] = []
     """Sealed ranges whose end is on no living node, and what to do."""
+    workers: list[WorkerLease] = []
+    """Empty where one process leads everything."""
+
+
+class WorkerRow(Info, frozen=True):
+    """Counts are of the time since the worker started."""
+
+    name: str
+    number: int
+    host: str
+    address: str
+    """Where clients reach it."""
+    coordinates: bool
+    shards: int
+    partitions: int
+    connections: int
+    requests: int
+    requests_passed_on: int
+    """Of its clients' requests: answered by another worker."""
+    requests_taken_in: int
+    """Answered for clients of other workers."""
+    loop_delay_ms: float
+    """How late its event loop was: 99 of 100 ticks of the last minute were no later."""
+    memory_bytes: int
+    cpu_percent: float
+
+
+class ShardRow(Info, frozen=True):
+    shard: int
+    worker: str | None
+    """Who leads it, by name."""
+    epoch: int | None
+    partitions: int
+    pinned: str | None
+    """Who it was given to, by name; None: balance decides."""
+
+
+class WorkerRows(Info, frozen=True):
+    workers: list[WorkerRow]
+    shards: list[ShardRow]
+
+
+class MoveShard(Given, frozen=True):
+    worker: Annotated[str, Meta(max_length=255)]
+    """A name or a number; empty: balance decides."""
+
+
+class ShardMoved(Info, frozen=True):
+    shard: int
+    worker: str | None
+    """Who leads it now; not yet `pinned`: it goes there as soon as it can."""
+    pinned: str | None
 
 
 class ReplicaRow(Info, frozen=True):

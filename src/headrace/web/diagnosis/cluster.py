@@ -1,7 +1,7 @@
 """What is wrong with the broker and its cluster, in the words of the front page.
 
-`broker_problems` judges and is pure; `BrokerTrouble` asks for what it judges: the catalogue and the
-groups each time, the cluster now and then.
+`broker_problems` judges and is pure; `BrokerDiagnosis` asks for what it judges: the catalogue and
+the groups each time, the cluster now and then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from headrace.errors import HeadraceError
 from headrace.runtime import Runtime
 from headrace.web.broker_api import types as t
 from headrace.web.broker_api.catalogue import Catalogue
-from headrace.web.broker_api.lag import GroupWatch
+from headrace.web.broker_api.groups import GroupWatch
 from headrace.web.broker_api.overview import Cluster
 from headrace.web.diagnosis.types import Problem, Severity, Subject
 from headrace.wire.iggy.messages.system import Stats
@@ -218,7 +218,7 @@ def _groups(groups: Iterable[t.GroupRow]) -> Iterator[Problem]:
         )
 
 
-class BrokerTrouble:
+class BrokerDiagnosis:
     def __init__(
         self, runtime: Runtime, catalogue: Catalogue, groups: GroupWatch, cluster: Cluster
     ) -> None:

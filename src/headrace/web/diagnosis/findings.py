@@ -233,7 +233,7 @@ def _of_state(health: PipelineHealth) -> Iterator[Problem]:
 
 
 def span(seconds: float) -> str:
-    """In the largest unit that leaves a number worth reading."""
+    """Write seconds in the largest unit that leaves a number worth reading."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
+
 from headrace.datanode.metrics import Load
 from headrace.datanode.service import DataNodeService
 from headrace.errors import HeadraceError
 from headrace.observability.exposition import Family, Number, bounded, family, single
 from headrace.observability.metrics import Histogram
 from headrace.placement.service import PlacementService
-from headrace.web.metrics.checks import Check
+from headrace.web.metrics.process import Check
 
 _DISK_SECONDS = 5.0
 _KEPT_SECONDS = 5.0
@@ -155,7 +157,8 @@ class ObservedPlacement:
         if service is None:
             return []
         if self._kept is None or now - self._kept[0] >= _KEPT_SECONDS:
-            self._kept = (now, list(placement_families(service.statistics(), self._labels_max)))
+            figures = msgspec.convert(service.statistics(), PlacementFigures)
+            self._kept = (now, list(placement_families(figures, self._labels_max)))
         return self._kept[1]
 
     async def checks(self) -> list[Check]:
@@ -169,42 +172,72 @@ class ObservedPlacement:
         return [Check("leader", bool(leader), known if leader else "nobody leads yet")]
 
 
-def placement_families(figures: dict[str, Any], labels_max: int) -> Iterator[Family]:
-    yield single("placement_leading", int(figures["leading"]))
-    yield single("placement_metadata_version", figures["metadata_version"])
-    yield single("placement_metadata_outdated", int(figures["metadata_outdated"]))
-    yield single("placement_managers", max(1, len(figures["managers"])))
-    if not figures["leading"]:
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a data node last said of itself."""
+
+    disk_free_space: int = 0
+
+
+class NodeFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A data node as a placement manager knows it."""
+
+    node_id: int
+    alive: bool
+    condition: str
+    metrics: NodeReport | None
+
+    @property
+    def free_bytes(self) -> int:
+        return 0 if self.metrics is None else self.metrics.disk_free_space
+
+
+class PlacementFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What `PlacementService.statistics` tells, as far as metrics are made of it."""
+
+    leading: bool
+    metadata_version: int
+    metadata_outdated: bool
+    managers: list[dict[str, Any]]
+    nodes: list[NodeFigures]
+    streams: int
+    ranges_open: int
+    ranges_sealed: int
+    ranges_sealing: int
+    ranges_short: int
+    ranges_unavailable: int
+    leases_held: int
+
+
+def placement_families(figures: PlacementFigures, labels_max: int) -> Iterator[Family]:
+    yield single("placement_leading", int(figures.leading))
+    yield single("placement_metadata_version", figures.metadata_version)
+    yield single("placement_metadata_outdated", int(figures.metadata_outdated))
+    yield single("placement_managers", max(1, len(figures.managers)))
+    if not figures.leading:
         return  # what a follower knows of streams and ranges is nothing, or old
-    nodes = [node for node in figures["nodes"] if node["condition"] != "replaced"]
-    alive = sum(node["alive"] for node in nodes)
+    nodes = [node for node in figures.nodes if node.condition != "replaced"]
+    alive = sum(node.alive for node in nodes)
     states = family("placement_nodes")
     states.add(alive, state="alive")
     states.add(len(nodes) - alive, state="lost")
     yield states
-    yield _by_node("placement_node_alive", labels_max, nodes, lambda node: int(node["alive"]))
-    yield _by_node("placement_node_free_bytes", labels_max, nodes, _free_bytes)
-    yield single("placement_streams", figures["streams"])
+    yield _by_node("placement_node_alive", labels_max, nodes, lambda node: int(node.alive))
+    yield _by_node("placement_node_free_bytes", labels_max, nodes, lambda node: node.free_bytes)
+    yield single("placement_streams", figures.streams)
     ranges = family("placement_ranges")
-    for state in ("open", "sealed", "sealing"):
-        ranges.add(figures[f"ranges_{state}"], state=state)
+    ranges.add(figures.ranges_open, state="open")
+    ranges.add(figures.ranges_sealed, state="sealed")
+    ranges.add(figures.ranges_sealing, state="sealing")
     yield ranges
-    yield single("placement_ranges_under_replicated", figures["ranges_short"])
-    yield single("placement_ranges_unavailable", figures["ranges_unavailable"])
-    yield single("placement_leases_held", figures["leases_held"])
-
-
-def _free_bytes(node: dict[str, Any]) -> int:
-    return int((node["metrics"] or {}).get("disk_free_space", 0))
+    yield single("placement_ranges_under_replicated", figures.ranges_short)
+    yield single("placement_ranges_unavailable", figures.ranges_unavailable)
+    yield single("placement_leases_held", figures.leases_held)
 
 
 def _by_node(
-    name: str,
-    limit: int,
-    nodes: Iterable[dict[str, Any]],
-    value: Callable[[dict[str, Any]], int],
+    name: str, limit: int, nodes: Iterable[NodeFigures], value: Callable[[NodeFigures], int]
 ) -> Family:
     made = family(name)
-    for (node,), number in bounded((((str(n["node_id"]),), value(n)) for n in nodes), limit):
+    for (node,), number in bounded((((str(one.node_id),), value(one)) for one in nodes), limit):
         made.add(number, node=node)
     return made

@@ -26,7 +26,7 @@ from headrace.pipeline.controller.views import (
     ApplicationView,
     ControllerStatistics,
 )
-from headrace.web.metrics.checks import Check
+from headrace.web.metrics.process import Check
 from headrace.web.stram.views import latencies_ms
 from headrace.wire.umbilical.windows import WindowGrid, parse_window
 
@@ -67,7 +67,7 @@ _CONTAINER: tuple[_Row, ...] = (
 )
 
 
-class Measured(Protocol):
+class MeasuredPipelines(Protocol):
     """What this layer needs of the controller."""
 
     def list(self) -> list[ApplicationRow]: ...
@@ -77,7 +77,7 @@ class Measured(Protocol):
     def statistics(self) -> ControllerStatistics: ...
 
 
-def format_metrics(controller: Measured) -> str:
+def format_metrics(controller: MeasuredPipelines) -> str:
     return format_families(families(controller))
 
 
@@ -86,7 +86,7 @@ class ObservedController:
 
     def __init__(
         self,
-        controller: Callable[[], Measured | None],
+        controller: Callable[[], MeasuredPipelines | None],
         failure: Callable[[], HeadraceError | None],
         *,
         labels_max: int = LABELS_MAX,
@@ -106,7 +106,7 @@ class ObservedController:
         return [Check("leader", failure is None, str(failure or "works"))]
 
 
-def families(controller: Measured, labels_max: int = LABELS_MAX) -> Iterator[Family]:
+def families(controller: MeasuredPipelines, labels_max: int = LABELS_MAX) -> Iterator[Family]:
     summaries = controller.list()
     running = [one for one in summaries if one.state not in _ENDED]
     waited_for = [one for one in summaries if one.state not in _DONE]

@@ -2,7 +2,8 @@
 
 `/health` answers while the event loop turns: restart a process whose does not. `/ready` says
 whether every role here can serve, 503 with the reasons if not: send no traffic there. With a token
-`/metrics` and `/ready` ask for `Authorization: Bearer`; `/health` says nothing worth one.
+`/metrics` and `/ready` ask for `Authorization: Bearer`; `/health` says nothing worth one. A role is
+asked for its metrics and its checks as an `ObservedRole`.
 
 Beside its roles a process tells of itself: its memory and threads, and how late its event loop is.
 That delay is what a request waits at most because something held the loop: a tick is due every
@@ -14,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -30,8 +32,65 @@ from headrace.observability.exposition import (
     single,
 )
 from headrace.runtime.interfaces import Runtime
-from headrace.web.metrics.checks import Observed, all_ok, ask, describe
-from headrace.web.server.exchange import json_answer
+from headrace.web.server.endpoints import json_answer
+
+
+class Check(msgspec.Struct, frozen=True):
+    name: str
+    ok: bool
+    reason: str = ""
+    """For people: what is the matter, or how things are."""
+
+
+class ObservedRole(Protocol):
+    """One role of a process, for `/metrics` and `/ready`. Asked at any time, while it starts and
+    while it stops too; may not raise."""
+
+    @property
+    def role(self) -> str: ...
+
+    async def families(self) -> Iterable[Family]: ...
+
+    async def checks(self) -> list[Check]: ...
+
+
+async def ask(roles: Sequence[ObservedRole]) -> dict[str, list[Check]]:
+    return {role.role: await role.checks() for role in roles}
+
+
+def all_ok(checks: list[Check]) -> bool:
+    return all(check.ok for check in checks)
+
+
+class CheckResult(msgspec.Struct, frozen=True):
+    ok: bool
+    reason: str
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/ready`."""
+
+    ready: bool
+    reasons: list[str]
+    roles: dict[str, dict[str, CheckResult]]
+    """Results by role and by the name of the check."""
+
+
+def describe(checks: dict[str, list[Check]]) -> Readiness:
+    return Readiness(
+        ready=all(map(all_ok, checks.values())),
+        reasons=[
+            f"{role}: {check.reason or check.name}"
+            for role, found in checks.items()
+            for check in found
+            if not check.ok
+        ],
+        roles={
+            role: {one.name: CheckResult(one.ok, one.reason) for one in found}
+            for role, found in checks.items()
+        },
+    )
+
 
 _TICK_SECONDS = 1.0
 _TICKS = 60
@@ -94,7 +153,7 @@ class ObservedProcess:
 
 class Probes:
     def __init__(
-        self, process: ObservedProcess, roles: Sequence[Observed], *, token: str = ""
+        self, process: ObservedProcess, roles: Sequence[ObservedRole], *, token: str = ""
     ) -> None:
         self._process = process
         self._roles = roles

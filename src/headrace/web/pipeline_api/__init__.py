@@ -2,7 +2,7 @@
 
 Requests come in below `/api/v1/pipelines`; the controller's views of applications
 (`headrace.pipeline.controller.views`) go out, with a graph (`graph`) and judgements for the pages
-(`pages`). `rights` decides whose pipelines a user sees. Begin with `pipelines` (list, submit,
-deploy, stop); `control` has what is below one pipeline's name, which Stram's paths share, and
-`letters` its dead letters.
+(`pages`). Begin with `pipelines`, which lists, submits, deploys and stops them and decides whose
+pipelines a user sees; `control` has what is below one pipeline's name, which Stram's paths share,
+and `letters` its dead letters.
 """

@@ -16,22 +16,29 @@ from starlette.requests import Request
 from headrace.errors import InvalidArgumentError, NotFoundError
 from headrace.pipeline.controller.application.events import Event
 from headrace.pipeline.controller.views import ApplicationView, RecordedWindow
-from headrace.web.server.endpoints import Endpoint, Handler
-from headrace.web.server.exchange import Number, Parameter, Text, check_numbers, read_values
+from headrace.web.server.endpoints import (
+    Endpoint,
+    Handler,
+    NumberParameter,
+    Parameter,
+    TextParameter,
+    check_numbers,
+    read_values,
+)
 from headrace.web.stram import types as t
 from headrace.web.stram import views
 
 PIPELINE = "/api/v1/pipelines/{name}"
 EVENTS_MAX = 1_000
-STATES = Text("states", "Only these states, with commas between.")
-PATTERN = Text("pattern", "Names, with * for anything.")
-PROPERTY = Text("propertyName", "Only this one.")
-AFTER = Number("offset", "Only events with a higher id.")
-LIMIT = Number("limit", "At most so many.", default=EVENTS_MAX, most=EVENTS_MAX)
+STATES = TextParameter("states", "Only these states, with commas between.")
+PATTERN = TextParameter("pattern", "Names, with * for anything.")
+PROPERTY = TextParameter("propertyName", "Only this one.")
+AFTER = NumberParameter("offset", "Only events with a higher id.")
+LIMIT = NumberParameter("limit", "At most so many.", default=EVENTS_MAX, most=EVENTS_MAX)
 _RECORDING = t.RecordingStart()
 
 
-class Controlled(Protocol):
+class ControlledPipelines(Protocol):
     """What this layer needs of the controller."""
 
     def show(self, name: str) -> ApplicationView: ...
@@ -70,7 +77,7 @@ class Controlled(Protocol):
 class Control:
     """Handlers of what is below a pipeline's name."""
 
-    def __init__(self, controlled: Controlled) -> None:
+    def __init__(self, controlled: ControlledPipelines) -> None:
         self._controlled = controlled
 
     def view(self, request: Request) -> ApplicationView:

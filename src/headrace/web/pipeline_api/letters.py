@@ -20,21 +20,19 @@ from headrace.pipeline.plan.logical import letter_topics
 from headrace.transfer.dead_letters import Letter, LetterSummary, list_letters, summarize
 from headrace.transfer.redriving import Redriving
 from headrace.web.pipeline_api.control import PIPELINE
-from headrace.web.server.endpoints import Endpoint
-from headrace.web.server.exchange import Number as NumberParameter
-from headrace.web.server.exchange import Text
+from headrace.web.server.endpoints import Endpoint, NumberParameter, TextParameter
 from headrace.web.server.logins import Credentials
 
 LETTERS_MAX = 500
 PAYLOAD_CHARACTERS_MAX = 8_192
 LETTERS = f"{PIPELINE}/dead-letters"
-_TOPIC = Text("topic", "Which, where the operator has several.")
+_TOPIC = TextParameter("topic", "Which, where the operator has several.")
 _COUNT = NumberParameter(
     "count", "At most so many of each partition.", default=100, most=LETTERS_MAX, least=1
 )
-_ALL = Text("all", "`true`: also those that were sent again.")
+_ALL = TextParameter("all", "`true`: also those that were sent again.")
 
-Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class LetterBox(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +74,7 @@ class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
 class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`offsets` by partition; none are all that wait."""
 
-    offsets: dict[Number, list[Number]] = {}
+    offsets: dict[Offset, list[Offset]] = {}
     again: bool = False  # also those that were sent before
 
 
@@ -89,14 +87,14 @@ class RedriveDone(msgspec.Struct, frozen=True, kw_only=True):
 _EVERYTHING = Redrive()
 
 
-class Shown(Protocol):
+class ShownPipelines(Protocol):
     def glance(self, name: str) -> ApplicationView: ...
 
 
 AsUser = Callable[[Credentials], AbstractAsyncContextManager[IggyClient]]
 
 
-def endpoints(pipelines: Shown, as_user: AsUser) -> list[Endpoint]:
+def endpoints(pipelines: ShownPipelines, as_user: AsUser) -> list[Endpoint]:
     def topics(request: Request) -> dict[str, tuple[str, ...]]:
         return letter_topics(pipelines.glance(request.path_params["name"]).plan)
 

@@ -29,9 +29,8 @@ from headrace.web.diagnosis import failures, problems
 from headrace.web.diagnosis.types import LastError, PipelineHealth, Problem, Situation
 from headrace.web.pipeline_api.control import PIPELINE
 from headrace.web.pipeline_api.graph import Graphs, graphs
-from headrace.web.pipeline_api.rights import PipelineRights
-from headrace.web.server.endpoints import Endpoint
-from headrace.web.server.exchange import Number, Text
+from headrace.web.pipeline_api.pipelines import PipelineRights
+from headrace.web.server.endpoints import Endpoint, NumberParameter, TextParameter
 from headrace.web.server.live import Live, Sampler, View
 from headrace.web.server.logins import Login
 from headrace.wire.iggy.commands import Permission
@@ -43,10 +42,12 @@ POINTS_MAX = 180
 SECONDS = 1.0
 SENT_MS = 20_000  # windows that are sent again and again; a page fetches older ones itself
 _FAILED = ("FAILED", "UNREADABLE")
-_AFTER = Number("after_ms", "Only windows that were heard of after this time.")
-_LINES = Number("lines", "How many.", default=100, most=LOG_LINES_MAX, least=1)
-_CONTAINER_LINES = Number("lines", "How many.", default=200, most=LOG_LINES_MAX, least=1)
-_LEVEL = Text("level", "Only these and worse.", choices=("INFO", "WARNING", "ERROR"), upper=True)
+_AFTER = NumberParameter("after_ms", "Only windows that were heard of after this time.")
+_LINES = NumberParameter("lines", "How many.", default=100, most=LOG_LINES_MAX, least=1)
+_CONTAINER_LINES = NumberParameter("lines", "How many.", default=200, most=LOG_LINES_MAX, least=1)
+_LEVEL = TextParameter(
+    "level", "Only these and worse.", choices=("INFO", "WARNING", "ERROR"), upper=True
+)
 _TRIGGER = re.compile(r"(\d+(?:\.\d+)?) (millisecond|second|minute|hour|day)s?\Z")
 _UNITS_MS = {
     "millisecond": 1,
@@ -57,7 +58,7 @@ _UNITS_MS = {
 }
 
 
-class Watched(Protocol):
+class WatchedPipelines(Protocol):
     """What this layer needs of the controller."""
 
     def list(self) -> list[ApplicationRow]: ...
@@ -124,7 +125,7 @@ class Diagnosis:
 
     def __init__(
         self,
-        watched: Watched,
+        watched: WatchedPipelines,
         now_ms: Callable[[], int],
         pause: Callable[[], Awaitable[None]],
         others: Callable[[], Awaitable[Sequence[Problem]]],
@@ -194,7 +195,7 @@ class Diagnosis:
         return failures.with_log(error, before)
 
 
-class Sight:
+class SituationFilter:
     """What of the situation a user sees: their pipelines and topics, and the state of the servers
     if they may look at it."""
 
@@ -221,7 +222,9 @@ class Sight:
         return may_look or problem.subject == "broker"
 
 
-def endpoints(watched: Watched, diagnosis: Diagnosis, sight: Sight) -> list[Endpoint]:
+def endpoints(
+    watched: WatchedPipelines, diagnosis: Diagnosis, sight: SituationFilter
+) -> list[Endpoint]:
     async def situation(request: Request) -> Situation:
         return sight.situation(await diagnosis.situation(), request.state.login)
 
@@ -332,7 +335,7 @@ def alerts_of(situation: Situation) -> Alerts:
     )
 
 
-def sample(sampler: Sampler, live: Live, diagnosis: Diagnosis, sight: Sight) -> None:
+def sample(sampler: Sampler, live: Live, diagnosis: Diagnosis, sight: SituationFilter) -> None:
     async def alerts() -> View:
         found = await diagnosis.situation()
         live.publish("problems", lambda login: sight.situation(found, login))

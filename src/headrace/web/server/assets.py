@@ -47,7 +47,7 @@ class Asset:
 
 
 def load_assets() -> dict[str, Asset]:
-    """By their path below `static`. Blocks: it reads the package's files."""
+    """Load the files of the pages, by their path below `static`. Blocks: it reads files."""
     found = dict(_walk(files("headrace.web") / "static", ""))
     modules = sorted(name for name in found if name.endswith(".js") and name != "theme.js")
     # Without this a browser learns of a module only from the one that imports it.

@@ -161,7 +161,7 @@ class Logins:
     sessions: Sessions
 
     async def check(self, request: Request) -> Login:
-        """Also puts `login` and `credentials` where the route's answer finds them."""
+        """Find who asks; put `login` and `credentials` where the route's answer finds them."""
         credentials = self._credentials(request)
         try:
             login = await self.verify(credentials)

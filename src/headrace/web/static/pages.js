@@ -7,6 +7,7 @@ import "./pages/topic.js";
 import "./pages/messages.js";
 import "./pages/groups.js";
 import "./pages/cluster.js";
+import "./pages/workers.js";
 import "./pages/people.js";
 import "./pipelines/list.js";
 import "./pipelines/detail.js";

@@ -15,8 +15,7 @@ from starlette.requests import Request
 
 from headrace.errors import NotFoundError
 from headrace.web.pipeline_api.control import AFTER, LIMIT, PATTERN, PROPERTY, STATES, Control
-from headrace.web.server.endpoints import Endpoint, Handler
-from headrace.web.server.exchange import Parameter
+from headrace.web.server.endpoints import Endpoint, Handler, Parameter
 from headrace.web.stram import types as t
 from headrace.web.stram import views
 

@@ -207,7 +207,7 @@ def logical_operator(view: ApplicationView, name: str) -> dict[str, Any]:
 
 
 def properties(view: ApplicationView, name: str) -> dict[str, Any]:
-    """Of an operator: as declared, and what was set since then."""
+    """The properties of an operator: as declared, and what was set since then."""
     declared: dict[str, Any] = logical_operator(view, name).get("properties", {})
     running = next((one.properties for one in view.operators if one.name == name), {})
     return {**declared, **running}
@@ -257,7 +257,7 @@ def events(rows: Iterable[e.Event]) -> list[Event]:
 
 
 def latencies_ms(view: ApplicationView) -> dict[int, int]:
-    """Per operator: the end of its window less the end of its slowest upstream's.
+    """The latency of each operator: the end of its window less the end of its slowest upstream's.
 
     Ends are the containers' clocks, put right by what the controller knows of each of them.
     """

@@ -46,7 +46,7 @@ class RequestFrame:
     payload: memoryview
     """Owned by this frame and writable: the broker stamps messages in place."""
     head: Head | None = None
-    """Of dialect C's header; None in classic framing. The same in TooLarge."""
+    """What dialect C's header says; None in classic framing. The same in TooLarge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class OtherFraming:
 RequestEvent: TypeAlias = RequestFrame | BadLength | TooLarge | OtherFraming
 
 
-class Place:
+class FrameMemory:
     """Memory for one large frame, taken once. Memory that grows with what arrives is moved again
     and again, and of many such frames side by side more stays behind than they hold."""
 
@@ -87,7 +87,7 @@ class Place:
         self.memory[: self.filled] = first
 
     @classmethod
-    def of(cls, total: int, first: Buffer) -> Place | None:
+    def of(cls, total: int, first: Buffer) -> FrameMemory | None:
         """None while too little of the frame came, or it is no large one. Pages that nothing came
         for are never touched."""
         if total < _PLACE_BYTES_MIN or total > len(first) * _PLACE_RATIO:
@@ -118,11 +118,13 @@ class RequestDecoder:
         *,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         send_frame_bytes_max: int = SEND_FRAME_BYTES_MAX,
+        begins: bool = True,
     ) -> None:
+        """Without `begins` the peer has sent frames before."""
         self._pending = bytearray()
-        self._place: Place | None = None  # instead, of a large frame
+        self._place: FrameMemory | None = None  # instead, of a large frame
         self._rest: memoryview | None = None  # of what was fed, not looked at yet
-        self._first = True
+        self._first = begins
         self._ended = False
         self.set_limits(frame_bytes_max, send_frame_bytes_max)
 
@@ -134,6 +136,11 @@ class RequestDecoder:
     @property
     def buffered_bytes(self) -> int:
         return len(self._pending) if self._place is None else self._place.filled
+
+    def unfinished(self) -> bytes:
+        """As in `RequestStream`."""
+        place = self._place
+        return bytes(self._pending if place is None else place.memory[: place.filled])
 
     def room(self, least: int, most: int) -> memoryview | None:
         """Memory for the rest of the frame under way, to be filled and then told by `complete`.
@@ -195,7 +202,7 @@ class RequestDecoder:
             total = _U32.size + length
             position += self._fill(view, position, total)
             if len(self._pending) < total:
-                self._place = Place.of(total, self._pending)
+                self._place = FrameMemory.of(total, self._pending)
                 if self._place is not None:
                     self._pending = bytearray()
                 break
@@ -219,7 +226,7 @@ class RequestDecoder:
                 return TooLarge(code, length)
         return None
 
-    def _take_place(self, place: Place) -> RequestFrame:
+    def _take_place(self, place: FrameMemory) -> RequestFrame:
         self._place, self._first = None, False
         (code,) = _U32.unpack_from(place.memory, _U32.size)
         return RequestFrame(code, place.memory[_HEAD.size :])

@@ -34,6 +34,7 @@ class Permission(Enum):
 
     NONE = "none"  # logging in is enough, or the handler decides
     READ_SERVERS = "read servers"
+    MANAGE_SERVERS = "manage servers"
     READ_USERS = "read users"
     MANAGE_USERS = "manage users"
     CREATE_STREAM = "create stream"
@@ -341,6 +342,10 @@ PRESENT_GRANT = _row(9009, "PRESENT_GRANT", extensions.PresentGrant, Empty, auth
 SPEAK_FOR = _row(9010, "SPEAK_FOR", extensions.SpeakFor, Empty, authenticated=False)
 GET_PUBLISHING = _row(
     9011, "GET_PUBLISHING", Empty, extensions.PublishingFigures, Permission.READ_SERVERS
+)
+GET_SHARDS = _row(9012, "GET_SHARDS", Empty, extensions.ShardMap)
+MOVE_SHARD = _row(
+    9013, "MOVE_SHARD", extensions.MoveShard, extensions.ShardMoved, Permission.MANAGE_SERVERS
 )
 READ_TICKET = _row(9008, "READ_TICKET", extensions.ReadTicket, extensions.Ticket, Permission.POLL)
 

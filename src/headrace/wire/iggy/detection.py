@@ -1,12 +1,12 @@
-"""Which classic dialect a request is written in, told by its shape alone.
+"""Which dialect a connection speaks, as far as it has shown: requests and events in, a dialect out.
 
-Requests that differ between A and B are self-describing by length once the ids in front are read;
-SEND tells 56-byte from 64-byte message headers. What a request cannot tell is how a *reply* must
-look, so a connection keeps a dialect (`Spoken`).
+A classic request tells its dialect by its shape alone (`candidates`). Requests that differ between
+A and B are self-describing by length once the ids in front are read; SEND tells 56-byte from
+64-byte message headers. A request that fits no shape to the byte (decoders tolerate trailing ones),
+or two, says nothing.
 
-A request that fits no shape to the byte (decoders tolerate trailing ones), or two, says nothing.
-
-Which dialect one connection speaks, as far as it has shown: events in, a dialect out.
+What a request cannot tell is how a *reply* must look, so a connection keeps a dialect
+(`SpokenDialect`):
 
 | Event                                        | What is known afterwards                         |
 |----------------------------------------------|--------------------------------------------------|
@@ -32,9 +32,10 @@ request on that shows it, and only what was asked before that may have been misu
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headrace.wire.iggy.batch import HEADER_BYTES, INDEX_ENTRY_BYTES, NARROW_HEADER_BYTES
-from headrace.wire.iggy.dialects import CLASSIC, Dialect, Stated
+from headrace.wire.iggy.dialects import CLASSIC, Dialect, StatedDialects
 from headrace.wire.iggy.errors import DecodeError
 from headrace.wire.iggy.fields import U32_LAYOUT, Buffer, Reader
 from headrace.wire.iggy.messages.topics import is_published_form
@@ -50,7 +51,7 @@ _CONSUMER_COMMANDS = {100: 18, 120: 4, 121: 12, 122: 4}  # bytes after the ids i
 _NAMED = {202: (0, 0), 302: (1, 22), 602: (2, 0)}  # ids in front, bytes between them and name in B
 _A_ID_BYTES = 4  # what A has more in each of these
 
-TELLING = frozenset((_SEND, *_CONSUMER_COMMANDS, *_NAMED))
+DIALECT_SPECIFIC = frozenset((_SEND, *_CONSUMER_COMMANDS, *_NAMED))
 """Codes of the requests that may show their dialect."""
 
 _CLUSTER_METADATA = 12
@@ -126,20 +127,45 @@ PING_SECONDS = 4.0
 _NEWEST_FIRST = (Dialect.B2, Dialect.B1, Dialect.A)
 
 
+class SpokenState(NamedTuple):
+    """All that is known of a connection's dialect, for whoever goes on with the connection."""
+
+    default: Dialect
+    dialect: Dialect
+    possible: tuple[Dialect, ...]
+    pinged: bool
+    stated: StatedDialects | None
+    delayed: bool
+
+
 @dataclass(slots=True)
-class Spoken:
-    """Mutate only through the on_* methods."""
+class SpokenDialect:
+    """The dialect of one connection. Mutate only through the on_* methods."""
 
     default: Dialect
     dialect: Dialect = field(init=False)
     """What to decode requests and encode replies in."""
     possible: frozenset[Dialect] = CLASSIC
     _pinged: bool = False
-    _stated: Stated | None = None
+    _stated: StatedDialects | None = None
     _delayed: bool = False
 
     def __post_init__(self) -> None:
         self.dialect = self.default
+
+    @classmethod
+    def of(cls, state: SpokenState) -> SpokenDialect:
+        spoken = cls(
+            state.default, frozenset(state.possible), state.pinged, state.stated, state.delayed
+        )
+        spoken.dialect = state.dialect
+        return spoken
+
+    def state(self) -> SpokenState:
+        possible = tuple(each for each in Dialect if each in self.possible)
+        return SpokenState(
+            self.default, self.dialect, possible, self._pinged, self._stated, self._delayed
+        )
 
     @property
     def known(self) -> bool:
@@ -159,7 +185,7 @@ class Spoken:
         self.dialect = dialect
         self._stated = None
 
-    def on_version(self, stated: Stated) -> None:
+    def on_version(self, stated: StatedDialects) -> None:
         first = stated.crate or stated.release
         assert first is not None
         self.on_dialect(first)
@@ -193,13 +219,13 @@ class Spoken:
 
     def on_shape(self, candidates: frozenset[Dialect]) -> None:
         self.possible = self.possible & candidates or candidates
-        self._settle()
+        self._choose()
 
     def on_hint(self, candidates: frozenset[Dialect]) -> None:
         self.possible = self.possible & candidates or self.possible
-        self._settle()
+        self._choose()
 
-    def _settle(self) -> None:
+    def _choose(self) -> None:
         if self.dialect in self.possible:
             return
         choice = (self.default, *_NEWEST_FIRST)

@@ -9,8 +9,8 @@
 
 Inside Headrace there is one canonical form, B2's: ids from 0, 64-byte message headers, typed keys.
 Codecs of the other dialects translate at this border. What servers of an era *did* differently is
-the broker's business (`broker/sessions/dialect_rules.py`), which dialect a connection speaks is
-told by `detection.py`.
+the broker's business (`broker/sessions/sessions.py`), which dialect a connection speaks is told by
+`detection.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CRATES = {"0.7": Dialect.A, "0.8": Dialect.B1, "0.9": Dialect.B2, "0.10": Diale
 _RELEASES = {"0.5": Dialect.A, "0.6": Dialect.B1, "0.7": Dialect.B2, "0.8": Dialect.B2}
 
 
-class Stated(NamedTuple):
+class StatedDialects(NamedTuple):
     """What the version at a login means: as the Rust crate's, and as another SDK's own."""
 
     crate: Dialect | None
@@ -59,8 +59,8 @@ class Stated(NamedTuple):
         return frozenset(dialect for dialect in self if dialect is not None)
 
 
-def of_version(version: str) -> Stated | None:
+def of_version(version: str) -> StatedDialects | None:
     """What a client may speak that gave this version at login; None when it says nothing."""
     minor = ".".join(version.split(".")[:2])
-    stated = Stated(_CRATES.get(minor), _RELEASES.get(minor))
+    stated = StatedDialects(_CRATES.get(minor), _RELEASES.get(minor))
     return stated if stated.possible else None

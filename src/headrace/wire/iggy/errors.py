@@ -1,8 +1,8 @@
-"""Error numbers of the protocol, and how they meet our error classes.
+"""Error numbers of the protocol, and the errors that clients make of them.
 
-A reply's status is one of these numbers. On the server `status_of` turns an error into its number,
-at the edge; on the client `error_of` turns the number back into an error that is both an
-`IggyError` (with `.code`) and a member of the taxonomy (`NotFoundError`, ...).
+A reply's status is one of these numbers. `error_of` turns a number into an error that is both an
+`IggyError` (with `.code`) and a member of the taxonomy (`NotFoundError`, ...). How a server's error
+becomes a number is said in `refusals.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from headrace import errors
-from headrace.errors import HeadraceError, RemoteProtocolError, RequestError
+from headrace.errors import RemoteProtocolError, RequestError
 
 
 class Status(IntEnum):
@@ -131,7 +131,7 @@ class Status(IntEnum):
     CONSUMER_GROUP_PARTITION_NOT_OWNED = 5009
     INVALID_CONNECTION_STRING = 8000
     SNAPSHOT_FILE_COMPLETION_FAILED = 9000
-    PUBLISHER_NOT_FOUND = 9100  # this and the next seven are ours, for commands 9001 to 9007
+    PUBLISHER_NOT_FOUND = 9100  # this and the next nine are ours, for commands from 9001 on
     PUBLISHER_FENCED = 9101
     WINDOW_OUT_OF_ORDER = 9102
     STAGED_DATA_GONE = 9103
@@ -139,6 +139,8 @@ class Status(IntEnum):
     NOT_A_WINDOW_TOPIC = 9105
     PUBLISHER_TAKEN = 9106
     WINDOWS_LIMIT_REACHED = 9107
+    FIRST_SHARD_STAYS = 9108
+    WORKER_NOT_FOUND = 9109
     SHARD_NOT_FOUND = 11000
     SHARD_COMMUNICATION_ERROR = 11001
     CANNOT_BIND_TO_SOCKET = 12000
@@ -199,6 +201,8 @@ class IggyUnavailableError(IggyError, errors.UnavailableError):
 
 _CLASSES: dict[type[IggyError], tuple[Status, ...]] = {
     IggyNotFoundError: (
+        Status.SHARD_NOT_FOUND,
+        Status.WORKER_NOT_FOUND,
         Status.RESOURCE_NOT_FOUND,
         Status.STREAM_ID_NOT_FOUND,
         Status.STREAM_NAME_NOT_FOUND,
@@ -243,6 +247,7 @@ _CLASSES: dict[type[IggyError], tuple[Status, ...]] = {
         Status.STAGED_DATA_GONE,
         Status.NOT_A_WINDOW_TOPIC,
         Status.PUBLISHER_TAKEN,
+        Status.FIRST_SHARD_STAYS,
     ),
     IggyUnavailableError: (
         Status.DISCONNECTED,
@@ -255,24 +260,6 @@ _CLASSES: dict[type[IggyError], tuple[Status, ...]] = {
     ),
 }
 _CLASS_OF = {code: cls for cls, codes in _CLASSES.items() for code in codes}
-
-# The first class an error is an instance of decides; so subclasses stand before their bases.
-_STATUS: tuple[tuple[type[HeadraceError], Status], ...] = (
-    (errors.NotFoundError, Status.RESOURCE_NOT_FOUND),
-    (errors.UnauthenticatedError, Status.UNAUTHENTICATED),
-    (errors.UnauthorizedError, Status.UNAUTHORIZED),
-    (errors.TooLargeError, Status.TOO_BIG_MESSAGE_PAYLOAD),
-    (errors.OffsetOutOfRangeError, Status.INVALID_OFFSET),
-    (errors.InvalidArgumentError, Status.INVALID_COMMAND),
-    (errors.NotLeaderError, Status.DISCONNECTED),  # SDKs reconnect and ask for the leader
-    (errors.FencedError, Status.DISCONNECTED),
-    (errors.DeadlineError, Status.TASK_TIMEOUT),
-    (errors.ThrottledError, Status.TASK_TIMEOUT),
-    (errors.MissingRecordsError, Status.IO_ERROR),  # as damage is told: no try brings them back
-    (errors.StateError, Status.TASK_TIMEOUT),  # true for now: worth another try
-    (errors.StorageError, Status.IO_ERROR),
-    (errors.WireError, Status.INVALID_COMMAND),
-)
 
 
 def name_of(code: int) -> str:
@@ -291,13 +278,3 @@ def error_of(code: int, message: str = "", /, **data: object) -> IggyError:
     if named.startswith(("invalid_", "too_")):
         return IggyInvalidError(code, message, **data)
     return IggyError(code, message, **data)
-
-
-def status_of(error: HeadraceError) -> int:
-    """The number to answer with."""
-    if isinstance(error, IggyError | DecodeError):
-        return error.code
-    for cls, code in _STATUS:
-        if isinstance(error, cls):
-            return int(code)
-    return int(Status.ERROR)

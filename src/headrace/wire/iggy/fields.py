@@ -284,6 +284,18 @@ def in_dialects(codec: Codec[T], dialects: frozenset[Dialect], default: T) -> Co
     return Codec(read, write)
 
 
+def by_dialect(codec: Codec[T], dialects: frozenset[Dialect], other: Codec[T]) -> Codec[T]:
+    """A field that these dialects write as `codec` says, and the others as `other` does."""
+
+    def read(reader: Reader) -> T:
+        return (codec if reader.dialect in dialects else other).read(reader)
+
+    def write(writer: Writer, value: T) -> None:
+        (codec if writer.dialect in dialects else other).write(writer, value)
+
+    return Codec(read, write)
+
+
 ONLY_C = frozenset((Dialect.C,))
 ClassicU8: TypeAlias = Annotated[int, in_dialects(_U8, CLASSIC, 0)]
 ClassicU64: TypeAlias = Annotated[int, in_dialects(_U64, CLASSIC, 0)]

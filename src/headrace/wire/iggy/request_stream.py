@@ -13,7 +13,7 @@ from headrace.wire.iggy.classic_frames import (
     FRAME_BYTES_MAX,
     SEND_FRAME_BYTES_MAX,
     WITH_MESSAGES,
-    Place,
+    FrameMemory,
     RequestDecoder,
     RequestEvent,
     RequestFrame,
@@ -100,7 +100,7 @@ class VsrRequestDecoder:
         self._pending = bytearray()
         self._lent: frames.Lent | None = None
         self._growing: memoryview | None = None  # in the place of what is pending
-        self._place: Place | None = None  # as well, of a large frame
+        self._place: FrameMemory | None = None  # as well, of a large frame
         self._rest: memoryview | None = None
         self._ended = False
         self.set_limits(FRAME_BYTES_MAX, SEND_FRAME_BYTES_MAX)
@@ -116,6 +116,11 @@ class VsrRequestDecoder:
         if self._place is not None:
             return self._place.filled
         return len(self._pending) if self._growing is None else len(self._growing)
+
+    def unfinished(self) -> bytes:
+        """As in `RequestStream`."""
+        place = self._place
+        return bytes(self._pending if place is None else place.memory[: place.filled])
 
     def room(self, least: int, most: int) -> memoryview | None:
         have = len(self._pending)
@@ -195,7 +200,7 @@ class VsrRequestDecoder:
                 break
             position += self._fill(view, position, size)
             if len(self._pending) < size:
-                self._place = Place.of(size, self._pending)
+                self._place = FrameMemory.of(size, self._pending)
                 if self._place is not None:
                     self._pending = bytearray()
                 break
@@ -247,6 +252,18 @@ class RequestStream:
         self._limits = frame_bytes_max, send_frame_bytes_max
         self._first = bytearray()
         self._decoder: RequestDecoder | VsrRequestDecoder | None = None
+
+    def resume(self, *, has_heads: bool) -> None:
+        """Go on with a connection whose framing another stream found out."""
+        if has_heads:
+            self._decoder = VsrRequestDecoder(self._pool, self._keeps_frames)
+        else:
+            self._decoder = RequestDecoder(begins=False)
+        self._decoder.set_limits(*self._limits)
+
+    def unfinished(self) -> bytes:
+        """What came of a frame that has not come whole, between two calls of `feed`."""
+        return bytes(self._first) if self._decoder is None else self._decoder.unfinished()
 
     @property
     def has_heads(self) -> bool:

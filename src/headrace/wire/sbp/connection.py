@@ -8,13 +8,15 @@ be dispatched) comes out as `Answer`: the shell only writes it.
 GOAWAY carries the highest id that its sender will still serve. We send it with no flags: an
 implementation that put a reason into the response bit made it look like an answer, so a GOAWAY
 that claims to be a response without being the last one of it is taken for a request.
+
+An answer that came over several frames (`multipart.py`) is put together again by `Assembler`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -25,8 +27,8 @@ from headrace.errors import (
     TooLargeError,
     UnavailableError,
 )
-from headrace.wire.sbp.errors import UnsupportedError, status_of
-from headrace.wire.sbp.flat import Buffer, encode
+from headrace.wire.sbp.errors import UnsupportedError, is_success, status_of
+from headrace.wire.sbp.flat import Buffer, FlatField, Kind, Message, encode
 from headrace.wire.sbp.frames import (
     ALL,
     END,
@@ -38,12 +40,20 @@ from headrace.wire.sbp.frames import (
     Frame,
     FrameDecoder,
     encode_frame,
+    payload_bytes,
 )
-from headrace.wire.sbp.messages import SystemErrorResponse
+from headrace.wire.sbp.messages import (
+    FetchResponse,
+    FetchResult,
+    ListRangesResult,
+    SystemErrorResponse,
+)
+from headrace.wire.sbp.multipart import PayloadPieces
 from headrace.wire.sbp.opcodes import TABLE, Code, Opcode, Role
 
 REQUEST_HEADER_BYTES_MAX = 1 << 20  # decoding is work on the event loop; a batch fits many times
 STREAM_ID_MAX = (1 << 31) - 1
+ANSWER_BYTES_MAX = 256 << 20  # what one call may collect
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +150,7 @@ class ServerConnection:
 
     @property
     def buffered_bytes(self) -> int:
-        """Of a frame that is not complete."""
+        """The bytes received of a frame that is not complete."""
         return self._decoder.buffered_bytes
 
     def end(self) -> None:
@@ -323,3 +333,95 @@ def _system_error(code: int, stream_id: int, error: HeadraceError) -> list[Buffe
 def _one(payload: Buffer | Sequence[Buffer]) -> memoryview | bytes:
     assert isinstance(payload, memoryview | bytes), "a decoded frame has its payload in one piece"
     return payload
+
+
+class Assembler:
+    """Puts the frames of one answer together."""
+
+    def __init__(self, *, bytes_max: int = ANSWER_BYTES_MAX) -> None:
+        self._left = bytes_max
+        self._parts: list[tuple[Message, Sequence[Buffer]]] = []
+
+    def add(self, message: Message, payload: Sequence[Buffer], *, header_bytes: int = 0) -> None:
+        self._left -= header_bytes + payload_bytes(payload)
+        if self._left < 0:
+            raise RemoteProtocolError("answer too large")
+        self._parts.append((message, payload))
+
+    def finish(self) -> tuple[Message, Sequence[Buffer]]:
+        """The whole answer. A single frame's message and payload come back as they are."""
+        if len(self._parts) == 1:
+            message, payload = self._parts[0]
+            if isinstance(message, FetchResponse):
+                _check_lengths(message, payload)
+            return message, payload
+        if not self._parts:
+            raise RemoteProtocolError("answer without a frame")
+        merged = _merge_scalars([message for message, _ in self._parts])
+        if isinstance(merged, FetchResponse):
+            return self._merge_fetch(merged)
+        return merged, [piece for _, payload in self._parts for piece in payload]
+
+    def _merge_fetch(self, merged: FetchResponse) -> tuple[Message, Sequence[Buffer]]:
+        found: dict[int, FetchResult] = {}  # by request_index, in order of first appearance
+        pieces: dict[int, list[Buffer]] = {}
+        for message, payload in self._parts:
+            assert isinstance(message, FetchResponse)
+            _check_lengths(message, payload)
+            source = PayloadPieces(payload)
+            for result in message.fetch_responses:
+                index = result.request_index
+                before = found.get(index)
+                if before is not None:
+                    if not is_success(before.status):
+                        raise RemoteProtocolError("data after an error", request_index=index)
+                    length = before.batch_length + result.batch_length
+                    result = replace(result, batch_length=length)
+                    taken = length - before.batch_length
+                else:
+                    taken = result.batch_length
+                found[index] = result
+                pieces.setdefault(index, []).extend(source.take(taken))
+        results = tuple(found.values())
+        whole = [piece for index in found for piece in pieces[index]]
+        return replace(merged, fetch_responses=results), whole
+
+
+def _check_lengths(message: FetchResponse, payload: Sequence[Buffer]) -> None:
+    lengths = [result.batch_length for result in message.fetch_responses]
+    if min(lengths, default=0) < 0 or sum(lengths) != payload_bytes(payload):
+        raise RemoteProtocolError("lengths of a fetch answer do not add up to its payload")
+
+
+def _merge_scalars(messages: list[Message]) -> Message:
+    """One message with all the results, the first bad status, the longest throttle."""
+    first = messages[0]
+    changes: dict[str, Any] = {}
+    for field in fields(first):  # type: ignore[arg-type]  # every message is a dataclass
+        spec: FlatField = field.metadata["flat"]
+        values = [getattr(message, field.name) for message in messages]
+        if spec.kind is Kind.TABLES:
+            changes[field.name] = _join_results([item for value in values for item in value])
+        elif field.name == "status":
+            changes["status"] = next((v for v in values if not is_success(v)), values[0])
+        elif field.name == "throttle_time_ms":
+            changes["throttle_time_ms"] = max(values)
+    return replace(first, **changes)  # type: ignore[type-var]  # every message is a dataclass
+
+
+def _join_results(results: list[Any]) -> tuple[Any, ...]:
+    """Ranges of one criterion that came in several frames become one result again."""
+    joined: list[Any] = []
+    for result in results:
+        last = joined[-1] if joined else None
+        if (
+            isinstance(result, ListRangesResult)
+            and isinstance(last, ListRangesResult)
+            and last.range_criteria == result.range_criteria
+            and is_success(last.status)
+        ):
+            ranges = last.ranges + result.ranges
+            joined[-1] = replace(result, ranges=ranges)
+        else:
+            joined.append(result)
+    return tuple(joined)

@@ -128,7 +128,7 @@ class FrameDecoder:
 
     @property
     def buffered_bytes(self) -> int:
-        """Of a frame that is not complete."""
+        """The bytes received of a frame that is not complete."""
         return len(self._partial)
 
     @property
@@ -180,7 +180,7 @@ class FrameDecoder:
         return self._whole[self._filled : self._filled + ROOM_BYTES_MAX]
 
     def fill(self, count: int) -> list[Frame | BadFrame]:
-        """That many bytes of the room have arrived; the frame, once it is complete."""
+        """Note that so many bytes of the room have arrived; gives the frame once it is complete."""
         assert self._whole is not None
         events: list[Frame | BadFrame] = []
         self._filled += count

@@ -88,6 +88,7 @@ class RangeId(Message):
     range_index: int = i32(1, -1)
     writer_epoch: int = i64(2, -1)  # ours
     accept_loss: int = i64(3, -1)  # ours: give up what a sealed range lacks from this offset on
+    preferred_node: int = i32(4, -1)  # ours: who should lead the next range; -1: anybody
 
 
 @message
@@ -125,6 +126,12 @@ class Range(Message):
     lost_until: int = i64(13, -1)  # ours: from the end to here an operator has given it up
 
 
+def ack_quorum(replicas: int) -> int:
+    """How many of a range's replicas hold a record before the record is acknowledged: a majority,
+    and both of two. `Range.ack_quorum` says so where a range was opened by another rule."""
+    return replicas // 2 + 1
+
+
 @message
 class Stream(Message):
     stream_id: int = i64(0, -1)
@@ -132,6 +139,7 @@ class Stream(Message):
     retention_period_ms: int = i64(2)
     name: str = string(3)  # ours: unique, create-if-absent
     durability: int = i8(4, -1)  # ours
+    preferred_node: int = i32(5, -1)  # ours, to create it: who should lead its first range
 
 
 @message
@@ -142,6 +150,7 @@ class HeartbeatRequest(Message):
     credential: bytes = octets(3)  # ours
     metadata_version: int = i64(4, -1)  # ours: the newest that this data node has seen
     host: str = string(5)  # ours: the machine that a data node is on
+    host_id: str = string(6)  # ours: same for all data nodes that run as one; empty: by itself
 
 
 @message
@@ -496,6 +505,18 @@ class LeaseAction(IntEnum):
     ACQUIRE = 0  # also renews when the holder is the same
     RELEASE = 1
     QUERY = 2
+    CHANGE_MANY = 3  # each of `leases` as its own action says, on its own
+    LIST = 4  # all that begin with `name`; once they differ from `version`, or `wait_ms` is over
+    RELEASE_HOLDER = 5  # all of `holder` that begin with `name`: the holder is dead
+
+
+@message
+class LeaseChange(Message):
+    """Ours: what CHANGE_MANY asks for one name; holder, duration and address are the request's."""
+
+    name: str = string(0)
+    action: int = i8(1)  # ACQUIRE, RELEASE or QUERY
+    epoch: int = i64(2, -1)  # as in LeaseRequest
 
 
 @message
@@ -509,6 +530,22 @@ class LeaseRequest(Message):
     duration_ms: int = i32(4)
     address: str = string(5)  # where the holder serves, told to others
     epoch: int = i64(6, -1)  # of the lease being renewed or released; -1 on first acquire
+    leases: tuple[LeaseChange, ...] = tables(7, LeaseChange)  # for CHANGE_MANY
+    version: int = i64(8, -1)  # for LIST: what the asker knows; -1: nothing
+    wait_ms: int = i32(9)  # for LIST: how long an answer may wait for something new
+
+
+@message
+class LeaseResult(Message):
+    """Ours: one lease of several. `holder`, `address`, `remaining_ms` are those of who holds it."""
+
+    name: str = string(0)
+    granted: bool = boolean(1)
+    epoch: int = i64(2, -1)  # the last that was given out; -1: the name is unknown
+    holder: str = string(3)
+    remaining_ms: int = i32(4)
+    address: str = string(5)
+    status: Status | None = table(6, Status)
 
 
 @message
@@ -519,6 +556,8 @@ class LeaseResponse(Message):
     remaining_ms: int = i32(3)
     address: str = string(4)
     status: Status | None = table(5, Status)
+    leases: tuple[LeaseResult, ...] = tables(6, LeaseResult)  # of several: in the order asked for
+    version: int = i64(7, -1)  # of all leases together: another one with each change
 
 
 @message
@@ -544,6 +583,7 @@ class NodeInfo(Message):
     is_draining: bool = boolean(5)
     ranges_quarantined: int = i32(6, -1)  # -1: it has not reported
     host: str = string(7)
+    host_id: str = string(8)  # what the node says; `host` is what replicas are kept apart by
 
 
 @message

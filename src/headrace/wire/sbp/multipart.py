@@ -1,4 +1,4 @@
-"""Answers over several frames: how they are cut, and how they are put together again.
+"""Answers over several frames: how they are cut. `connection.py` puts them together again.
 
 Every frame stands for itself: its header lists only the results that it carries. A FETCH result
 whose data does not fit goes on in the next frame under the same request_index, and its data
@@ -20,10 +20,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from operator import itemgetter
-from typing import Any
 
-from headrace.errors import LocalProtocolError, RemoteProtocolError
-from headrace.wire.sbp.errors import is_success
+from headrace.errors import LocalProtocolError
 from headrace.wire.sbp.flat import Buffer, FlatField, Kind, encode
 from headrace.wire.sbp.frames import FRAME_BYTES_MAX, payload_bytes
 from headrace.wire.sbp.messages import (
@@ -35,7 +33,6 @@ from headrace.wire.sbp.messages import (
     FetchResponse,
     FetchResult,
     ListRangesResponse,
-    ListRangesResult,
     Message,
     Range,
 )
@@ -132,7 +129,6 @@ def encode_replicated(message: AppendRequest) -> bytes | None:
 PAYLOAD_BYTES = 4 << 20  # cut a FETCH answer where it would pass this
 HEADER_BYTES = 1 << 20  # spread results where their header would pass this
 _PIECE_BYTES_MAX = FRAME_BYTES_MAX - 2 * HEADER_BYTES
-ANSWER_BYTES_MAX = 256 << 20  # what one call may collect
 
 
 def encode_answer(
@@ -194,7 +190,7 @@ def _cut_fetch(
     results: list[FetchResult] = []
     pieces: list[Buffer] = []
     room = PAYLOAD_BYTES
-    source = _Pieces(payload)
+    source = PayloadPieces(payload)
     for result in message.fetch_responses:
         here = 0  # bytes of this result in the frame being filled
         for piece in source.take(result.batch_length):
@@ -212,7 +208,7 @@ def _cut_fetch(
     yield replace(message, fetch_responses=tuple(results)), pieces
 
 
-class _Pieces:
+class PayloadPieces:
     """Takes runs of bytes off a payload without copying."""
 
     def __init__(self, payload: Sequence[Buffer]) -> None:
@@ -232,95 +228,3 @@ class _Pieces:
                 piece = piece[:limit]
             length -= len(piece)
             yield piece
-
-
-class Assembler:
-    """Puts the frames of one answer together."""
-
-    def __init__(self, *, bytes_max: int = ANSWER_BYTES_MAX) -> None:
-        self._left = bytes_max
-        self._parts: list[tuple[Message, Sequence[Buffer]]] = []
-
-    def add(self, message: Message, payload: Sequence[Buffer], *, header_bytes: int = 0) -> None:
-        self._left -= header_bytes + payload_bytes(payload)
-        if self._left < 0:
-            raise RemoteProtocolError("answer too large")
-        self._parts.append((message, payload))
-
-    def finish(self) -> tuple[Message, Sequence[Buffer]]:
-        """The whole answer. A single frame's message and payload come back as they are."""
-        if len(self._parts) == 1:
-            message, payload = self._parts[0]
-            if isinstance(message, FetchResponse):
-                _check_lengths(message, payload)
-            return message, payload
-        if not self._parts:
-            raise RemoteProtocolError("answer without a frame")
-        merged = _merge_scalars([message for message, _ in self._parts])
-        if isinstance(merged, FetchResponse):
-            return self._merge_fetch(merged)
-        return merged, [piece for _, payload in self._parts for piece in payload]
-
-    def _merge_fetch(self, merged: FetchResponse) -> tuple[Message, Sequence[Buffer]]:
-        found: dict[int, FetchResult] = {}  # by request_index, in order of first appearance
-        pieces: dict[int, list[Buffer]] = {}
-        for message, payload in self._parts:
-            assert isinstance(message, FetchResponse)
-            _check_lengths(message, payload)
-            source = _Pieces(payload)
-            for result in message.fetch_responses:
-                index = result.request_index
-                before = found.get(index)
-                if before is not None:
-                    if not is_success(before.status):
-                        raise RemoteProtocolError("data after an error", request_index=index)
-                    length = before.batch_length + result.batch_length
-                    result = replace(result, batch_length=length)
-                    taken = length - before.batch_length
-                else:
-                    taken = result.batch_length
-                found[index] = result
-                pieces.setdefault(index, []).extend(source.take(taken))
-        results = tuple(found.values())
-        whole = [piece for index in found for piece in pieces[index]]
-        return replace(merged, fetch_responses=results), whole
-
-
-def _check_lengths(message: FetchResponse, payload: Sequence[Buffer]) -> None:
-    lengths = [result.batch_length for result in message.fetch_responses]
-    if min(lengths, default=0) < 0 or sum(lengths) != payload_bytes(payload):
-        raise RemoteProtocolError("lengths of a fetch answer do not add up to its payload")
-
-
-def _merge_scalars(messages: list[Message]) -> Message:
-    """One message with all the results, the first bad status, the longest throttle."""
-    first = messages[0]
-    changes: dict[str, Any] = {}
-    for field in fields(first):  # type: ignore[arg-type]  # every message is a dataclass
-        spec: FlatField = field.metadata["flat"]
-        values = [getattr(message, field.name) for message in messages]
-        if spec.kind is Kind.TABLES:
-            changes[field.name] = _join_results([item for value in values for item in value])
-        elif field.name == "status":
-            changes["status"] = next((v for v in values if not is_success(v)), values[0])
-        elif field.name == "throttle_time_ms":
-            changes["throttle_time_ms"] = max(values)
-    return replace(first, **changes)  # type: ignore[type-var]  # every message is a dataclass
-
-
-def _join_results(results: list[Any]) -> tuple[Any, ...]:
-    """Ranges of one criterion that came in several frames become one result again."""
-    joined: list[Any] = []
-    for result in results:
-        last = joined[-1] if joined else None
-        if (
-            isinstance(result, ListRangesResult)
-            and isinstance(last, ListRangesResult)
-            and last.range_criteria == result.range_criteria
-            and is_success(last.status)
-        ):
-            ranges = last.ranges + result.ranges
-            joined[-1] = replace(result, ranges=ranges)
-        else:
-            joined.append(result)
-    return tuple(joined)

@@ -70,10 +70,10 @@ class WindowGrid:
         span_ms = self.width_ms * WINDOWS_PER_BASE
         base_ms = (window >> _BASE_SHIFT) * 1000
         count = window & _COUNT_MASK
-        laps, rest = divmod(base_ms - self.start_ms, span_ms)
-        if laps < 0 or rest or count >= WINDOWS_PER_BASE or window & (0xFFFFFFFF ^ _COUNT_MASK):
+        bases, rest = divmod(base_ms - self.start_ms, span_ms)
+        if bases < 0 or rest or count >= WINDOWS_PER_BASE or window & (0xFFFFFFFF ^ _COUNT_MASK):
             raise InvalidArgumentError("window is not on this grid", window=format_window(window))
-        return laps * WINDOWS_PER_BASE + count
+        return bases * WINDOWS_PER_BASE + count
 
     def boundary(self, window: WindowId, count: int) -> WindowId:
         """The last window of the application window, of so many windows, that holds this one."""
@@ -88,6 +88,6 @@ class WindowGrid:
     def _id(self, ordinal: int) -> WindowId:
         if ordinal < 0:
             return NO_WINDOW
-        laps, count = divmod(ordinal, WINDOWS_PER_BASE)
-        base_ms = self.start_ms + laps * WINDOWS_PER_BASE * self.width_ms
+        bases, count = divmod(ordinal, WINDOWS_PER_BASE)
+        base_ms = self.start_ms + bases * WINDOWS_PER_BASE * self.width_ms
         return WindowId((base_ms // 1000) << _BASE_SHIFT | count)

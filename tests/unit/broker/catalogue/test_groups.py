@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.broker.catalogue.groups import Membership
-from headrace.broker.errors import MemberNotFoundError
+from headrace.wire.iggy.refusals import MemberNotFoundError
 
 
 def assigned(groups: Membership, group_uid: int = 1) -> dict[int, list[int]]:

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.broker import errors
 from headrace.broker.catalogue import decisions, events
 from headrace.broker.catalogue.resources import (
     NEVER,
@@ -19,6 +18,7 @@ from headrace.broker.catalogue.resources import (
 )
 from headrace.broker.catalogue.state import Catalogue
 from headrace.errors import FormatError, HeadraceError, NotFoundError
+from headrace.wire.iggy import refusals as errors
 
 NOW = 1_700_000_000_000_000
 TOPIC: dict[str, Any] = {
@@ -333,3 +333,37 @@ def test_topics_are_found_by_their_present_name_only() -> None:
     r.do(decisions.delete_stream(r.state, "other"))
     r.stream("other")
     assert r.state.find_topic("other", "t") is None
+
+
+def test_pins_are_kept_and_older_snapshots_have_none(shop: Recorded) -> None:
+    version, chunks = shop.state.snapshot()
+    before = list(chunks)
+    head = msgspec.msgpack.decode(before[0])
+    del head["pins"]
+    older = Catalogue()
+    older.restore(version, [msgspec.msgpack.encode(head), *before[1:]])
+    assert older.pins == {}
+    shop.do(events.ShardPinned(3, "a"))
+    shop.do(events.ShardPinned(4, "a"))
+    shop.do(events.ShardPinned(4, ""))
+    shop.do(events.ShardPinned(5, ""))
+    copy = Catalogue()
+    copy.restore(*shop.state.snapshot())
+    assert copy.pins == replay(shop.log).pins == {3: "a"}
+
+
+def test_partitions_of_the_first_shard_go_where_new_ones_would() -> None:
+    r = Recorded()
+    r.stream()
+    made = r.topic(partitions=5)
+    (topic,) = r.state.topics()
+    new = [partition.shard for partition in topic.partitions]
+    assert decisions.spread_partitions(r.state) == []
+    r.do(events.PartitionsMoved([(made.uid, n, 0, 0) for n in range(5)]))
+    assert {partition.shard for partition in topic.partitions} == {0}
+    (event,) = decisions.spread_partitions(r.state)
+    r.do(event)
+    assert [partition.shard for partition in topic.partitions] == new
+    r.do(events.PartitionsMoved([(made.uid, 9, 0, 3), (made.uid, 1, 7, 3), (99, 0, 0, 3)]))
+    assert [partition.shard for partition in topic.partitions] == new, "none of them is there"
+    assert replay(r.log).dump() == r.state.dump()

@@ -335,7 +335,7 @@ async def test_a_connection_that_never_failed_comes_first() -> None:
     gone.cancel()  # a connection that closes while it waits
     await asyncio.gather(*flood, return_exceptions=True)
     assert len(over) == 201
-    assert not guard._lanes
+    assert not guard._logins_by_host
     await guard.check(passwords, "ann", "h", stored, "right")
     passwords.close()
 

@@ -131,7 +131,7 @@ def test_everything_that_changes_something_lasting_is_audited() -> None:
         "GET_CONSUMER_GROUP", "GET_CONSUMER_GROUPS", "JOIN_CONSUMER_GROUP", "LEAVE_CONSUMER_GROUP",
         "HELLO", "READ_TICKET", "OPEN_PUBLISHER", "STAGE", "CLOSE", "LIST_WINDOWS",
         "DESCRIBE_OPTIONS", "SYNC_CONSUMER_GROUP", "PRESENT_GRANT", "SPEAK_FOR",
-        "GET_PUBLISHING",
+        "GET_PUBLISHING", "GET_SHARDS",
     }  # fmt: skip
     assert {row.name for code, row in c.SERVED.items() if code not in audit.AUDITED} == quiet
 

@@ -53,6 +53,7 @@ def rule(everywhere: str, stream: str = "", topic: str = "") -> Allowed:
 
 ANYONE = Allowed(anyone=True)
 SERVERS = rule("manage_servers read_servers")
+MANAGE_SERVERS = rule("manage_servers")
 READ_USERS = rule("manage_users read_users")
 MANAGE_USERS = rule("manage_users")
 CREATE_STREAM = rule("manage_streams")
@@ -156,6 +157,8 @@ def rows(stream: str, topic: str) -> dict[c.AnyCommand, Row]:
         ),
         c.PURGE_TO: Row(CHANGE_TOPIC, x.PurgeTo(stream=stream, topic=topic, window=0)),
         c.GET_PUBLISHING: Row(SERVERS),
+        c.GET_SHARDS: Row(ANYONE),
+        c.MOVE_SHARD: Row(MANAGE_SERVERS, x.MoveShard(shard=1, worker="")),
         c.READ_TICKET: Row(POLL, x.ReadTicket(topics=(here,))),
     }
 

@@ -439,7 +439,7 @@ async def test_everything_is_remembered_over_a_restart_with_and_without_a_snapsh
             await purge(client, 1)
             before = await list_(client)
             if snapshot_bytes == 1024:
-                await h.broker._logs[2].write_snapshot()
+                await h.broker._logs[-1].write_snapshot()
         async with opened(cluster, epoch=2, settings=settings) as h:
             client = await h.root()
             assert await list_(client) == before

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.bench.figures import PERCENTILES, Latencies, Side, compare, differing
+from headrace.cli.bench.figures import PERCENTILES, Latencies, TrafficFigures, compare, differing
 from headrace.cli.bench.report import to_html
 
 
@@ -42,7 +42,7 @@ def test_latencies_merge() -> None:
 
 
 def report(factor: float = 1.0) -> dict[str, Any]:
-    side = Side(started=100.0)
+    side = TrafficFigures(started=100.0)
     for n in range(1, 500):
         side.add(100 + n / 100, 0.001 * n * factor, 10, 1000)
     figures = side.to_json()

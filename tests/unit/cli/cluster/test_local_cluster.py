@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from headrace.cli.cluster import local_cluster
-from headrace.cli.cluster.local_cluster import LocalCluster, Plan
+from headrace.cli.cluster.local_cluster import LocalCluster, LocalClusterPlan
 
 
-def plan(folder: Path, **wanted: Any) -> Plan:
+def plan(folder: Path, **wanted: Any) -> LocalClusterPlan:
     plain: dict[str, Any] = {
         "nodes": 2, "brokers": 1, "managers": 1, "data_dir": str(folder), "iggy_port": 0,
         "http_port": -1, "metrics_port": -1, "dev": True, "config": "",
     }  # fmt: skip
-    return Plan(**{**plain, **wanted})
+    return LocalClusterPlan(**{**plain, **wanted})
 
 
 def test_roles_have_metrics_ports_one_after_the_other(tmp_path: Path) -> None:

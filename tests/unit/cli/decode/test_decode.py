@@ -11,7 +11,7 @@ import dpkt
 import pytest
 from click.testing import CliRunner
 
-from headrace.cli.decode.decode import pieces_of
+from headrace.cli.decode import pieces_of
 from headrace.cli.decode.explaining import Conversation, Protocol, Side
 from headrace.cli.main import app
 from headrace.wire.iggy import commands as c

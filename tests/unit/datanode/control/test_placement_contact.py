@@ -21,7 +21,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.net.sbp_routes import Reply
-from headrace.sbp_client.channels import PlacementLinks
+from headrace.sbp_client.channels import PlacementChannel
 from headrace.sbp_client.client import SbpClient
 from headrace.storage.layout import RangeKey
 from headrace.wire.sbp import messages as m
@@ -184,7 +184,7 @@ def test_reconciliation_is_rare_when_all_is_settled_and_slows_down_when_not() ->
         assert len(looks) == 1
         looks.clear()
         node.state.stopped.add(RangeKey(stream.stream_id, 0))  # waits for a seal nobody asked for
-        node.contact.settle_soon()
+        node.contact.reconcile_soon()
         await cluster.runtime.clock.sleep(20)
         assert 4 <= len(looks) <= 9, "0.1 s, 0.2 s, 0.4 s and so on"
         node.state.stopped.clear()
@@ -208,7 +208,7 @@ def test_a_node_that_stops_without_its_placement_manager_does_not_wait() -> None
 
 def test_links_count_their_connections() -> None:
     async def body(cluster: Cluster, client: SbpClient) -> None:
-        links = PlacementLinks.single(cluster.placement_connect)
+        links = PlacementChannel.single(cluster.placement_connect)
         request = m.ListRangesRequest(timeout_ms=1000)
         for _ in range(3):
             await links.call(Code.LIST_RANGES, request, timeout=1.0)

@@ -11,7 +11,6 @@ from headrace.datanode.replication.commitment import (
     Lags,
     Outgoing,
     ReplicaFeed,
-    ack_quorum_of,
     outgoing_of,
 )
 from headrace.errors import SealedError
@@ -19,11 +18,6 @@ from headrace.storage.layout import RangeKey
 from tests.log_cluster import batch
 
 KEY = RangeKey(1, 0)
-
-
-@pytest.mark.parametrize(("replicas", "quorum"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)])
-def test_the_ack_quorum_is_a_majority_and_both_of_two(replicas: int, quorum: int) -> None:
-    assert ack_quorum_of(replicas) == quorum
 
 
 @pytest.mark.parametrize(

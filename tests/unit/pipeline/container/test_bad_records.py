@@ -18,7 +18,7 @@ from headrace.pipeline.container.bad_records import (
     find_bad_records,
     halve,
 )
-from headrace.spark.source.offsets import Offsets
+from headrace.spark.source.batch_plan import Offsets
 
 
 class Batch:

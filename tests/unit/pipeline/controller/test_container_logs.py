@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import NotFoundError
-from headrace.pipeline.controller.container_files import AROUND_BYTES, last_lines_of, lines_before
+from headrace.pipeline.controller.container_launches import (
+    AROUND_BYTES,
+    last_lines_of,
+    lines_before,
+)
 from headrace.runtime.interfaces import Disk
 from tests.simulator.disk import SimulatedDisk
 from tests.simulator.random import SimulatedRandom

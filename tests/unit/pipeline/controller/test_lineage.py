@@ -14,7 +14,7 @@ import pytest
 from openlineage.client.event_v2 import RunEvent as TheirEvent
 
 from headrace.config.controller import ControllerSettings
-from headrace.observability.lineage import Dataset, Emitter, RunEvent
+from headrace.observability.lineage import Dataset, LineageEmitter, RunEvent
 from headrace.pipeline.controller.application.events import EventType
 from headrace.pipeline.controller.controller import Controller
 from headrace.pipeline.controller.lineage import Lineage, datasets, run_id
@@ -102,7 +102,7 @@ async def test_a_run_is_told_from_start_to_failure(
     url, taken = collector
     driver = running()
     application, events = driver.application, driver.application.events
-    emitter = Emitter(url)
+    emitter = LineageEmitter(url)
     lineage = Lineage(
         system_runtime(),
         lambda: emitter,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import NotFoundError
-from headrace.pipeline.controller.container_files import read_recording
+from headrace.pipeline.controller.container_launches import read_recording
 from headrace.pipeline.controller.views import RecordedWindow
 from headrace.runtime.system import system_runtime
 

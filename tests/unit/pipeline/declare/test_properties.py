@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.pipeline.declare.properties import PropertyValues
+from headrace.pipeline.declare.graph import PropertyValues
 from tests.unit.pipeline.declare.test_dag import decorated
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace import Application
-from headrace.cli.pipeline.pipeline_runs import add_run, make_run
+from headrace.cli.pipeline.submission import add_run, make_run
 from headrace.errors import ConfigError
 from headrace.pipeline.plan.describe import describe
 from headrace.pipeline.plan.loading import (

@@ -7,7 +7,7 @@ import sys
 
 _FAULTS = """
 import resource, sys, threading
-from headrace.runtime.system.memory import keep_freed_memory
+from headrace.runtime.system import keep_freed_memory
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
 def faults():

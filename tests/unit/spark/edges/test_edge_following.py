@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.client.partition_reader import Access
-from headrace.client.positions import PartitionState, SourceState, TopicState
+from headrace.client.partition_reader import Access, PartitionState, SourceState, TopicState
 from headrace.errors import OffsetOutOfRangeError, UnavailableError
 from headrace.runtime.system import system_runtime
 from headrace.spark.edges import source as edge_following

@@ -11,13 +11,12 @@ import pyarrow as pa
 import pytest
 
 from headrace.client.arrow import to_record_batch
-from headrace.client.raw_messages import Area
 from headrace.errors import ConfigError, InvalidArgumentError, NotFoundError
-from headrace.spark.formats.dead_letters import DeadLetters, dead_letters
 from headrace.spark.formats.decoding import Bad
 from headrace.spark.formats.options import FormatOptions
-from headrace.spark.formats.typed import TypedRows
+from headrace.spark.formats.typed import DeadLetters, TypedRows, dead_letters
 from headrace.spark.options import dead_letter_target, parse_sink, parse_source
+from headrace.wire.iggy.columns import MessageBuffer
 from tests.unit.spark.formats_area import BASE_OFFSET, area_of, decode
 
 N = pa.schema([("n", pa.int32())])
@@ -176,7 +175,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.made: list[str] = []
-        self.sent: list[Area] = []
+        self.sent: list[MessageBuffer] = []
 
     def create_topic(self, target: Any) -> None:
         self.made.append(target.topic)

@@ -22,8 +22,7 @@ from pyspark.sql.types import (
 )
 
 from headrace.errors import ConfigError
-from headrace.spark.formats.encoding import RowEncoder, arrow_messages
-from headrace.spark.formats.json_text import json_objects
+from headrace.spark.formats.encoding import RowEncoder, arrow_messages, json_objects
 from headrace.spark.options import parse_sink
 from headrace.spark.sink.sink import check_schema
 from tests.unit.spark.formats_area import decode

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from headrace.cli.main import app
 from headrace.errors import ConfigError
-from headrace.spark.session import session, settings
+from headrace.spark.session import session
 
 
 def printed(*arguments: str) -> str:
@@ -20,16 +20,15 @@ def printed(*arguments: str) -> str:
 
 
 def test_every_form_says_what_sessions_start_with() -> None:
-    assert vars(session)["RECOMMENDED"] is settings.RECOMMENDED
-    assert len(settings.RECOMMENDED) == len(settings.SETTINGS), "each name stands there once"
-    assert json.loads(printed("--json")) == settings.RECOMMENDED
+    assert len(session.RECOMMENDED) == len(session.SETTINGS), "each name stands there once"
+    assert json.loads(printed("--json")) == session.RECOMMENDED
 
     lines = [line for line in printed().splitlines() if not line.startswith("#")]
-    assert dict(line.split(" ", 1) for line in lines) == settings.RECOMMENDED
+    assert dict(line.split(" ", 1) for line in lines) == session.RECOMMENDED
 
     words = printed("--arguments").split()  # as the shell splits `$(headrace spark-conf ...)`
-    assert words[::2] == ["--conf"] * len(settings.SETTINGS)
-    assert dict(word.split("=", 1) for word in words[1::2]) == settings.RECOMMENDED
+    assert words[::2] == ["--conf"] * len(session.SETTINGS)
+    assert dict(word.split("=", 1) for word in words[1::2]) == session.RECOMMENDED
     assert shlex.split(printed("--arguments")) == words
 
 
@@ -40,8 +39,8 @@ def test_the_settings_of_the_measurements_are_among_them() -> None:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     }.items():
-        assert settings.RECOMMENDED[name] == value
-    manager = settings.RECOMMENDED["spark.sql.streaming.checkpointFileManagerClass"]
+        assert session.RECOMMENDED[name] == value
+    manager = session.RECOMMENDED["spark.sql.streaming.checkpointFileManagerClass"]
     assert manager.endswith(".FileSystemBasedCheckpointFileManager")
 
 
@@ -53,7 +52,7 @@ def test_the_environment_survives_a_shell() -> None:
         text=True,
         check=True,
     ).stdout.splitlines()
-    expected = settings.environment()
+    expected = session.environment()
     assert shown == [expected["JAVA_HOME"], expected["PYSPARK_PYTHON"]]
     assert json.loads(printed("--environment", "--json")) == expected
 

@@ -7,12 +7,12 @@ from typing import cast
 
 import pytest
 
-from headrace.client.positions import PartitionState, SourceState, TopicState
+from headrace.client.partition_reader import PartitionState, SourceState, TopicState
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.spark.options import Target, parse_source
 from headrace.spark.source import following
+from headrace.spark.source.batch_plan import Offsets
 from headrace.spark.source.following import GroupOffsets, due
-from headrace.spark.source.offsets import Offsets
 from headrace.spark.source.reading import Reading
 
 STATE = SourceState(

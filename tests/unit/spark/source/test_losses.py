@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.client.positions import PartitionState, SourceState, TopicState
+from headrace.client.partition_reader import PartitionState, SourceState, TopicState
+from headrace.pipeline.failures import read_gap, skipped
 from headrace.spark.source.batch_plan import (
     DataLossError,
+    Offsets,
     OtherTopicError,
+    admit,
     decide,
     find_losses,
-    read_gap,
-    skipped,
     surviving,
 )
-from headrace.spark.source.offsets import Offsets, admit
 
 TOPIC = TopicState("12", "shop", "orders", (PartitionState(0, 0, 5, 105),))
 STATE = SourceState("here", (TOPIC,))

@@ -11,11 +11,11 @@ from headrace.client.partition_reader import Access
 from headrace.client.url import ServerUrl
 from headrace.errors import LostRecordsError
 from headrace.spark.options import Credentials, Target
-from headrace.spark.source.batch_plan import DataLossError, Span
+from headrace.spark.source.batch_plan import DataLossError, OffsetRange
 from headrace.spark.source.reading import Reading
 from tests.simulator.runtime import Simulation
 
-SPAN = Span("orders", ("7", 0), 0, 0, 10, cluster="here")
+SPAN = OffsetRange("orders", ("7", 0), 0, 0, 10, cluster="here")
 TARGET = Target("broker:8090", Credentials("iggy", "iggy"), "shop", "orders")
 ACCESS = Access(b"ticket", 1 << 60, "pm:1", {SPAN.key: 3})
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.client.positions import AtTime
+from headrace.client.topic_reader import AtTime
 from headrace.errors import ConfigError
 from headrace.spark.source.positions import AtOffsets, Topics, parse_position, parse_topics
 

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.client.positions import PartitionState, SourceState, TopicState
+from headrace.client.partition_reader import PartitionState, SourceState, TopicState
 from headrace.spark.source.batch_plan import (
     TASKS_PER_PARTITION_MAX,
     DataLossError,
+    OffsetRange,
+    Offsets,
     OnDataLoss,
     OtherTopicError,
-    Span,
     after,
     plan,
     split,
 )
-from headrace.spark.source.offsets import Offsets
 
 TOPIC = TopicState("12", "shop", "orders", (PartitionState(0, 2, 5, 105, 1000),))
 STATE = SourceState("here", (TOPIC,))
@@ -37,7 +37,7 @@ def spans(start: Offsets, end: Offsets, state: SourceState = STATE) -> list[tupl
 
 def test_a_batch_is_what_lies_between_its_offsets() -> None:
     (span,) = plan(START, END, STATE, "fail", by_name=True)
-    assert span == Span("orders", KEY, 2, 10, 90, cluster="here")
+    assert span == OffsetRange("orders", KEY, 2, 10, 90, cluster="here")
     assert spans(END, END) == []
     assert spans(Offsets("here", {}), END, changed(start=0)) == [(0, 90)]
     assert spans(Offsets("here", {}), replace(END, begins={KEY: 7})) == [(7, 90)]
@@ -55,7 +55,9 @@ def test_what_is_passed_over_ends_in_the_middle_of_a_span() -> None:
 
 
 def test_what_vanished_since_the_offset_was_written() -> None:
-    def planned(state: SourceState, on_loss: OnDataLoss, *, by_name: bool = True) -> list[Span]:
+    def planned(
+        state: SourceState, on_loss: OnDataLoss, *, by_name: bool = True
+    ) -> list[OffsetRange]:
         return plan(START, END, state, on_loss, by_name=by_name)
 
     with pytest.raises(DataLossError, match="retention removed"):
@@ -109,7 +111,7 @@ def test_large_partitions_become_several_tasks() -> None:
 def test_tasks_neither_overlap_nor_leave_gaps(
     start: int, count: int, size: int, bytes_max: int
 ) -> None:
-    span = Span("orders", KEY, 2, start, start + count, cluster="here")
+    span = OffsetRange("orders", KEY, 2, start, start + count, cluster="here")
     state = changed(start=start, end=start + count, bytes=size)
     tasks = list(split([span], state, bytes_max))
     assert 1 <= len(tasks) <= TASKS_PER_PARTITION_MAX

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.spark.stores.columns import fit, refuse_kinds, refuse_twins, widens
-from headrace.spark.stores.postgres_columns import TableColumn, _numeric, _takes
+from headrace.spark.stores.postgres import TableColumn, _numeric, _takes
 
 
 def field(name: str, kind: Any, *, nullable: bool = True) -> dict[str, Any]:

@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptionError
-from headrace.storage.layout import CorruptSpan, Point, RangeKey, format_base, parse_base
-from headrace.storage.range.metadata import RangeMetadata, decode_metadata, encode_metadata
+from headrace.storage.layout import (
+    CorruptSpan,
+    Point,
+    RangeKey,
+    RangeMetadata,
+    decode_metadata,
+    encode_metadata,
+    format_base,
+    parse_base,
+)
 from headrace.storage.segments.formats import (
     MARK_BYTES,
     Checkpoint,

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from headrace.runtime.system import system_runtime
-from headrace.web.broker_api import arrow_reader, arrow_worker, browsing
+from headrace.web.broker_api import arrow_reader, arrow_worker, messages
 from headrace.web.broker_api.arrow_reader import ArrowReader, Table
 from headrace.web.broker_api.arrow_worker import read_table
-from headrace.web.broker_api.browsing import message_row
+from headrace.web.broker_api.messages import message_row
 from headrace.wire.iggy.messages.messages import Message
 
 
@@ -140,6 +140,6 @@ def test_brackets_within_brackets_do_not_grow() -> None:
     payload = b"[" * 500 + b"[],".ljust(3) * 20_000 + b"1" + b"]" * 500
     row = message_row(0, Message(payload=payload))
     assert row.format == "json"
-    assert len(row.value) < 2 * browsing.VALUE_BYTES_MAX
+    assert len(row.value) < 2 * messages.VALUE_BYTES_MAX
     calm = message_row(0, Message(payload=b'[{"a":1},{"b":[2]}]'))
     assert calm.value.startswith('[\n  {\n    "a": 1')

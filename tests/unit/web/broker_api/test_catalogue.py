@@ -11,9 +11,9 @@ import pytest
 
 from headrace.client.iggy import IggyClient
 from headrace.runtime.system import system_runtime
-from headrace.web.broker_api import lag as lag_module
+from headrace.web.broker_api import groups
 from headrace.web.broker_api.catalogue import Catalogue
-from headrace.web.broker_api.lag import GroupWatch
+from headrace.web.broker_api.groups import GroupWatch
 from headrace.web.server.logins import Credentials, Login
 from headrace.wire.iggy.messages.consumers import ConsumerOffset, Group
 from headrace.wire.iggy.messages.topics import (
@@ -170,7 +170,7 @@ async def test_lag_and_where_it_goes() -> None:
 async def test_a_sample_asks_for_so_much_and_goes_on_the_next_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lag_module, "TOPICS_A_SAMPLE", 3)
+    monkeypatch.setattr(groups, "TOPICS_A_SAMPLE", 3)
     clock, broker, catalogue = make()
     broker.topics = {number: topic(number, 1) for number in range(8)}
     broker.groups[7] = (Group(1, 1, 0, "last"),)

@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.errors import UnavailableError
 from headrace.web.broker_api import types as t
-from headrace.web.diagnosis.cluster import CLUSTER_SECONDS, BrokerTrouble
+from headrace.web.diagnosis.cluster import CLUSTER_SECONDS, BrokerDiagnosis
 from tests.simulator.runtime import Simulation
 from tests.unit.web.diagnosis.test_problems_cluster import CLUSTER, group, node, stats
 
@@ -45,7 +45,7 @@ def test_the_cluster_is_asked_now_and_then() -> None:
     everything: Any = asked
 
     async def look() -> None:
-        trouble = BrokerTrouble(runtime, everything, everything, everything)
+        trouble = BrokerDiagnosis(runtime, everything, everything, everything)
         for _ in range(2):
             asked.sampled_ms = runtime.clock.now_ms()
             kinds = sorted(one.kind for one in await trouble.look())

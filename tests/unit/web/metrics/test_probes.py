@@ -15,9 +15,14 @@ from headrace.errors import HeadraceError, NotLeaderError
 from headrace.observability.exposition import Family, format_families
 from headrace.runtime.system import system_runtime
 from headrace.web.app import create_app
-from headrace.web.metrics.checks import Check, Observed
 from headrace.web.metrics.pipelines import ObservedController
-from headrace.web.metrics.process import ObservedProcess, Probes, ProcessReading
+from headrace.web.metrics.process import (
+    Check,
+    ObservedProcess,
+    ObservedRole,
+    Probes,
+    ProcessReading,
+)
 from tests.unit.web.stage import Broker, Cluster, Pipelines
 
 
@@ -34,7 +39,7 @@ class Role:
 
 
 async def get(
-    roles: list[Observed], path: str, *, token: str = "", sent: str = ""
+    roles: list[ObservedRole], path: str, *, token: str = "", sent: str = ""
 ) -> httpx.Response:
     reading = ProcessReading(memory_bytes=123, threads=4)
     process = ObservedProcess(system_runtime(), "1.2.3", lambda: reading)
@@ -86,7 +91,7 @@ class ThereBroker(Broker):
 async def test_the_control_planes_port_tells_too() -> None:
     """Without a login: whoever routes traffic has none."""
 
-    async def ready(broker: Broker, *roles: Observed) -> httpx.Response:
+    async def ready(broker: Broker, *roles: ObservedRole) -> httpx.Response:
         web = create_app(system_runtime(), Pipelines(), broker, Cluster(), {}, roles)
         transport = httpx.ASGITransport(app=web.asgi)
         async with httpx.AsyncClient(transport=transport, base_url="http://pages") as client:

@@ -17,11 +17,11 @@ from headrace.web.pipeline_api.pages import (
     Diagnosis,
     PipelineErrors,
     PipelineLive,
-    Sight,
+    SituationFilter,
     sample,
     trigger_ms,
 )
-from headrace.web.pipeline_api.rights import PipelineRights
+from headrace.web.pipeline_api.pipelines import PipelineRights
 from headrace.web.server.live import Live, Sampler
 from headrace.web.server.logins import Login
 from headrace.wire.iggy.messages.users import GlobalPermissions, Permissions
@@ -66,7 +66,7 @@ async def test_only_windows_after_a_time_are_sent() -> None:
         stats = m.OperatorStats(number, output_ports=(m.PortStats("output", 7, 1),))
         report = m.OperatorHeartbeat(1, m.DeployState.ACTIVE, window_stats=(stats,))
         heartbeat = m.ContainerHeartbeat(stats=m.ContainerStats(CONTAINER, (report,)))
-        pipelines.observations.on_heartbeat(heartbeat, 1_000 * number, {1, 2})
+        pipelines.heartbeat_details.on_heartbeat(heartbeat, 1_000 * number, {1, 2})
     orders = (await ask(app, f"{LIVE}?after_ms=1000")).json()["windows"][0]
     assert (orders["operator"], orders["at_ms"], orders["rows"]) == (
         "orders",
@@ -110,9 +110,9 @@ def problem(subject: Any, name: str) -> Problem:
     return Problem(id=name, kind="x", severity="warning", subject=subject, name=name, title="t")
 
 
-def sight() -> Sight:
+def sight() -> SituationFilter:
     runtime = system_runtime()
-    return Sight(PipelineRights(Pipelines().topics, Catalogue(runtime, Broker())))
+    return SituationFilter(PipelineRights(Pipelines().topics, Catalogue(runtime, Broker())))
 
 
 def test_names_of_topics_are_for_those_who_may_see_them() -> None:

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from starlette.routing import Route
 
-from headrace.web.openapi import document, plain_path
-from headrace.web.server.endpoints import Endpoint
+from headrace.web.server.endpoints import Endpoint, openapi_document, plain_path
 from headrace.web.stram.routes import BASE
 from tests.unit.web.stage import CONTAINER, READER, ask, endpoint_of, endpoints, make
 
@@ -81,7 +80,7 @@ def test_only_the_page_and_the_way_in_are_open() -> None:
 
 
 def test_the_document_has_every_endpoint_and_no_other() -> None:
-    found = document(all_endpoints(), "1")
+    found = openapi_document(all_endpoints(), "1")
     listed = {(method.upper(), path) for path, row in found["paths"].items() for method in row}
     assert listed == set(ENDPOINTS)
     for (method, path), one in ENDPOINTS.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.wire.iggy.detection import Spoken
+from headrace.wire.iggy.detection import SpokenDialect
 from headrace.wire.iggy.dialects import CLASSIC, Dialect, of_version
 
 A, B1, B2 = Dialect.A, Dialect.B1, Dialect.B2
@@ -14,7 +14,7 @@ NARROW, WIDE = frozenset((A, B1)), frozenset((B2,))
 
 @pytest.mark.parametrize("default", [A, B1, B2])
 def test_nothing_shown_is_the_default(default: Dialect) -> None:
-    spoken = Spoken(default)
+    spoken = SpokenDialect(default)
     assert (spoken.dialect, spoken.known) == (default, False)
     spoken.on_silent_login(None)
     assert (spoken.dialect, spoken.known) == (default, False)
@@ -22,7 +22,7 @@ def test_nothing_shown_is_the_default(default: Dialect) -> None:
 
 def test_a_version_settles_it() -> None:
     for dialect in (A, B1, B2):
-        spoken = Spoken(B2)
+        spoken = SpokenDialect(B2)
         spoken.on_dialect(dialect)
         assert (spoken.dialect, spoken.possible) == (dialect, frozenset((dialect,)))
     spoken.on_dialect(A)  # another login on the same connection
@@ -30,7 +30,7 @@ def test_a_version_settles_it() -> None:
 
 
 def test_a_silent_login_goes_by_memory_until_a_shape_shows() -> None:
-    spoken = Spoken(B2)
+    spoken = SpokenDialect(B2)
     spoken.on_silent_login(A)
     assert (spoken.dialect, spoken.known) == (A, False)
     spoken.on_shape(WITH_FLAG)
@@ -57,7 +57,7 @@ def test_a_silent_login_goes_by_memory_until_a_shape_shows() -> None:
 def test_shapes_narrow_it_down(
     default: Dialect, shapes: list[frozenset[Dialect]], expected: list[Dialect]
 ) -> None:
-    spoken = Spoken(default)
+    spoken = SpokenDialect(default)
     found = []
     for shape in shapes:
         spoken.on_shape(shape)
@@ -66,7 +66,7 @@ def test_shapes_narrow_it_down(
 
 
 def test_a_request_that_only_fits_another_dialect_switches() -> None:
-    spoken = Spoken(B2)
+    spoken = SpokenDialect(B2)
     spoken.on_dialect(B2)
     spoken.on_shape(WITHOUT_FLAG)
     assert spoken.dialect is A
@@ -77,7 +77,7 @@ def test_a_request_that_only_fits_another_dialect_switches() -> None:
 
 
 def test_a_hint_never_contradicts() -> None:
-    spoken = Spoken(B2)
+    spoken = SpokenDialect(B2)
     spoken.on_silent_login(A)
     spoken.on_hint(WITH_FLAG)
     assert spoken.dialect is B2
@@ -87,7 +87,7 @@ def test_a_hint_never_contradicts() -> None:
     assert spoken.dialect is A
 
 
-def stated(spoken: Spoken, version: str) -> Spoken:
+def stated(spoken: SpokenDialect, version: str) -> SpokenDialect:
     found = of_version(version)
     assert found is not None
     spoken.on_version(found)
@@ -108,11 +108,11 @@ def stated(spoken: Spoken, version: str) -> Spoken:
 def test_a_version_is_the_crates_or_the_sdks_own(
     version: str, with_ping: set[Dialect], without: set[Dialect]
 ) -> None:
-    pinged = Spoken(B2)
+    pinged = SpokenDialect(B2)
     pinged.on_ping(early=True)
     assert stated(pinged, version).possible == with_ping
     assert not pinged.undecided
-    for late in (Spoken(B2), Spoken(B2)):
+    for late in (SpokenDialect(B2), SpokenDialect(B2)):
         late.on_ping(early=False)
         assert stated(late, version).possible == without
     assert of_version("1.0.0") is of_version("") is None
@@ -120,7 +120,7 @@ def test_a_version_is_the_crates_or_the_sdks_own(
 
 def test_a_ping_right_after_the_login_tells_the_crate() -> None:
     """A connection string logs in while it connects; the first PING comes after that."""
-    spoken = stated(Spoken(B2), "0.8.0")
+    spoken = stated(SpokenDialect(B2), "0.8.0")
     assert spoken.undecided
     spoken.on_ping(early=True)
     assert (spoken.dialect, spoken.undecided) == (B1, False)
@@ -129,19 +129,19 @@ def test_a_ping_right_after_the_login_tells_the_crate() -> None:
 
 
 def test_a_poll_without_a_ping_tells_another_sdk() -> None:
-    spoken = stated(Spoken(B2), "0.8.0")
+    spoken = stated(SpokenDialect(B2), "0.8.0")
     spoken.on_ping(early=False)
     assert spoken.on_poll(nobody=False)
     assert (spoken.dialect, spoken.undecided) == (B2, False)
 
 
 def test_a_poll_that_may_be_either_is_answered_with_nothing_once() -> None:
-    spoken = stated(Spoken(B2), "0.8.0")
+    spoken = stated(SpokenDialect(B2), "0.8.0")
     assert not spoken.on_poll(nobody=True)
     spoken.on_ping(early=True)  # the crate's was waiting for the answer
     assert spoken.on_poll(nobody=True)
     assert spoken.dialect is B1
-    spoken = stated(Spoken(B2), "0.8.0")
+    spoken = stated(SpokenDialect(B2), "0.8.0")
     assert not spoken.on_poll(nobody=True)
     assert spoken.on_poll(nobody=True)
     assert spoken.dialect is B2
@@ -149,7 +149,7 @@ def test_a_poll_that_may_be_either_is_answered_with_nothing_once() -> None:
 
 @pytest.mark.parametrize(("shape", "expected"), [(WITHOUT_FLAG, A), (WITH_FLAG, B2), (WIDE, B2)])
 def test_shapes_decide_between_the_two(shape: frozenset[Dialect], expected: Dialect) -> None:
-    spoken = stated(Spoken(B2), "0.7.0")
+    spoken = stated(SpokenDialect(B2), "0.7.0")
     assert spoken.dialect is A
     spoken.on_shape(shape)
     assert (spoken.dialect, spoken.undecided) == (expected, False)

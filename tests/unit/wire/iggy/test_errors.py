@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from headrace import errors
+from headrace.wire.iggy import refusals
+from headrace.wire.iggy.dialects import Dialect
 from headrace.wire.iggy.errors import (
     DecodeError,
     IggyError,
     Status,
     error_of,
     name_of,
-    status_of,
 )
+from headrace.wire.iggy.refusals import status_of
 
 
 @pytest.mark.parametrize("code", [code for code in Status if code is not Status.OK])
@@ -79,3 +81,32 @@ def test_unknown_numbers_are_still_errors() -> None:
 )
 def test_errors_of_the_domain_have_numbers(error: errors.HeadraceError, code: int) -> None:
     assert status_of(error) == code
+
+
+def test_every_refusal_has_a_number_of_its_own() -> None:
+    found = {
+        cls
+        for cls in vars(refusals).values()
+        if isinstance(cls, type) and cls.__module__ == refusals.__name__
+    }
+    assert found
+    assert found <= refusals._STATUS.keys()
+
+
+@pytest.mark.parametrize(
+    ("error", "in_a", "elsewhere"),
+    [
+        (refusals.StreamNotFoundError(stream="shop"), 1010, 1009),
+        (refusals.StreamNotFoundError(stream=7), 1009, 1009),
+        (refusals.TopicNotFoundError(topic="orders"), 2011, 2010),
+        (refusals.GroupNotFoundError(group="readers"), 5003, 5000),
+        (refusals.ConsumerNotResolvedError(), 3021, 3022),
+    ],
+)
+def test_dialect_a_has_numbers_of_its_own(
+    error: errors.HeadraceError, in_a: int, elsewhere: int
+) -> None:
+    assert status_of(error, Dialect.A) == in_a
+    assert {status_of(error, dialect) for dialect in (Dialect.B1, Dialect.B2, Dialect.C)} == {
+        elsewhere
+    }

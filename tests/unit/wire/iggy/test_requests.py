@@ -119,6 +119,12 @@ CASES: dict[str, tuple[AnyCommand, object, bytes]] = {
         msgspec.msgpack.encode({"host": "10.0.0.1", "token": "t"}),
     ),
     "GET_PUBLISHING": (c.GET_PUBLISHING, Empty(), b""),
+    "GET_SHARDS": (c.GET_SHARDS, Empty(), b""),
+    "MOVE_SHARD": (
+        c.MOVE_SHARD,
+        x.MoveShard(shard=5, worker="2"),
+        msgspec.msgpack.encode({"shard": 5, "worker": "2"}),
+    ),
     "READ_TICKET": (
         c.READ_TICKET,
         x.ReadTicket(topics=(("s1", "t1"), (0, "t2"))),

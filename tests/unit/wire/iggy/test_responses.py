@@ -185,6 +185,41 @@ CASES: list[tuple[AnyCommand, object, bytes]] = [
         ),
     ),
     (
+        c.GET_SHARDS,
+        x.ShardMap(
+            shards=(x.ShardLeader(shard=0, worker="w", epoch=3, partitions=2),),
+            workers=(x.WorkerFigures(name="w", number=1, host="h", address="h:1", shards=1),),
+        ),
+        msgspec.msgpack.encode(
+            {
+                "shards": [{"shard": 0, "worker": "w", "epoch": 3, "partitions": 2, "pinned": ""}],
+                "workers": [
+                    {
+                        "name": "w",
+                        "number": 1,
+                        "host": "h",
+                        "address": "h:1",
+                        "coordinates": False,
+                        "shards": 1,
+                        "partitions": 0,
+                        "connections": 0,
+                        "requests": 0,
+                        "requests_passed_on": 0,
+                        "requests_taken_in": 0,
+                        "loop_delay_ms": 0.0,
+                        "memory_bytes": 0,
+                        "cpu_percent": 0.0,
+                    }
+                ],
+            }
+        ),
+    ),
+    (
+        c.MOVE_SHARD,
+        x.ShardMoved(shard=5, worker="v", pinned="w"),
+        msgspec.msgpack.encode({"shard": 5, "worker": "v", "pinned": "w"}),
+    ),
+    (
         c.OPEN_PUBLISHER,
         x.PublisherOpened(publisher=3, epoch=2, last_window=5),
         msgspec.msgpack.encode({"publisher": 3, "epoch": 2, "last_window": 5}),

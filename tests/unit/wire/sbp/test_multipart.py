@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import LocalProtocolError, RemoteProtocolError
 from headrace.wire.sbp import multipart
+from headrace.wire.sbp.connection import Assembler
 from headrace.wire.sbp.flat import Buffer, decode, encode
 from headrace.wire.sbp.frames import Frame, encode_frame, payload_bytes
 from headrace.wire.sbp.messages import (
@@ -25,7 +26,7 @@ from headrace.wire.sbp.messages import (
     ReplicaNode,
     Status,
 )
-from headrace.wire.sbp.multipart import Assembler, encode_answer
+from headrace.wire.sbp.multipart import encode_answer
 
 
 def sent_and_received(message: Message, payload: list[Buffer]) -> tuple[Message, bytes, int]:

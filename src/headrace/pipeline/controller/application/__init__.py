@@ -6,5 +6,5 @@ launch or kill a container, make, reset or purge the topics between containers.
 
 Begin with `application.py`, which holds the parts, and `lifecycle.py`, which has the states and
 the actions. `model.py` is what all parts share. `container_liveness.py` decides that a container
-is dead, `container_supervision.py` what follows from it; `deployment.py` answers heartbeats.
+is dead, and what follows from it; `deployment.py` answers heartbeats.
 """

@@ -14,8 +14,8 @@ from __future__ import annotations
 from headrace.config.controller import ControllerSettings
 from headrace.errors import NotFoundError
 from headrace.ids import OperatorId
-from headrace.pipeline.controller.application.changes import Changes, PlanChanges, Queries
-from headrace.pipeline.controller.application.container_supervision import ContainerSupervision
+from headrace.pipeline.controller.application.changes import Changes, PlanChanges, Queries, Scaling
+from headrace.pipeline.controller.application.container_liveness import ContainerSupervision
 from headrace.pipeline.controller.application.deployment import Deployment
 from headrace.pipeline.controller.application.events import Events, EventType
 from headrace.pipeline.controller.application.lifecycle import (
@@ -30,13 +30,12 @@ from headrace.pipeline.controller.application.lifecycle import (
 from headrace.pipeline.controller.application.model import ApplicationModel, Checkpoints
 from headrace.pipeline.controller.application.operator_requests import OperatorRequests
 from headrace.pipeline.controller.application.rollback import Rollback
-from headrace.pipeline.controller.application.scaling import Scaling
 from headrace.pipeline.controller.journal import ApplicationRecord
+from headrace.pipeline.failures import read_gap
 from headrace.pipeline.plan.deploy import CHECKPOINT_LOST, init_context
 from headrace.pipeline.plan.edges import purge_window
 from headrace.pipeline.plan.logical import READ_TOPIC
 from headrace.pipeline.plan.physical import PhysicalPlan
-from headrace.spark.source.batch_plan import read_gap
 from headrace.wire.umbilical import messages as m
 from headrace.wire.umbilical.windows import NO_WINDOW, WindowGrid
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.ids import OperatorId, WindowId
-from headrace.pipeline.controller.application.container_supervision import ContainerSupervision
+from headrace.pipeline.controller.application.container_liveness import ContainerSupervision
 from headrace.pipeline.controller.application.events import EventType
 from headrace.pipeline.controller.application.lifecycle import (
     DEPLOY_STEPS,

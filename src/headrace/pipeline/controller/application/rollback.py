@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from headrace.errors import InvalidArgumentError, UnavailableError
 from headrace.ids import WindowId
-from headrace.pipeline.controller.application.container_supervision import ContainerSupervision
+from headrace.pipeline.controller.application.container_liveness import ContainerSupervision
 from headrace.pipeline.controller.application.events import EventType
 from headrace.pipeline.controller.application.lifecycle import Action, Phase, ResetEdges
 from headrace.pipeline.controller.application.model import ApplicationModel

@@ -48,21 +48,85 @@ class ServerHello(Extension, frozen=True, kw_only=True):
 
 
 class PublishingFigures(Extension, frozen=True, kw_only=True):
-    """Of all publishers, and of what they staged and did not close; staging is looked at now and
-    then, not for the question."""
+    """How many publishers there are, and what they staged and did not close; staging is looked at
+    now and then, not for the question."""
 
     publishers: int = 0
-    """Those that did not end."""
+    """Publishers that did not end."""
     publishers_max: int = 0
     staged_messages: int = 0
     staged_bytes: int = 0
-    """Of the files that hold them."""
+    """The size of the files that hold the staged messages."""
     staged_oldest_ms: int = 0
     """How long the publisher that was silent longest has staged nothing."""
     staged_ms_max: int = 0
     """When it is removed."""
     publishers_expired: int = 0
     """Since this broker leads."""
+
+
+class ShardLeader(msgspec.Struct, frozen=True, kw_only=True):
+    """Who leads one shard."""
+
+    shard: int
+    worker: str = ""
+    """The leader's name; empty while nobody leads."""
+    epoch: int = -1
+    """Of the leader's lease; -1 when it is not known."""
+    partitions: int = 0
+    pinned: str = ""
+    """The name of the worker that an operator gave the shard to; empty: balance decides."""
+
+
+class WorkerFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker: a process that leads shards. Counts are of the time since it started."""
+
+    name: str
+    """What its leases know it by; the same for ever."""
+    number: int = 0
+    """Its number in the cluster."""
+    host: str = ""
+    address: str = ""
+    """`host:port` where clients reach it."""
+    coordinates: bool = False
+    """Whether it changes the catalogue and decides who leads what."""
+    shards: int = 0
+    partitions: int = 0
+    """Partitions of the shards that it leads."""
+    connections: int = 0
+    requests: int = 0
+    """Answered to clients that are connected to it."""
+    requests_passed_on: int = 0
+    """Of those: answered by another worker."""
+    requests_taken_in: int = 0
+    """Answered for clients of other workers."""
+    loop_delay_ms: float = 0.0
+    """How late its event loop was: 99 of 100 ticks of the last minute were no later."""
+    memory_bytes: int = 0
+    cpu_percent: float = 0.0
+
+
+class ShardMap(Extension, frozen=True, kw_only=True):
+    """Who leads which shard, and how the workers do."""
+
+    shards: tuple[ShardLeader, ...] = ()
+    workers: tuple[WorkerFigures, ...] = ()
+
+
+class MoveShard(Extension, frozen=True, kw_only=True):
+    """Give a shard to a worker for good; an empty name: balance decides again."""
+
+    shard: int
+    worker: str = ""
+    """A worker's name or number."""
+
+
+class ShardMoved(Extension, frozen=True, kw_only=True):
+    shard: int
+    worker: str = ""
+    """Who leads it now."""
+    pinned: str = ""
+    """Who it was given to. Another than who leads: it goes there as soon as it can."""
 
 
 class ReadTicket(Extension, frozen=True, kw_only=True):
@@ -111,7 +175,7 @@ class PresentGrant(Extension, frozen=True, kw_only=True):
 
 
 class SpeakFor(Extension, frozen=True, kw_only=True):
-    """Of the control plane: whose login the next one on this connection is."""
+    """The control plane says whose login the next one on this connection is."""
 
     host: str
     token: str
@@ -165,7 +229,7 @@ class CloseWindow(Extension, frozen=True, kw_only=True):
     window: int
     manifest: tuple[StagedSpan, ...] = ()
     digest: bytes = b""
-    """Of the contents; a second close that differs is noted, the first one holds."""
+    """A digest of the contents; a second close that differs is noted, the first one holds."""
     last: bool = False
     """The publisher ends with this window, and what it staged goes."""
     rows: int = 0
@@ -188,7 +252,7 @@ class WindowClosed(Extension, frozen=True, kw_only=True):
     window: int
     last_window: int
     already: bool = False
-    """It was closed before: nothing was published now."""
+    """Whether the window was closed before: nothing was published now."""
     runs: tuple[PublishedRun, ...] = ()
     """Where the window's messages are; empty for a window closed long ago."""
 
@@ -231,14 +295,14 @@ class ListedPublisher(msgspec.Struct, frozen=True, kw_only=True):
     last_window: int
     """The last window it closed, with or without messages."""
     ended: bool = False
-    """It said that there are no more."""
+    """Whether the publisher said that there are no more windows."""
     windows: tuple[ListedWindow, ...] = ()
 
 
 class WindowsListed(Extension, frozen=True, kw_only=True):
     cluster: str
     uid: int
-    """Of the topic."""
+    """The uid of the topic."""
     closed: int
     """Up to this window, inclusive, every publisher has closed and none can add anything."""
     complete: int

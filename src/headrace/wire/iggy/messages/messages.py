@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from headrace.errors import LocalProtocolError
 from headrace.wire.iggy import batch
@@ -110,7 +110,7 @@ class SendMessages:
     starts: Positions
     area: memoryview
     header_bytes: int = batch.HEADER_BYTES
-    """Of the messages as they stood on the wire."""
+    """The size of a message's header as it stood on the wire."""
     framed: bool = False
     """See `vsr_batch.Decoded`."""
     frames: vsr_batch.Frames | None = None
@@ -198,7 +198,17 @@ def encode_sent(stream_id: int, topic_id: int, partition: int, base_offset: int)
     return _SENT.pack(1, stream_id, topic_id, partition, base_offset)
 
 
-_Target: TypeAlias = tuple[Identifier, Identifier, Partitioning]
+class SendTarget(NamedTuple):
+    """Where the messages of a SEND go."""
+
+    stream: Identifier
+    topic: Identifier
+    partitioning: Partitioning
+
+
+def read_send_target(payload: Buffer, dialect: Dialect) -> SendTarget:
+    """Of a SEND whose messages are not looked at; DecodeError."""
+    return _read_target(memoryview(payload), dialect)[0]
 
 
 def _read_u32(data: memoryview, at: int) -> int:
@@ -207,7 +217,7 @@ def _read_u32(data: memoryview, at: int) -> int:
     return int(_U32.unpack_from(data, at)[0])
 
 
-def _read_target(data: memoryview, dialect: Dialect) -> tuple[_Target, int]:
+def _read_target(data: memoryview, dialect: Dialect) -> tuple[SendTarget, int]:
     """Where the messages of a SEND go, and where that ends. Producers name the same place over and
     over, so it is kept decoded; but not the keys, which differ."""
     begin = _U32.size
@@ -224,12 +234,12 @@ def _read_target(data: memoryview, dialect: Dialect) -> tuple[_Target, int]:
     return _decode_fields(reader), reader.position
 
 
-def _decode_fields(reader: Reader) -> _Target:
-    return REFERENCE.read(reader), REFERENCE.read(reader), read_partitioning(reader)
+def _decode_fields(reader: Reader) -> SendTarget:
+    return SendTarget(REFERENCE.read(reader), REFERENCE.read(reader), read_partitioning(reader))
 
 
 @lru_cache(_KEPT_MAX)
-def _decode_target(data: bytes, dialect: Dialect) -> _Target:
+def _decode_target(data: bytes, dialect: Dialect) -> SendTarget:
     reader = Reader(data, dialect)
     target = _decode_fields(reader)
     if reader.remaining:

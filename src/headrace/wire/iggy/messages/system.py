@@ -280,7 +280,7 @@ class DescribeOptions(Body):
 class OptionInfo(Body):
     key: Str8
     kind: U8
-    """Of its value: a kind of user headers."""
+    """The kind of the option's value: one of user headers."""
     default: Annotated[bytes, _BYTES32]
     """A value of that kind: 0.9.0 reads nothing else."""
     description: Str32

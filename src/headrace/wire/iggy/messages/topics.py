@@ -12,6 +12,7 @@ from typing import Annotated, Self
 
 from headrace.wire.iggy.dialects import CLASSIC, Dialect
 from headrace.wire.iggy.fields import (
+    ONLY_C,
     STR8,
     U32,
     U64,
@@ -19,13 +20,12 @@ from headrace.wire.iggy.fields import (
     Buffer,
     ClassicU8,
     ClassicU64,
-    Codec,
     Id,
     Partition,
     Reader,
     RequestedId,
     Str8,
-    Writer,
+    by_dialect,
     choice,
     counted,
     in_dialects,
@@ -70,7 +70,7 @@ class Topic(Body):
     options: OptionsBlock = ()
     """As they were given."""
     derived: OptionsBlock = ()
-    """Those that nobody gave, as they are in effect."""
+    """Options that nobody gave, as they are in effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +112,7 @@ class TopicDetails(Body):
     partitions: Annotated[tuple[PartitionInfo, ...], to_end(nested(PartitionInfo))] = ()
 
 
-def _read_topics(reader: Reader) -> tuple[Topic, ...]:
-    return (_COUNTED if reader.dialect is Dialect.C else _BACK_TO_BACK).read(reader)
-
-
-def _write_topics(writer: Writer, topics: tuple[Topic, ...]) -> None:
-    (_COUNTED if writer.dialect is Dialect.C else _BACK_TO_BACK).write(writer, topics)
-
-
-_COUNTED, _BACK_TO_BACK = counted(nested(Topic)), to_end(nested(Topic))
-_TOPICS = Codec(_read_topics, _write_topics)
+_TOPICS = by_dialect(counted(nested(Topic)), ONLY_C, to_end(nested(Topic)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,8 +310,8 @@ def _check_sums(digests: bytes, sums: Any, covered: bytes, checksum: int) -> byt
 
 
 _AT_ONCE_BYTES = 256 * 1024
-"""Of a batch that are hashed, looked at and then copied, while they are near the processor. Hashed
-first: that reads one byte after the other, and the rest finds them there."""
+"""How much of a batch is hashed, looked at and then copied while it is near the processor. Hashing
+comes first: it reads one byte after the other, and the rest finds them in the cache."""
 
 
 def _widen_equal(
@@ -351,7 +351,7 @@ def _widen_equal(
 
 
 def _last_16(heads: Records) -> bytes:
-    """Of each header: its lengths and what is reserved."""
+    """The last 16 bytes of each header: its lengths and what is reserved."""
     import numpy as np
 
     return np.ndarray(len(heads), "V16", heads, LENGTHS_AT, (FRAME_HEADER_BYTES,)).tobytes()
@@ -396,7 +396,7 @@ def _become_fronts(words: Any, origin_us: int) -> bool:
 
 
 def _write_fronts(area: memoryview, fronts: Any) -> None:
-    """Of messages of one size."""
+    """Write the fronts of messages of one size."""
     import numpy as np
 
     count = len(fronts)

@@ -85,7 +85,7 @@ _NUMBER_MAX = (1 << 63) - 1
 
 
 KEPT_BYTES_MIN = 4096
-"""Of a request: what would be kept of a shorter one is made anew as fast."""
+"""The shortest request whose memory is kept: that of a shorter one is made anew as fast."""
 
 
 class Lent(msgspec.Struct, gc=False, eq=False):

@@ -180,7 +180,7 @@ def _encode_equal(
 
 
 def _headers(fields: Any, counts: Sequence[int], sums: bytes) -> Any:
-    """Of batches of so many frames, which have these checksums."""
+    """The headers of batches of so many frames, which have these checksums."""
     import numpy as np
     import xxhash
 
@@ -268,7 +268,7 @@ def _join(
 
 
 def _write_checksums(out: memoryview, places: Any, firsts: Any) -> NDArray[Any]:
-    """Of the frames that stand there; one ends where the next one or another batch begins."""
+    """Write the checksums of the frames there; each ends where the next or another batch begins."""
     begins = places.tolist()
     ends = [*begins[1:], len(out)]
     for position in firsts[1:].tolist():
