@@ -157,6 +157,35 @@ async def test_shards_move_while_windows_are_closed(stack: WorkerStack) -> None:
         assert await published(client) == expected(10)
 
 
+async def test_a_shard_comes_to_who_asks_for_it(stack: WorkerStack) -> None:
+    """The coordinator asks another worker for a partition that it is given itself meanwhile."""
+    async with AsyncExitStack() as closing:
+        (coordinator,) = [n for n, w in stack.workers.items() if w.broker.workers.coordinates]
+        client = await closing.enter_async_context(await stack.connect(coordinator))
+        await client.create_stream("s")
+        await client.create_topic("s", "t", partitions_count=PARTITIONS)
+        service = stack.workers[coordinator]
+        assert service.worker is not None
+        catalogue, workers, me = service.broker.catalogue, service.worker, service.holder
+        ((topic, partition),) = [
+            (topic, partition)
+            for topic in catalogue.topics()
+            for partition in topic.partitions
+            if not workers.shards.leads(partition.shard)
+        ][:1]
+        (other,) = [
+            each for each in stack.workers.values() if each.broker.shards.leads(partition.shard)
+        ]
+        assert other.worker is not None
+        await other.worker.hand_over(partition.shard)
+        asking = asyncio.create_task(service.broker.open_partition(topic, partition))
+        await asyncio.sleep(0)
+        await client.move_shard(partition.shard, me)
+        opened = await asyncio.wait_for(asking, 5)
+        assert opened.committed == 0
+        assert workers.shards.leads(partition.shard)
+
+
 async def test_the_coordinator_is_lost_between_intent_and_done(stack: WorkerStack) -> None:
     hanging = asyncio.Event()
 

@@ -40,7 +40,7 @@ from headrace.broker.windows.staging import Ownership
 from headrace.concurrency.locks import KeyedLock
 from headrace.concurrency.tasks import TaskSet
 from headrace.config.broker import BrokerSettings
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, NotLeaderError
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Runtime
 from headrace.sbp_client.client import SbpClient
@@ -391,9 +391,15 @@ class Broker:
 
     async def open_partition(self, topic: Topic, partition: Partition) -> OpenPartition:
         """The partition where it is led: here, or behind a link to another worker."""
-        if self.shards.leads(partition.shard):
-            return await self.partitions.get(topic, partition)
-        return await self.workers.open_partition(place_of(topic, partition), partition.shard)
+        while not self.shards.leads(partition.shard):
+            try:
+                return await self.workers.open_partition(
+                    place_of(topic, partition), partition.shard
+                )
+            except NotLeaderError:
+                if not self.shards.leads(partition.shard):
+                    raise
+        return await self.partitions.get(topic, partition)
 
     async def trim(self, topic: Topic, partition: Partition, offset: int) -> None:
         """Forget whole segments below `offset`, but nothing an unfinished window needs."""

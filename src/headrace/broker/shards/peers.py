@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -45,9 +45,11 @@ class Links(Protocol):
 class Peers:
     """Changed only by `worker.py`, and by what the coordinator tells."""
 
-    def __init__(self, me: str, links: Links) -> None:
+    def __init__(self, me: str, links: Links, leads: Callable[[int], bool]) -> None:
+        """`leads` says of a shard whether this worker leads it."""
         self.me = me
         self.links = links
+        self.leads = leads
         self.coordinator = NOBODY
         self.leaders: list[str] = []
         """The leader of each shard."""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from headrace.wire.iggy.batch import Positions
 
 
-_TRIES = 100
+_LED_SECONDS = 8.0
+"""For somebody to lead it; a client waits longer than that for an answer."""
 _WAIT_SECONDS = 0.05
 _ANSWER_SECONDS = 60.0
 
@@ -77,9 +78,13 @@ async def ask_leader(
     peers: Peers, shard: int, message: m.Message, body: Sequence[Buffer] = ()
 ) -> memoryview:
     """The answer of the shard's leader. A shard that moves is waited for, unless messages may have
-    been published: all else may be done twice."""
-    for _ in range(_TRIES):
+    been published: all else may be done twice. NotLeaderError when it came to this worker."""
+    clock = asyncio.get_running_loop()
+    deadline = clock.time() + _LED_SECONDS
+    while clock.time() < deadline:
         leader = peers.leader_of(shard)
+        if peers.leads(shard):
+            raise NotLeaderError("this worker leads the partition by now", shard=shard)
         try:
             return await peers.ask(leader, message, body, seconds=_ANSWER_SECONDS)
         except (NotLeaderError, UnavailableError, OutcomeUnknownError) as error:

@@ -86,7 +86,7 @@ class Worker:
         self._links = links
         self._make_root = make_root
         self.shards = SomeShards(lambda shard: leases.lose(shard_lease(shard)))
-        self.peers = Peers(me, links)
+        self.peers = Peers(me, links, self.shards.leads)
         self.coordinator: Coordinator | None = None
         self.ready = asyncio.Event()
         """Set once requests can be answered."""
@@ -103,6 +103,8 @@ class Worker:
         self._closing = False
         self._retired = False
         self._tasks = TaskSet("worker")
+        self._renewing = TaskSet("leases of a worker")
+        """Apart, because what is handed over is led until it is done."""
         broker.workers = self
         broker.prepare(self.shards)
 
@@ -121,7 +123,7 @@ class Worker:
                 m.Figures: self._on_figures,
             }
         )
-        self._tasks.start(self._leases.keep(), name="leases")
+        self._renewing.start(self._leases.keep())
         self._tasks.start(self._run(), name="roles")
 
     async def retire(self) -> None:
@@ -140,14 +142,13 @@ class Worker:
             with suppress(HeadraceError):
                 await self.peers.ask(coordinator, m.Leave(), seconds=_LEAVE_SECONDS)
         clean = True
-        for shard in sorted(self.shards.held, reverse=True):
-            if shard == FIRST:
-                continue
+        if shards := [shard for shard in self.shards.held if shard != FIRST]:
             try:
-                clean = await self.hand_over(shard) and clean
-            except HeadraceError as error:  # its lease ends by itself
-                log.info("shard not handed over", shard=shard, reason=str(error))
+                clean = await self.hand_over(*shards)
+            except HeadraceError as error:  # their leases end by themselves
+                log.info("shards not handed over", shards=len(shards), reason=str(error))
                 clean = False
+        await self._renewing.close()
         await self._close_followers()
         return clean
 
@@ -444,15 +445,20 @@ class Worker:
     async def _on_hand_over(self, peer: str, message: m.HandOver, body: memoryview) -> object:
         return await self.hand_over(message.shard)
 
-    async def hand_over(self, shard: int) -> bool:
-        """Finish what is under way and give the lease back."""
+    async def hand_over(self, *shards: int) -> bool:
+        """Finish what is under way and give the leases back, all at once: clients of each shard
+        wait from its first moment to the last one's end."""
         async with self._taking:
-            if self.shards.held.pop(shard, None) is None:
+            held = [shard for shard in shards if self.shards.held.pop(shard, None) is not None]
+            if not held:
                 return False
-            clean = await self._broker.partitions.release(shard)
-            clean = await self._broker.offset_logs.release(shard) and clean
-            await self._leases.release([shard_lease(shard)])
-            return clean
+            released = await asyncio.gather(*map(self._release, held))
+            await self._leases.release(shard_lease(shard) for shard in held)
+            return all(released)
+
+    async def _release(self, shard: int) -> bool:
+        clean = await self._broker.partitions.release(shard)
+        return await self._broker.offset_logs.release(shard) and clean
 
     async def _drop(self, shard: int) -> None:
         """Another worker may lead it already: nothing is finished."""

@@ -116,9 +116,14 @@ class Child(ABC):
                 line = await self._process.stdout.readline()
         except TimeoutError:
             line = b""
+        except ValueError:  # a line without an end: not from us
+            return {"error": "it said something else"}
         if not line:
             return {"error": "it said nothing; its messages tell more"}
-        return dict(json.loads(line)) if line.strip() else {}
+        try:
+            return dict(json.loads(line)) if line.strip() else {}
+        except ValueError:
+            return {"error": "it said something else"}
 
     async def keep(self) -> None:
         """Start it again whenever it ends; the others do not stop for that."""

@@ -13,6 +13,7 @@ from headrace.process.startup import child_process
 from headrace.process.startup.child_process import ControlChild, Restarts
 
 SAYS_READY = 'import sys, time\nsys.stdin.readline()\nprint(\'{"http": "here"}\', flush=True)\n'
+GARBLED = "print('no JSON', flush=True)"
 LIVES = f"{SAYS_READY}while True:\n    time.sleep(0.05)\n    print(flush=True)\n"
 STUCK = f"{SAYS_READY}time.sleep(600)\n"
 SHOUTS = f"{SAYS_READY}sys.stdout.write('x' * 1_000_000)\nsys.stdout.flush()\ntime.sleep(600)\n"
@@ -42,7 +43,7 @@ class Children:
         ((f"{SAYS_READY}sys.exit(3)\n",), 2),
         ((STUCK,), 2),
         ((SHOUTS,), 2),
-        ((f"{SAYS_READY}", None, "", LIVES), 4),  # it ends, then twice it cannot be started
+        ((f"{SAYS_READY}", None, "", GARBLED, LIVES), 5),  # it ends, then cannot be started
     ],
     ids=["it ends", "it is stuck", "it shouts", "it cannot be started"],
 )
@@ -56,7 +57,7 @@ async def test_it_comes_back(
     assert child._process is not None
     keeping = asyncio.create_task(child.keep())
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):  # beside other work a start takes long
             while children.started < starts or child._process.returncode is not None:
                 assert not keeping.done(), "nobody would start it again"
                 await asyncio.sleep(0.02)
@@ -107,6 +108,6 @@ def test_one_that_does_not_get_to_its_end_is_ended(tmp_path: Path) -> None:
         """
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, timeout=60, check=False
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, timeout=300, check=False
     )
     assert done.returncode == 1
