@@ -16,8 +16,9 @@ from typing import Any
 
 BENCHMARKS = (
     "iggy_codec", "hot_steps", "storage_append", "streams_latency", "log_append", "log_fetch",
-    "state_follow", "peer_link", "broker_send_poll", "broker_fairness", "broker_scale", "backup",
-    "umbilical", "spark_read", "spark_json", "spark_sink", "spark_latency", "pipeline_overhead",
+    "state_follow", "peer_link", "broker_send_poll", "broker_fairness", "broker_scale",
+    "cluster_failover", "backup", "umbilical", "spark_read", "spark_json", "spark_sink",
+    "spark_latency", "pipeline_overhead",
 )  # fmt: skip
 REPORT = Path(__file__).parent / "report"
 

@@ -232,7 +232,7 @@ async def test_each_role_by_itself_tells_whether_it_is_ready(tmp_path: Path) -> 
         async def start(name: str, managers: tuple[str, ...] = ()) -> tuple[Role, Endpoint]:
             folder = tmp_path / f"{name}-{len(started)}"
             chosen = msgspec.structs.replace(settings(folder), placement_managers=managers)
-            role = await make_role(name, chosen, b"\x07" * 32)
+            role = await make_role(name, chosen, b"\x07" * 32, "text")
             endpoint = Endpoint(system_runtime(), chosen, role.observed())
             await endpoint.start()
             stack.push_async_callback(endpoint.close)

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable
 
 from headrace.broker.core import Broker, Identity, ProcessFigures
+from headrace.broker.shards.leases import WORKER_PREFIX
 from headrace.broker.term.broker_registry import LEADER_LEASE, BrokerAddress, stay_listed
 from headrace.broker.term.root_user import RootCredentials
 from headrace.broker.term.snapshot import Diagnostics
@@ -223,6 +224,7 @@ class BrokerService:
     async def _lead_once(self, standby: StandbyListener, host: str, quic_port: int | None) -> float:
         """Lead until the term is over; gives the seconds to wait before the next try."""
         try:
+            await self._check_no_workers()
             term = await self._begin_term()
             await self._serve_term(term, standby, host, quic_port)
         except ConfigError:
@@ -235,6 +237,15 @@ class BrokerService:
         finally:
             standby.send_away()
         return 0.0
+
+    async def _check_no_workers(self) -> None:
+        """Workers that each lead a part and a broker that leads everything would take the
+        leadership from each other for ever."""
+        workers = (await self._client.list_leases(WORKER_PREFIX)).leases
+        if any(one.holder for one in workers):
+            raise ConfigError(
+                "the brokers of this cluster lead a part of it each: start this one with --workers"
+            )
 
     async def _serve_term(
         self, term: Term, standby: StandbyListener, host: str, quic_port: int | None

@@ -25,7 +25,7 @@ OPERATOR = frozenset(
         "advertise", "secret", "dev", "insecure",
         "tls.mode", "tls.certificate", "tls.key", "tls.ca",
         "broker.root_username", "broker.root_password", "broker.replicas",
-        "broker.durability", "broker.message_expiry_us", "broker.topic_bytes_max",
+        "broker.workers", "broker.durability", "broker.message_expiry_us", "broker.topic_bytes_max",
         "broker.retention_hold_ms_max", "broker.connections_max",
         "placement.etcd.username", "placement.etcd.password", "placement.etcd.ca",
         "placement.etcd.certificate", "placement.etcd.key",

@@ -39,6 +39,16 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             " data node, up to 3, when they are made and when more nodes come.",
         ),
     ] = 0
+    workers: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=16,
+            description="Processes of `headrace broker` that serve clients on one port, each of"
+            " which leads a part of the cluster's partitions; the same kind for all brokers of a"
+            " cluster. 0 = one broker leads everything, the others stand by.",
+        ),
+    ] = 0
     durability: Annotated[
         str,
         Meta(

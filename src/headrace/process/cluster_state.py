@@ -107,18 +107,17 @@ def cluster_info(
 
 def _brokers(described: m.DescribeClusterResponse) -> list[t.BrokerRow]:
     """A broker that shares its process with the data node has no listing of its own, and leads."""
-    found = [
-        t.BrokerRow(
-            address=format_address(member.address.host, member.address.port),
-            role="leader" if member.leads else "standby",
-        )
-        for member in listed_brokers(described)
-    ]
+    workers = {one.holder for one in described.leases if one.name.startswith(WORKER_PREFIX)}
+    roles: dict[str, str] = {}
+    for member in listed_brokers(described):
+        address = format_address(member.address.host, member.address.port)
+        leads = member.leads or member.id in workers  # each worker leads, those of one port as one
+        roles[address] = "leader" if leads else roles.get(address, "standby")
+    found = [t.BrokerRow(address=address, role=role) for address, role in roles.items()]
     alone = next((one for one in described.leases if one.name == LEADER_LEASE and one.holder), None)
     if not found and alone is not None:
         # The lease of a worker says where other workers reach it, not where clients do.
-        is_worker = any(one.name.startswith(WORKER_PREFIX) for one in described.leases)
-        address = "" if is_worker else alone.address
+        address = "" if alone.holder in workers else alone.address
         found.append(t.BrokerRow(address=address or "embedded", role="leader"))
     return found
 

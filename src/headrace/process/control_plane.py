@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.broker.term.broker_registry import LEADER_LEASE, BrokerRegistry, log_replicas
+from headrace.broker.term.broker_registry import BrokerRegistry, leader_address, log_replicas
 from headrace.broker.term.standby_listener import StandbyListener
 from headrace.client.iggy import IggyClient
 from headrace.client.url import Identity
@@ -350,7 +350,7 @@ class ControllerRole(Role):
         await reach(client, wait=True)
 
         async def find_leader() -> str:
-            return (await client.query_lease(LEADER_LEASE)).address
+            return leader_address(await client.describe_cluster())
 
         listener = StandbyListener(
             runtime,

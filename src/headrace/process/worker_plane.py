@@ -1,8 +1,9 @@
 """What one of several workers runs: its data node and its broker, which shares the port of clients.
 
-The placement manager is in the parent and reached over TCP, as in a cluster. The broker reaches the
-data nodes of its own process by in-process channels, those of other workers over TCP. Each broker
-leads some shards (`broker/shards/`), whose ranges open at the data node of its own process.
+In `headrace up` the placement manager is in the parent and reached over TCP, as in a cluster. The
+broker reaches the data nodes of its own process by in-process channels, those of other workers over
+TCP. Each broker leads some shards (`broker/shards/`), whose ranges open at the data node of its own
+process. A worker of `headrace broker` has no data node: those of the cluster are elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from headrace.broker.core import Identity, ProcessFigures
 from headrace.broker.service import VERSION, RootCredentials
-from headrace.broker.shards.service import WorkerService
+from headrace.broker.shards.service import InCluster, WorkerService
 from headrace.broker.term.snapshot import Diagnostics
 from headrace.broker.term.term import Setup
 from headrace.config.settings import LOOPBACK, Settings
@@ -23,8 +24,13 @@ from headrace.errors import ConfigError, HeadraceError, LockedError
 from headrace.net.addresses import parse_address
 from headrace.net.sbp_channel import Channel
 from headrace.process.certificates import Tls, load_tls
-from headrace.process.cluster_connections import node_connect, placement_links
-from headrace.process.node_folders import broker_folder, node_folder, without_port
+from headrace.process.cluster_connections import node_connect, placement_links, reach
+from headrace.process.node_folders import (
+    advertised_host,
+    broker_folder,
+    node_folder,
+    without_port,
+)
 from headrace.process.roles import NodeRole, Role, bounded, encryption_of
 from headrace.process.secrets import load_secret
 from headrace.runtime import Connection, Runtime
@@ -58,6 +64,7 @@ class WorkerRole(Role):
         node: Callable[[str], Connect],
         home_node: Callable[[], int],
         placement_address: str,
+        machine: str,
         tls: Tls,
         cluster_uuid: str,
         on_root: Callable[[RootCredentials], None] | None,
@@ -66,7 +73,9 @@ class WorkerRole(Role):
         files: int,
         descriptors: float,
     ) -> None:
-        """`home_node` is the data node of this process. The rest is as a `BrokerRole` has it."""
+        """`home_node` is the data node of this process. `machine` is what the workers of this
+        machine have in common, in a cluster that has several. The rest is as a `BrokerRole` has
+        it."""
         super().__init__()
         self._runtime = runtime
         self._settings = settings
@@ -97,6 +106,7 @@ class WorkerRole(Role):
             number=number,
             folder=folder,
             link_path=f"{folder}.sock",
+            cluster=_in_cluster(settings, machine, tls) if machine else None,
         )
         self.lost = self.service.lost
 
@@ -104,6 +114,7 @@ class WorkerRole(Role):
         settings = self._settings
         self._closers.append(self.client.close)
         self.client.home_node = self._home_node()
+        await reach(self.client, wait=True)
         # Datagrams of one connection must reach one process.
         quic_port = None if settings.quic_port < 0 or self._number else settings.quic_port
         self._closers.append(self.service.close)
@@ -116,6 +127,17 @@ class WorkerRole(Role):
     def addresses(self) -> dict[str, str]:
         found = {"iggy": self.service.address, "quic": self.service.quic_address}
         return {name: address for name, address in found.items() if address}
+
+
+def _in_cluster(settings: Settings, machine: str, tls: Tls) -> InCluster:
+    return InCluster(
+        link_host=settings.host,
+        machine=machine,
+        link_advertise=advertised_host(settings.advertise),
+        advertise=settings.advertise,
+        tls=tls.acceptor,
+        peer_tls=tls.peers,
+    )
 
 
 class WorkerPlane(Role):
@@ -132,22 +154,27 @@ class WorkerPlane(Role):
         *,
         number: int,
         nodes: Sequence[int],
-        placement_manager: str,
+        placement_managers: Sequence[str],
+        secret: bytes = b"",
+        machine: str = "",
         cluster_uuid: str = "",
         before: Mapping[str, str] | None = None,
         on_root: Callable[[RootCredentials], None] | None = None,
         figures: Callable[[], ProcessFigures] = ProcessFigures,
         diagnostics: Diagnostics | None = None,
     ) -> None:
-        """`nodes` are the numbers of the data nodes that run here. `before` are the addresses of an
-        earlier life: its data nodes have the same again if they are free, because others know
-        them."""
+        """`nodes` are the numbers of the data nodes that run here. The cluster's `secret` is in the
+        data directory when it is not given, `machine` is as in `WorkerRole`. `before` are the
+        addresses of an earlier life: its data nodes have the same again if they are free, because
+        others know them."""
         super().__init__()
         self._runtime = runtime
         self._settings = settings
         self._number = number
         self._numbers = nodes
-        self._placement_manager = placement_manager
+        self._placement_managers = placement_managers
+        self._secret = secret
+        self._machine = machine
         self._cluster_uuid = cluster_uuid
         self._before = before or {}
         self._on_root = on_root
@@ -159,11 +186,7 @@ class WorkerPlane(Role):
 
     async def _start(self) -> None:
         runtime, settings = self._runtime, self._settings
-        files = runtime.executor("process", 1)
-        try:
-            secret = await files.run(load_secret, runtime.disk, runtime.random, settings.data_dir)
-        finally:
-            files.close()
+        secret = self._secret or await self._load_secret()
         tls = await load_tls(runtime, settings)
         for number in self._numbers:
             await self._start_node(number, secret, tls)
@@ -172,10 +195,11 @@ class WorkerPlane(Role):
             settings,
             secret=secret,
             placement=placement_links(
-                runtime, [self._placement_manager], secret, "broker", tls=tls.peers
+                runtime, self._placement_managers, secret, "broker", tls=tls.peers
             ),
             node=self._connect_node(node_connect(runtime, secret, "broker", tls=tls.peers)),
-            placement_address=self._placement_manager,
+            placement_address=",".join(self._placement_managers),
+            machine=self._machine,
             tls=tls,
             cluster_uuid=self._cluster_uuid,
             number=self._number,
@@ -184,8 +208,18 @@ class WorkerPlane(Role):
             figures=self._figures,
             diagnostics=self._diagnostics,
             files=len(self._numbers) * settings.storage.open_files_max,
-            descriptors=1.0 - _SBP_PART,
+            descriptors=1.0 - _SBP_PART if self._numbers else 1.0,
         )
+
+    async def _load_secret(self) -> bytes:
+        runtime = self._runtime
+        files = runtime.executor("process", 1)
+        try:
+            return await files.run(
+                load_secret, runtime.disk, runtime.random, self._settings.data_dir
+            )
+        finally:
+            files.close()
 
     async def serve(self, *, leads: bool = False) -> None:
         """Returns once clients are accepted; with `leads` once the broker leads and serves them."""
@@ -206,7 +240,7 @@ class WorkerPlane(Role):
             await self._node_settings(number),
             secret=secret,
             placement=placement_links(
-                runtime, [self._placement_manager], secret, "data-node", role, tls=tls.peers
+                runtime, self._placement_managers, secret, "data-node", role, tls=tls.peers
             ),
             peers=node_connect(runtime, secret, "data-node", role, tls=tls.peers),
             tls=tls.acceptor,
@@ -316,13 +350,11 @@ class WorkerPlane(Role):
 
     def observed(self) -> Sequence[ObservedRole]:
         labels_max = self._settings.observability.labels_max
-        return (
-            ObservedNode(self._own_node),
-            ObservedBroker(
-                lambda: self._broker.service if self._broker and self._serves else None,
-                labels_max=labels_max,
-            ),
+        broker = ObservedBroker(
+            lambda: self._broker.service if self._broker and self._serves else None,
+            labels_max=labels_max,
         )
+        return (ObservedNode(self._own_node), broker) if self._numbers else (broker,)
 
     def _home_node(self) -> int:
         node = self._own_node()

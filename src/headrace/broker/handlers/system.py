@@ -78,16 +78,18 @@ async def get_snapshot_file(broker: Broker, session: Session, request: m.GetSnap
 async def get_cluster_metadata(
     broker: Broker, session: Session, request: m.Empty
 ) -> m.ClusterMetadata:
-    """Us, who lead, and the brokers that stand by. With one node alone an SDK stays where it is;
-    with several it goes to the leader's address, if it is not there already. Brokers of this
-    machine that share our port are one with us to clients."""
+    """Us, who answer, and the other brokers, which stand by or lead something else. With one node
+    alone an SDK stays where it is; with several it goes to the leader's address, if it is not there
+    already: whoever answers leads what it is asked for, or passes it on. Brokers of one machine
+    that share a port are one to clients."""
     host, port = broker.address
     here = BrokerAddress(host, port, broker.quic_port)
     places = [here]
     try:
         members = listed_brokers(await broker.registry.describe())
-        others = [member.address for member in members if not member.leads]
-        places += [each for each in others if (each.host, each.port) != (host, port)]
+        others = {(each.address.host, each.address.port): each.address for each in members}
+        others.pop((host, port), None)
+        places += others.values()
     except HeadraceError:
         pass  # the placement manager is away: nobody needs to be sent anywhere
     name = broker.identity.cluster_name

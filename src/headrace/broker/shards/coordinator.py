@@ -31,7 +31,7 @@ _MOVE_SECONDS = 5.0
 _TELL_SECONDS = 0.05
 _HAND_OVER_SECONDS = 6.0
 _SETTLE_SECONDS = 1.0
-"""For those who are there already to join a new coordinator, before their shards are given away."""
+"""At most, for those who live to join a new coordinator before their shards are given away."""
 
 
 class Coordinator:
@@ -181,7 +181,8 @@ class Coordinator:
 
     async def balance(self) -> None:
         """Look at the leases again and again, and give shards to who should lead them."""
-        await self._broker.runtime.clock.sleep(_SETTLE_SECONDS if self._peers.leaders else 0)
+        if self._peers.leaders:
+            await self._wait_joined()
         version = -1
         while True:
             try:
@@ -202,6 +203,17 @@ class Coordinator:
             except HeadraceError as error:
                 log.info("shards not looked at", reason=str(error))
             await self._wait()
+
+    async def _wait_joined(self) -> None:
+        """Until everybody joined who lives, by the word of the leases; not for ever."""
+        clock = self._broker.runtime.clock
+        deadline = clock.monotonic() + _SETTLE_SECONDS
+        while clock.monotonic() < deadline and not self._living <= self._joined.keys():
+            await clock.sleep(_TELL_SECONDS)
+            try:
+                await self.look_around()
+            except HeadraceError as error:
+                log.info("workers not looked for", reason=str(error))
 
     async def wait_led(self, shard: int, worker: str) -> None:
         """Look at the shards now, and wait until the worker leads this one; not for ever."""

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from headrace.errors import HeadraceError, NotLeaderError
+from headrace.errors import HeadraceError, NotLeaderError, UnavailableError
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import Runtime
 from headrace.wire.sbp.messages import LeaseAction, LeaseChange, LeaseResult
@@ -23,6 +23,9 @@ COORDINATOR = "broker"
 """The lease of the first shard."""
 SHARD_PREFIX = "broker/shard/"
 WORKER_PREFIX = "worker/"
+NUMBER_PREFIX = "worker-number/"
+NUMBERS_MAX = 126
+"""As many as client ids have room for (`sessions.py`)."""
 _REGAIN_SECONDS = 0.01
 
 
@@ -53,17 +56,17 @@ class WorkerLeases:
         client: LeaseClient,
         *,
         holder: str,
-        address: str,
         duration_ms: int,
         on_lost: Callable[[str], None],
         is_current: Callable[[], bool] = lambda: True,
     ) -> None:
         """`is_current` says whether what this worker knows of the catalogue may be used."""
+        self.address = ""
+        """Where other workers reach this one; said before `start`."""
         self._is_current = is_current
         self._clock = runtime.clock
         self._client = client
         self._holder = holder
-        self._address = address
         self._duration_ms = duration_ms
         self._on_lost = on_lost
         self._own = f"{WORKER_PREFIX}{holder}"
@@ -96,7 +99,7 @@ class WorkerLeases:
         changes = [LeaseChange(name=name, action=LeaseAction.ACQUIRE) for name in names]
         async with self._asking:
             results = await self._client.change_leases(
-                changes, self._holder, self._duration_ms, self._address
+                changes, self._holder, self._duration_ms, self.address
             )
             granted = {r.name: r.epoch for r in results if r.granted}
             self._held.update(granted)
@@ -111,6 +114,13 @@ class WorkerLeases:
         ]
         if changes:
             await self._client.change_leases(changes, self._holder, self._duration_ms)
+
+    async def take_number(self) -> int:
+        """One that no other worker of the cluster has while this one lives."""
+        for number in range(NUMBERS_MAX):
+            if await self.acquire([f"{NUMBER_PREFIX}{number}"]):
+                return number
+        raise UnavailableError("a cluster has room for so many workers", workers=NUMBERS_MAX)
 
     async def start(self) -> None:
         """Be known as a worker."""
@@ -141,7 +151,7 @@ class WorkerLeases:
             ]
             asked = self._clock.monotonic()
             results = await self._client.change_leases(
-                changes, self._holder, self._duration_ms, self._address
+                changes, self._holder, self._duration_ms, self.address
             )
         lost = [r.name for r in results if not r.granted and r.name in self._held]
         for name in lost:

@@ -1,7 +1,8 @@
 """Links to the other workers, opened when they are first needed.
 
-Where a worker is reached stands in its lease: a unix socket on the same machine, or a host and a
-port.
+Where a worker is reached stands in its lease: a unix socket, where all workers are on one machine;
+a host and a port, and behind them, in a cluster, the machine's name and the unix socket that the
+workers of that machine use.
 """
 
 from __future__ import annotations
@@ -17,13 +18,30 @@ from headrace.runtime.interfaces import Buffer, Connection, MovableConnection, R
 from headrace.sbp_client.client import SbpClient
 
 _UNIX = "unix:"
+_MACHINE = ";machine="
 _MOVE_SECONDS = 2.0
 
 
-def parse_link_address(text: str, tls: ClientTls | None = None) -> UnixAddress | TcpAddress:
+def unix_address(path: str) -> str:
+    return f"{_UNIX}{path}"
+
+
+def cluster_address(address: str, machine: str, path: str) -> str:
+    """A host and a port for everybody, and a unix socket for workers of the same machine."""
+    return f"{address}{_MACHINE}{machine};{_UNIX}{path}"
+
+
+def parse_link_address(
+    text: str, *, machine: str = "", tls: ClientTls | None = None
+) -> UnixAddress | TcpAddress:
+    """As a worker of this machine reaches it. InvalidArgumentError when it is none."""
     if text.startswith(_UNIX):
         return UnixAddress(text.removeprefix(_UNIX))
-    return TcpAddress(*parse_address(text), tls)
+    address, _, behind = text.partition(_MACHINE)
+    other, _, path = behind.partition(f";{_UNIX}")
+    if machine and other == machine:
+        return UnixAddress(path)
+    return TcpAddress(*parse_address(address), tls)
 
 
 class WorkerLinks:
@@ -35,6 +53,7 @@ class WorkerLinks:
         me: str,
         secret: bytes,
         on_unlinked: Callable[[str], None],
+        machine: str = "",
         tls: ClientTls | None = None,
     ) -> None:
         self._runtime = runtime
@@ -42,6 +61,7 @@ class WorkerLinks:
         self._me = me
         self._secret = secret
         self._on_unlinked = on_unlinked
+        self._machine = machine
         self._tls = tls
         self._links: dict[str, tuple[str, PeerLink]] = {}
         """By worker: its address, and the link there."""
@@ -61,7 +81,7 @@ class WorkerLinks:
         self, worker: str, connection: MovableConnection, head: bytes, first_bytes: bytes
     ) -> Connection | None:
         link = self._links.get(worker)
-        if link is None or not link[0].startswith(_UNIX):
+        if link is None or not isinstance(self._parse(link[0]), UnixAddress):
             raise UnavailableError("the worker is not on this machine", worker=worker)
         return await link[1].move(connection, head, first_bytes, timeout=_MOVE_SECONDS)
 
@@ -88,10 +108,13 @@ class WorkerLinks:
             self._runtime,
             secret=self._secret,
             name=self._me,
-            address=parse_link_address(address, self._tls),
+            address=self._parse(address),
             expected=worker,
             on_unlinked=lambda: self._on_unlinked(worker),
         )
+
+    def _parse(self, address: str) -> UnixAddress | TcpAddress:
+        return parse_link_address(address, machine=self._machine, tls=self._tls)
 
     async def close(self) -> None:
         for _, link in self._links.values():

@@ -7,25 +7,28 @@ Closing: end the sessions, hand over the shards, give the leases back.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from headrace.broker.core import Broker
 from headrace.broker.dispatch import Dispatcher
 from headrace.broker.partitions import retention
 from headrace.broker.sessions.sessions import Session
 from headrace.broker.shards.forwarding import Forwarding
-from headrace.broker.shards.leases import COORDINATOR, WorkerLeases
-from headrace.broker.shards.links import WorkerLinks
+from headrace.broker.shards.leases import COORDINATOR, NUMBER_PREFIX, WorkerLeases
+from headrace.broker.shards.links import WorkerLinks, cluster_address, unix_address
 from headrace.broker.shards.moved import MovingSessions
 from headrace.broker.shards.moving import Trail
 from headrace.broker.shards.serving import PeerRequests
 from headrace.broker.shards.worker import Worker
+from headrace.broker.term.broker_registry import BrokerAddress, leader_address, stay_listed
 from headrace.broker.term.root_user import make_root
 from headrace.broker.term.term import Setup
 from headrace.broker.term.transports import Transports
 from headrace.concurrency.tasks import TaskSet
 from headrace.errors import HeadraceError, UnavailableError
-from headrace.net.addresses import parse_address
+from headrace.net.addresses import advertised, format_address, parse_address
 from headrace.net.peer_server import PeerServer
+from headrace.net.tls import ClientTls, TlsAcceptor
 from headrace.observability.logging import get_logger
 from headrace.runtime.interfaces import OnConnection
 from headrace.sbp_client.leadership import HolderFile
@@ -35,21 +38,47 @@ from headrace.wire.iggy.messages.system import TransportKind
 log = get_logger(__name__)
 
 LEASE_MS_MAX = 3_000
+CLUSTER_LEASE_MS_MAX = 2_000
+"""A machine that is gone takes those with it who would tell of its workers' end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InCluster:
+    """What a worker is told whose cluster has workers on several machines."""
+
+    link_host: str
+    """Where it listens for workers of other machines; the port is any that is free."""
+    machine: str
+    """What all workers of its machine say, and no others."""
+    link_advertise: str = ""
+    """The host by which others reach it, if that is not `link_host`."""
+    advertise: str = ""
+    """The address by which clients reach it, if that is not where it listens."""
+    tls: TlsAcceptor | None = None
+    peer_tls: ClientTls | None = None
 
 
 class WorkerService:
     def __init__(
-        self, setup: Setup, *, number: int, folder: str, link_path: str, link_address: str = ""
+        self,
+        setup: Setup,
+        *,
+        number: int,
+        folder: str,
+        link_path: str,
+        link_address: str = "",
+        cluster: InCluster | None = None,
     ) -> None:
-        """`number` is the worker's among those of its cluster, `link_path` the unix socket where
-        others of its machine reach it. `link_address`, a host and a port, is where those of other
-        machines do; all of them use it then."""
+        """`number` is the worker's among those of its machine, `link_path` the unix socket where
+        others of that reach it. `link_address`, a host and a port, is used in its stead where it is
+        given; with `cluster` workers of other machines have an address of their own."""
         self._setup = setup
         self._runtime = runtime = setup.runtime
         self._settings = setup.settings
         self._number = number
         self._link_path = link_path
         self._link_address = link_address
+        self._cluster = cluster
         self._executor = runtime.executor("broker", 1)
         self._holder_file = HolderFile(runtime, folder, self._executor)
         self._tasks = TaskSet("worker service")
@@ -89,14 +118,19 @@ class WorkerService:
             runtime,
             setup.client,
             holder=me,
-            address=self._link_address or f"unix:{self._link_path}",
-            duration_ms=min(LEASE_MS_MAX, self._settings.lease_ms),
+            duration_ms=self._lease_ms,
             on_lost=self._on_lost,
             is_current=lambda: self.worker is not None and self.worker.is_current,
         )
-        secret = setup.identity.secret
+        secret, cluster = setup.identity.secret, self._cluster
         self._links = WorkerLinks(
-            runtime, setup.client, me=me, secret=secret, on_unlinked=self._on_unlinked
+            runtime,
+            setup.client,
+            me=me,
+            secret=secret,
+            on_unlinked=self._on_unlinked,
+            machine="" if cluster is None else cluster.machine,
+            tls=None if cluster is None else cluster.peer_tls,
         )
         worker = self.worker = Worker(
             runtime,
@@ -120,11 +154,10 @@ class WorkerService:
             on_unlinked=self._on_unlinked,
             on_move=self._on_move,
         )
-        if self._link_address:
-            await self._server.start_tcp(*parse_address(self._link_address))
-        else:
-            await self._server.start_unix(self._link_path)
+        self.leases.address = await self._listen_for_workers(self._server)
         await self.leases.start()
+        if cluster is not None:
+            await self._take_number()
         worker.start(requests)
         self.transports = Transports(
             runtime,
@@ -137,12 +170,48 @@ class WorkerService:
         )
         await worker.ready.wait()
         await self.transports.start(host, port, quic_port, reuse_port=True)
-        listener = self.transports.tcp.listener
-        self.broker.address = (listener.host, listener.port)
-        quic = self.transports.quic
-        self.broker.quic_port = 0 if quic is None else quic.port
+        self._announce(self.transports)
         self._tasks.start(self._enforce_retention(), name="retention")
         self.serving.set()
+
+    @property
+    def _lease_ms(self) -> int:
+        longest = LEASE_MS_MAX if self._cluster is None else CLUSTER_LEASE_MS_MAX
+        return min(longest, self._settings.lease_ms)
+
+    async def _listen_for_workers(self, server: PeerServer) -> str:
+        """Returns what the lease tells others."""
+        if self._link_address:
+            await server.start_tcp(*parse_address(self._link_address))
+            return self._link_address
+        await server.start_unix(self._link_path)
+        cluster = self._cluster
+        if cluster is None:
+            return unix_address(self._link_path)
+        listener = await server.start_tcp(cluster.link_host, 0, cluster.tls)
+        listened = format_address(cluster.link_host, listener.port)
+        address = advertised(cluster.link_advertise, listened)
+        return cluster_address(address, cluster.machine, self._link_path)
+
+    async def _take_number(self) -> None:
+        self.broker.sessions.worker = await self.leases.take_number()
+
+    def _announce(self, transports: Transports) -> None:
+        """Tell clients, and in a cluster other brokers, where this worker is reached."""
+        listener, quic = transports.tcp.listener, transports.quic
+        listened = format_address(listener.host, listener.port)
+        advertise = "" if self._cluster is None else self._cluster.advertise
+        host, port = self.broker.address = parse_address(advertised(advertise, listened))
+        self.broker.quic_port = 0 if quic is None else quic.port
+        if self._cluster is not None:
+            listing = stay_listed(
+                self._runtime,
+                self._setup.client,
+                holder=self.holder,
+                address=BrokerAddress(host, port, self.broker.quic_port),
+                duration_ms=self._lease_ms,
+            )
+            self._tasks.start(listing, name="listed")
 
     async def retire(self) -> None:
         """All workers are about to end: take no more shards, and give none to others."""
@@ -172,6 +241,8 @@ class WorkerService:
     # -- what leases and links say
 
     def _on_lost(self, name: str) -> None:
+        if name.startswith(NUMBER_PREFIX) and not self._closed:
+            self._tasks.start(self._take_number(), name="number")
         if self.worker is not None:
             self.worker.on_lost(name)
 
@@ -227,7 +298,9 @@ class WorkerService:
         return self.serving.is_set() and self.leads
 
     async def find_leader(self) -> str:
-        """Where whoever coordinates is reached by other workers."""
+        """Where whoever coordinates is reached: by clients in a cluster, else by other workers."""
+        if self._cluster is not None:
+            return leader_address(await self.broker.registry.describe())
         return (await self._setup.client.query_lease(COORDINATOR)).address
 
     @property

@@ -78,6 +78,14 @@ def listed_brokers(description: m.DescribeClusterResponse) -> list[ListedBroker]
     return found
 
 
+def leader_address(description: m.DescribeClusterResponse) -> str:
+    """Where clients reach the broker that leads, or coordinates those that do; empty for nobody."""
+    for broker in listed_brokers(description):
+        if broker.leads:
+            return format_address(broker.address.host, broker.address.port)
+    return ""
+
+
 def hosts_alive(description: m.DescribeClusterResponse) -> int:
     """How many replicas of a log there can be: each is on another host."""
     alive = [node for node in description.nodes if node.is_alive]

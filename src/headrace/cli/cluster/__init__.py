@@ -28,7 +28,13 @@ _folder_option = option("--data-dir", default=DATA_DIR, help="The local cluster'
 
 @app.command()
 @option("--nodes", type=click.IntRange(min=1, max=16), default=3, help="Data nodes.")
-@option("--brokers", type=click.IntRange(min=1, max=8), default=2, help="One leads.")
+@option("--brokers", type=click.IntRange(min=1, max=8), default=2, help="Brokers.")
+@option(
+    "--workers",
+    type=click.IntRange(min=0, max=16),
+    default=0,
+    help="Processes of each broker, all of which lead; 0 = one broker leads, the others stand by.",
+)
 @option(
     "--managers",
     type=click.IntRange(min=1, max=7),
@@ -54,6 +60,7 @@ _folder_option = option("--data-dir", default=DATA_DIR, help="The local cluster'
 def start(
     nodes: int,
     brokers: int,
+    workers: int,
     managers: int,
     data_dir: str,
     iggy_port: int,
@@ -70,6 +77,7 @@ def start(
     plan = LocalClusterPlan(
         nodes=nodes,
         brokers=brokers,
+        workers=workers,
         managers=managers,
         data_dir=data_dir,
         iggy_port=iggy_port,

@@ -46,6 +46,7 @@ _LINES_SHOWN = 8
 class LocalClusterPlan:
     nodes: int
     brokers: int
+    workers: int = 0
     managers: int
     data_dir: str
     iggy_port: int
@@ -176,10 +177,13 @@ class LocalCluster:
 
     def _metrics_port(self, name: str) -> int:
         """From the wanted one on, a port for each role: managers, data nodes, brokers, controller;
-        so that a list of targets for Prometheus can be written before anything runs."""
+        so that a list of targets for Prometheus can be written before anything runs. Behind a
+        broker's are those of its workers."""
         if self.plan.metrics_port == 0:
-            return self._port(f"{name} metrics")
-        return self.plan.metrics_port + self.plan.roles().index(name)
+            return 0 if self.plan.workers else self._port(f"{name} metrics")
+        before = self.plan.roles()[: self.plan.roles().index(name)]
+        brokers = sum(each.startswith("broker") for each in before) if self.plan.workers else 0
+        return self.plan.metrics_port + len(before) + brokers * (self.plan.workers + 1)
 
     def _manager_arguments(self, name: str) -> list[str]:
         metadata = "sqlite"
@@ -214,6 +218,8 @@ class LocalCluster:
         wanted = self.plan.iggy_port and self.plan.iggy_port + number - 1
         arguments = self._joined(name, "broker")
         arguments += ["--iggy-port", str(wanted or self._port(name)), "--quic-port", "-1"]
+        if self.plan.workers:
+            arguments += ["--workers", str(self.plan.workers)]
         return [*arguments, "--dev"] if self.plan.dev else arguments
 
     def _controller_arguments(self) -> list[str]:
@@ -388,8 +394,8 @@ def run_detached(plan: LocalClusterPlan, ready_file: str) -> None:
     ready.unlink(missing_ok=True)
     arguments = [sys.executable, "-m", "headrace.cli.main", "cluster", "start"]
     for name in (
-        "nodes", "brokers", "managers", "data_dir", "iggy_port", "http_port", "metrics_port",
-        "config",
+        "nodes", "brokers", "workers", "managers", "data_dir", "iggy_port", "http_port",
+        "metrics_port", "config",
     ):  # fmt: skip
         value = getattr(plan, name)
         if value != "":

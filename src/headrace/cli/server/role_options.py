@@ -37,6 +37,12 @@ workers_option = option(
     envvar="HEADRACE_WORKERS",
     help="Processes that serve clients; 0 = cores - 1, 16 at most.",
 )
+broker_workers_option = option(
+    "--workers",
+    type=int,
+    envvar="HEADRACE_BROKER_WORKERS",
+    help="Processes that lead a part of the partitions each; 0 = one broker leads, others wait.",
+)
 detach_option = option(
     "--detach", is_flag=True, help="Return once it accepts clients; `headrace down` stops it."
 )

@@ -102,6 +102,7 @@ def data_node(
 @o.iggy_host_option
 @o.iggy_port_option
 @o.quic_port_option
+@o.broker_workers_option
 @o.secret_option
 @o.advertise_option
 @o.dev_option
@@ -117,6 +118,7 @@ def broker(
     iggy_host: str | None,
     iggy_port: int | None,
     quic_port: int | None,
+    workers: int | None,
     secret: str | None,
     advertise: str | None,
     dev: bool,
@@ -126,7 +128,8 @@ def broker(
     metrics_port: int | None,
     log_format: Literal["text", "json"],
 ) -> None:
-    """Run a broker: Iggy clients talk to it. Of several one leads, the others stand by."""
+    """Run a broker: Iggy clients talk to it. With --workers every broker of the cluster leads a
+    part of the partitions; without, one leads and the others stand by."""
     overrides = {
         "data_dir": data_dir,
         "placement_managers": o.split_addresses(placement_managers),
@@ -134,6 +137,7 @@ def broker(
         "iggy_host": iggy_host,
         "iggy_port": iggy_port,
         "quic_port": quic_port,
+        "broker.workers": workers,
         "secret": secret,
         "advertise": advertise,
         "dev": dev or None,
@@ -200,4 +204,4 @@ def _run(
 
     secret = read_secret(settings.secret, settings.data_dir)
     with observing(settings, name, log_format), explaining_start(settings):
-        run(serve_role(name, settings, secret, ready_file=ready_file))
+        run(serve_role(name, settings, secret, ready_file=ready_file, log_format=log_format))

@@ -13,7 +13,7 @@ import os
 from headrace.config.settings import Settings, shown_settings
 from headrace.errors import UnavailableError
 from headrace.observability.escaping import note
-from headrace.observability.logging import RecentLines
+from headrace.observability.logging import Format, RecentLines
 from headrace.process.certificates import Tls, load_tls
 from headrace.process.cluster_connections import (
     check_addresses,
@@ -29,7 +29,7 @@ from headrace.runtime.system import system_runtime
 from headrace.wire.sbp.messages import ClientRole
 
 
-async def make_role(name: str, settings: Settings, secret: bytes) -> Role:
+async def make_role(name: str, settings: Settings, secret: bytes, log_format: Format) -> Role:
     runtime = system_runtime()
     if name == "controller":
         from headrace.process.control_plane import ControllerRole
@@ -69,6 +69,10 @@ async def make_role(name: str, settings: Settings, secret: bytes) -> Role:
                 peers=node_connect(runtime, secret, name, role, tls=tls.peers),
                 tls=tls.acceptor,
             )
+        case _ if settings.broker.workers:
+            from headrace.process.startup.broker_supervision import SupervisedBroker
+
+            return SupervisedBroker(runtime, settings, secret=secret, log_format=log_format)
         case _:
             return _make_broker(settings, secret, tls)
 
@@ -102,9 +106,11 @@ def _make_broker(settings: Settings, secret: bytes, tls: Tls) -> Role:
     )
 
 
-async def serve_role(name: str, settings: Settings, secret: bytes, *, ready_file: str) -> None:
+async def serve_role(
+    name: str, settings: Settings, secret: bytes, *, ready_file: str, log_format: Format
+) -> None:
     stop = stop_on_signals()
-    role = await make_role(name, settings, secret)
+    role = await make_role(name, settings, secret, log_format)
     endpoint = make_endpoint(settings, role.observed())
     await endpoint.start()
     try:

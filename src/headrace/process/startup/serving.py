@@ -102,7 +102,8 @@ def tell_root(root: RootCredentials) -> None:
 def report_role(name: str, addresses: dict[str, str], ready_file: str) -> None:
     note(f"headrace {name} is up; Ctrl-C stops it")
     for key, address in addresses.items():
-        gap = "" if LABELS[key].endswith("//") else "  "
-        note(f"  {LABELS[key]:<12}{gap}{address}")
+        label = LABELS.get(key, key.replace("_", " "))
+        gap = "" if label.endswith("//") else "  "
+        note(f"  {label:<12}{gap}{address}")
     if ready_file:
         write_ready_file(ready_file, addresses)

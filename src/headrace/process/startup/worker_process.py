@@ -1,4 +1,4 @@
-"""The process of one worker, a child of `headrace up` that is started as a module.
+"""The process of one worker, a child of `headrace up` or `headrace broker`, started as a module.
 
 The first line of stdin says what to serve. Further lines ask for steps, each answered by a line on
 stdout when it is done: `serve` (start the broker, because the data nodes of all workers are there)
@@ -52,8 +52,12 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     nodes: tuple[int, ...]
     """Numbers of the data nodes that it runs."""
-    placement_manager: str
-    cluster_uuid: str
+    placement_managers: tuple[str, ...]
+    secret: bytes = b""
+    """The cluster's; nothing: it is in the data directory."""
+    machine: str = ""
+    """What the workers of this machine have in common, in a cluster that has several."""
+    cluster_uuid: str = ""
     waits: bool = False
     """The broker is started when the parent asks for it."""
     leads_first: bool = False
@@ -157,7 +161,9 @@ def _make_plane(told: Told, settings: Settings) -> WorkerPlane:
         settings,
         number=told.number,
         nodes=told.nodes,
-        placement_manager=told.placement_manager,
+        placement_managers=told.placement_managers,
+        secret=told.secret,
+        machine=told.machine,
         cluster_uuid=told.cluster_uuid,
         before=told.before,
         on_root=_tell_root,

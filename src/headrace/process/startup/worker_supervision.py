@@ -194,6 +194,72 @@ def worker_arguments() -> list[str]:
 # All of them --------------------------------------------------------------------------------------
 
 
+class WorkerProcesses:
+    """The workers of one machine, from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self.children: list[WorkerChild] = []
+        self._keeping: list[asyncio.Task[None]] = []
+
+    async def start(self, children: list[WorkerChild], *, first: int | None = None) -> None:
+        """Returns once all serve; `first` is the number of one that leads before the others do."""
+        self.children = children
+        leaders = [one for one in children if one.number == first]
+        for one in leaders:
+            one.choose_to_lead()
+        await _all(one.start() for one in children)
+        for one in leaders:
+            await one.serve()
+        await _all(one.serve() for one in children if one not in leaders)
+        self._keeping = [
+            asyncio.create_task(one.keep(), name=f"keep {one.name}") for one in children
+        ]
+
+    async def stop(self) -> None:
+        for task in self._keeping:
+            task.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+
+    async def ask(self, step: str) -> None:
+        await asyncio.gather(*(one.ask(step) for one in self.children))
+
+    async def end(self) -> None:
+        await asyncio.gather(*(one.stop() for one in self.children))
+
+    def addresses(self) -> dict[str, str]:
+        """As of one process; beside them where each worker tells its figures, if it does."""
+        first: dict[str, str] = {}
+        for one in self.children:
+            for name in ("iggy", "quic"):
+                if name in one.addresses:
+                    first.setdefault(name, one.addresses[name])
+        figures = {
+            f"worker_{one.number}_metrics": one.addresses["metrics"]
+            for one in self.children
+            if "metrics" in one.addresses
+        }
+        return {**first, **figures}
+
+
+async def with_ports(runtime: Runtime, settings: Settings) -> Settings:
+    """The same for all workers, and nobody else's: another server that shares its port would be
+    given our clients."""
+    host = settings.iggy_host or settings.host
+    iggy_port = await find_port(runtime, host, settings.iggy_port)
+    quic_port = settings.quic_port
+    if quic_port >= 0:
+        quic_port = await find_datagram_port(runtime, host, quic_port)
+    return replace(settings, iggy_port=iggy_port, quic_port=quic_port)
+
+
+async def release_leases(client: SbpClient, holder: str) -> None:
+    """A process that held leases is dead, by the word of the system: nobody need wait until they
+    run out."""
+    with suppress(HeadraceError, TimeoutError):
+        async with asyncio.timeout(_RELEASE_SECONDS):
+            await client.release_holder(holder)
+
+
 class ObservedWorkers:
     role = "workers"
 
@@ -238,8 +304,7 @@ class SupervisedPlane(Role):
         self._log_format = log_format
         self._output = output
         self._on_root = on_root
-        self._workers: list[WorkerChild] = []
-        self._keeping: list[asyncio.Task[None]] = []
+        self._workers = WorkerProcesses()
         self._placement: PlacementService | None = None
         self._placement_address = ""
         self._client: SbpClient | None = None
@@ -281,11 +346,10 @@ class SupervisedPlane(Role):
     # -- workers
 
     async def _start_workers(self) -> None:
-        runtime = self._runtime
-        settings = await self._with_ports()
-        found = await find_nodes(runtime, settings.data_dir)
+        settings = await with_ports(self._runtime, self._settings)
+        found = await find_nodes(self._runtime, settings.data_dir)
         first = await self._choose_first()
-        self._workers = [
+        children = [
             WorkerChild(
                 number,
                 self._told(number, settings, found),
@@ -296,33 +360,15 @@ class SupervisedPlane(Role):
             for number in range(self._count)
         ]
         self._closers.append(self._stop_workers)
-        leader = self._workers[first]
-        leader.choose_to_lead()
-        await _all(one.start() for one in self._workers)
-        await leader.serve()
-        await _all(one.serve() for one in self._workers if one is not leader)
-        self._keeping = [
-            asyncio.create_task(one.keep(), name=f"keep {one.name}") for one in self._workers
-        ]
+        await self._workers.start(children, first=first)
         log.info("workers serve", workers=self._count, first=first)
-
-    async def _with_ports(self) -> Settings:
-        """The same for all workers, and nobody else's: another server that shares its port would be
-        given our clients."""
-        runtime, settings = self._runtime, self._settings
-        host = settings.iggy_host or settings.host
-        iggy_port = await find_port(runtime, host, settings.iggy_port)
-        quic_port = settings.quic_port
-        if quic_port >= 0:
-            quic_port = await find_datagram_port(runtime, host, quic_port)
-        return replace(settings, iggy_port=iggy_port, quic_port=quic_port)
 
     def _told(self, number: int, settings: Settings, nodes: Sequence[int]) -> dict[str, Any]:
         port = metrics_port(settings.metrics_port, number)
         return {
             "settings": replace(settings, metrics_port=port),
             "nodes": numbers_of(number, self._count, nodes),
-            "placement_manager": self._placement_address,
+            "placement_managers": [self._placement_address],
             "cluster_uuid": self._cluster_uuid,
             "log_format": self._log_format,
         }
@@ -341,40 +387,22 @@ class SupervisedPlane(Role):
         return choose_first(holders, (await self._client.query_lease(LEADER_LEASE)).holder)
 
     async def _release_leases(self, holder: str) -> None:
-        """A process that held leases is dead, by the word of the system: nobody need wait until
-        they run out."""
         assert self._client is not None
-        with suppress(HeadraceError, TimeoutError):
-            async with asyncio.timeout(_RELEASE_SECONDS):
-                await self._client.release_holder(holder)
+        await release_leases(self._client, holder)
 
     async def _stop_workers(self) -> None:
-        for task in self._keeping:
-            task.cancel()
-        await asyncio.gather(*self._keeping, return_exceptions=True)
+        await self._workers.stop()
         for step in (RETIRE, CLOSE_BROKER):
-            await asyncio.gather(*(one.ask(step) for one in self._workers))
-        await asyncio.gather(*(one.stop() for one in self._workers))
+            await self._workers.ask(step)
+        await self._workers.end()
 
     # -- figures
 
     def addresses(self) -> dict[str, str]:
-        """As of one process; beside them where each worker tells its figures, if it does."""
-        first: dict[str, str] = {}
-        for one in self._workers:
-            for name in ("iggy", "quic"):
-                if name in one.addresses:
-                    first.setdefault(name, one.addresses[name])
-        figures = {
-            f"worker_{one.number}_metrics": one.addresses["metrics"]
-            for one in self._workers
-            if "metrics" in one.addresses
-        }
         return {
-            **first,
-            "data_node": self._workers[0].addresses[NODE],
+            **self._workers.addresses(),
+            "data_node": self._workers.children[0].addresses[NODE],
             "placement_manager": self._placement_address,
-            **figures,
         }
 
     def observed(self) -> Sequence[ObservedRole]:
@@ -382,7 +410,7 @@ class SupervisedPlane(Role):
         monotonic = self._runtime.clock.monotonic
         return (
             ObservedPlacement(lambda: self._placement, monotonic, labels_max=labels_max),
-            ObservedWorkers(lambda: self._workers),
+            ObservedWorkers(lambda: self._workers.children),
         )
 
 

@@ -6,8 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from headrace.broker.shards.leases import COORDINATOR, WorkerLeases, shard_lease, shard_of
-from headrace.errors import NotLeaderError
+from headrace.broker.shards.leases import (
+    COORDINATOR,
+    NUMBER_PREFIX,
+    NUMBERS_MAX,
+    WorkerLeases,
+    shard_lease,
+    shard_of,
+)
+from headrace.errors import NotLeaderError, UnavailableError
 from headrace.runtime.system import system_runtime
 from headrace.wire.sbp.messages import LeaseAction, LeaseChange, LeaseResult
 
@@ -39,7 +46,6 @@ async def leases_of(manager: Manager, lost: list[str], current: list[bool]) -> W
         system_runtime(),
         manager,
         holder="w",
-        address="unix:w",
         duration_ms=100,
         on_lost=lost.append,
         is_current=lambda: current[0],
@@ -79,3 +85,16 @@ async def test_nothing_is_held_by_who_knows_an_old_catalogue() -> None:
     current[0] = True
     await leases._renew()
     await leases.regain()
+
+
+async def test_a_number_is_one_that_nobody_else_has() -> None:
+    lost: list[str] = []
+    manager = Manager()
+    manager.others = {f"{NUMBER_PREFIX}0", f"{NUMBER_PREFIX}1"}
+    leases = await leases_of(manager, lost, [True])
+    assert await leases.take_number() == 2
+    manager.others = {f"{NUMBER_PREFIX}{number}" for number in range(NUMBERS_MAX)}
+    with pytest.raises(UnavailableError):
+        await leases.take_number()
+    await leases._renew()
+    assert lost == [f"{NUMBER_PREFIX}2"], "whoever has it must know, and take another one"

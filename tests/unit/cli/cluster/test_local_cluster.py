@@ -9,6 +9,7 @@ import pytest
 
 from headrace.cli.cluster import local_cluster
 from headrace.cli.cluster.local_cluster import LocalCluster, LocalClusterPlan
+from headrace.process.startup.worker_supervision import metrics_port
 
 
 def plan(folder: Path, **wanted: Any) -> LocalClusterPlan:
@@ -31,6 +32,18 @@ def test_roles_have_metrics_ports_one_after_the_other(tmp_path: Path) -> None:
     }
     arguments = cluster._common("data-node-2", "data-node")
     assert arguments[arguments.index("--metrics-port") + 1] == "9466"
+
+
+def test_ports_of_workers_are_behind_those_of_their_broker(tmp_path: Path) -> None:
+    wanted = plan(tmp_path, metrics_port=9464, http_port=3000, brokers=2, workers=2)
+    cluster = LocalCluster(wanted)
+    found = {name: cluster._metrics_port(name) for name in wanted.roles()}
+    taken = {"broker-1": found["broker-1"], "broker-2": found["broker-2"]}
+    workers = [metrics_port(base, number) for base in taken.values() for number in range(2)]
+    assert len({*found.values(), *workers}) == len(found) + len(workers), "no port twice"
+    cluster._prepare()
+    arguments = cluster._broker_arguments("broker-2")
+    assert arguments[arguments.index("--workers") + 1] == "2"
 
 
 def test_free_metrics_ports_are_kept(tmp_path: Path) -> None:
